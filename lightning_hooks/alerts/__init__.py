@@ -2,8 +2,8 @@
 
 from lightning_hooks.alerts.defaults import ALERT_KINDS, RULES
 from lightning_hooks.alerts.observers import AlertObservers
-from lightning_hooks.alerts.windows import AlertWindow
 from lightning_hooks.declare.alert import Alert, AlertError
+from lightning_hooks.declare.book import AlertBook
 from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.declare.rulebook import Mute, RuleBook
@@ -71,9 +71,9 @@ __all__ = [
     "ALERT_KINDS",
     "RULES",
     "Alert",
+    "AlertBook",
     "AlertError",
     "AlertObservers",
-    "AlertWindow",
     "AttentionReport",
     "AttentionStats",
     "BatchCounts",

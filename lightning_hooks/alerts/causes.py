@@ -1,22 +1,28 @@
-"""From symptoms to causes: which of an epoch's alerts came first, and which only follow from it.
+"""From symptoms to causes: which alerts came first, and which are their consequences.
 
 One fault makes many symptoms. A rectifier that died passes no gradient, so every parameter before it is ``zero``; a NaN in one
 layer is a NaN in all that come after. What is known of the order of events (the batch at which a value first was not finite, the
-order in which modules are called, the direction of the passes) determines which alert is the cause.
+order in which modules are called, the direction of the passes) determines which alert is the cause. What a problem has damaged may
+last longer than the problem: a cause may be an alert of an earlier window.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import BACKWARD, FORWARD, KINDS, STEP, Link, Node
+from lightning_hooks.declare.book import AlertBook, Stretch
+from lightning_hooks.declare.kinds import BACKWARD, FORWARD, KINDS, STEP, Link, Node, gravity
 from lightning_hooks.declare.links import in_a_row
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, Report
+
+MOST_CONSEQUENCES = 200
+"""Consequences of one problem of earlier windows, of which further consequences are looked for."""
 
 
 class Ordered(NamedTuple):
@@ -26,13 +32,14 @@ class Ordered(NamedTuple):
     roots: list[tuple[int, Alert]]  # (place of the report, alert) of the roots of all reports, first causes first
 
 
-def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bool] | None = None) -> Ordered:
-    """Put the alerts of an epoch's reports in order of cause.
+def in_order_of_cause(reports: Sequence[Report], books: Sequence[AlertBook] = ()) -> Ordered:
+    """Put the alerts of a window's reports in order of cause.
 
     Args:
-        reports: The reports of one epoch, of different monitors.
-        held: Whether an alert (the place of its report, and it) was raised in an earlier epoch and lasts. It stays the cause
-            of what spread from it: once weights are NaN, the first module is the first to give one, and not why.
+        reports: The reports of one window, of different monitors.
+        books: The alert book of each, without this window. What was raised in an earlier window and lasts stays the cause of what
+            spread from it: once weights are NaN, the first module is the first to give one, and not why. A problem of an earlier
+            window that no rule finds any more, but that has consequences in this one, is among the alerts as it was passed on.
     """
     places = _places(reports)
     found = [(place, alert) for place, report in enumerate(reports) for alert in report.alerts]
@@ -40,7 +47,7 @@ def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bo
     nodes = [_node(number, place, reports[place], alert, places) for number, (place, alert) in enumerate(found)]
     by_kind: dict[str, list[Node]] = {}
     for node in nodes:
-        node.held = held is not None and held(node.report, alerts[node.number])
+        node.held = bool(books) and books[node.report].holds(alerts[node.number])
         by_kind.setdefault(node.kind, []).append(node)
     unaffected = _unaffected_parameters(reports, places)
     heads = {kind: _heads(kind, alike, unaffected) for kind, alike in by_kind.items()}
@@ -49,6 +56,7 @@ def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bo
             for effect in [effect for effect in effects if effect.cause is None]:
                 able = (cause for cause in heads.get(cause_kind, ()) if cause.serious >= effect.serious)
                 effect.cause = min((cause for cause in able if follows(effect, cause)), key=_rank, default=None)
+    _add_earlier_causes(nodes, alerts, books, places)
     for node in nodes:
         if node.cause is not None:
             _root(node).consequences.append(node)
@@ -73,6 +81,45 @@ def _root(node: Node) -> Node:
     while node.cause is not None:
         node = node.cause
     return node
+
+
+# Causes of earlier windows.
+
+
+def _add_earlier_causes(nodes: list[Node], alerts: list[Alert], books: Sequence[AlertBook], places: Mapping[str, float]) -> None:
+    """Give root causes that are new the cause that they have in an earlier window, and add that to the nodes and the alerts."""
+    roots = [node for node in nodes if node.cause is None and node.serious] if books else []
+    new = [node for node in roots if not books[node.report].is_open(alerts[node.number])]
+    names = {alert.name for alert in alerts}
+    lasting = [(place, stretch) for place, book in enumerate(books) for _, stretch in book.lasting] if new else []
+    for place, stretch in sorted(lasting, key=lambda entry: _began(entry[1].passed_on)):
+        if stretch.passed_on.name in names:
+            continue
+        root, *_ = earlier = list(_nodes_of(stretch, place, len(alerts), places))
+        able = [node for node in new if node.cause is None and gravity(stretch.severity) <= gravity(node.severity)]
+        for node in able:
+            if _began(stretch.passed_on) <= _began(books[node.report].first(alerts[node.number])) and _follows_one(node, earlier):
+                node.cause = root
+        if any(node.cause is root for node in able):
+            nodes.append(root)
+            alerts.append(stretch.passed_on)
+
+
+def _nodes_of(stretch: Stretch, report: int, number: int, places: Mapping[str, float]) -> Iterator[Node]:
+    """A problem of an earlier window and its consequences, before all that is in this one."""
+    for name in (stretch.passed_on.name, *islice(stretch.consequences, MOST_CONSEQUENCES)):
+        kind, _, site = name.partition(" at ")
+        value = stretch.passed_on.value if name == stretch.passed_on.name else math.nan
+        yield Node(kind, site, value, stretch.passed_on.severity, report, number, place_of(site, places), STEP, -1.0, -1.0)
+
+
+def _follows_one(effect: Node, causes: Sequence[Node]) -> bool:
+    known = links().get(effect.kind, {})
+    return any(cause.kind in known and known[cause.kind](effect, cause) for cause in causes)
+
+
+def _began(alert: Alert) -> int:
+    return alert.step if alert.since_step is None else alert.since_step
 
 
 def _earlier_step(node: Node, reports: Sequence[Report]) -> str:

@@ -17,12 +17,12 @@ from lightning_hooks.hooks import Faults
 from lightning_hooks.hosts.lightning_adapter import Adapter
 from lightning_hooks.hosts.lightning_callback import EitherPackage
 from lightning_hooks.hosts.lightning_replay import record_rows
+from lightning_hooks.session.closing import run_report
 from lightning_hooks.session.member import Member, NewCollector
 from lightning_hooks.session.settings import (
     OnAlert,
     Settings,
 )
-from lightning_hooks.session.so_far import run_report
 from lightning_hooks.statistics.histograms import Histogram
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from lightning_hooks.hosts.fabric import FabricLoop
 from lightning_hooks.hosts.lightning_adapter import Adapter
 from lightning_hooks.hosts.lightning_api import callbacks_of
 from lightning_hooks.session.member import Member
-from lightning_hooks.session.outlets import Outlets
 from lightning_hooks.session.settings import (
     CapsulePlace,
     Histograms,
@@ -29,6 +28,7 @@ from lightning_hooks.session.settings import (
     Rules,
     Summary,
 )
+from lightning_hooks.session.sinks import Outlets
 from lightning_hooks.session.training_reports import TrainingReports
 from lightning_hooks.sinks.webhook import Address
 
@@ -148,7 +148,8 @@ class TrainingMonitor(SessionCallback, TrainingReports):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self.outlets.add_to(Adapter.of(trainer).session_of(trainer, pl_module))
+        session = Adapter.of(trainer).session_of(trainer, pl_module)
+        self.outlets.add_to(session.sinks, session.host, session.members)
 
     @property
     @override
@@ -212,4 +213,4 @@ class MonitorsFromEnvironment(TrainingMonitor):
                     f"LIGHTNING_HOOKS: this fit runs without {type(part).__name__}, because of {type(error).__name__}: {error} "
                     "Training goes on."
                 )
-        self.outlets.add_to(session)
+        self.outlets.add_to(session.sinks, session.host, session.members)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
-from lightning_hooks.declare.early import Early
+from lightning_hooks.declare.book import Early
 from lightning_hooks.declare.functional import Functional, FunctionalCall, FunctionalSite
 from lightning_hooks.declare.measured import MeasuredLoss
 from lightning_hooks.declare.rulebook import RuleBook

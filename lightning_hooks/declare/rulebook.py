@@ -200,12 +200,15 @@ class RuleBook:
         return [dataclasses.replace(rule, **fields) for rule in fits]
 
 
-def hand_out(given: Sequence[RuleSpec], defaults: Mapping[type[Any], Sequence[RuleLike]]) -> dict[type[Any], list[RuleSpec]]:
+def hand_out(
+    given: Sequence[RuleSpec], defaults: Mapping[type[Any], Sequence[RuleLike]], others: type[Any] | None = None
+) -> dict[type[Any], list[RuleSpec]]:
     """Give each entry to the monitors it is for: a rule to those that make its report, a mute to all.
 
     Args:
         given: The user's entries.
         defaults: The class of a monitor's reports to its built-in rules.
+        others: The class of the reports that an entry is for which names none; None if that is an error.
 
     Returns:
         The class of the reports to the entries for them, in order.
@@ -220,12 +223,12 @@ def hand_out(given: Sequence[RuleSpec], defaults: Mapping[type[Any], Sequence[Ru
     for entry in given:
         if isinstance(entry, dict) and "class_path" in entry:
             entry = instance_of(entry)
-        if callable(entry) and not reports_of(entry):
+        if others is None and callable(entry) and not reports_of(entry):
             raise ValueError(
                 f"rules: {_name(entry)} does not say which report it reads. Annotate its first parameter, as in "
                 "def rule(report: FeatureReport), or give it to one monitor."
             )
-        chosen = readers(entry, defaults)
+        chosen = readers(entry, defaults) or ([] if others is None else [others])
         if not chosen:
             known = dict.fromkeys(rule.kind for rules in defaults.values() for rule in rules if isinstance(rule, Rule))
             raise ValueError(f"rules: {entry!r} fits none of the monitors, whose kinds are {', '.join(known)}.")

@@ -21,7 +21,7 @@ from lightning_hooks.hosts.loop_monitor import LoopMonitor
 from lightning_hooks.hosts.loop_setup import setup_of, unwrapped
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.member import Member
-from lightning_hooks.session.outlets import Outlets
+from lightning_hooks.session.sinks import Outlets
 
 
 class FabricMonitor(Protocol):

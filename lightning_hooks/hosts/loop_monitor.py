@@ -11,8 +11,8 @@ from typing_extensions import Self, override
 from lightning_hooks.hosts.loop_events import LoopEvents
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.member import Member
-from lightning_hooks.session.outlets import Outlets
 from lightning_hooks.session.session import Session
+from lightning_hooks.session.sinks import Outlets
 from lightning_hooks.session.training_reports import NAMES, TrainingReports
 
 
@@ -75,7 +75,7 @@ class LoopMonitor(TrainingReports):
             events.prepare()
             for member in self._joining(self.host.model):
                 session.join(member)
-            self._outlets.add_to(session)
+            self._outlets.add_to(session.sinks, session.host, session.members)
             events.start()
         except BaseException:
             self.close("stopped")

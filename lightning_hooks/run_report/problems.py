@@ -1,15 +1,13 @@
-"""The problems that one monitor found, from window to window, in as much memory as there are problems."""
+"""The problems of a run: alerts of one kind, as they are shown."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import REARM, gravity, inside_a_sentence, known_kind
-from lightning_hooks.declare.plain import from_plain, to_plain
+from lightning_hooks.declare.book import AlertBook, Stretch
+from lightning_hooks.declare.kinds import inside_a_sentence, known_kind
 from lightning_hooks.declare.site_names import readable
 from lightning_hooks.plots.names import shortened
 
@@ -73,121 +71,31 @@ class Problem:
         return f"in {_spans([(self.since, self.until)], self.unit)}{also}"
 
 
-@dataclass(slots=True)
-class _Spell:
-    """A stretch of windows with one problem: root causes of one kind, at whatever sites."""
-
-    first: Alert
-    since: int
-    number: int  # of the last report with it
-    until: int = 0
-    severity: str = "info"
-    sites: dict[str, None] = field(default_factory=dict)
-    consequences: dict[str, None] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> _Spell:
-        """One in plain types."""
-        names = {table: dict.fromkeys(plain[table]) for table in ("sites", "consequences")}
-        return cls(**{**plain, **names, "first": from_plain(Alert, plain["first"])})
-
-    def add(self, at: int, roots: Sequence[Alert], following: Iterable[str]) -> None:
-        self.until = at
-        self.severity = min((self.severity, *(root.severity for root in roots)), key=gravity)
-        self.sites.update(dict.fromkeys(site for root in roots for site in (root.site, *root.also)))
-        self.consequences.update(dict.fromkeys(name for root in roots for name in root.consequences))
-        self.consequences.update(dict.fromkeys(following))  # the run's file does not add those of later windows to the root
-
-
-MOST_STRETCHES = 50
-"""How many stretches of windows with one kind are kept."""
-
-
-class ProblemHistory:
-    """What one monitor found over the windows of a run so far.
+def problems_of(book: AlertBook, last: int) -> list[Problem]:
+    """The problems in a book, each kind once, in the order in which they began.
 
     Args:
-        unit: What numbers the windows: ``epoch``, or ``step`` where they are shorter.
-
-    Attributes:
-        windows: How many there were.
-        last: The number of the last one; -1 before the first.
-        losses: The mean loss of the first window and of the last one that have a finite one; empty before.
+        book: The book.
+        last: The place of the run's last window: what lasts is in it.
     """
-
-    def __init__(self, unit: str = "epoch") -> None:
-        self.unit = unit
-        self.windows, self.last = 0, -1
-        self.losses: tuple[float, ...] = ()
-        self._spells: dict[tuple[str, bool], list[_Spell]] = {}
-
-    def add(self, at: int, alerts: Sequence[Alert], loss: float = math.nan) -> None:
-        """Enter a window; the last one again where it was not complete.
-
-        Args:
-            at: The epoch or the step that it is numbered by.
-            alerts: Its alerts, causes first.
-            loss: The mean loss of its batches; NaN where that is not known.
-        """
-        self.windows += at != self.last
-        self.last = at
-        if math.isfinite(loss):
-            rounded = float(f"{loss:.5g}")  # as in the run's file, so that the report has the same verdict
-            self.losses = (*self.losses[: self.windows > 1], rounded)
-        kinds = {alert.kind for alert in alerts}
-        roots: dict[tuple[str, bool], list[Alert]] = {}
-        for alert in alerts:
-            if not alert.cause:
-                roots.setdefault((alert.kind, alert.severity == "info"), []).append(alert)
-        for key, group in roots.items():
-            known = self._spells.setdefault(key, [])
-            if not known or self.windows - known[-1].number > REARM:
-                known.append(_Spell(min(group, key=lambda root: gravity(root.severity)), at, self.windows))
-            names = {root.name for root in group}
-            known[-1].add(at, group, (alert.name for alert in alerts if alert.cause in names))
-            del known[:-MOST_STRETCHES]
-        for (kind, _), known in self._spells.items():
-            if kind in kinds and self.windows - known[-1].number <= REARM:
-                known[-1].number = self.windows
-
-    def all(self, last: int) -> list[Problem]:
-        """The problems, each kind once, in the order in which they began.
-
-        Args:
-            last: The number of the run's last window: what lasts is in it.
-        """
-        return [_problem(known, known[-1].until == self.last == last, self.unit) for known in self._spells.values()]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what :meth:`load_state_dict` needs, in plain types."""
-        return {
-            "windows": self.windows,
-            "last": self.last,
-            "losses": list(self.losses),
-            "spells": [[*key, [to_plain(spell) for spell in known]] for key, known in self._spells.items()],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from an earlier run."""
-        self.windows, self.last = int(state["windows"]), int(state["last"])
-        self.losses = tuple(map(float, state["losses"]))
-        self._spells = {(kind, bool(info)): [_Spell.of(plain) for plain in known] for kind, info, known in state["spells"]}
+    found = ([stretch for stretch in known if stretch.since >= 0] for known in book.problems.values())
+    return [_problem(known, known[-1].until == book.last == last, book.unit) for known in found if known]
 
 
-def _problem(spells: Sequence[_Spell], lasts: bool, unit: str) -> Problem:
-    *earlier, spell = spells
-    first = spell.first
+def _problem(stretches: Sequence[Stretch], lasts: bool, unit: str) -> Problem:
+    *earlier, stretch = stretches
+    first = stretch.first
     return Problem(
         first.kind,
         first.title,
-        spell.severity,
-        tuple(dict.fromkeys((first.site, *spell.sites))),
-        spell.since,
-        spell.until,
+        stretch.severity,
+        tuple(dict.fromkeys((first.site, *stretch.sites))),
+        stretch.since,
+        stretch.until,
         lasts,
         capital(first.seen),
         first.advice,
-        tuple(spell.consequences),
+        tuple(stretch.consequences),
         first,
         tuple((other.since, other.until) for other in earlier),
         unit,

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.book import AlertBook
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import REARM, gravity, known_kind
-from lightning_hooks.run_report.problems import Problem, ProblemHistory, capital
+from lightning_hooks.run_report.problems import Problem, capital, problems_of
 from lightning_hooks.run_report.run import MonitorRecord, Run
 from lightning_hooks.trackers.console import some
 
@@ -69,28 +70,28 @@ def courses(run: Run) -> list[Course]:
 
 def judge(run: Run) -> Verdict:
     """Judge a run that was read from its file."""
-    histories = []
+    books = []
     for record in run.monitors:
-        history = ProblemHistory(record.unit)
+        books.append(AlertBook(unit=record.unit))
         for at, alerts in record.alerts.items():
-            history.add(at, alerts, run.loss(at))
-        histories.append(history)
+            others = (alert for other in run.monitors if other is not record for alert in other.alerts.get(at, ()))
+            books[-1].new_alerts(alerts, at, run.loss(at), others)
     end = run.end if run.error is None else {**(run.end or {}), "error": ": ".join(run.error), "error_type": run.error[0]}
-    verdict = conclude(histories, any(record.observed for record in run.monitors), end)
+    verdict = conclude(books, any(record.observed for record in run.monitors), end)
     return dataclasses.replace(verdict, details=(*_ending(run), *_extent(run)))
 
 
-def conclude(histories: Sequence[ProblemHistory], observed: bool, end: Mapping[str, Any] | None) -> Verdict:
+def conclude(books: Sequence[AlertBook], observed: bool, end: Mapping[str, Any] | None) -> Verdict:
     """Judge a run by the alerts of all its windows, by its loss, and by how training ended.
 
     Args:
-        histories: What each monitor found.
+        books: The alerts of each monitor.
         observed: Whether any of them observed anything.
         end: The ``end`` event of the run's file; None if training goes on.
     """
-    known = [found for found in histories if found.windows]
-    lasts = {found.unit: max(other.last for other in known if other.unit == found.unit) for found in known}
-    problems = tuple(sorted((problem for found in known for problem in found.all(lasts[found.unit])), key=_order))
+    known = [book for book in books if book.windows]
+    lasts = {book.unit: max(other.last for other in known if other.unit == book.unit) for book in known}
+    problems = tuple(sorted((problem for book in known for problem in problems_of(book, lasts[book.unit])), key=_order))
     serious = [problem for problem in problems if problem.severity != "info"]
     end = end or {}
     status, headline, plain = _course(known, observed, problems)
@@ -105,15 +106,15 @@ def conclude(histories: Sequence[ProblemHistory], observed: bool, end: Mapping[s
     if end.get("stopped_by"):
         headline += f" Stopped by {end['stopped_by']} at step {end.get('step')}."
         plain += f" Stopped by an alert at step {end.get('step')}."
-    losses = max((found.losses for found in known), key=len, default=())
-    return Verdict(status, headline, (), problems, plain, max((found.windows for found in known), default=0), losses)
+    losses = max((book.losses for book in known), key=len, default=())
+    return Verdict(status, headline, (), problems, plain, max((book.windows for book in known), default=0), losses)
 
 
-def _course(histories: Sequence[ProblemHistory], observed: bool, problems: Sequence[Problem]) -> tuple[Status, str, str]:
+def _course(books: Sequence[AlertBook], observed: bool, problems: Sequence[Problem]) -> tuple[Status, str, str]:
     """The status, the headline, and the headline without names of sites."""
     present = [problem for problem in problems if problem.lasts and problem.severity != "info"]
     past = [problem for problem in problems if not problem.lasts and problem.severity != "info"]
-    if not histories:
+    if not books:
         text = "No report: no window was completed."
         return "unknown", text, text
     if not observed:
@@ -125,8 +126,8 @@ def _course(histories: Sequence[ProblemHistory], observed: bool, problems: Seque
         status: Status = "critical" if first.severity == "critical" else "warning"
         rest = f", {first.when}{more}."
         return status, f"{capital(first.what)} at {first.where}{rest}", f"{capital(first.what)}{rest}"
-    longest = max(histories, key=lambda found: found.windows)
-    fallen, loss = _loss(longest.unit, max((found.losses for found in histories), key=len))
+    longest = max(books, key=lambda book: book.windows)
+    fallen, loss = _loss(longest.unit, max((book.losses for book in books), key=len))
     status = "healthy" if fallen else "unknown"
     if past:
         first = past[0]

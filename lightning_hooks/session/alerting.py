@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from lightning_hooks.alerts import Alert, AlertObservers, AlertWindow, Rule, RuleBook
+from lightning_hooks.alerts import Alert, AlertBook, AlertObservers, Rule, RuleBook
 from lightning_hooks.declare.plain import PlainReport, from_plain
 from lightning_hooks.declare.rulebook import Candidate
 from lightning_hooks.declare.warn import warn
@@ -18,32 +18,31 @@ HISTORY = 4
 
 
 class Alerting:
-    """One member's rules, the windows over what they find, and its observers.
+    """One member's rules, the book of what they find, and its observers.
 
     Args:
         functions: Those of ``on_alert``, which are called with each new alert.
-        book: The rules.
+        rules: The rules.
     """
 
-    def __init__(self, functions: Iterable[Callable[[Alert], None]], book: RuleBook) -> None:
-        self.book = book
+    def __init__(self, functions: Iterable[Callable[[Alert], None]], rules: RuleBook) -> None:
+        self.rules = rules
         self.observers = AlertObservers()
         for function in functions:
             self.observers.subscribe(function)
-        self.window = AlertWindow()
+        self.book = AlertBook()
         self.history: list[Any] = []  # earlier windows
         self.long_history: list[Any] = []  # earlier reports that rules which judge epochs were given
         self._lasting: tuple[Alert, ...] = ()  # what these found last
-        self._of_epoch: dict[tuple[str, str], Alert] = {}
         self._faulty: set[str] = set()
 
     def start(self, fresh: bool) -> None:
         """A fit starts; ``fresh`` if it goes on from no checkpoint."""
         self._faulty.clear()
         if fresh:
-            self.window = AlertWindow()
+            self.book = AlertBook()
             self.history, self.long_history, self._lasting = [], [], ()
-        self.end_epoch()
+        self.book.of_epoch.clear()
 
     def judge(self, report: Any, whole: Any, early: Iterable[Alert] = ()) -> tuple[Alert, ...]:
         """Apply the rules to a window and remember it: what counts, causes first.
@@ -56,41 +55,27 @@ class Alerting:
         """
         known = {(alert.kind, alert.site): alert for alert in early}
         candidates = []
-        found = self.book.judge(report, tuple(self.history), self._fault_of_rule, judges=None if whole is report else "window")
+        found = self.rules.judge(report, tuple(self.history), self._fault_of_rule, judges=None if whole is report else "window")
         if whole is not report and whole is not None:
-            found += self.book.judge(whole, tuple(self.long_history), self._fault_of_rule, judges="epoch")
+            found += self.rules.judge(whole, tuple(self.long_history), self._fault_of_rule, judges="epoch")
         for candidate in found:
             checked = known.pop((candidate.alert.kind, candidate.alert.site), None)
             if checked is not None:  # the check knows when
                 dated = dataclasses.replace(candidate.alert, since_step=checked.since_step, batch=checked.batch)
                 candidate = candidate._replace(alert=dated)
             candidates.append(candidate)
-        waiting = self.book.kinds_of_epochs if whole is None else frozenset[str]()
-        alerts = tuple(self.window.confirmed([*candidates, *map(Candidate, known.values())], waiting))
+        waiting = self.rules.kinds_of_epochs if whole is None else frozenset[str]()
+        alerts = tuple(self.book.confirmed([*candidates, *map(Candidate, known.values())], waiting))
         if whole is not None:
-            self._lasting = tuple(alert for alert in alerts if alert.kind in self.book.kinds_of_epochs)
-        if self.book.wants_history:
+            self._lasting = tuple(alert for alert in alerts if alert.kind in self.rules.kinds_of_epochs)
+        if self.rules.wants_history:
             self.history = _with(self.history, report)
             self.long_history = self.long_history if whole is None else _with(self.long_history, whole)
         return alerts if whole is not None else (*alerts, *self._lasting)
 
-    # The alerts of an epoch with several windows.
-
-    def add_to_epoch(self, report: Any) -> None:
-        """Keep the alerts of a window, as they were passed on, for the epoch's report."""
-        self._of_epoch.update({(alert.kind, alert.site): alert for alert in report.alerts})
-
-    def of_epoch(self) -> tuple[Alert, ...]:
-        """The alerts of the epoch's windows, each once, as it was last."""
-        return tuple(self._of_epoch.values())
-
-    def end_epoch(self) -> None:
-        """An epoch is over."""
-        self._of_epoch = {}
-
     def urgent(self, report: Any) -> tuple[Alert, ...]:
         """Apply the urgent rules to what is known in the middle of a window; infos can wait."""
-        found = self.book.judge(report, tuple(self.history), self._fault_of_rule, urgent=True)
+        found = self.rules.judge(report, tuple(self.history), self._fault_of_rule, urgent=True)
         alerts = (candidate.alert for candidate in found if candidate.alert.severity != "info")
         return tuple(a if a.since_step is not None else dataclasses.replace(a, since_step=a.step) for a in alerts)
 
@@ -103,27 +88,26 @@ class Alerting:
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` needs, in plain types."""
         return {
-            **self.window.state_dict(),
+            **self.book.state_dict(),
             "history": [report.to_dict() for report in self.history],
             "long_history": [report.to_dict() for report in self.long_history],
             "lasting": [alert.record() for alert in self._lasting],
-            "of_epoch": [alert.record() for alert in self._of_epoch.values()],
         }
 
     def load_state_dict(self, state: dict[str, Any], report_type: type[PlainReport] | None) -> None:
         """Restore the state of an earlier run."""
-        self.window.load_state_dict(state)
+        self.book = AlertBook()
+        self.book.load_state_dict(state)
         read = (lambda plain: plain) if report_type is None else report_type.from_dict
         self.history, self.long_history = ([read(plain) for plain in state.get(key, [])] for key in ("history", "long_history"))
         self._lasting = tuple(from_plain(Alert, plain) for plain in state.get("lasting", []))
-        of_epoch = [from_plain(Alert, plain) for plain in state.get("of_epoch", [])]
-        self._of_epoch = {(alert.kind, alert.site): alert for alert in of_epoch}
 
     def over_lines(self) -> list[str]:
         """What the full summary says of alerts that are over."""
         over = [
-            f"{e.kind} at {e.site} (epoch {e.first_epoch}" + (f" to {e.last_epoch})" * (e.last_epoch > e.first_epoch) or ")")
-            for e in self.window.ended
+            f"{stretch.passed_on.name} (epoch {stretch.passed_on.epoch}"
+            + (f" to {stretch.last_epoch})" * (stretch.last_epoch > stretch.passed_on.epoch) or ")")
+            for stretch in self.book.ended
         ]
         return [f"  Over: {some(over)}"] if over else []
 

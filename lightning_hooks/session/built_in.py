@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from torch import nn
 
 from lightning_hooks.alerts import RULES, AttentionReport, FeatureReport, RouterReport
-from lightning_hooks.declare.rulebook import instance_of, readers
+from lightning_hooks.declare.rulebook import hand_out
 from lightning_hooks.diagnostics.attention.collector import AttentionCollector
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
 from lightning_hooks.diagnostics.routers.collector import RouterCollector, find_routers
 from lightning_hooks.session.logged import of_each
 from lightning_hooks.session.member import Member
-from lightning_hooks.session.settings import Rules, Settings
+from lightning_hooks.session.settings import Settings
 
 ATTENTION, ROUTERS = "AttentionMonitor", "RouterMonitor"
 """The names of the monitors that measure the same alone."""
@@ -37,7 +36,8 @@ class BuiltIn:
 
     def __init__(self, settings: Settings) -> None:
         features, *logged = of_each(settings.logged, FeatureCollector.ranking, AttentionCollector.ranking, RouterCollector.ranking)
-        of_features, *rules = _handed(settings.rules, AttentionReport, RouterReport)
+        known = {report: RULES[report] for report in (FeatureReport, AttentionReport, RouterReport)}
+        of_features, *rules = hand_out(settings.rules, known, FeatureReport).values()
         self.own = dataclasses.replace(settings, rules=of_features, logged=features)
         for_attention, for_routers = (
             dataclasses.replace(settings, rules=given, logged=tags, histograms=False, check_every_n_steps=None)
@@ -77,17 +77,3 @@ class BuiltIn:
         for member in (member for member, wanted in joins.items() if not wanted):
             member.report = member.epoch_report = None
         return [member for member, wanted in joins.items() if wanted]
-
-
-def _handed(rules: Rules, *reports: type[Any]) -> list[Any]:
-    """The rules of the feature statistics, then those that read other reports; what mutes a kind is for all of them."""
-    if isinstance(rules, str | dict) or not isinstance(rules, Sequence):
-        return [rules, *([] for _ in reports)]  # the rule book of the feature statistics raises
-    known: dict[type[Any], Any] = {FeatureReport: RULES[FeatureReport], **{report: RULES[report] for report in reports}}
-    handed: dict[type[Any], list[Any]] = {report: [] for report in known}
-    for entry in rules:
-        if isinstance(entry, dict) and "class_path" in entry:
-            entry = instance_of(entry)
-        for report in readers(entry, known) or [FeatureReport]:
-            handed[report].append(entry)
-    return [*handed.values()]

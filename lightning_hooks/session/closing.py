@@ -1,19 +1,23 @@
-"""What is printed when a fit ends: three lines for all members together."""
+"""What is known of a run so far and at its end: the verdict, the open alerts, the closing lines and the health report."""
 
 from __future__ import annotations
 
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lightning_hooks.alerts import Alert
-from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts.host import Host
+from lightning_hooks.run_report.files import PAGE
+from lightning_hooks.run_report.lines import FOLDER, REPORTS
+from lightning_hooks.run_report.run import read_run, run_of_reports
+from lightning_hooks.run_report.shown import RunReport
 from lightning_hooks.run_report.verdict import Verdict, conclude, is_observed
+from lightning_hooks.session.described import mean_loss
 from lightning_hooks.session.member import Member
 from lightning_hooks.trackers import coloured, show
 
@@ -23,7 +27,7 @@ ORDER = {"critical": 0, "warning": 1}
 
 def open_alerts(members: Sequence[Member]) -> list[Alert]:
     """The problems that last, one alert each, as first passed on, the most severe first."""
-    lasting = [alert for member in members for alert in member.alerting.window.open if alert.severity in ORDER]
+    lasting = [alert for member in members for alert in member.alerting.book.open if alert.severity in ORDER]
     return sorted(lasting, key=lambda alert: ORDER[alert.severity])
 
 
@@ -49,9 +53,9 @@ def ending(host: Host, how: str, error: BaseException | None = None, stopped_by:
 
 def verdict_of(members: Sequence[Member]) -> Verdict:
     """The verdict of the run so far on all windows of some members; the report has the same, from the run's file."""
-    known = [member for member in members if member.problems.windows]
+    known = [member for member in members if member.has_reported]
     end = next((member.end for member in members if member.end is not None), None)
-    return conclude([member.problems for member in known], any(is_observed(member.report) for member in known), end)
+    return conclude([member.alerting.book for member in known], any(is_observed(member.report) for member in known), end)
 
 
 def command_for(folder: Path) -> str:
@@ -93,7 +97,7 @@ def print_closing(members: Sequence[Member], place: str = "", command: str = "")
         command: The command that prints more; empty for none.
     """
     verdict = verdict_of(members)
-    known = place or verdict.status == "failed" or any(member.problems.windows for member in members)
+    known = place or verdict.status == "failed" or any(member.has_reported for member in members)
     if not known or not any(member.settings.summary for member in members):
         return False
     show(["", *closing_lines(verdict, open_alerts(members), place, command=command)])
@@ -123,21 +127,20 @@ def print_summaries(members: Sequence[Member]) -> None:
             show(["", *member.live.summary_lines(member.latest_report), *member.alerting.over_lines()])
 
 
-class EndGuard:
-    """Makes blocks in which an error is a warning, once: the run's own end goes first."""
+def run_report(members: Sequence[Member]) -> RunReport:
+    """The health report of a run so far: from its files where they are written, else from the reports in memory.
 
-    def __init__(self) -> None:
-        self._warned = False
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Return a block."""
-        try:
-            yield
-        except Exception as fault:  # noqa: BLE001
-            if not self._warned:
-                self._warned = True
-                warn(
-                    f"The end of the run's record raised {type(fault).__name__}: {fault}. The health report may be "
-                    "incomplete; hooks are removed and training is not affected."
-                )
+    Args:
+        members: Of one monitor; of the files, all that was written there counts.
+    """
+    used = [member for member in members if not getattr(member.collector, "unused", False)]  # a model without attention has none
+    reports = {(member.kind.prefix, member.selection): member.history.reports for member in used}
+    folder = next((member.folder / FOLDER for member in members if member.folder is not None), None)
+    if folder is not None and any(reports.values()) and (folder / REPORTS).exists():
+        page = folder / PAGE
+        return RunReport(read_run(folder / REPORTS), page if members[0].end is not None and page.exists() else None)
+    windows: dict[int, list[Any]] = {}
+    for report in (report for found in reports.values() for report in found):
+        windows.setdefault(report.at, []).append(report)
+    losses = {at: loss for at, found in sorted(windows.items()) if (loss := mean_loss(found)) is not None}
+    return RunReport(run_of_reports(reports, losses, members[0].end), None)

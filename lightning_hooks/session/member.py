@@ -13,23 +13,21 @@ from torch import Tensor
 
 from lightning_hooks.alerts import Alert, RuleBook
 from lightning_hooks.alerts.defaults import rules_of
+from lightning_hooks.declare.book import Early
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.early import Early, checked
 from lightning_hooks.declare.warn import warn_of_faults, warn_of_tracing
 from lightning_hooks.hooks import DetailGate, Faults
 from lightning_hooks.hooks.recorder import IN_GRAPHS
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
-from lightning_hooks.run_report.problems import ProblemHistory
 from lightning_hooks.session.alerting import Alerting, check_sites
 from lightning_hooks.session.history import History
+from lightning_hooks.session.logged import MemberLog
 from lightning_hooks.session.member_context import MemberContext, Parts
-from lightning_hooks.session.publishing import Publishing
 from lightning_hooks.session.rank_merge import merged
 from lightning_hooks.session.sampling import Sampling
 from lightning_hooks.session.settings import Settings
-from lightning_hooks.session.unfinished import load_window, save_window
-from lightning_hooks.session.windows import Windows, window_length
+from lightning_hooks.session.windows import Windows, load_window, save_window, window_length
 from lightning_hooks.statistics.histograms import Histogram
 
 DETAILED = 16
@@ -52,7 +50,6 @@ class Member(MemberContext):
         epoch_report: That of the last finished epoch, where windows are shorter and none has ended since; else None.
         histograms: Site to (edges, counts) of the last finished window, where they are asked for.
         session: The session under way; None outside of a run.
-        problems: The problems in the windows of the run so far, and its loss.
         end: How the run ended; None before.
         collector: Of the run under way, or of the last one.
         batch: The training batch under way, from 0 in each epoch.
@@ -65,15 +62,14 @@ class Member(MemberContext):
     def __init__(self, name: str, kind: type[Collector[Any]], settings: Settings, new: NewCollector | None = None) -> None:
         self.name, self.kind, self.settings = name, kind, settings
         self._new = kind if new is None else new
-        self.early: Early | None = checked(settings.check_every_n_steps, name, kind.checks_early)
+        settings.check_early(name, kind.checks_early)
         self.alerting = Alerting(settings.functions, RuleBook(rules_of(kind.report_type), settings.rules, kind.report_type))
-        self.publishing = Publishing(name, settings, kind)
+        self.log = MemberLog(name, settings, kind)
         every = 1 if kind.every_step else settings.every_n_steps
         self.sampling = Sampling(name, every, settings.max_overhead, kind.every_step)
         self.details = DetailGate(self.gate)
         self.selection = describe_selector(settings.modules)  # distinguishes two monitors of a kind in a checkpoint
         self.history = History(name)
-        self.problems = ProblemHistory()
         self.end: dict[str, Any] | None = None
         self.windows = Windows()
         self.report: Any = None
@@ -101,14 +97,11 @@ class Member(MemberContext):
         self.report = self.epoch_report = None
         self.histograms = {}
         self.history.reports.clear()
-        self.problems = self.problems if self._goes_on else ProblemHistory()
         self.end = None
         self.windows.start(window_length(self.settings.report_every_n_steps, host.setup.batches_per_epoch))
         self.alerting.start(fresh=not self._goes_on)
-        if self.early is not None and not self._goes_on:
-            self.early.reset()
         self._goes_on = False
-        self.publishing.start()
+        self.log.start()
         self._regions = compiled_regions(host.model)
         self.sampling.start(host.setup.device, not self._regions)
         lasting = {} if self.collector is None else self.collector.lasting_state()
@@ -118,7 +111,7 @@ class Member(MemberContext):
         if self.kind.watches_steps:
             self._watch_steps()
         self.collector = collector = self._new(self, state)
-        check_sites(self.name, self.book, collector.names)
+        check_sites(self.name, self.alerting.rules, collector.names)
         with self.loading():
             if "epoch" in state:
                 window = load_window(self.name, collector, self.windows, state["epoch"], host.setup.is_global_zero)
@@ -190,6 +183,17 @@ class Member(MemberContext):
         return self.report if self.epoch_report is None else self.epoch_report
 
     @property
+    def early(self) -> Early | None:
+        """Its part in the checks within a window; None without them."""
+        every = self.settings.check_every_n_steps
+        return None if every is None else Early(every, self.alerting.book.reported)
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether a window of the run has ended; not of a collector for which the model has nothing to measure."""
+        return self.alerting.book.windows > 0 and not getattr(self.collector, "unused", False)
+
+    @property
     def window_is_full(self) -> bool:
         """Whether the window under way is complete, as far as its batches count."""
         return self.windows.is_full(self.batches)
@@ -221,25 +225,22 @@ class Member(MemberContext):
         self.batches = self.sampled_batches = 0
         self.window_end_seconds, self.table_bytes = time.perf_counter() - began, packed.nbytes
 
-    def remember(self) -> None:
-        """Keep the report of the last window, now that its alerts are in order of cause, for figures and for the verdict."""
-        report = self.report
-        self.history.add(report)
-        if report is not None and not self.live.unused:
-            loss = getattr(report, "loss", None)
-            self.problems.unit = report.unit
-            self.problems.add(report.at, report.alerts, math.nan if loss is None else loss.mean)
+    def new_alerts(self) -> list[Alert]:
+        """Enter the window, whose alerts are in order of cause, into the alert book; return those to pass on."""
+        report, book = self.report, self.alerting.book
+        loss = getattr(report, "loss", None)
+        book.unit = report.unit
+        return book.new_alerts(report.alerts, report.at, math.nan if loss is None else loss.mean)
 
     def finish_epoch(self) -> bool:
         """Merge the epoch's windows into its report, where there are several; return whether there are."""
-        self.alerting.add_to_epoch(self.report)
         several = self.windows.index > 1
         if several and self.windows.epoch.table is not None:
             last, whole = self.report, self.so_far(self.windows.epoch.table)
             known = {"overhead": last.overhead, "every_n_steps": last.every_n_steps}
-            self.epoch_report = dataclasses.replace(whole, **known, alerts=self.alerting.of_epoch())
+            self.epoch_report = dataclasses.replace(whole, **known, alerts=tuple(self.alerting.book.of_epoch.values()))
         self.windows.end_epoch()
-        self.alerting.end_epoch()
+        self.alerting.book.of_epoch.clear()
         return several
 
     def so_far(self, packed: Tensor) -> Any:
@@ -253,20 +254,19 @@ class Member(MemberContext):
 
     def _checked_alerts(self, report: Any) -> list[Alert]:
         """What checks within the window have found, up to its end."""
+        found = self.alerting.book.early
         if self.early is not None and self.live.unchecked:
-            self.early.found.update({(alert.kind, alert.site): alert for alert in self.urgent(report)})
-        return [] if self.early is None else list(self.early.found.values())
+            found.update({(alert.kind, alert.site): alert for alert in self.urgent(report)})
+        return list(found.values())
 
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs. Ranks may be merged: every rank is asked."""
-        state: dict[str, Any] = {"alerts": self.alerting.state_dict(), "problems": self.problems.state_dict()}
+        state: dict[str, Any] = {"alerts": self.alerting.state_dict()}
         state["capsules"] = sorted(self._capsules)
         if self.collector is not None:
             state |= self.collector.state_dict()
-        if self.early is not None:
-            state["early"] = self.early.state_dict()
         if (self.batches or self.windows.index) and self.session is not None:  # in the middle of an epoch
             state["epoch"] = save_window(self.live, merged([self.live])[0][0], self.windows, self.batches, self.sampled_batches)
         return state
@@ -276,11 +276,6 @@ class Member(MemberContext):
         self._goes_on, self._loaded = False, {}
         with self.loading():
             self.alerting.load_state_dict(state["alerts"], self.kind.report_type)
-            self.problems = ProblemHistory()
-            if "problems" in state:  # earlier versions had none
-                self.problems.load_state_dict(state["problems"])
-            if self.early is not None:
-                self.early.load_state_dict(state.get("early", {}))
             self._loaded = dict(state)
             self._goes_on = True
 

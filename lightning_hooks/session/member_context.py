@@ -21,10 +21,10 @@ from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.session.alerting import Alerting
 from lightning_hooks.session.functional_calls import FunctionalCalls
+from lightning_hooks.session.logged import MemberLog
 from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.optimizer_state import StepObserver
 from lightning_hooks.session.overhead import Overhead
-from lightning_hooks.session.publishing import Publishing
 from lightning_hooks.session.sampling import Sampling
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.step_probe import StepProbe
@@ -80,7 +80,7 @@ class MemberContext:
     sampling: Sampling
     details: DetailGate
     alerting: Alerting
-    publishing: Publishing
+    log: MemberLog
     faults: Faults
 
     @property
@@ -111,7 +111,7 @@ class MemberContext:
     @property
     def book(self) -> RuleBook:
         """The rules in force."""
-        return self.alerting.book
+        return self.alerting.rules
 
     @property
     def learning(self) -> bool | str:
@@ -196,7 +196,7 @@ class MemberContext:
 
     def new_histograms(self, names: Sequence[str], loss_scaled: bool = False) -> HistogramTable | None:
         """Make the table of the histograms that the user asks for; None for none."""
-        return self.publishing.histogram_table(names, self.host, loss_scaled)
+        return self.log.histogram_table(names, self.host, loss_scaled)
 
     def judge_urgent(self) -> bool:
         """Apply the urgent rules of all members now; return whether the run is to stop."""

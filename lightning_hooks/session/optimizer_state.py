@@ -1,18 +1,18 @@
-"""What a step probe knows of one optimizer, and whom it calls."""
+"""What a step probe knows of one optimizer, of the gradients that its step leaves behind, and whom it calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from lightning_hooks.declare.step import Kept, Step, loss_scale
+from lightning_hooks.declare.step import Kept, Step, loss_scale, versions
 from lightning_hooks.hooks.tensors import is_freed
 from lightning_hooks.hosts.host import Host
-from lightning_hooks.session.gradient_trace import GradientTrace
-from lightning_hooks.session.undone import UndoneUpdate
 from lightning_hooks.statistics.weight_sample import Shards
 
 
@@ -113,3 +113,83 @@ class OptimizerState:
             unzeroed=self.left is not None and self.left.unzeroed,
             wasted=self.left is not None and self.left.wasted,
         )
+
+
+LOOKED_AT = 4
+"""How many parameters of an optimizer are looked at, evenly spread: what zeroes or clips one does so to all."""
+
+
+class GradientTrace:
+    """Follows the gradients of one optimizer from one step to the next by torch's own count of changes in place; reads no number.
+
+    Args:
+        parameters: The parameters that had a gradient at the step that was just taken.
+
+    Attributes:
+        unzeroed: Nothing was done to the gradients between the step and what backward added to them: they were not zeroed.
+        wasted: They were changed, and then zeroed.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters[:: -(-len(parameters) // LOOKED_AT)]
+        self._versions = versions(self._parameters)
+        self.unzeroed = True
+        self.wasted = False
+
+    def before_zero_grad(self) -> None:
+        """Lightning is about to zero them."""
+        now = versions(self._parameters)
+        same_tensors = [tensor for tensor, _ in now] == [tensor for tensor, _ in self._versions]
+        self.wasted |= bool(now) and same_tensors and now != self._versions
+
+    def before_backward(self) -> None:
+        """Backward starts. Zeroing leaves no gradient, or counts as a change."""
+        self.unzeroed = self.unzeroed and versions(self._parameters) == self._versions
+
+    def after_backward(self) -> None:
+        """Backward is done: what it added is no doing of the user's."""
+        self._versions = versions(self._parameters)
+
+
+class UndoneUpdate:
+    """Lets one step of an optimizer run on gradients of zeros, and undoes what it did.
+
+    No optimizer offers to leave a step out once it is under way, and not all of them expect parameters without a gradient.
+
+    Args:
+        optimizer: Its ``step`` is under way; it has not yet looked at the gradients.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        parameters = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+        self._before = [(parameter, parameter.detach().clone(), parameter.grad) for parameter in parameters.values()]
+        self._state = {key: _copied(value) for key, value in optimizer.state.items()}
+        self._settings = [
+            {key: _copied(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+        ]
+        for parameter in parameters.values():
+            if parameter.grad is not None:
+                parameter.grad = torch.zeros_like(parameter.grad)
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Weights, gradients and the optimizer's state are as they were."""
+        for parameter, weights, gradient in self._before:
+            parameter.copy_(weights)
+            parameter.grad = gradient
+        self._optimizer.state.clear()
+        self._optimizer.state.update(self._state)
+        for group, settings in zip(self._optimizer.param_groups, self._settings, strict=True):
+            group.update(settings)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of the tensors in an optimizer's state."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(entry) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copied(entry) for entry in value)
+    return value

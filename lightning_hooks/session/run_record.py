@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
+from typing_extensions import override
 
 from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.warn import info, warn
@@ -19,17 +21,46 @@ from lightning_hooks.hosts.host import Host
 from lightning_hooks.run_report.budget import MOST_BYTES, thin
 from lightning_hooks.run_report.files import write_health, write_whole
 from lightning_hooks.run_report.health import HEALTH, Health, Watched
-from lightning_hooks.run_report.lines import ALERTS, FOLDER, REPORTS, VERSION, Memory, append, line, position, report_line
+from lightning_hooks.run_report.lines import (
+    ALERTS,
+    ALERTS_VERSION,
+    FOLDER,
+    REPORTS,
+    VERSION,
+    Memory,
+    append,
+    line,
+    position,
+    report_line,
+)
 from lightning_hooks.run_report.run import MOST_EPOCHS, read_run, run_name
 from lightning_hooks.run_report.source import Source
 from lightning_hooks.session.closing import command_for, print_closing, verdict_of
 from lightning_hooks.session.described import layers, learning_rates, mean_loss
 from lightning_hooks.session.member import Member
+from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.sources import Sources
+from lightning_hooks.sinks.sink import Notice, Sink
 
 
-class RunRecord:
-    """Writes what members report into ``lightning_hooks/`` in one log directory.
+def open_record(member: Member, host: Host, sinks: Sinks) -> None:
+    """Record the reports of a member from now on, in the folder of its settings, if it has one."""
+    member.folder = None
+    if not host.setup.is_global_zero:
+        return
+    try:
+        member.folder = folder = host.files.folder(member.settings.report_dir or None)
+        if folder is not None:
+            record = next((sink for sink in sinks if isinstance(sink, RunRecord) and sink.folder == folder), None)
+            if record is None:
+                sinks.add(record := RunRecord(host, folder))
+            record.members.append(member)
+    except Exception as error:  # noqa: BLE001  a logger's error is not the training's
+        warn(f"There will be no health report: {type(error).__name__}: {error}. Training goes on.")
+
+
+class RunRecord(Sink):
+    """Writes what members report, and the run's alerts, into ``lightning_hooks/`` in one log directory.
 
     Where the disk is full, or the directory cannot be written, one warning says so; then nothing more is written and training goes
     on.
@@ -39,11 +70,12 @@ class RunRecord:
         folder: The log directory.
 
     Attributes:
+        folder: The log directory.
         members: Those whose reports it writes.
     """
 
     def __init__(self, host: Host, folder: Path) -> None:
-        self._host = host
+        self._host, self.folder = host, folder
         self.file = folder / FOLDER / REPORTS
         self.members: list[Member] = []
         self._fit = _description(host)
@@ -53,16 +85,30 @@ class RunRecord:
         self._windows = 0  # in the file, about
         self._memory = Memory()
         self._began = time.perf_counter()
-        self._broken = False
+        self._broken = self._without_alerts = False
         self._model_sources: Sources | None = None
         self._sources: dict[str, Source] = {}  # of the sites that had an alert
         self._first: dict[tuple[Any, ...], Alert] = {}  # each alert as it was written first
 
+    @override
     def epoch_start(self) -> None:
-        """An epoch starts."""
         self._began = time.perf_counter()
 
-    def write(self) -> None:
+    @override
+    def alerts(self, notices: Sequence[Notice]) -> None:
+        file = self.file.with_name(ALERTS)
+        try:
+            append(file, "".join(json.dumps(_alert_record(notice)) + "\n" for notice in notices))
+        except (OSError, TypeError, ValueError) as error:  # of the disk; of what is no JSON
+            if not self._without_alerts:
+                self._without_alerts = True
+                warn(
+                    f"The alerts could not be written to {file}: {type(error).__name__}: {error}; training goes on, and "
+                    "this warning is shown once."
+                )
+
+    @override
+    def window_end(self, members: Sequence[Any]) -> None:
         """Write the reports that were not written yet, and what the epoch took."""
         self._try(self._write)
 
@@ -85,7 +131,7 @@ class RunRecord:
 
     def _health(self) -> Health:
         used = [member for member in self.members if not member.live.unused]
-        watched = [Watched(m.kind.prefix, m.selection, self._as_written(m), m.alerting.book.kinds) for m in used]
+        watched = [Watched(m.kind.prefix, m.selection, self._as_written(m), m.alerting.rules.kinds) for m in used]
         end = next((member.end for member in self.members), None)
         return Health(run_name(self.file), self._fit, verdict_of(self.members), watched, end, self._sources)
 
@@ -137,18 +183,15 @@ class RunRecord:
             return []
         self._started = True
         kinds = [
-            {"monitor": member.kind.prefix, "modules": member.selection, "kinds": member.alerting.book.kinds}
+            {"monitor": member.kind.prefix, "modules": member.selection, "kinds": member.alerting.rules.kinds}
             for member in self.members
         ]
         return [line("fit", {**self._fit, "watched": kinds}, self._memory)]
 
-    def close(self, end: Mapping[str, Any]) -> None:
-        """Training is over: write the health report, and print the closing lines.
-
-        Args:
-            end: From :func:`~lightning_hooks.session.closing.ending`.
-        """
-        self.write()
+    @override
+    def end(self, end: Mapping[str, Any], headline: str) -> None:
+        """Training is over: write the health report, and print the closing lines."""
+        self._try(self._write)
         self._try(lambda: append(self.file, "".join([*self._start(), line("end", {**end, "ended": _now()})])))
         self._try(self._conclude)
         if self._broken:
@@ -179,6 +222,16 @@ class RunRecord:
                 f"The health report in {self.file.parent} cannot be written: {type(error).__name__}: {error}. Training goes on "
                 "without it, and this warning is shown once. report_dir= names another directory; report_dir=None writes nothing."
             )
+
+
+def _alert_record(notice: Notice) -> dict[str, Any]:
+    """A line of the file of alerts: the same fields for every event."""
+    alert, over = notice.alert, notice.over
+    event, first, last = (
+        ("raised", alert.epoch, alert.epoch) if over is None else ("cleared", over.passed_on.epoch, over.last_epoch)
+    )
+    head = {"version": ALERTS_VERSION, "event": event, "monitor": notice.member.kind.prefix}
+    return {**head, **alert.record(), "first_epoch": first, "last_epoch": last}
 
 
 def _description(host: Host) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Everything that belongs to one training run: hooks, optimizer steps, windows, alerts, what is published and recorded."""
+"""Everything that belongs to one training run: hooks, optimizer steps, windows, alerts, and the sinks that receive them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import SkippedCalls
 from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hosts.host import Host
-from lightning_hooks.session.closing import EndGuard, ending, print_summaries, verdict_of
-from lightning_hooks.session.delivery import AlertDelivery
+from lightning_hooks.session.closing import ending, print_summaries, verdict_of
 from lightning_hooks.session.evidence import SessionEvidence
 from lightning_hooks.session.functional_calls import FunctionalCalls
-from lightning_hooks.session.listeners import Listeners
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.overhead import Overhead
-from lightning_hooks.session.progress import in_short
-from lightning_hooks.session.publisher import Publisher
 from lightning_hooks.session.rank_merge import check_ranks_agree, merged
-from lightning_hooks.session.run_records import RunRecords
+from lightning_hooks.session.run_alerts import RunAlerts
+from lightning_hooks.session.run_record import open_record
+from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.step_probe import StepProbe
+from lightning_hooks.session.terminal import Terminal
+from lightning_hooks.session.tracker_sink import TrackerSink
 
 
 class Session:
@@ -42,7 +42,8 @@ class Session:
         calls: The calls of functions.
         probe: The optimizers' steps.
         evidence: That of the last steps, and what running a bad one again has shown.
-        listeners: Those who follow the run.
+        sinks: What receives the windows and the alerts.
+        alerts: The alerts of all members.
     """
 
     def __init__(self, host: Host) -> None:
@@ -51,12 +52,9 @@ class Session:
         self.hooks = ModuleHooks()
         self.calls = FunctionalCalls(host)
         self.probe = StepProbe(host)
-        self.listeners = Listeners()
         self.evidence = SessionEvidence(host, self.calls, self.hooks, lambda: self.members)
-        self.delivery = AlertDelivery(host, self.evidence, self.listeners)
-        self.publisher = Publisher(host)
-        self._records = RunRecords(host)
-        self._ending = EndGuard()
+        self.sinks = Sinks(TrackerSink(host, lambda: self.members), Terminal(host, lambda: self.members))
+        self.alerts = RunAlerts(host, self.evidence, self.sinks)
         self._skipped, self._closed = SkippedCalls(), False
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
 
@@ -77,7 +75,7 @@ class Session:
         finally:
             self.hooks.suspend(self.host.model)
         self.members.append(member)
-        self._records.open(member)
+        open_record(member, self.host, self.sinks)
         self.evidence.subscribe(self.probe)
 
     def release(self, member: Member) -> None:
@@ -96,7 +94,7 @@ class Session:
 
     def epoch_start(self) -> None:
         """An epoch starts."""
-        self._records.epoch_start()
+        self.sinks.epoch_start()
 
     def batch_start(self, batch_idx: int, batch: Any) -> None:
         """A training batch starts."""
@@ -198,10 +196,10 @@ class Session:
         self.hooks.suspend(self.host.model)
         self.probe.epoch_end()
         self._end_windows([member for member in self.members if member.batches or not member.windows.index], epoch_ends=True)
-        self.publisher.log_epoch([member for member in self.members if member.finish_epoch()])
+        self.sinks.reports([member for member in self.members if member.finish_epoch()], of_epoch=True)
 
     def _end_windows(self, members: Sequence[Member], epoch_ends: bool = False) -> None:
-        """The windows of some members end: make the reports, and log, judge, publish and record them."""
+        """The windows of some members end: make the reports, and log, judge them, and pass them on to the sinks."""
         for member in members:
             member.live.window_end()
         tables, (calls, bad) = merged([m.live for m in members], [self.calls.waiting, self.evidence.results.waiting])
@@ -213,21 +211,14 @@ class Session:
             member.finish_window(table, epoch_ends)
         self.calls.notify(member.live for member in self.members)
         self._skipped.explain(self.hooks.faults.skipped + sum(member.faults.skipped for member in self.members))
-        self.publisher.log(members)
+        self.sinks.reports(members)
         try:
-            self.delivery.window_end(members)
+            self.alerts.window_end(members)
         finally:  # also where on_alert="raise" ends the run here
             self.evidence.passed_on(alert for member in members for alert in member.report.alerts)
-            self.publisher.publish(members)
-        for member in members:
-            member.remember()
-            if not epoch_ends:
-                member.alerting.add_to_epoch(member.report)
-        self.publisher.write_verdict(self.members)
-        self._records.write()
-        self.listeners.window_end()
-        if any(member.settings.progress_bar for member in self.members):
-            self.host.console.show_progress(in_short(member.report for member in self.members))
+            for member in members:
+                member.history.add(member.report)
+            self.sinks.window_end(members)
 
     def judge_urgent(self) -> bool:
         """Something is wrong that cannot wait: apply the urgent rules of all members that check within a window.
@@ -235,14 +226,12 @@ class Session:
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
         """
-        return self.delivery.judge_urgent([member for member in self.members if member.early is not None])
+        return self.alerts.judge_urgent([member for member in self.members if member.early is not None])
 
     # The end.
 
     def finish(self) -> None:
-        """Training has ended: publish the last figures, and print the summaries."""
-        with self._ending():
-            self.publisher.publish(self.members, last=True)
+        """Training has ended: print the summaries, and close."""
         if self.host.setup.is_global_zero:
             print_summaries(self.members)
         self.close("finished")
@@ -260,7 +249,7 @@ class Session:
         members: Sequence[Member] = self.members
         if error is not None and how == "exception" and not isinstance(error, AlertError):
             self.evidence.crashed(error)
-            self.delivery.last_look(members, error, *self._batch)
+            self.alerts.last_look(members, error, *self._batch)
         self._batch = None, None
         self.calls.stop()
         with suppress(ReferenceError):  # a model that is gone has no hooks left
@@ -270,13 +259,10 @@ class Session:
         self.probe.unsubscribe(self.evidence)
         self.evidence.close()
         self.calls.close()
-        with self._ending():
-            self.publisher.write_figures(last=True)
-        with self._ending():
-            end = ending(self.host, how, error, self.delivery.stopped_by)
+        with self.sinks.ending():
+            end = ending(self.host, how, error, self.alerts.stopped_by)
             for member in members:
-                member.remember()
+                member.history.add(member.report)
                 member.end = end
-            self.publisher.write_verdict(members, last=True)
-            self._records.close(members, end, self._ending)
-            self.listeners.end(end, verdict_of(members).headline)
+            self.members = list(members)  # which the sinks show
+            self.sinks.end(end, verdict_of(members).headline)

@@ -91,6 +91,24 @@ class Settings:
         self._check_histograms()
         self._check_figures()
 
+    def check_early(self, name: str, can: bool) -> None:
+        """Raise if the monitor called so finds nothing that is urgent, and ``check_every_n_steps`` is set, or that is no count."""
+        every = self.check_every_n_steps
+        if every is None:
+            return
+        expected = (
+            f"check_every_n_steps must be None (alerts at the end of each window) or an integer of at least 1; got {every!r}."
+        )
+        if isinstance(every, bool) or not isinstance(every, int):
+            raise TypeError(expected)
+        if every < 1:
+            raise ValueError(expected)
+        if not can:
+            raise ValueError(
+                f"{name} has nothing to check within a window; got check_every_n_steps={every!r}. Give it to "
+                "GradientFlowMonitor or FeatureStatsMonitor, or to monitors()."
+            )
+
     def _check_on_alert(self) -> None:
         entries = self._on_alert
         if not entries or not all(callable(entry) or (isinstance(entry, str) and entry in ON_ALERT) for entry in entries):

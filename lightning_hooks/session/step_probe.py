@@ -17,11 +17,9 @@ from torch.optim import Optimizer
 from lightning_hooks.declare.step import Kept, Step
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.hosts.host import Host
-from lightning_hooks.session.gradient_trace import GradientTrace
-from lightning_hooks.session.optimizer_state import OptimizerState, StepObserver
+from lightning_hooks.session.optimizer_state import GradientTrace, OptimizerState, StepObserver, UndoneUpdate
 from lightning_hooks.session.parameter_places import ParameterPlaces, holders
 from lightning_hooks.session.step_hooks import AfterUpdate, BeforeUpdate, UnseenSteps, has_step_hooks
-from lightning_hooks.session.undone import UndoneUpdate
 from lightning_hooks.statistics.weight_sample import Shards, is_distributed
 
 

@@ -18,8 +18,8 @@ from lightning_hooks.diagnostics.routers.collector import RouterCollector
 from lightning_hooks.session.built_in import BuiltIn
 from lightning_hooks.session.logged import of_each
 from lightning_hooks.session.member import Member
-from lightning_hooks.session.outlets import Outlets
 from lightning_hooks.session.settings import Settings
+from lightning_hooks.session.sinks import Outlets
 
 SHARED = ("report_every_n_steps", "on_alert", "summary", "report_dir", "figures", "progress_bar")
 """The arguments that all members take."""

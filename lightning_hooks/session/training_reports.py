@@ -5,20 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_hooks.alerts import Alert, AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.run_report.shown import RunReport
 from lightning_hooks.run_report.verdict import Status
-from lightning_hooks.session.closing import open_alerts, verdict_of
+from lightning_hooks.session.closing import open_alerts, run_report, verdict_of
 from lightning_hooks.session.history import History
 from lightning_hooks.session.member import Member
-from lightning_hooks.session.so_far import run_report
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+T = TypeVar("T")
 
 NAMES = {"gradient_flow": "gradients", "gradient_clip": "clipping"}
 """The prefix of a monitor's tags to its name here, where they differ."""
@@ -32,32 +33,29 @@ class TrainingReports(ABC):
     def members(self) -> Sequence[Member]:
         """What it measures."""
 
-    def _latest(self, name: str) -> Any:
+    def _latest(self, name: str, _: type[T]) -> T | None:
         return next((member.latest_report for member in self.members if _name(member) == name), None)
 
     @property
     def features(self) -> FeatureReport | None:
         """The latest report of module outputs; None before the first."""
-        report: FeatureReport | None = self._latest("features")
-        return report
+        return self._latest("features", FeatureReport)
 
     @property
     def attention(self) -> AttentionReport | None:
         """The latest report of attention; None before the first, and where the model has none or an AttentionMonitor reports it."""
-        report: AttentionReport | None = self._latest("attention")
+        report = self._latest("attention", AttentionReport)
         return report if report is not None and report.sites else None
 
     @property
     def routers(self) -> RouterReport | None:
         """The latest report of routers; None before the first, and where the model has none or a RouterMonitor reports it."""
-        report: RouterReport | None = self._latest("routers")
-        return report
+        return self._latest("routers", RouterReport)
 
     @property
     def gradients(self) -> GradientFlowReport | None:
         """The latest report of gradients; None before the first."""
-        report: GradientFlowReport | None = self._latest("gradients")
-        return report
+        return self._latest("gradients", GradientFlowReport)
 
     @property
     def learning(self) -> LearningReport | None:
@@ -67,8 +65,7 @@ class TrainingReports(ABC):
     @property
     def clipping(self) -> ClipReport | None:
         """The latest report of clipping events; None before the first."""
-        report: ClipReport | None = self._latest("clipping")
-        return report
+        return self._latest("clipping", ClipReport)
 
     @property
     def history(self) -> dict[str, deque[Any]]:
@@ -119,7 +116,7 @@ class TrainingReports(ABC):
     @property
     def verdict(self) -> str:
         """The verdict of the run so far, as at its end and in the health report; empty before the first report."""
-        known = any(member.problems.windows or member.end for member in self.members)
+        known = any(member.has_reported or member.end for member in self.members)
         return verdict_of(self.members).headline if known else ""
 
     @property

@@ -11,10 +11,12 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
-from lightning_hooks.declare.alert import Alert
+from typing_extensions import override
+
 from lightning_hooks.run_report.recorded import Run
 from lightning_hooks.run_report.shown import FRAME
 from lightning_hooks.run_report.verdict import judge
+from lightning_hooks.sinks.sink import Sink
 from lightning_hooks.sinks.tab.answers import STATIC
 from lightning_hooks.sinks.tab.view import curve, entry, heat, whole
 from lightning_hooks.trackers.console import show, visible
@@ -26,7 +28,7 @@ MOST_SHARE = 0.05
 KEY = "."
 
 
-class LivePage:
+class LivePage(Sink):
     """Shows a run as the Health tab does, and shows it again when a window has ended; a line of text where there is no notebook.
 
     Args:
@@ -39,14 +41,13 @@ class LivePage:
         self._handle: Any = None
         self._not_before = -float("inf")
 
-    def alerts(self, alerts: Sequence[Alert]) -> None:
-        """They are shown with their window."""
-
-    def window_end(self) -> None:
+    @override
+    def window_end(self, members: Sequence[Any]) -> None:
         """Show the window."""
         if self._clock() >= self._not_before:
             self._show()
 
+    @override
     def end(self, end: Mapping[str, Any], headline: str) -> None:
         """Show the end."""
         self._show(end)

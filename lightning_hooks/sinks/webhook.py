@@ -19,8 +19,11 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from typing_extensions import override
+
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.sinks.messages import Message, body_of, of_alert, of_end
+from lightning_hooks.sinks.sink import Notice, Sink
 
 VARIABLE = "LIGHTNING_HOOKS_NOTIFY"
 FORMATS = ("slack", "discord", "teams", "ntfy", "json")
@@ -146,7 +149,7 @@ INTERVAL = 60.0
 MOST_WAITING = 50
 
 
-class Webhook:
+class Webhook(Sink):
     """Sends new root alerts above info, and the end of a run, to an address. It never raises.
 
     Args:
@@ -168,10 +171,11 @@ class Webhook:
         self._ended = self._warned = False
         self._fault = ""
 
-    def alerts(self, alerts: Sequence[Alert]) -> None:
+    @override
+    def alerts(self, notices: Sequence[Notice]) -> None:
         """Send new alerts, one message for each kind."""
         kinds: dict[str, list[Alert]] = {}
-        for alert in alerts:
+        for alert in (notice.alert for notice in notices if notice.over is None):
             if alert.severity != "info":
                 kinds.setdefault(alert.kind, []).append(alert)
         for kind, found in kinds.items():
@@ -184,9 +188,7 @@ class Webhook:
             self._send(dataclasses.replace(of_alert(found[0], self._run), more=more))
         self._warn_of_fault()
 
-    def window_end(self) -> None:
-        """Nothing is sent."""
-
+    @override
     def end(self, end: Mapping[str, Any], headline: str) -> None:
         """Send the end of the run before what still waits, and wait for it, but not long."""
         self._send(dataclasses.replace(of_end(end, headline, self._run), more=sum(self._held.values())), last=True)

@@ -9,8 +9,8 @@ from lightning_hooks.alerts import (
     ALERT_KINDS,
     RULES,
     Alert,
+    AlertBook,
     AlertError,
-    AlertWindow,
     AttentionReport,
     ClipReport,
     FeatureReport,
@@ -47,25 +47,25 @@ def delivered(window, *epochs):
     ],
 )
 def test_an_alert_is_delivered_holds_and_rearms(rearm, epochs, news):
-    assert delivered(AlertWindow(rearm), *epochs) == news
+    assert delivered(AlertBook(rearm), *epochs) == news
 
 
 def test_kinds_at_one_site_are_distinguished():
-    window = AlertWindow()
+    window = AlertBook()
     assert len(window.new_alerts([alert("dead"), alert("nonfinite")])) == 2
     assert [new.kind for new in window.new_alerts([alert("dead"), alert("constant")])] == ["constant"]
 
 
 def test_news_are_the_alerts_themselves():
     first = alert()
-    assert AlertWindow().new_alerts(iter([first]))[0] is first
+    assert AlertBook().new_alerts(iter([first]))[0] is first
 
 
 @pytest.mark.parametrize("cut", range(7))
 def test_a_window_resumes_from_plain_state(cut):
     epochs = ["a", "ab", "b", "", "a", "ab", "b"]
-    whole = delivered(AlertWindow(), *epochs)
-    first, second = AlertWindow(), AlertWindow()
+    whole = delivered(AlertBook(), *epochs)
+    first, second = AlertBook(), AlertBook()
     before = delivered(first, *epochs[:cut])
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert before + delivered(second, *epochs[cut:]) == whole
@@ -74,7 +74,7 @@ def test_a_window_resumes_from_plain_state(cut):
 @pytest.mark.parametrize("rearm", [0, -1])
 def test_rearm_is_at_least_one(rearm):
     with pytest.raises(ValueError, match=f"rearm must be at least 1; got {rearm}"):
-        AlertWindow(rearm)
+        AlertBook(rearm)
 
 
 def test_kinds_are_listed_once_each():

@@ -13,6 +13,7 @@ import torch
 
 from lightning_hooks.alerts import (
     Alert,
+    AlertBook,
     ClipReport,
     FeatureReport,
     GradientFlowReport,
@@ -284,7 +285,10 @@ def roots(
     reports: list[Any] = [replace(GradientFlowReport(0, 40, {}, {}, 1.0), alerts=tuple(flow))]
     reports += [] if features is None else [features]
     reports.append(ClipReport(0, 40, {}, tuple(clip), events={"0-SGD": StepEvents()}))
-    return {one.name: one.consequences for _, one in in_order_of_cause(reports, lambda _, a: a.kind == held).roots}
+    books = [AlertBook() for _ in reports]
+    for book, report in zip(books, reports, strict=True):
+        book.new_alerts(found for found in report.alerts if found.kind == held)
+    return {one.name: one.consequences for _, one in in_order_of_cause(reports, books).roots}
 
 
 @pytest.mark.parametrize(

@@ -52,14 +52,14 @@ def test_rules_and_thresholds_come_from_the_yaml(example: Any) -> None:
     cli = example.CLI(example.DigitsNet, example.Digits, args=["--config", str(CONFIG)], run=False, save_config_callback=None)
     (monitor,) = (callback for callback in cli.trainer.callbacks if isinstance(callback, TrainingMonitor))
     features, _, _, flow, clip = monitor.members
-    general, of_head = (rule for rule in features.alerting.book.rules if isinstance(rule, Dead) and rule.threshold != 0.5)
+    general, of_head = (rule for rule in features.alerting.rules.rules if isinstance(rule, Dead) and rule.threshold != 0.5)
     assert (general.threshold, general.sites) == (0.25, "*")
     assert (of_head.threshold, of_head.sites, of_head.times, of_head.of) == (0.8, "head.*", 2, 3)
-    assert [mute.kind for mute in features.alerting.book.mutes] == ["silent", "zero"]
-    (vanishing,) = (rule for rule in flow.alerting.book.rules if isinstance(rule, Vanishing))
+    assert [mute.kind for mute in features.alerting.rules.mutes] == ["silent", "zero"]
+    (vanishing,) = (rule for rule in flow.alerting.rules.rules if isinstance(rule, Vanishing))
     assert vanishing.relative == 1e-5
     assert flow.settings.on_alert == "warn"
-    (always,) = (rule for rule in clip.alerting.book.rules if isinstance(rule, AlwaysClipped))
+    (always,) = (rule for rule in clip.alerting.rules.rules if isinstance(rule, AlwaysClipped))
     assert always.threshold == 0.9
 
 

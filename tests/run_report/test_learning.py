@@ -9,7 +9,7 @@ import torch
 
 from lightning_hooks import TrainingMonitor
 from lightning_hooks.run_report import health_page, read_run
-from lightning_hooks.run_report.learning import learning_charts
+from lightning_hooks.run_report.training import learning_charts
 from tests.support.models import Classifier, loader, mlp, trainer
 
 

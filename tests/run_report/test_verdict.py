@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_hooks.declare.book import AlertBook
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
-from lightning_hooks.run_report.problems import ProblemHistory
+from lightning_hooks.run_report.problems import problems_of
 from lightning_hooks.run_report.verdict import conclude, courses
 from tests.support.made_reports import FIT, alert, clips, features
 
@@ -123,20 +124,20 @@ def test_what_the_run_was_stopped_by_is_in_the_headline(verdict_of):
 
 def test_a_checkpoint_holds_what_was_found():
     def history(first, later):
-        found = ProblemHistory()
+        found = AlertBook()
         for epoch, alerts in enumerate(epochs[:first]):
-            found.add(epoch, alerts, 2.0 / (epoch + 1))
+            found.new_alerts(alerts, epoch, 2.0 / (epoch + 1))
         if later:
-            resumed = ProblemHistory()
+            resumed = AlertBook()
             resumed.load_state_dict(json.loads(json.dumps(found.state_dict())))
             found = resumed
         for epoch, alerts in enumerate(epochs[first:], first):
-            found.add(epoch, alerts, 2.0 / (epoch + 1))
+            found.new_alerts(alerts, epoch, 2.0 / (epoch + 1))
         return found
 
     epochs = [[alert("dead", "a", 0)], [], [], [alert("dead", "b", 3), alert("silent", "a", 3, "info")], [alert("dead", "a", 4)]]
     whole, resumed = history(5, False), history(4, True)
-    assert whole.all(4) == resumed.all(4)
+    assert problems_of(whole, 4) == problems_of(resumed, 4)
     assert (resumed.windows, resumed.losses) == (5, (2.0, 0.4))
     assert conclude([resumed], True, None).headline == "Dead units at b and 1 more, since epoch 3 (also in epoch 0)."
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_hooks.session.drawing_thread import MOST_WAITING, DrawingThread
+from lightning_hooks.session.tracker_sink import MOST_WAITING, DrawingThread
 from lightning_hooks.trackers.tracker import Picture
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from lightning_hooks import Alert
 from lightning_hooks.sinks import webhook
+from lightning_hooks.sinks.sink import Notice
 from lightning_hooks.sinks.webhook import Address, Webhook, post
 from tests.support.tensorboard_server import wait_for
 from tests.support.web_server import answers, web_server
@@ -35,7 +36,9 @@ def events(sent):
 def test_alerts_and_the_end_are_sent():
     with web_server() as sent:
         mine, warnings = hook(sent)
-        mine.alerts([DEAD, Alert("dead", "net.3", 0.9, 0.7, 1, 10, "warning"), Alert("silent", "a", 0, 0, 0, 0, "info")])
+        mine.alerts(
+            list(map(Notice, [DEAD, Alert("dead", "net.3", 0.9, 0.7, 1, 10, "warning"), Alert("silent", "a", 0, 0, 0, 0, "info")]))
+        )
         wait_for(lambda: sent.requests, "the alert")
         mine.end(END, "Dead units.")
         assert events(sent) == [("alert", "dead", "net.1", 1), ("finished", "end", "", 0)]
@@ -49,7 +52,7 @@ def test_one_message_of_a_kind_in_a_minute():
         mine, _ = hook(sent, lambda: now[0])
         for second, found in ((0, DEAD), (59, DEAD), (59, Alert("zero", "a", 0, 0, 0, 0, "warning")), (61, DEAD), (62, DEAD)):
             now[0] = second
-            mine.alerts([found])
+            mine.alerts([Notice(found)])
             time.sleep(0.05)
         mine.end(END, "")
         wait_for(lambda: len(sent.requests) == 4, "four messages")
@@ -119,7 +122,7 @@ def test_the_end_is_sent_before_what_waits_and_does_not_wait_long(monkeypatch):
     with web_server(never) as sent:
         mine, warnings = hook(sent)
         for kind in ("dead", "zero", "missing"):
-            mine.alerts([Alert(kind, "a", 0, 0, 0, 0, "warning")])
+            mine.alerts([Notice(Alert(kind, "a", 0, 0, 0, 0, "warning"))])
         wait_for(lambda: sent.requests, "the first")
         mine.end(END, "")
         assert mine._waiting[0].event == "finished"
@@ -132,7 +135,7 @@ def test_a_fault_is_warned_of_once_without_the_address():
     with web_server(answers("404 Not Found")) as sent:
         mine, warnings = hook(sent)
         for kind in ("dead", "zero"):
-            mine.alerts([Alert(kind, "a", 0, 0, 0, 0, "warning")])
+            mine.alerts([Notice(Alert(kind, "a", 0, 0, 0, 0, "warning"))])
         mine.end(END, "")
     assert len(warnings) == 1
     assert warnings[0].startswith("A notification to http://127.0.0.1/… could not be sent: it answered 404.")
@@ -148,7 +151,7 @@ def test_a_secret_in_an_error_text_is_masked():
 def test_the_thread_ends_with_the_run():
     with web_server() as sent:
         mine, _ = hook(sent)
-        mine.alerts([DEAD])
+        mine.alerts([Notice(DEAD)])
         mine.end(END, "")
         assert mine._thread is not None
         assert not mine._thread.is_alive()

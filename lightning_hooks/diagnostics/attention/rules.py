@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, Node, Severity
+from lightning_hooks.declare.links import not_later
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
 
@@ -181,6 +183,11 @@ def _same_layer(effect: Node, cause: Node) -> bool:
     return one in (other, around) or above == around != ""
 
 
+def _from_a_weight(effect: Node, cause: Node) -> bool:
+    """Whether steps change a weight too much, before or at the same batch; too much weight decay makes no logits grow."""
+    return cause.place < math.inf and not_later(effect, cause)
+
+
 def _lost(_: Node, cause: Node) -> bool:
     """Rows without a key gave NaN."""
     return cause.severity == "critical"
@@ -198,7 +205,7 @@ KINDS = (
         "begin_max_logit and end_max_logit are those of the first and the last sampled call of the window.",
         advice=("Normalise queries and keys (QK-norm), or clip their weights (QK-clip)",
             "Try a lower learning rate or a longer warm-up", "Divide the logits by the root of a head's width"),
-        follows={"poor_init": _same_layer},
+        follows={"poor_init": _same_layer, "update_too_large": _from_a_weight},
         causes={"saturated": _same_layer},
     ),
     Kind(
@@ -212,7 +219,7 @@ KINDS = (
         "      entropy < {AttentionCollapse.everywhere} is enough where that is so in all attention layers, two or more",
         advice=("Normalise queries and keys (QK-norm)", "Try a lower learning rate, a longer warm-up or a smaller initialisation",
             "Divide the logits by the root of a head's width"),
-        follows={"poor_init": _same_layer, "attention_logits": _same_layer},
+        follows={"poor_init": _same_layer, "attention_logits": _same_layer, "update_too_large": _from_a_weight},
         causes={"saturated": _same_layer},
     ),
     Kind(

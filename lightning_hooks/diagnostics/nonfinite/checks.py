@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.early import Early
+from lightning_hooks.declare.book import Early
 from lightning_hooks.declare.step import Kept, Step
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.hooks import guarded

@@ -168,7 +168,7 @@ def test_an_alert_that_is_no_json_costs_the_file_only(tmp_path: Path, monkeypatc
         def dumps(record: Any) -> str:
             raise TypeError("object is not JSON serializable")
 
-    monkeypatch.setattr("lightning_hooks.session.delivery.json", NoJson)
+    monkeypatch.setattr("lightning_hooks.session.run_record.json", NoJson)
     monitor = FeatureStatsMonitor(rules=[odd], summary=False, report_dir=tmp_path)
     seen: list[str] = []
     monitor.subscribe(lambda alert: seen.append(alert.name))

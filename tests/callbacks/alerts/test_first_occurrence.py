@@ -189,7 +189,7 @@ def test_a_problem_that_grows_graver_is_as_grave_wherever_it_is_shown(
     trainer([monitor], max_epochs=1 if within else 2).fit(Classifier(net), loader())
     assert [alert.severity for alert in reported if alert.kind == "odd"] == ["warning", "critical"]
     (shown,) = (alert for alert in monitor.report.alerts if alert.kind == "odd")
-    (held,) = (alert for alert in monitor.member.alerting.window.open if alert.kind == "odd")
+    (held,) = (alert for alert in monitor.member.alerting.book.open if alert.kind == "odd")
     assert shown.severity == held.severity == "critical"
     assert (held.epoch, held.value) == (0, 1.0)  # as it was first
     assert "[critical] odd at net.0" in capsys.readouterr().out

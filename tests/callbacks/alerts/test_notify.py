@@ -20,7 +20,10 @@ from torch import Tensor
 from lightning_hooks import TrainingMonitor, watch
 from lightning_hooks.alerts import AlertError
 from lightning_hooks.callbacks.training_monitor import MonitorsFromEnvironment
-from lightning_hooks.session import listeners as listeners_module
+from lightning_hooks.run_report.recorded import Run
+from lightning_hooks.session.sinks import Sinks
+from lightning_hooks.sinks.notebook import LivePage
+from lightning_hooks.sinks.sink import Sink
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import same_state
 from tests.support.trainings import dying
@@ -115,11 +118,11 @@ def test_other_ranks_send_nothing(sent: Sent, monkeypatch: pytest.MonkeyPatch) -
     monitors = monitor(live=True)
     add_to = monitors.outlets.add_to
 
-    def elsewhere(session: Any) -> None:
-        setup = session.host.setup
-        monkeypatch.setattr(session.host, "setup", dataclasses.replace(setup, is_global_zero=False))
-        add_to(session)
-        monkeypatch.setattr(session.host, "setup", setup)
+    def elsewhere(sinks: Sinks, host: Any, members: Any) -> None:
+        setup = host.setup
+        monkeypatch.setattr(host, "setup", dataclasses.replace(setup, is_global_zero=False))
+        add_to(sinks, host, members)
+        monkeypatch.setattr(host, "setup", setup)
 
     monkeypatch.setattr(monitors.outlets, "add_to", elsewhere)
     trainer([monitors]).fit(dying(), loader())
@@ -183,20 +186,28 @@ def test_the_configuration_that_lightning_cli_saves_has_a_mask(sent: Sent, tmp_p
     assert written == []
 
 
-def test_a_listener_that_raises_is_logged_and_left(caplog: pytest.LogCaptureFixture) -> None:
-    class Bad:
-        calls = 0
+@pytest.mark.parametrize("event", ["epoch_start", "reports", "alerts", "window_end", "end"])
+def test_a_sink_that_raises_is_logged_and_called_no_more(event: str, caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[str] = []
 
-        def window_end(self) -> None:
-            self.calls += 1
-            raise ValueError("SECRET")
+    class Bad(LivePage):
+        pass
 
-    bad, found = Bad(), listeners_module.Listeners()
-    found.add(bad)  # type: ignore[arg-type]
-    found.window_end()
-    found.window_end()
-    assert bad.calls == 1
-    assert "Bad, which follows the run, raised ValueError, and is not called any more. Training goes on." in caplog.text
+    class Good(Sink):
+        pass
+
+    def fails(*_: Any, **__: Any) -> None:
+        calls.append("bad")
+        raise ValueError("SECRET")
+
+    setattr(Bad, event, fails)
+    setattr(Good, event, lambda *_, **__: calls.append("good"))
+    sinks = Sinks(Bad(lambda: Run(Path(), "a")), Good())
+    given: dict[str, Any] = {"reports": ([],), "alerts": ([None],), "window_end": ([],), "end": ({}, "")}
+    for _ in range(2):
+        getattr(sinks, event)(*given.get(event, ()))
+    assert calls == ["bad", "good", "good"]
+    assert caplog.text.count("Bad, which follows the run, raised ValueError, and is not called any more. Training goes on.") == 1
     assert "SECRET" not in caplog.text
 
 

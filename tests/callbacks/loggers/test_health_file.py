@@ -18,7 +18,8 @@ from lightning_hooks import TrainingMonitor, monitors, watch
 from lightning_hooks.run_report import files, read_run
 from lightning_hooks.run_report.cli import main
 from lightning_hooks.run_report.verdict import judge
-from lightning_hooks.session.run_records import RunRecords
+from lightning_hooks.session.run_record import open_record
+from lightning_hooks.session.sinks import Sinks
 from tests.support.models import Classifier, loader, mlp, trainer
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/guides/health.schema.json").read_text(encoding="utf-8"))
@@ -178,10 +179,9 @@ def test_a_plain_loop_writes_it_too(tmp_path: Path) -> None:
 def test_other_ranks_write_nothing() -> None:
     host: Any = SimpleNamespace(setup=SimpleNamespace(is_global_zero=False))
     member: Any = SimpleNamespace(folder="before")
-    records = RunRecords(host)
-    records.open(member)
-    records.write()
-    assert member.folder is None
+    sinks = Sinks()
+    open_record(member, host, sinks)
+    assert (member.folder, [*sinks]) == (None, [])
 
 
 def test_the_status_is_that_of_the_verdict(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ from torch import nn
 from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, TrainingMonitor, monitors, plots
 from lightning_hooks.alerts import Alert, AlertError
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
-from lightning_hooks.session.publisher import Publisher
-from lightning_hooks.session.publishing import MOST_HISTOGRAMS, MOST_PICTURED, Publishing, evenly
+from lightning_hooks.session.logged import MOST_HISTOGRAMS, MOST_PICTURED, MemberLog, evenly
 from lightning_hooks.session.settings import Settings
+from lightning_hooks.session.tracker_sink import TrackerSink
 from lightning_hooks.statistics.histograms import N_SIDE, bin_edges
 from tests.support.interruptions import Batches, SaveAt
 from tests.support.made_reports import features as made_features
@@ -253,12 +253,13 @@ def test_the_verdict_is_the_first_text_and_is_written_when_it_changes(tmp_path: 
 def test_a_verdict_that_always_changes_is_written_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     alerts = (Alert(f"kind_{number}", "net", 1.0, 0.0, 0, number, "warning", "It is so.") for number in itertools.count())
-    monkeypatch.setattr("lightning_hooks.session.publisher.open_alerts", lambda members: [next(alerts)])
+    monkeypatch.setattr("lightning_hooks.session.tracker_sink.open_alerts", lambda members: [next(alerts)])
     trackers = SimpleNamespace(text=lambda tag, text, step: written.append(text))
-    publisher = Publisher(SimpleNamespace(trackers=trackers, metrics=SimpleNamespace(step=0)))
+    host: Any = SimpleNamespace(trackers=trackers, metrics=SimpleNamespace(step=0))
+    sink = TrackerSink(host, list)
     for _ in range(200):
-        publisher.write_verdict([])
-    publisher.write_verdict([], last=True)
+        sink.write_verdict()
+    sink.write_verdict(last=True)
     assert len(written) == 51
     assert ["kind_0 " in written[0].replace("\\", ""), "kind_200 " in written[-1].replace("\\", "")] == [True, True]
 
@@ -346,7 +347,7 @@ def test_a_statistic_that_no_site_has_is_no_tag_of_the_model() -> None:
 
 
 def test_one_statistic_may_be_named_without_a_list() -> None:
-    scalars = FeatureStatsMonitor(logged="rms").member.publishing.scalars
+    scalars = FeatureStatsMonitor(logged="rms").member.log.scalars
     assert scalars.chosen({"features/a/rms": 1.0, "features/a/max": 2.0}, "features", 1) == {"features/a/rms": 1.0}
 
 
@@ -608,14 +609,14 @@ def test_of_a_long_fit_pictures_show_epochs_spread_evenly_and_the_newest() -> No
 
 
 def test_histograms_are_kept_for_pictures_only_of_some_sites_and_the_last_epochs() -> None:
-    what = Publishing("features", Settings(figures=True, histograms=True), FeatureCollector)
+    what = MemberLog("features", Settings(figures=True, histograms=True), FeatureCollector)
     for epoch in range(MOST_PICTURED + 5):
         what.remember(made_features(epoch, []), {f"net.{i}": ([0.0, 1.0], [epoch]) for i in range(100)})
     kept = what.colourful()
     assert kept["epochs"] == list(range(5, MOST_PICTURED + 5))
     assert list(kept["histograms"]) == [f"net.{i}" for i in range(100)][99::-9][::-1]
     assert [int(counts[0]) for _, counts in kept["histograms"]["net.99"]] == kept["epochs"]
-    nothing = Publishing("features", Settings(histograms=True), FeatureCollector)
+    nothing = MemberLog("features", Settings(histograms=True), FeatureCollector)
     nothing.remember(made_features(0, []), {"net.0": ([0.0, 1.0], [1])})
     assert nothing.colourful() == {"histograms": {}, "epochs": [], "unit": "epoch"}
 

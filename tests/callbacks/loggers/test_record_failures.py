@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_hooks import monitors
 from lightning_hooks.hosts import lightning_folder
 from lightning_hooks.run_report import read_run
-from lightning_hooks.session.publisher import Publisher
+from lightning_hooks.session.tracker_sink import TrackerSink
 from lightning_hooks.trackers import Trackers
 from tests.support.models import Classifier, ElsewhereLogger, hook_counts, is_attached, loader, mlp, trainer
 
@@ -49,14 +49,14 @@ def test_a_fault_at_the_end_of_one_record_leaves_the_others_clean(
     before = hook_counts(model)
     run = trainer([*ours, *([Fails()] if how == "exception" else [])], max_epochs=2, logger=CSVLogger(tmp_path, name="", version=0))
     if what == "leave":
-        monkeypatch.setattr("lightning_hooks.session.run_record.RunRecord.close", no_room)
+        monkeypatch.setattr("lightning_hooks.session.run_record.RunRecord.end", no_room)
     else:  # a part of it
-        write = Publisher.write_figures
+        write = TrackerSink.write_figures
 
-        def only_last(self: Publisher, last: bool = False) -> None:
+        def only_last(self: TrackerSink, last: bool = False) -> None:
             return no_room() if last else write(self)
 
-        monkeypatch.setattr(Publisher, "write_figures", only_last)
+        monkeypatch.setattr(TrackerSink, "write_figures", only_last)
     ends = pytest.raises(Boom) if how == "exception" else nullcontext()
     with pytest.warns(UserWarning, match=FAULT) as warned, ends:
         run.fit(model, loader())

@@ -237,7 +237,7 @@ def assert_left(run: Any, model: Any, before: dict[str, int], ours: list[Any]) -
         assert not optimizer._optimizer_step_post_hooks
 
 
-WRITERS = {"reports": "run_record.append", "health report": "run_record.RunRecord._conclude", "alerts": "delivery.append"}
+WRITERS = {"reports": "run_record.append", "health report": "run_record.RunRecord._conclude", "alerts": "run_record.json.dumps"}
 
 
 @pytest.mark.parametrize("where", WRITERS)

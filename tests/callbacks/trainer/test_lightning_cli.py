@@ -75,7 +75,7 @@ def test_yaml_says_all_that_python_says(
         for kind in (FeatureStatsMonitor, GradientFlowMonitor, GradientClipper)
     )
     assert features.settings.every_n_steps == 2
-    book = features.member.alerting.book
+    book = features.member.alerting.rules
     dead = [rule for rule in book.rules if isinstance(rule, Dead)]
     assert [(rule.threshold, rule.sites, rule.times, rule.of) for rule in dead] == [
         (0.7, "*", 1, 1),

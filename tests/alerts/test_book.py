@@ -1,4 +1,4 @@
-"""What counts, what is news, what is over: windows over epochs."""
+"""What counts, what is news, what is over: from window to window."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightning_hooks.alerts import Alert, AlertWindow
+from lightning_hooks.alerts import Alert, AlertBook
 from lightning_hooks.declare.rulebook import Candidate
 
 
@@ -17,11 +17,11 @@ def alert(site: str = "a", epoch: int = 0, since: int | None = None) -> Alert:
     return Alert("dead", site, 0.9, 0.5, epoch, 10 * epoch, "warning", "…", since)
 
 
-def counted(window: AlertWindow, epochs: list[str], times: int, of: int) -> list[str]:
+def counted(book: AlertBook, epochs: list[str], times: int, of: int) -> list[str]:
     found = []
     for epoch, sites in enumerate(epochs):
         candidates = [Candidate(alert(site, epoch), times, of) for site in sites]
-        found.append("".join(entry.site for entry in window.confirmed(candidates)))
+        found.append("".join(entry.site for entry in book.confirmed(candidates)))
     return found
 
 
@@ -36,103 +36,106 @@ def counted(window: AlertWindow, epochs: list[str], times: int, of: int) -> list
     ],
 )
 def test_m_of_n(times: int, of: int, epochs: list[str], expected: list[str]) -> None:
-    assert counted(AlertWindow(), epochs, times, of) == expected
+    assert counted(AlertBook(), epochs, times, of) == expected
     for cut in range(len(epochs)):  # and over a resume
-        first, second = AlertWindow(), AlertWindow()
+        first, second = AlertBook(), AlertBook()
         before = counted(first, epochs[:cut], times, of)
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         assert before + counted(second, epochs[cut:], times, of) == expected
 
 
 def test_since_is_the_first_step_of_the_spell() -> None:
-    window = AlertWindow(rearm=2)
+    book = AlertBook(rearm=2)
     since = []
     for epoch, there in enumerate([1, 1, 0, 1, 0, 0, 1]):
-        since += [a.since_step for a in window.confirmed([Candidate(alert(epoch=epoch))] * there)]
+        since += [a.since_step for a in book.confirmed([Candidate(alert(epoch=epoch))] * there)]
     assert since == [0, 0, 0, 60]  # one epoch without it is no end, two are
-    assert AlertWindow().confirmed([Candidate(alert(epoch=3, since=27))])[0].since_step == 27
+    assert AlertBook().confirmed([Candidate(alert(epoch=3, since=27))])[0].since_step == 27
 
 
 def test_what_is_over_is_reported_once_with_its_epochs() -> None:
-    window = AlertWindow(rearm=2)
+    book = AlertBook(rearm=2)
     cleared: list[Any] = []
     for epoch, sites in enumerate(["a", "ab", "b", "", "", "", "c"]):
-        window.new_alerts([alert(site, epoch) for site in sites])
-        cleared.append([(over.site, over.first_epoch, over.last_epoch) for over in window.cleared])
+        book.new_alerts([alert(site, epoch) for site in sites])
+        cleared.append([(over.passed_on.site, over.passed_on.epoch, over.last_epoch) for over in book.cleared])
     assert cleared == [[], [], [], [], [("a", 0, 2)], [], []]  # by the site at which it began
-    assert [over.site for over in window.ended] == ["a"]
+    assert [over.passed_on.site for over in book.ended] == ["a"]
 
 
 def test_a_problem_has_one_beginning_though_its_site_moves() -> None:
-    window = AlertWindow()
+    book = AlertBook()
     for epoch, site in enumerate("aabc"):
-        (now,) = window.grouped([alert(site, epoch, since=10 * epoch + 3)])
+        (now,) = book.grouped([alert(site, epoch, since=10 * epoch + 3)])
         assert now.since_step == 3
-        assert [entry.site for entry in window.new_alerts([now])] == (["a"] if epoch == 0 else [])
-    assert window.open == [alert("a", 0, since=3)]  # as it was passed on
+        assert [entry.site for entry in book.new_alerts([now])] == (["a"] if epoch == 0 else [])
+    assert book.open == [alert("a", 0, since=3)]  # as it was passed on
 
 
 def test_one_alert_names_the_sites_that_have_the_same_problem() -> None:
-    window = AlertWindow()
-    one, two, three, follows = window.grouped(
+    book = AlertBook()
+    one, two, three, follows = book.grouped(
         [alert("a", 1), replace(alert("b", 1), severity="critical"), alert("c", 1), replace(alert("d", 1), cause="dead at a")]
     )
     assert [entry.also for entry in (one, two, three, follows)] == [(), ("a", "c"), (), ()]  # the gravest speaks for all
-    assert window.new_alerts([one, two, three, follows]) == [two]
+    assert book.new_alerts([one, two, three, follows]) == [two]
     assert str(two).startswith("[critical] dead at b and 2 more sites (epoch 1, step 10): ")
     assert two.name == "dead at b"
 
 
 def test_what_grows_graver_is_passed_on_again() -> None:
-    window = AlertWindow()
+    book = AlertBook()
     delivered = []
     for epoch, severity in enumerate(["info", "info", "warning", "critical", "warning", "critical"]):
         graded = replace(alert("a", epoch, since=5), severity=severity)
-        delivered += [(entry.epoch, entry.severity) for entry in window.new_alerts(window.grouped([graded]))]
+        delivered += [(entry.epoch, entry.severity) for entry in book.new_alerts(book.grouped([graded]))]
     assert delivered == [(0, "info"), (2, "warning"), (3, "critical")]
-    assert [(entry.epoch, entry.severity) for entry in window.open] == [(2, "critical")]  # as it was first, and as grave as it grew
+    assert [(entry.epoch, entry.severity) for entry in book.open] == [(2, "critical")]  # as it was first, and as grave as it grew
 
 
 def test_what_grows_graver_within_an_epoch_is_passed_on_at_its_end() -> None:
-    window = AlertWindow()
+    book = AlertBook()
     early = replace(alert("a", 1, since=13), batch=3)
-    assert window.at_once(window.grouped([early])) == [early]
+    assert book.at_once(book.grouped([early])) == [early]
     at_the_end = replace(early, value=1.0, severity="critical", since_step=19, batch=9, step=20)
-    (now,) = window.grouped([at_the_end])
+    (now,) = book.grouped([at_the_end])
     assert now == replace(early, severity="critical", step=20)  # the first occurrence
-    assert window.new_alerts([now]) == [now]
-    (milder,) = window.grouped([replace(at_the_end, severity="warning")])
+    assert book.new_alerts([now]) == [now]
+    (milder,) = book.grouped([replace(at_the_end, severity="warning")])
     assert milder.severity == "critical"
 
 
 def test_what_was_delivered_and_now_follows_from_another_is_not_over() -> None:
-    window = AlertWindow(rearm=2)
-    assert window.new_alerts([alert("b", 0)]) == [alert("b", 0)]
+    book = AlertBook(rearm=2)
+    assert book.new_alerts([alert("b", 0)]) == [alert("b", 0)]
     other = replace(alert("a", 1), kind="constant")
     for epoch in range(1, 4):
         follows = replace(alert("b", epoch), cause="constant at a", severity="info")
-        assert window.new_alerts([replace(other, epoch=epoch), follows]) == ([other] if epoch == 1 else [])
-        assert window.cleared == []
-        assert window.open == [other]  # of the root causes
-    assert window.new_alerts([alert("b", 4)]) == []  # a root again, and delivered long ago
+        assert book.new_alerts([replace(other, epoch=epoch), follows]) == ([other] if epoch == 1 else [])
+        assert book.cleared == []
+        assert book.open == [other]  # of the root causes
+    assert book.new_alerts([alert("b", 4)]) == []  # a root again, and delivered long ago
 
 
 def test_what_is_found_within_an_epoch_is_held_at_its_end_and_ends_nothing() -> None:
-    window = AlertWindow(rearm=1)
-    window.new_alerts([alert("a", 0)])
+    book = AlertBook(rearm=1)
+    book.new_alerts([alert("a", 0)])
     early = replace(alert("b", 1, since=13), kind="nonfinite", batch=3)
-    assert window.at_once([alert("a", 1), early]) == [early]
-    assert window.at_once([replace(early, site="c")]) == []
+    assert book.at_once([alert("a", 1), early]) == [early]
+    assert book.at_once([replace(early, site="c")]) == []
     at_the_end = replace(early, value=0.7, since_step=19, batch=9, step=20)
-    (a, now) = window.grouped([alert("a", 1), at_the_end])
+    (a, now) = book.grouped([alert("a", 1), at_the_end])
     assert now == replace(early, step=20)  # as it was passed on in this epoch
-    assert window.new_alerts([a, now]) == []
-    assert window.new_alerts([]) == []
-    assert [(over.kind, over.first_epoch, over.last_epoch) for over in window.cleared] == [("dead", 0, 1), ("nonfinite", 1, 1)]
+    assert book.new_alerts([a, now]) == []
+    assert book.new_alerts([]) == []
+    assert [(over.passed_on.kind, over.passed_on.epoch, over.last_epoch) for over in book.cleared] == [
+        ("dead", 0, 1),
+        ("nonfinite", 1, 1),
+    ]
 
 
 def test_a_restored_state_keeps_the_identity_of_what_is_open() -> None:
-    before, after = AlertWindow(), AlertWindow()
+    before, after = AlertBook(), AlertBook()
     first = replace(alert("a", 0, since=3), batch=2, value=math.nan)
     before.new_alerts([first])
     before.new_alerts(before.grouped([alert("b", 1, since=17)]))
@@ -144,4 +147,4 @@ def test_a_restored_state_keeps_the_identity_of_what_is_open() -> None:
     assert now.since_step == 3
     assert after.new_alerts([now]) == []
     assert after.new_alerts([]) == after.new_alerts([]) == []
-    assert [(over.site, over.first_epoch, over.last_epoch) for over in after.cleared] == [("a", 0, 2)]
+    assert [(over.passed_on.site, over.passed_on.epoch, over.last_epoch) for over in after.cleared] == [("a", 0, 2)]

@@ -1,28 +1,34 @@
-"""What the members of a session write to the trackers at a window's end."""
+"""What trackers and ``callback_metrics`` get of a run: scalars, the table of alerts, histograms, figures, and the verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from typing_extensions import override
 
+from lightning_hooks.alerts import Alert
 from lightning_hooks.alerts.defaults import kinds_of
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.selection import clean_name, named_sites
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.closing import open_alerts, verdict_of
-from lightning_hooks.session.drawing_thread import DrawingThread
+from lightning_hooks.session.logged import MOST_PICTURED, evenly
 from lightning_hooks.session.member import Member
-from lightning_hooks.session.publishing import MOST_PICTURED, evenly
-from lightning_hooks.trackers import Trackers
+from lightning_hooks.sinks.sink import Notice, Sink
+from lightning_hooks.trackers import Trackers, some
 from lightning_hooks.trackers.console import markdown_text
-from lightning_hooks.trackers.tracker import Chart, Lines, training_charts
+from lightning_hooks.trackers.tracker import Chart, Lines, Picture, training_charts
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from lightning_hooks.declare.collector import Figures
 
 SITE_COLUMNS = ("site", "type", "elements of its parameters", "observed by")
@@ -36,34 +42,72 @@ VERDICT = "Verdict"
 """The tag of the verdict: trackers sort by tag, capitals first."""
 MOST_VERDICTS = 50
 """Verdicts that are written in a run, next to the last one."""
+ALERT_COLUMNS = (
+    "severity",
+    "kind",
+    "site",
+    "value",
+    "threshold",
+    "epoch",
+    "step",
+    "batch",
+    "what was seen, the likely cause, what to try",
+)
+"""Of the table of alerts in the trackers."""
+MOST_SHOWN = 200
+"""Rows of that table at one step."""
+MOST_WAITING = 64
+"""Pictures that may wait; above, an epoch's end waits for the oldest."""
 
 
-class Publisher:
-    """Writes what members report to the trackers of one run.
+class TrackerSink(Sink):
+    """Writes what members report to the trackers of one run, and to what checkpoints and early stopping watch.
 
     Args:
         host: The training loop.
+        members: Returns all members.
     """
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, host: Host, members: Callable[[], Sequence[Member]]) -> None:
+        self._host, self._members = host, members
         self._drawing: DrawingThread | None = None
         self._verdict = ""  # as it was written last
         self._problems: list[list[tuple[str, str]]] = []  # of each verdict that was written
 
-    def log(self, members: Sequence[Member]) -> None:
-        """Log the scalars of the window's reports. Each tag is written once, by the first member that has it."""
-        watched = self._host.metrics.watched_tags()
-        for member, scalars in self._scalars(members):
-            self._host.metrics.write(member.name, scalars, self._chosen(member, scalars, watched))
+    @override
+    def reports(self, members: Sequence[Member], of_epoch: bool = False) -> None:
+        """Log the scalars; those of an epoch that had several windows as ``<tag>_epoch``.
 
-    def log_epoch(self, members: Sequence[Member]) -> None:
-        """Log the scalars of reports of whole epochs, which had several windows, as ``<tag>_epoch``."""
-        watched = {tag.removesuffix(OF_EPOCH) for tag in self._host.metrics.watched_tags() if tag.endswith(OF_EPOCH)}
+        Each tag is written once, by the first member that has it.
+        """
+        watched: Collection[str] = self._host.metrics.watched_tags()
+        if of_epoch:
+            watched = {tag.removesuffix(OF_EPOCH) for tag in watched if tag.endswith(OF_EPOCH)}
+        end = OF_EPOCH * of_epoch
         for member, scalars in self._scalars(members):
             chosen = self._chosen(member, scalars, watched)
-            of_epoch = ({f"{tag}{OF_EPOCH}": value for tag, value in tags.items()} for tags in (scalars, chosen))
-            self._host.metrics.write(member.name, *of_epoch)
+            tagged = ({f"{tag}{end}": value for tag, value in tags.items()} for tags in (scalars, chosen))
+            self._host.metrics.write(member.name, *tagged)
+
+    @override
+    def alerts(self, notices: Sequence[Notice]) -> None:
+        serious = [notice.alert for notice in notices if notice.over is None and notice.alert.severity != "info"]
+        if serious:
+            _show(self._host.trackers, serious, self._host.metrics.step)
+
+    @override
+    def window_end(self, members: Sequence[Member]) -> None:
+        self.publish(members)
+        self.write_verdict()
+
+    @override
+    def end(self, end: Mapping[str, Any], headline: str) -> None:
+        try:
+            if end["how"] == "finished":
+                self.publish(self._members(), last=True)
+            self.write_figures(last=True)
+        finally:
+            self.write_verdict(last=True)
 
     @staticmethod
     def _scalars(members: Sequence[Member]) -> Iterator[tuple[Member, dict[str, float]]]:
@@ -82,7 +126,7 @@ class Publisher:
     @staticmethod
     def _chosen(member: Member, scalars: Mapping[str, float], watched: Collection[str]) -> dict[str, float]:
         """Those of the scalars that loggers get."""
-        return member.publishing.scalars.chosen(
+        return member.log.scalars.chosen(
             scalars,
             member.kind.prefix,
             member.live.n_modules,
@@ -91,13 +135,13 @@ class Publisher:
             member.live.not_logged_by_default(),
         )
 
-    def write_verdict(self, members: Sequence[Member], last: bool = False) -> None:
+    def write_verdict(self, last: bool = False) -> None:
         """Write the verdict and the open alerts as text, where these have changed and at the end.
 
         Args:
-            members: All of them.
             last: Whether training is over.
         """
+        members = self._members()
         alerts = open_alerts(members)
         lines = [f"**{markdown_text(verdict_of(members).headline)}**", ""]
         for alert in alerts[:MOST_ALERTS]:
@@ -112,31 +156,31 @@ class Publisher:
             self._host.trackers.text(VERDICT, text, self._host.metrics.step)
 
     def publish(self, members: Sequence[Member], last: bool = False) -> None:
-        """Write charts, the table of sites, histograms and figures, after each member has made its report.
+        """Write charts, the table of sites, histograms and figures.
 
         Args:
-            members: All of them, in order.
+            members: Those whose windows have ended.
             last: Whether training is over, and all figures are drawn.
         """
         trackers, step = self._host.trackers, self._host.metrics.step
         if not trackers:
             return
-        if not last and not any(member.publishing.introduced for member in members):
+        if not last and not any(member.log.introduced for member in members):
             _introduce(trackers, self._host, members)
         kinds: dict[str, int] = {}
         for member in members:
             prefix = member.kind.prefix
             kinds[prefix] = number = kinds.get(prefix, 0) + 1  # there may be two of a kind
-            publishing, report = member.publishing, member.report
+            log, report = member.log, member.report
             if report is None:
                 continue
             if not last:
-                publishing.remember(report, member.histograms)
+                log.remember(report, member.histograms)
                 trackers.histograms({f"{prefix}/{site}/histogram": found for site, found in member.histograms.items()}, step)
-            if trackers.shows_pictures and publishing.due(last):
+            if trackers.shows_pictures and log.due(last):
                 folder = f"{prefix}/figures" + f"-{number}" * (number > 1)
                 member.history.add(report)
-                for name, draw in publishing.fresh(_figures(member, last)).items():
+                for name, draw in log.fresh(_figures(member, last)).items():
                     self._drawing = self._drawing or DrawingThread()
                     self._drawing.ask(f"{folder}/{name}", draw, step)
         self.write_figures(last)
@@ -164,12 +208,12 @@ def _alert_counts(prefix: str, kinds: Iterable[str], peers: Sequence[Member]) ->
 
 def _figures(member: Member, last: bool) -> Figures:
     try:
-        figures = dict(member.live.figures(evenly(list(member.history.reports), MOST_PICTURED), member.publishing.written, last))
+        figures = dict(member.live.figures(evenly(list(member.history.reports), MOST_PICTURED), member.log.written, last))
         if member.live.histograms is not None:
             from lightning_hooks.plots import colourful_dimension
 
             of = member.kind.histogram_of
-            figures["colourful dimension"] = partial(colourful_dimension, **member.publishing.colourful(), value=of)
+            figures["colourful dimension"] = partial(colourful_dimension, **member.log.colourful(), value=of)
     except Exception as error:  # noqa: BLE001  an error in a figure is not the training's
         warn(f"The pictures of {member.name} could not be chosen: {type(error).__name__}: {error}.")
         return {}
@@ -182,8 +226,8 @@ def _introduce(trackers: Trackers, host: Host, members: Sequence[Member]) -> Non
         "Alerts": {},
     }  # the user's own first
     for member in members:
-        member.publishing.introduced = True
-        every = {**member.live.charts(member.publishing.written), "Alerts": {"alerts of each kind": Lines((".+/alerts/.+$",))}}
+        member.log.introduced = True
+        every = {**member.live.charts(member.log.written), "Alerts": {"alerts of each kind": Lines((".+/alerts/.+$",))}}
         for category, charts in every.items():
             layout.setdefault(category, {}).update(charts)
     trackers.layout({category: charts for category, charts in layout.items() if charts})
@@ -213,3 +257,66 @@ def _sites(model: nn.Module, members: Sequence[Member]) -> list[list[object]]:
 
 def _elements(parameters: Iterable[torch.nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters if not is_lazy(parameter))
+
+
+def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
+    """Write new alerts to the trackers: a table of them, and a message for each kind where a tracker sends messages."""
+    rows: list[tuple[object, ...]] = [
+        (a.severity, a.kind, a.where, a.value, a.threshold, a.epoch, a.since_step, a.batch, f"{a.text} {a.follows}".strip())
+        for a in alerts[:MOST_SHOWN]
+    ]
+    if len(alerts) > MOST_SHOWN:
+        rows.append(("", "", f"… and {len(alerts) - MOST_SHOWN} more", None, None, alerts[0].epoch, None, None, ""))
+    trackers.table("alerts", ALERT_COLUMNS, rows, step)
+    kinds: dict[str, list[Alert]] = {}
+    for alert in alerts:
+        kinds.setdefault(alert.kind, []).append(alert)
+    for kind, group in kinds.items():
+        trackers.alert(f"{kind} at {some([alert.site for alert in group], 1)}", group[0].text, group[0].severity)
+    trackers.save()
+
+
+class _Ordered(NamedTuple):
+    tag: str
+    step: int
+    drawn: Future[Picture]
+
+
+class DrawingThread:
+    """Draws pictures one after the other in a thread, and writes them in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        # Here, and not in the thread: a process that is forked meanwhile must not find half an import.
+        import matplotlib.backends.backend_agg  # noqa: F401
+        import PIL.Image  # noqa: F401
+
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="lightning_hooks figures")
+        self._waiting: deque[_Ordered] = deque()
+        self._failed: set[str] = set()
+
+    def ask(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
+        """Have a picture drawn; it is written under its tag and step by a later :meth:`write`."""
+        self._waiting.append(_Ordered(tag, step, self._executor.submit(lambda: Picture.of_figure(draw()))))
+
+    def write(self, trackers: Trackers, wait: bool = False) -> None:
+        """Write what is drawn, the oldest first, on the thread that calls.
+
+        Args:
+            trackers: Where to.
+            wait: Wait for all; else only where too many wait.
+        """
+        while self._waiting and (wait or self._waiting[0].drawn.done() or len(self._waiting) > MOST_WAITING):
+            tag, step, drawn = self._waiting.popleft()
+            try:
+                picture = drawn.result()
+            except Exception as error:  # noqa: BLE001  a picture's trouble is not the training's
+                if tag not in self._failed:
+                    self._failed.add(tag)
+                    warn(f"The picture {tag} could not be drawn: {type(error).__name__}: {error}. Training goes on.")
+            else:
+                trackers.picture(tag, picture, step)
+
+    def close(self) -> None:
+        """End the thread; what was not drawn yet never is."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._waiting.clear()

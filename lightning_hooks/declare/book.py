@@ -1,0 +1,329 @@
+"""The alert book: when an alert counts, when it is new, how long it lasts, and when it is over.
+
+A monitor keeps one while it trains, and one is made of its reports when a run's file is read: whatever shows alerts shows the same
+state of them. An alert is *found* by a rule, *confirmed* once it was found often enough, then *open*; *found again* it stays one
+problem, and it is *over* after some windows without it. Excused alerts come as infos, muted ones never come.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import REARM, SEVERITIES
+from lightning_hooks.declare.plain import from_plain, to_plain
+from lightning_hooks.declare.rulebook import Candidate
+
+MOST_STRETCHES = 50
+"""How many stretches of windows with one kind are kept."""
+
+Key = tuple[str, bool]
+"""Kind, and whether it is more than an info: the identity of a problem while it lasts."""
+
+
+class Early(NamedTuple):
+    """One monitor's part in the checks within a window, which ``check_every_n_steps`` asks for.
+
+    Attributes:
+        every: After so many batches or steps a check is due.
+        reported: The kinds that a check of this window passed on: further sites of the same kind can wait for the window's end.
+    """
+
+    every: int
+    reported: set[str]
+
+
+@dataclass(slots=True)
+class _Hits:
+    """What a rule found of a kind at a site: 1 or 0 for each of the last windows, and the step since which."""
+
+    recent: list[int]
+    since_step: int
+    span: int
+
+
+@dataclass(slots=True)
+class Stretch:
+    """A stretch of windows with one problem: root causes of one kind, at whatever sites.
+
+    Attributes:
+        passed_on: The alert as it was passed on first, with the highest severity that was.
+        first: The most severe root cause of the first window.
+        number: The number of the last window with the kind, if only as a consequence of something else.
+        last_epoch: The epoch of that window.
+        root: Whether it is a root cause in the last window.
+        over: Whether it has ended.
+        since: The first window, by its place; -1 where only a check within a window has found it.
+        until: The last window with it as a root cause.
+        severity: The highest in these windows.
+        sites: Where it was the root cause.
+        consequences: What was a consequence of it, as ``kind at site``.
+    """
+
+    passed_on: Alert
+    first: Alert
+    number: int
+    last_epoch: int
+    root: bool = True
+    over: bool = False
+    since: int = -1
+    until: int = -1
+    severity: str = "info"
+    sites: dict[str, None] = field(default_factory=dict)
+    consequences: dict[str, None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Stretch:
+        """One in plain types."""
+        alerts = {name: from_plain(Alert, plain[name]) for name in ("passed_on", "first")}
+        return cls(**{**plain, **alerts, **{table: dict.fromkeys(plain[table]) for table in ("sites", "consequences")}})
+
+    def add(self, at: int, roots: Sequence[Alert], alerts: Iterable[Alert]) -> None:
+        """Enter a window.
+
+        Args:
+            at: Its place.
+            roots: The root causes of this kind.
+            alerts: The alerts of all monitors.
+        """
+        if self.since < 0:
+            self.since, self.first = at, _leader(roots)
+        self.until, names = at, {root.name for root in roots}
+        self.severity = max(self.severity, *(root.severity for root in roots), key=SEVERITIES.index)
+        self.sites.update(dict.fromkeys(site for root in roots for site in (root.site, *root.also)))
+        self.consequences.update(dict.fromkeys(name for root in roots for name in root.consequences))
+        # The run's file does not add those of later windows to the root.
+        self.consequences.update(dict.fromkeys(alert.name for alert in alerts if alert.cause in names))
+
+
+class AlertBook:
+    """The alerts of one monitor from window to window, in as much memory as there are problems.
+
+    An alert counts if its rule found it in ``times`` of the last ``of`` windows. What counts is one problem per kind, whatever the
+    site: the layer at which gradients pass a limit moves from window to window. The first alert of a kind is passed on when it
+    appears, and again only if it becomes more severe; it lasts, and is over after ``rearm`` windows without the kind.
+
+    Args:
+        rearm: Windows without an alert after which it would be new again; at least 1.
+        unit: What numbers the windows: ``epoch``, or ``step`` where they are shorter.
+
+    Attributes:
+        windows: How many there were.
+        last: The place of the last one; -1 before the first.
+        losses: The mean loss of the first window and of the last one that have a finite one; empty before.
+        problems: Kind, and whether it is more than an info, to the stretches of windows with it, in the order in which they began.
+        cleared: What was over at the last :meth:`new_alerts`.
+        early: What checks within the window under way have found, by kind and site.
+        reported: The kinds that one of them passed on.
+        of_epoch: The alerts of the epoch's windows by kind and site, each as it was last; whoever ends the epoch empties it.
+    """
+
+    def __init__(self, rearm: int = REARM, unit: str = "epoch") -> None:
+        if rearm < 1:
+            raise ValueError(f"rearm must be at least 1; got {rearm!r}.")
+        self.rearm, self.unit = rearm, unit
+        self.windows, self.last = 0, -1
+        self.losses: tuple[float, ...] = ()
+        self.problems: dict[Key, list[Stretch]] = {}
+        self.cleared: list[Stretch] = []
+        self.early: dict[tuple[str, str], Alert] = {}
+        self.reported: set[str] = set()
+        self.of_epoch: dict[tuple[str, str], Alert] = {}
+        self._hits: dict[tuple[str, str], _Hits] = {}
+
+    @property
+    def open(self) -> list[Alert]:
+        """The root causes that last, each as it was passed on first, with the highest severity since."""
+        return [stretch.passed_on for _, stretch in self.lasting if stretch.root]
+
+    @property
+    def ended(self) -> list[Stretch]:
+        """What is over, in the order in which it ended."""
+        over = (stretch for known in self.problems.values() for stretch in known if stretch.over)
+        return sorted(over, key=lambda stretch: stretch.number)
+
+    def is_open(self, alert: Alert) -> bool:
+        """Whether an alert belongs to a problem that was a root cause in the last window."""
+        stretch = self._open(alert)
+        return stretch is not None and stretch.root
+
+    def first(self, alert: Alert) -> Alert:
+        """The alert by which the problem of an alert was passed on, while it lasts; else the alert."""
+        stretch = self._open(alert)
+        return alert if stretch is None else stretch.passed_on
+
+    @property
+    def lasting(self) -> list[tuple[Key, Stretch]]:
+        """The problems that were passed on and last."""
+        return [(key, known[-1]) for key, known in self.problems.items() if not known[-1].over]
+
+    def _open(self, alert: Alert) -> Stretch | None:
+        """The problem that lasts and that an alert belongs to."""
+        known = self.problems.get(_key(alert))
+        return known[-1] if known and not known[-1].over else None
+
+    # Found, and confirmed.
+
+    def confirmed(self, candidates: Iterable[Candidate], waiting: Container[str] = ()) -> list[Alert]:
+        """Enter what was found in one report; return what counts, each with the step since which it is there.
+
+        Args:
+            candidates: What the rules found.
+            waiting: The kinds whose rules were not applied to this report.
+        """
+        current = {(candidate.alert.kind, candidate.alert.site): candidate for candidate in candidates}
+        for key, hits in list(self._hits.items()):
+            if key[0] in waiting:
+                continue
+            hits.recent = [*hits.recent, int(key in current)][-hits.span :]
+            if not any(hits.recent):
+                del self._hits[key]
+        counted = []
+        for key, candidate in current.items():
+            alert, of = candidate.alert, candidate.of
+            since = alert.step if alert.since_step is None else alert.since_step
+            hits = self._hits.setdefault(key, _Hits([1], since, max(of, self.rearm)))
+            if sum(hits.recent[-of:]) >= candidate.times:
+                counted.append(dataclasses.replace(alert, since_step=hits.since_step))
+        return counted
+
+    # Open, found again, and over.
+
+    def grouped(self, alerts: Iterable[Alert]) -> tuple[Alert, ...]:
+        """Give the root causes of one kind one beginning, and the first of them the names of the others.
+
+        Args:
+            alerts: Of one report, root causes first, in order of cause.
+
+        Returns:
+            The alerts. Of a problem that was passed on before, root causes have the step since which it lasts; the alert that was
+            passed on within the same epoch is as it was then, with the higher severity of the two.
+        """
+        alerts = list(alerts)
+        leaders = {id(_leader(group)): group for group in _roots(alerts).values()}
+        return tuple(self._dated(alert, leaders.get(id(alert), ())) for alert in alerts)
+
+    def _dated(self, alert: Alert, group: Iterable[Alert]) -> Alert:
+        also = tuple(other.site for other in group if other is not alert)
+        stretch = None if alert.cause else self._open(alert)
+        if stretch is None:
+            return dataclasses.replace(alert, also=also)
+        known = stretch.passed_on
+        if (alert.site, alert.epoch) == (known.site, known.epoch):
+            severity = max(known.severity, alert.severity, key=SEVERITIES.index)
+            return dataclasses.replace(known, also=also, consequences=alert.consequences, step=alert.step, severity=severity)
+        return dataclasses.replace(alert, also=also, since_step=known.since_step)
+
+    def at_once(self, alerts: Iterable[Alert]) -> list[Alert]:
+        """Enter alerts found in the middle of a window; return those to pass on. Nothing ends before the window does."""
+        new = self.fresh(alerts)
+        for alert in new:
+            stretch = self._open(alert)
+            if stretch is None:
+                known = self.problems.setdefault(_key(alert), [])
+                known.append(Stretch(alert, alert, self.windows, alert.epoch))
+                del known[:-MOST_STRETCHES]
+            else:
+                stretch.passed_on = dataclasses.replace(stretch.passed_on, severity=alert.severity)
+        return new
+
+    def fresh(self, alerts: Iterable[Alert]) -> list[Alert]:
+        """Of each problem that is to be passed on, because it is new or more severe than before, the alert that stands for it."""
+        leaders = [(self._open(group[0]), _leader(group)) for group in _roots(alerts).values()]
+        level = SEVERITIES.index
+        return [new for known, new in leaders if known is None or level(new.severity) > level(known.passed_on.severity)]
+
+    def new_alerts(
+        self, alerts: Iterable[Alert], at: int | None = None, loss: float = math.nan, others: Iterable[Alert] = ()
+    ) -> list[Alert]:
+        """Enter a window, as :meth:`grouped` gave its alerts, and return those to pass on.
+
+        A consequence of another alert is not passed on; but if its kind was before, as a root cause, that is not over.
+
+        Args:
+            alerts: Its alerts, root causes first.
+            at: Its place: the epoch or the step that it is numbered by; the last one again where it was not complete. None for the
+                next.
+            loss: The mean loss of its batches; NaN where that is not known.
+            others: The alerts of other monitors in this window.
+        """
+        at = self.last + 1 if at is None else at
+        self.windows += at != self.last
+        self.last, alerts = at, list(alerts)
+        if math.isfinite(loss):
+            rounded = float(f"{loss:.5g}")  # as in the run's file, so that the report has the same verdict
+            self.losses = (*self.losses[: self.windows > 1], rounded)
+        groups, kinds = _roots(alerts), {alert.kind for alert in alerts}
+        new, others = self.at_once(alerts), list(others)
+        self.early.clear()
+        self.reported.clear()
+        for key, group in groups.items():
+            known = self.problems[key]
+            if len(known) == 1 and known[0].since < 0:  # a check within the window may have found it before others
+                self.problems[key] = self.problems.pop(key)
+            known[-1].add(at, group, [*alerts, *others])
+        self.of_epoch.update({(alert.kind, alert.site): alert for alert in alerts})
+        self.cleared = []
+        for key, stretch in self.lasting:
+            stretch.root = key in groups
+            if key[0] in kinds:
+                stretch.number, stretch.last_epoch = self.windows, max(alert.epoch for alert in alerts)
+            elif self.windows - stretch.number >= self.rearm:
+                stretch.over = True
+                self.cleared.append(stretch)
+        return new
+
+    def holds(self, alert: Alert) -> bool:
+        """Whether an alert was the root cause of a problem that lasts."""
+        stretches = (stretch for key, stretch in self.lasting if key[0] == alert.kind)
+        return any(alert.site in stretch.sites or alert.site == stretch.passed_on.site for stretch in stretches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what :meth:`load_state_dict` needs, in plain types."""
+        return {
+            "windows": self.windows,
+            "last": self.last,
+            "losses": list(self.losses),
+            "early": [alert.record() for alert in self.early.values()],
+            "reported": sorted(self.reported),
+            "of_epoch": [alert.record() for alert in self.of_epoch.values()],
+            "hits": [[*key, hits.recent, hits.since_step, hits.span] for key, hits in self._hits.items()],
+            "problems": [[*key, [to_plain(stretch) for stretch in known]] for key, known in self.problems.items()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of an earlier run."""
+        self.windows, self.last = int(state["windows"]), int(state["last"])
+        self.losses = tuple(map(float, state["losses"]))
+        for table, known in (("early", self.early), ("of_epoch", self.of_epoch)):
+            alerts = (from_plain(Alert, plain) for plain in state[table])
+            known.update({(alert.kind, alert.site): alert for alert in alerts})
+        self.reported.update(state["reported"])
+        self._hits = {
+            (kind, site): _Hits([int(hit) for hit in recent], int(since), int(span))
+            for kind, site, recent, since, span in state["hits"]
+        }
+        self.problems = {
+            (kind, bool(serious)): [Stretch.of(plain) for plain in known] for kind, serious, known in state["problems"]
+        }
+
+
+def _key(alert: Alert) -> Key:
+    return alert.kind, alert.severity != "info"
+
+
+def _roots(alerts: Iterable[Alert]) -> dict[Key, list[Alert]]:
+    groups: dict[Key, list[Alert]] = {}
+    for alert in alerts:
+        if not alert.cause:
+            groups.setdefault(_key(alert), []).append(alert)
+    return groups
+
+
+def _leader(group: Sequence[Alert]) -> Alert:
+    """The most severe of the root causes of one kind, of several the first."""
+    return max(group, key=lambda alert: SEVERITIES.index(alert.severity))

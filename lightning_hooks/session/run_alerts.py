@@ -1,0 +1,178 @@
+"""The alerts of all members of a run: in order of cause, in their books, and passed on once."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from lightning_hooks.alerts import Alert, AlertError
+from lightning_hooks.alerts.causes import Ordered, in_order_of_cause
+from lightning_hooks.declare.warn import info
+from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_range
+from lightning_hooks.diagnostics.reports import FeatureReport
+from lightning_hooks.hosts.host import Host
+from lightning_hooks.replay.watch import StepWatch
+from lightning_hooks.session.member import Member
+from lightning_hooks.session.rank_merge import merged
+from lightning_hooks.session.sinks import Sinks
+from lightning_hooks.sinks.sink import Notice
+
+
+class RunAlerts:
+    """Puts the alerts of all members in order of cause and into their books, and passes new ones on to the sinks.
+
+    Args:
+        host: The training loop.
+        evidence: What is known of single steps.
+        sinks: Those of the run.
+
+    Attributes:
+        stopped_by: The first alert with ``on_alert="stop"``.
+    """
+
+    def __init__(self, host: Host, evidence: StepWatch, sinks: Sinks) -> None:
+        self._host, self._evidence, self._sinks = host, evidence, sinks
+        self.stopped_by: Alert | None = None
+
+    def window_end(self, members: Sequence[Member]) -> None:
+        """Put the alerts of the window's reports in order of cause, and pass on those that are new.
+
+        Args:
+            members: Those that made a report of this window.
+
+        Raises:
+            AlertError: If a member with ``on_alert="raise"`` has a new alert.
+        """
+        reports: list[Any] = [self._dated(member.report) for member in members]
+        ordered = self._in_order(members, reports)
+        fresh: dict[tuple[int, str], Alert] = {}
+        ended: list[Notice] = []
+        for place, (member, alerts) in enumerate(zip(members, ordered.of_report, strict=True)):
+            member.report = report = dataclasses.replace(reports[place], alerts=alerts)
+            fresh.update({(place, alert.name): alert for alert in member.new_alerts()})
+            for over in member.alerting.book.cleared:
+                alert = dataclasses.replace(over.passed_on, epoch=report.epoch, step=report.step)
+                ended.append(Notice(alert, member, over=over))
+        self._pass_on(_notices(members, ordered.roots, fresh, reports), ended)
+
+    def judge_urgent(self, members: Sequence[Member], last: bool = False, lookup: MissedRow | None = None) -> bool:
+        """Apply the urgent rules to what members have so far, and pass on what is new, causes first.
+
+        It waits for the device, and ranks exchange tables: call it only where something is wrong, on every rank alike.
+
+        Args:
+            members: Those that check within a window.
+            last: Whether the run ends here, and the window under way with it.
+            lookup: The lookup of an embedding that ended it.
+
+        Returns:
+            Whether the run is to stop.
+
+        Raises:
+            AlertError: If a member with ``on_alert="raise"`` has a new alert.
+        """
+        tables, (known,) = merged([member.live for member in members], [self._evidence.results.waiting])
+        if known:
+            self._evidence.results.agree()
+        whole = [member.so_far(table) for member, table in zip(members, tables, strict=True)]
+        if lookup is not None:
+            whole = [dataclasses.replace(r, id_out_of_range=lookup) if isinstance(r, FeatureReport) else r for r in whole]
+        reports: list[Any] = []
+        for member, report in zip(members, whole, strict=True):
+            alerts = member.urgent(report)
+            member.alerting.book.early.update({(alert.kind, alert.site): alert for alert in alerts})
+            reports.append(self._dated(dataclasses.replace(report, alerts=alerts)))
+        ordered = self._in_order(members, reports)
+        fresh: dict[tuple[int, str], Alert] = {}
+        for place, (member, alerts) in enumerate(zip(members, ordered.of_report, strict=True)):
+            fresh.update({(place, alert.name): alert for alert in member.alerting.book.at_once(alerts)})
+        notices = _notices(members, ordered.roots, fresh, reports)
+        for member in members:
+            member.alerting.book.reported.update(notice.alert.kind for notice in notices)
+        if not notices:
+            return False
+        if last or any("raise" in notice.actions for notice in notices):  # there will be no end of this window
+            for member, report, alerts in zip(members, whole, ordered.of_report, strict=True):
+                member.report = dataclasses.replace(report, alerts=alerts)
+                member.new_alerts()
+        self._pass_on(notices)
+        return any("stop" in notice.actions for notice in notices)
+
+    def last_look(self, members: Sequence[Member], error: BaseException, batch_idx: int | None, batch: Any) -> None:
+        """Apply the urgent rules to the window that an exception ends: what raised may have been given NaN, or an id too large.
+
+        Other ranks may not come here, so that one with others does not look.
+
+        Args:
+            members: All.
+            error: The exception.
+            batch_idx: The index of the training batch under way; None outside of one.
+            batch: That batch.
+        """
+        if members and self._host.setup.world_size == 1:
+            with suppress(Exception, KeyboardInterrupt):  # the run ends anyway, and its device may be what failed
+                found = id_out_of_range(error, self._host.model, batch, batch_idx)
+                observed = [member for member in members if member.sampled_batches or found is not None]
+                self.judge_urgent(observed, last=True, lookup=found)
+
+    def _in_order(self, members: Sequence[Member], reports: Sequence[Any]) -> Ordered:
+        """The alerts of reports in order of cause, each as it is passed on and shown."""
+        books = [member.alerting.book for member in members]
+        ordered = in_order_of_cause(reports, books)
+        completed = ([alert if alert.cause else self._completed(alert) for alert in alerts] for alerts in ordered.of_report)
+        return ordered._replace(of_report=[book.grouped(alerts) for book, alerts in zip(books, completed, strict=True)])
+
+    def _completed(self, root: Alert) -> Alert:
+        """A root cause with what else is known of it: what running its step again has shown, and its samples."""
+        return self._evidence.results.explained(root)
+
+    def _dated(self, report: Any) -> Any:
+        return dataclasses.replace(report, alerts=tuple(map(self._evidence.results.dated, report.alerts)))
+
+    def _pass_on(self, notices: Sequence[Notice], ended: Sequence[Notice] = ()) -> None:
+        """Pass alerts on, in order, and stop or end the run as ``on_alert`` says."""
+        self._sinks.alerts([*notices, *ended])
+        stopping = next((notice.alert for notice in notices if "stop" in notice.actions), None)
+        if stopping is not None:
+            with self._host.console.printing():
+                info(f"Training stops because of {stopping.name} ({stopping.when}): on_alert='stop'.", logging.WARNING)
+            self.stopped_by = self.stopped_by or stopping
+            self._host.stop()
+        fatal = [notice.alert for notice in notices if "raise" in notice.actions]
+        if fatal:
+            raise AlertError(fatal)
+
+
+def _notices(
+    members: Sequence[Member],
+    roots: Sequence[tuple[int, Alert]],
+    fresh: Mapping[tuple[int, str], Alert],
+    reports: Sequence[Any],
+) -> list[Notice]:
+    """The root causes that are new, with the actions of the members that are affected."""
+    found = [report.alerts for report in reports]
+    return [
+        Notice(fresh[place, alert.name], members[place], actions_on(alert, members, found))
+        for place, alert in roots
+        if (place, alert.name) in fresh
+    ]
+
+
+def actions_on(root: Alert, members: Sequence[Member], found: Sequence[Sequence[Alert]]) -> frozenset[str]:
+    """What the members that found a root cause, or a consequence of it, are to do.
+
+    A member that is to stop the run does so where what it found is a consequence of what another found: alone it would have.
+
+    Args:
+        root: The root cause.
+        members: The members.
+        found: What each of them found, with the severities of its rules.
+    """
+    if root.severity == "info":
+        return frozenset()
+    names = {root.name, *root.consequences}
+    serious = (any(alert.name in names and alert.severity != "info" for alert in alerts) for alerts in found)
+    return frozenset[str]().union(*(member.settings.actions for member, affected in zip(members, serious, strict=True) if affected))

@@ -1,0 +1,142 @@
+"""The sinks of one run: each is called with what happens, and one that raises harms neither the others nor training."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from lightning_hooks.declare.warn import info, warn
+from lightning_hooks.hooks.checks import check_bools
+from lightning_hooks.hosts.host import Host
+from lightning_hooks.run_report.lines import FOLDER, REPORTS
+from lightning_hooks.run_report.run import Run, run_name
+from lightning_hooks.session.closing import run_report
+from lightning_hooks.session.member import Member
+from lightning_hooks.sinks.notebook import LivePage
+from lightning_hooks.sinks.sink import Notice, Sink
+from lightning_hooks.sinks.webhook import FORM, VARIABLE, Address, Webhook
+
+_warn = partial(info, level=logging.WARNING)
+
+
+class Sinks:
+    """The sinks of one run, in the order in which they are called: events as of :class:`~lightning_hooks.sinks.sink.Sink`.
+
+    Args:
+        sinks: The first ones.
+    """
+
+    def __init__(self, *sinks: Sink) -> None:
+        self._each = list(sinks)
+        self._warned = False
+
+    def __iter__(self) -> Iterator[Sink]:
+        return iter(self._each)
+
+    def add(self, sink: Sink) -> None:
+        """Call a sink from now on."""
+        self._each.append(sink)
+
+    def epoch_start(self) -> None:
+        """An epoch starts."""
+        self._call(lambda sink: sink.epoch_start())
+
+    def reports(self, members: Sequence[Member], of_epoch: bool = False) -> None:
+        """Windows have ended, or an epoch of several."""
+        self._call(lambda sink: sink.reports(members, of_epoch))
+
+    def alerts(self, notices: Sequence[Notice]) -> None:
+        """Alerts are passed on."""
+        if notices:
+            self._call(lambda sink: sink.alerts(notices))
+
+    def window_end(self, members: Sequence[Member]) -> None:
+        """The alerts of windows were passed on."""
+        self._call(lambda sink: sink.window_end(members))
+
+    def end(self, end: Mapping[str, Any], headline: str) -> None:
+        """The run has ended."""
+        for sink in list(self._each):
+            with self.ending(sink):
+                sink.end(end, headline)
+
+    @contextmanager
+    def ending(self, sink: Sink | None = None) -> Iterator[None]:
+        """A block at the run's end, in which what its own sinks raise is a warning, once: that end goes first."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            if isinstance(sink, (LivePage, Webhook)):
+                self._disable(sink, error)
+            elif not self._warned:
+                self._warned = True
+                warn(
+                    f"The end of the run's record raised {type(error).__name__}: {error}. The health report may be "
+                    "incomplete; hooks are removed and training is not affected."
+                )
+
+    def _call(self, event: Callable[[Sink], None]) -> None:
+        for sink in list(self._each):
+            try:
+                event(sink)
+            except Warning:  # the user has made an error of it
+                raise
+            except Exception as error:  # noqa: BLE001  a sink must not end a run
+                self._disable(sink, error)
+
+    def _disable(self, sink: Sink, error: Exception) -> None:
+        """A sink that raises is called no more. The text of its error is not shown: it may hold an address."""
+        with suppress(ValueError):
+            self._each.remove(sink)
+        what = f"{type(sink).__name__}, which follows the run, raised {type(error).__name__}, and is not called any more."
+        _warn(f"{what} Training goes on.")
+
+
+class Outlets:
+    """Where a run is sent to: a webhook, and the page in a notebook.
+
+    Args:
+        notify: Where notifications go; None for what ``LIGHTNING_HOOKS_NOTIFY`` says when training starts.
+        live: Whether the page is shown.
+
+    Attributes:
+        notify: The address, which shows no more than its host; None for none.
+        live: Whether the page is shown.
+
+    Raises:
+        TypeError: If an argument is of a wrong type.
+        ValueError: If it is no address, or its format is not known.
+    """
+
+    def __init__(self, notify: Address | str | Mapping[str, str] | None = None, live: bool = False) -> None:
+        check_bools(live=live)
+        self.notify, self.live = None if notify is None else Address(notify), live
+
+    def add_to(self, sinks: Sinks, host: Host, members: Sequence[Member]) -> None:
+        """Send a run that its members have joined, on rank 0."""
+        if not host.setup.is_global_zero:
+            return
+        members = list(members)
+        if self.live:
+            sinks.add(LivePage(partial(_run_of, members)))
+        notify = self.notify
+        if notify is None and os.environ.get(VARIABLE, "").strip():
+            notify = Address(f"env:{VARIABLE}")
+        if notify is None:
+            return
+        url = notify.url()
+        if not url:
+            _warn(f"notify={notify.plain!r}: no address is known here, so that nothing is sent. Give {FORM}. Training goes on.")
+        elif not any(isinstance(other, Webhook) and other.address.url() == url for other in sinks):
+            folder = next((member.folder for member in members if member.folder is not None), None)
+            model = type(host.model).__name__
+            run = model if folder is None else f"{model}, {run_name(folder / FOLDER / REPORTS)}"
+            sinks.add(Webhook(notify, run, _warn))
+
+
+def _run_of(members: Sequence[Member]) -> Run:
+    return run_report(members).run
