@@ -97,7 +97,7 @@ class AlertWindow:
             if not any(seen.recent):
                 del self._seen[key]
         counted = []
-        for key, (alert, times, of) in current.items():
+        for key, (alert, times, of, _) in current.items():
             since = alert.step if alert.since_step is None else alert.since_step
             seen = self._seen.setdefault(key, _Seen([1], since, max(of, self.rearm)))
             if sum(seen.recent[-of:]) >= times:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from lightning_hooks.alerts import Alert, AlertError
 from lightning_hooks.alerts.causes import in_order_of_cause
+from lightning_hooks.alerts.harm import weighed
 from lightning_hooks.alerts.windows import Ended
 from lightning_hooks.declare.site_names import readable
 from lightning_hooks.declare.warn import info, warn
@@ -79,7 +80,8 @@ class AlertDelivery:
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
         """
-        reports: list[Any] = [self._dated(member.report) for member in members]
+        dated = [self._dated(member.report) for member in members]
+        reports = weighed(dated, [member.alerting.soft for member in members])
         found = [report.alerts for report in reports]
         ordered = in_order_of_cause(reports, lambda place, alert: members[place].alerting.window.holds(alert))
         records: list[dict[str, Any]] = []
