@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lightning_hooks.alerts import ALERT_KINDS, RULES, Rule, explain
 from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.declare.records import record_of
 
 ROOT = Path(__file__).parents[1]
 ZOO = json.loads((ROOT / "docs/figures/zoo.json").read_text(encoding="utf-8"))
@@ -155,12 +156,14 @@ def zoo_results() -> tuple[dict[str, tuple[str, str]], str]:
 
 
 def _record(kind: str) -> str:
+    record = record_of(kind)
     results, healthy = zoo_results()
     alarms, _, runs = healthy.partition(" of ")
     lines = [f"In the fault zoo's {runs} healthy trainings {'no' if alarms == '0' else alarms} run had a false alarm of any kind."]
+    lines += [f"Over all evidence: {record.text}."] if record is not None else []
     faults = [fault for fault, kinds in ZOO["expected"].items() if kind in kinds and fault in results]
     if not faults:
-        return f"{lines[0]} The zoo plants no fault of this kind: how often it is found has not been measured."
+        return f"{' '.join(lines)} The zoo plants no fault of this kind: how often it is found has not been measured."
     lines.append(
         "Faults for which this kind is a right answer:\n\n| planted fault | seeds in which a right kind was found |\n|---|---|"
     )

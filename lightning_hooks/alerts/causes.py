@@ -19,6 +19,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook, Stretch
 from lightning_hooks.declare.kinds import BACKWARD, FORWARD, KINDS, STEP, Link, Node, gravity
 from lightning_hooks.declare.links import in_a_row
+from lightning_hooks.declare.site_names import place_of
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, Report
 
 MOST_CONSEQUENCES = 200
@@ -41,7 +42,7 @@ def in_order_of_cause(reports: Sequence[Report], books: Sequence[AlertBook] = ()
             spread from it: once weights are NaN, the first module is the first to give one, and not why. A problem of an earlier
             window that no rule finds any more, but that has consequences in this one, is among the alerts as it was passed on.
     """
-    places = _places(reports)
+    places = places_in(reports)
     found = [(place, alert) for place, report in enumerate(reports) for alert in report.alerts]
     alerts = [alert for _, alert in found]
     nodes = [_node(number, place, reports[place], alert, places) for number, (place, alert) in enumerate(found)]
@@ -137,7 +138,7 @@ def _earlier_step(node: Node, reports: Sequence[Report]) -> str:
 # When each alert happens.
 
 
-def _places(reports: Sequence[Report]) -> Mapping[str, float]:
+def places_in(reports: Sequence[Report]) -> Mapping[str, float]:
     """The place of every module along the forward pass, as the report that knows most of them says."""
     longest: list[str] = []
     for report in reports:
@@ -158,15 +159,6 @@ def _unaffected_parameters(reports: Sequence[Report], places: Mapping[str, float
     affected = {alert.site for report in reports for alert in report.alerts if alert.kind in kinds}
     flows = [report for report in reports if isinstance(report, GradientFlowReport)]
     return sorted(place_of(name, places) for flow in flows for name in flow.parameters if name not in affected)
-
-
-def place_of(name: str, places: Mapping[str, float]) -> float:
-    """The place of a module, or of the module that holds a parameter."""
-    while name:
-        if name in places:
-            return places[name]
-        name = name.rpartition(".")[0]
-    return math.inf
 
 
 def _node(number: int, place: int, report: Report, alert: Alert, places: Mapping[str, float]) -> Node:

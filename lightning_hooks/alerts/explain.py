@@ -11,8 +11,10 @@ from typing import Any
 
 from lightning_hooks.alerts.causes import links
 from lightning_hooks.alerts.defaults import RULES
+from lightning_hooks.alerts.harm import SOFT
 from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.declare.records import record_of
 from lightning_hooks.declare.rule import Rule
 
 _OF_EVERY_RULE = {field.name for field in dataclasses.fields(Rule)}
@@ -64,7 +66,8 @@ def consequences_of(kind: str) -> list[str]:
 
 def excuses_of(kind: str) -> list[Excuse]:
     """The conditions under which alerts of a kind are infos, or none."""
-    return list(dict.fromkeys(excuse for rule in rules_that_raise(kind) for excuse in rule.excuses))
+    rules = rules_that_raise(kind)
+    return list(dict.fromkeys(excuse for rule in rules for excuse in (*rule.excuses, *(SOFT if rule.soft else ()))))
 
 
 def effect_of(excuse: Excuse) -> str:
@@ -92,6 +95,8 @@ def explain(kind: str) -> list[str]:
         lines += ["", f"Thresholds of {type(rule).__name__}:"] if thresholds_of(rule) else []
         for name, default in thresholds_of(rule).items():
             lines += _wrapped(f"{name} = {default!r}: {explained.get(name, '')}", "  ", "      ")
+    record = record_of(kind)
+    lines += ["", *_wrapped(f"Record: {record.text}.")] if record is not None else []
     for title, kinds in (("Can be a consequence of: ", causes_of(kind)), ("Can cause: ", consequences_of(kind))):
         lines += ["", *_wrapped(title + ", ".join(kinds) + ".")] if kinds else []
     return lines

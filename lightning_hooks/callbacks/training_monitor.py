@@ -78,9 +78,9 @@ class TrainingMonitor(SessionCallback, TrainingReports):
             at every module, to name the operation and the samples; the training is the same, bit for bit. None turns all of it off.
         max_capsule_mb: The most that a capsule may take, in millions of bytes; what does not fit is left out.
         keep_batches: How many batches are kept, so that a capsule has the batch also where a bad step is known late, as on CUDA.
-        learning: Whether it is measured what of the training learns (:attr:`learning`): ``auto`` for all that can be known without
-            altering the model, True for the same with a warning where a step cannot be run again, False for nothing. Some steps are
-            run again: what ``training_step`` counts in class attributes or globals, or does outside of the process, happens twice.
+        learning: Whether it is measured what of the training learns (:attr:`learning`): ``auto`` for all that sampled steps show,
+            which only reads; True to run some steps again besides, with a warning where that cannot be: what ``training_step``
+            counts in class attributes or globals, or does outside of the process, happens twice then; False for nothing.
         notify: Where new root alerts above info and the end of the run are sent: ``env:NAME`` for the address in an environment
             variable, an http(s) address, or ``{"url": ..., "format": ...}`` with ``slack``, ``discord``, ``teams``, ``ntfy`` or
             ``json``, by host name otherwise. None for what the variable ``LIGHTNING_HOOKS_NOTIFY`` says. The address is a secret:
@@ -118,7 +118,7 @@ class TrainingMonitor(SessionCallback, TrainingReports):
         capsule: CapsulePlace = "auto",
         max_capsule_mb: float = 200,
         keep_batches: int = 0,
-        learning: Learning = False,
+        learning: Learning = "auto",
         notify: Address | str | Mapping[str, str] | None = None,
         live: bool = False,
     ) -> None:

@@ -176,7 +176,7 @@ class GradientFlowMonitor(Monitor[GradientFlowReport]):
         capsule: CapsulePlace = "auto",
         max_capsule_mb: float = 200,
         keep_batches: int = 0,
-        learning: Learning = False,
+        learning: Learning = "auto",
     ) -> None:
         super().__init__(
             Settings(
@@ -270,7 +270,7 @@ def monitors(
     capsule: CapsulePlace = "auto",
     max_capsule_mb: float = 200,
     keep_batches: int = 0,
-    learning: Learning = False,
+    learning: Learning = "auto",
 ) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
     """Return feature statistics, gradient flow and clipping events as three callbacks.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning_hooks.declare.kinds import Severity, inside_a_sentence, title_of
 from lightning_hooks.declare.plain import to_plain
+from lightning_hooks.declare.records import Record, record_of
 from lightning_hooks.declare.site_names import readable
 
 MOST_SAMPLES = 8
@@ -80,6 +81,11 @@ class Alert:
     def fingerprint(self) -> str:
         """What stands for the kind and the site: 16 hexadecimal digits, the same in every run, on every rank and machine."""
         return fingerprint_of(self.kind, self.site)
+
+    @property
+    def evidence(self) -> Record | None:
+        """How often alerts of this kind were right in the trainings of the evidence; None for a kind of the user's own."""
+        return record_of(self.kind)
 
     @property
     def where(self) -> str:

@@ -33,8 +33,8 @@ class Measure(Protocol):
     def measuring(self) -> bool:
         """Whether the step under way is measured."""
 
-    def open(self, receive: Callable[[MeasuredLoss], None], asked: bool) -> None:
-        """Call a function after each step that was measured; ``asked``: warn where none can be."""
+    def open(self, receive: Callable[[MeasuredLoss], None]) -> None:
+        """Call a function after each step that was measured; where none can be, warn."""
 
 
 class SampledBatches(Protocol):

@@ -49,9 +49,14 @@ def excused(rule: Any, alert: Alert, report: Any, history: Sequence[Any]) -> Ale
         if lower is not None and (rule.severity is not None or SEVERITIES.index(lower) >= SEVERITIES.index(alert.severity)):
             continue
         found = excuse.holds(rule, alert, report, history)
-        if found and lower is None:
-            return None
         if found:
-            why = f"It is {'an' if lower == 'info' else 'a'} {lower}: {found if isinstance(found, str) else excuse.because}"
-            return dataclasses.replace(alert, severity=lower, diagnosis=f"{alert.diagnosis} {why} ({excuse.name}).".strip())
+            return None if lower is None else lowered(alert, excuse, found)
     return alert
+
+
+def lowered(alert: Alert, excuse: Excuse, why: bool | str = True) -> Alert:
+    """An alert as an excuse that holds leaves it; a text in ``why`` is shown as the reason."""
+    assert excuse.lowers_to is not None
+    left = f"It is {'an' if excuse.lowers_to == 'info' else 'a'} {excuse.lowers_to}"
+    reason = f"{left}: {why if isinstance(why, str) else excuse.because} ({excuse.name})."
+    return dataclasses.replace(alert, severity=excuse.lowers_to, diagnosis=f"{alert.diagnosis} {reason}".strip())

@@ -52,6 +52,7 @@ class Candidate(NamedTuple):
     alert: Alert
     times: int = 1
     of: int = 1
+    soft: bool = False  # whether it may do no harm, and the user has set no severity
 
 
 class RuleBook:
@@ -140,8 +141,8 @@ class RuleBook:
                         raise
                     on_fault(rule, error)
                     continue
-                times, of = (rule.times, rule.of) if isinstance(rule, Rule) else (1, 1)
-                found += [(rule, Candidate(alert, times, of)) for alert in alerts if _decides(group, place, alert.site)]
+                settled = (rule.times, rule.of, rule.soft and rule.severity is None) if isinstance(rule, Rule) else ()
+                found += [(rule, Candidate(alert, *settled)) for alert in alerts if _decides(group, place, alert.site)]
         found = [(rule, one) for rule, one in found if not any(mute.mutes(one.alert) for mute in self.mutes)]
         raised = {type(rule) for rule, _ in found}
         return [one for rule, one in found if not (isinstance(rule, Rule) and raised.intersection(rule.superseded_by))]

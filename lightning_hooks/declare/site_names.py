@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 
 _OF_OPTIMIZER = re.compile(r"(\d+)-(\w+?)(?:\.group(\d+)\.(\d+)(?::\d+)?)?")
 
@@ -20,3 +22,12 @@ def readable(site: str) -> str:
     place, name, group, parameter = found.groups()
     optimizer = name if place == "0" else f"{name} {place}"
     return f"optimizer {optimizer}" if group is None else f"parameter {parameter} of {optimizer} (group {group})"
+
+
+def place_of(name: str, places: Mapping[str, float]) -> float:
+    """The place of a module along the forward pass, or of the module that holds it, or a parameter; infinite if unknown."""
+    while name:
+        if name in places:
+            return places[name]
+        name = name.rpartition(".")[0]
+    return math.inf

@@ -9,7 +9,6 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 _SCALE_FREE = re.compile(r"ada|rmsprop|rprop|lion|lamb|novograd|muon|prodigy|shampoo|soap|sophia|adopt", re.IGNORECASE)
-_EXPERT = re.compile(r"(.*experts?\.)\w+(\..+)")
 
 
 def is_scale_free(optimizer: str) -> bool:
@@ -58,18 +57,6 @@ def falls_within(report: GradientFlowReport, to: float = 1.0, least: int = 4) ->
     return len(losses) >= max(least, 4) and sum(losses[-quarter:]) < to * sum(losses[:quarter])
 
 
-def another_expert(report: GradientFlowReport, site: str) -> bool:
-    """Whether a parameter belongs to one of several experts, and that of another one has a gradient: tokens choose among them."""
-    found = _EXPERT.fullmatch(site)
-    if found is None:
-        return False
-    before, after = found.groups()
-    others = (
-        stats for name, stats in report.parameters.items() if name != site and name.startswith(before) and name.endswith(after)
-    )
-    return any(stats.steps and stats.zero_fraction < 1 for stats in others)
-
-
 def only_the_first_step(report: FeatureReport | GradientFlowReport) -> bool:
     """Whether only the first batch of training was sampled: what is initialised to zero is still zero then, as it should be."""
     return report.epoch == 0 and report.sampled_batches == 1
@@ -97,8 +84,4 @@ LOSS_FALLS = Excuse(
     "loss_falls", "the loss falls, and what learns is not lost",
     lambda _, __, report, history: loss_falls(report, history) if history else falls_within(report, 0.9, 16),  # more than by chance
     lowers_to="warning",
-)  # fmt: skip
-ANOTHER_EXPERT_LEARNS = Excuse(
-    "another_expert_learns", "it belongs to one of several experts, of which tokens chose others",
-    lambda _, alert, report, __: another_expert(report, alert.site),
 )  # fmt: skip

@@ -56,7 +56,6 @@ class StepMeasure:
         self._host, self._unobserved = host, unobserved
         self.why_not = ""
         self._receivers: list[Callable[[MeasuredLoss], None]] = []
-        self._asked = False  # by the user: where it cannot be done, a warning says so
         self._tried = False
         self._now: _Batch | None = None
         self._last: _Batch | None = None
@@ -65,15 +64,13 @@ class StepMeasure:
         self._levels: deque[Tensor] = deque(maxlen=LEVEL)
         self._step, self._mark, self._in_batch = 0, "", False
 
-    def open(self, receive: Callable[[MeasuredLoss], None], asked: bool) -> None:
+    def open(self, receive: Callable[[MeasuredLoss], None]) -> None:
         """A collector wants to know.
 
         Args:
             receive: Called after each step that was measured.
-            asked: Whether the user is warned where steps cannot be measured.
         """
         self._receivers.append(receive)
-        self._asked = self._asked or asked
         accumulated = "gradients are accumulated over several batches" if self._host.loss_scaling.accumulation > 1 else ""
         compiled = "under torch.compile another graph would be compiled" if compiled_regions(self._host.model) else ""
         if self._host.loss_scaling.scaler is not None:
@@ -224,8 +221,7 @@ class StepMeasure:
     def _stop(self, why_not: str) -> None:
         if why_not and not self.why_not:
             self.why_not, self._now, self._last = why_not, None, None
-            if self._asked:
-                warn(f"learning=True: no step is measured by running it again: {why_not}. What needs no second forward is.")
+            warn(f"learning=True: no step is measured by running it again: {why_not}. What needs no second forward is.")
 
 
 def _still(model: nn.Module, again: StepAgain, rest: tuple[tuple[Any, ...], dict[str, Any]]) -> Callable[[Any], Any]:

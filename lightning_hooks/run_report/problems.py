@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook, Stretch
 from lightning_hooks.declare.kinds import inside_a_sentence, known_kind
+from lightning_hooks.declare.records import record_of
 from lightning_hooks.declare.site_names import readable
 from lightning_hooks.plots.names import shortened
 
@@ -50,6 +51,12 @@ class Problem:
     def rules(self) -> str:
         """The command that explains this kind and its limits; empty for a kind of the user's own."""
         return f"lightning-hooks explain {self.kind}" if known_kind(self.kind) else ""
+
+    @property
+    def record(self) -> str:
+        """How often alerts of this kind were right in the trainings of the evidence, in a sentence; empty for one of the user's."""
+        record = record_of(self.kind)
+        return "" if record is None else f"Its record: {record.text}."
 
     @property
     def what(self) -> str:

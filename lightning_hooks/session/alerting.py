@@ -33,6 +33,7 @@ class Alerting:
         self.book = AlertBook()
         self.history: list[Any] = []  # earlier windows
         self.long_history: list[Any] = []  # earlier reports that rules which judge epochs were given
+        self.soft: set[str] = set()  # the names of alerts that may do no harm
         self._lasting: tuple[Alert, ...] = ()  # what these found last
         self._faulty: set[str] = set()
 
@@ -41,7 +42,7 @@ class Alerting:
         self._faulty.clear()
         if fresh:
             self.book = AlertBook()
-            self.history, self.long_history, self._lasting = [], [], ()
+            self.history, self.long_history, self._lasting, self.soft = [], [], (), set()
         self.book.of_epoch.clear()
 
     def judge(self, report: Any, whole: Any, early: Iterable[Alert] = ()) -> tuple[Alert, ...]:
@@ -58,6 +59,8 @@ class Alerting:
         found = self.rules.judge(report, tuple(self.history), self._fault_of_rule, judges=None if whole is report else "window")
         if whole is not report and whole is not None:
             found += self.rules.judge(whole, tuple(self.long_history), self._fault_of_rule, judges="epoch")
+        self.soft -= {candidate.alert.name for candidate in found}
+        self.soft |= {candidate.alert.name for candidate in found if candidate.soft}
         for candidate in found:
             checked = known.pop((candidate.alert.kind, candidate.alert.site), None)
             if checked is not None:  # the check knows when
@@ -91,6 +94,7 @@ class Alerting:
             **self.book.state_dict(),
             "history": [report.to_dict() for report in self.history],
             "long_history": [report.to_dict() for report in self.long_history],
+            "soft": sorted(self.soft),
             "lasting": [alert.record() for alert in self._lasting],
         }
 
@@ -100,6 +104,7 @@ class Alerting:
         self.book.load_state_dict(state)
         read = (lambda plain: plain) if report_type is None else report_type.from_dict
         self.history, self.long_history = ([read(plain) for plain in state.get(key, [])] for key in ("history", "long_history"))
+        self.soft = set(state.get("soft", ()))
         self._lasting = tuple(from_plain(Alert, plain) for plain in state.get("lasting", []))
 
     def over_lines(self) -> list[str]:

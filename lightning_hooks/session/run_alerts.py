@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning_hooks.alerts import Alert, AlertError
 from lightning_hooks.alerts.causes import Ordered, in_order_of_cause
+from lightning_hooks.alerts.harm import weighed
 from lightning_hooks.declare.warn import info
 from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_range
 from lightning_hooks.diagnostics.reports import FeatureReport
@@ -46,7 +47,8 @@ class RunAlerts:
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
         """
-        reports: list[Any] = [self._dated(member.report) for member in members]
+        dated = [self._dated(member.report) for member in members]
+        reports = weighed(dated, [member.alerting.soft for member in members])
         ordered = self._in_order(members, reports)
         fresh: dict[tuple[int, str], Alert] = {}
         ended: list[Notice] = []

@@ -62,7 +62,7 @@ class Settings:
     capsule: CapsulePlace = None
     max_capsule_mb: float = 200
     keep_batches: int = 0
-    learning: Learning = False
+    learning: Learning = "auto"
 
     def __post_init__(self) -> None:
         check_selector(self.modules)

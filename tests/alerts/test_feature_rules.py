@@ -54,26 +54,6 @@ def test_a_gate_that_has_not_moved_is_an_info(features):
     assert [alert.severity for alert in judged(Constant(), gates)] == ["info", "warning", "info"]
 
 
-def test_routing_that_starts_with_even_weights_is_an_info(features):
-    even = {"std": 0.0, "mean": 0.1, "rms": 0.1}
-    report = features(even, {}, even)
-    sites = dict(zip(("net/softmax", "net/softmax_1", "net/softmax_2"), report.sites.values(), strict=True))
-    routing = replace(report, sites=sites, functions=dict.fromkeys(sites, "softmax"))
-    assert [(alert.site, alert.severity) for alert in judged(Constant(), routing)] == [
-        ("net/softmax", "info"),
-        ("net/softmax_2", "warning"),
-    ]
-    alone = replace(routing, sites={"net/softmax": sites["net/softmax"]})
-    assert [alert.severity for alert in judged(Constant(), alone)] == ["warning"]
-
-
-def test_a_hinge_whose_margin_is_kept_is_an_info(features):
-    zeros = {"std": 0.0, "mean": 0.0, "rms": 0.0, "dead_fraction": None}
-    report = features(zeros, zeros, {**zeros, "mean": 0.1, "rms": 0.1}, {**zeros, "dead_fraction": 0.5})
-    hinges = replace(report, functions={"site0": "relu", "site2": "relu", "site3": "relu"})
-    assert [alert.severity for alert in judged(Constant(), hinges)] == ["info", "warning", "warning", "warning"]
-
-
 def test_a_wholly_dead_rectifier_is_dead_and_not_constant_too(features):
     report = features({"dead_fraction": 1.0, "std": 0.0, "mean": 0.0, "rms": 0.0})
     assert [alert.kind for rule in (Dead(), Constant()) for alert in rule(report)] == ["dead"]

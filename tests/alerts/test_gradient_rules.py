@@ -185,24 +185,6 @@ def test_the_zero_gradient_of_a_bias_is_an_info_where_its_weight_learns(gradient
     assert [alert.severity for alert in alerts if alert.site == "head.bias"] == [severity]
 
 
-@pytest.mark.parametrize(
-    ("losses", "other", "severity"),
-    [
-        ((0.0, 0.2, 0.0, 0.0), 1.0, "info"),
-        ((0.0, 0.2, 0.0, 0.0), 0.9, "warning"),  # another parameter has a gradient
-        ((0.1, 0.2, 0.0, 0.0), 1.0, "warning"),  # fewer batches than were measured
-        ((0.0, 0.0, 0.0, 0.0), 1.0, "warning"),  # nothing is ever learnt
-        ((), 1.0, "warning"),
-    ],
-)
-def test_zero_gradients_of_a_loss_of_zero_are_an_info(gradients, losses, other, severity):
-    report = gradients({}, parameters=[{"zero_fraction": 1.0, "steps": 3}, {"zero_fraction": other, "steps": 3}])
-    loss = LossReport(len(losses), 0.1, 0.1, 0.0, 0.2, 0.0, recent=(0.5, 0.0, *losses)) if losses else None
-    alerts = list(judged(Zero(), replace(report, loss=loss)))
-    assert {alert.severity for alert in alerts} == {severity}
-    assert all(("It is an info: the loss itself was 0 in 3 of 4 batches" in alert.text) == (severity == "info") for alert in alerts)
-
-
 @pytest.mark.parametrize("spare", ["", "a part of Bert (from transformers) that this task does not use"])
 def test_a_zero_gradient_in_a_library_s_model_is_an_info(gradients, spare):
     held = ParameterSetup(10, 2, True, True, ("0-Adam",), 10, 0.1, 0.1, spare=spare)

@@ -101,7 +101,7 @@ def test_a_part_that_brings_nothing_is_named_once() -> None:
 def test_on_trainings(lr: float, expected: set[str]) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
-    monitor = TrainingMonitor(summary=False, report_dir=None, learning="auto")
+    monitor = TrainingMonitor(summary=False, report_dir=None, learning=True)
     trainer([monitor], max_epochs=2).fit(Classifier(net, lr=lr), loader())
     assert monitor.gradients is not None
     found = {alert.kind for alert in monitor.gradients.alerts}

@@ -215,12 +215,6 @@ def test_calls_of_functions_are_no_end() -> None:
     assert collapsed({"net.head": LOW, "relu": None}, functions={"relu": "relu"})
 
 
-def test_a_classifier_that_knows_only_frequencies_is_an_info() -> None:
-    (alert,) = collapsed({"head": LOW}, outputs={"cross_entropy": WELL})
-    assert alert.severity == "info"
-    assert "how frequent labels are" in alert.seen
-
-
 @pytest.mark.parametrize(
     ("before", "now", "calls", "found"),
     [

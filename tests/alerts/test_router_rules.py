@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from lightning_hooks.alerts import DeadExperts, GradientFlowReport, Missing, RouterCollapse, RouterReport, Zero
-from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
+from lightning_hooks.alerts import DeadExperts, RouterCollapse, RouterReport
 from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterStats
-from tests.support.judged import judged
 
 
 def stats(*load: float, tokens: int = 4000, top_k: int = 1) -> RouterStats:
@@ -105,36 +103,3 @@ def test_a_codebook_that_collapses(book: CodebookStats, found: bool) -> None:
 def test_batches_count_and_not_windows(now: Any, history: list[Any], found: set[str]) -> None:
     last, *earlier = (report(batches, routers={"gate": stats(*load, top_k=2)}) for batches, load in (now, *history[::-1]))
     assert {alert.kind for rule in (RouterCollapse(), DeadExperts()) for alert in rule(last, earlier[::-1])} == found
-
-
-def parameters(**found: ParameterGradientStats) -> GradientFlowReport:
-    return GradientFlowReport(3, 300, {}, {name.replace("__", "."): value for name, value in found.items()}, 1.0)
-
-
-def gradient(**fields: Any) -> ParameterGradientStats:
-    nothing = {
-        "steps": 10,
-        "norm": 0.0,
-        "norm_max": 0.0,
-        "rms": 0.0,
-        "zero_fraction": 1.0,
-        "nonfinite_steps": 0,
-        "missing_steps": 0,
-    }
-    return ParameterGradientStats(**{**nothing, "update_ratio": None, **fields})
-
-
-ALIVE = gradient(norm=1.0, norm_max=1.0, rms=0.1, zero_fraction=0.0)
-WITHOUT = gradient(steps=0, missing_steps=10, zero_fraction=0.0)
-
-
-@pytest.mark.parametrize(("rule", "affected"), [(Zero(), gradient()), (Missing(), WITHOUT)])
-def test_an_expert_without_tokens_is_an_info_where_another_one_learns(rule: Any, affected: Any) -> None:
-    severities = []
-    for names in (("moe__experts__0__w", "moe__experts__1__w"), ("moe__layers__0__w", "moe__layers__1__w")):
-        (alert,) = judged(rule, parameters(**{names[0]: affected, names[1]: ALIVE}))
-        severities.append(alert.severity)
-        assert len([*judged(rule, parameters(**{names[0]: affected, names[1]: affected}))]) == 2
-    assert severities == ["info", "warning"]
-    all_dead = judged(rule, parameters(moe__experts__0__w=affected, moe__experts__1__w=affected))
-    assert [alert.severity for alert in all_dead] == ["warning", "warning"]

@@ -50,7 +50,7 @@ def adamw(parameters: Any, lr: float) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_shares_are_those_of_gradients_before_clipping_and_updates_with_weight_decay(accumulate: int) -> None:
     torch.manual_seed(0)
-    model, monitor = Kept(mlp(), optimizer=adamw), GradientFlowMonitor(**QUIET, learning="auto")
+    model, monitor = Kept(mlp(), optimizer=adamw), GradientFlowMonitor(**QUIET)
     trainer([monitor], gradient_clip_val=0.01, accumulate_grad_batches=accumulate).fit(model, loader(n=48))
     gains, report = exact_gains(model), monitor.learning
     assert report is not None
@@ -69,7 +69,7 @@ def test_shares_are_those_of_gradients_before_clipping_and_updates_with_weight_d
 
 
 def test_tags_and_reports_as_plain_data() -> None:
-    model, monitor = Classifier(mlp()), TrainingMonitor(**QUIET, learning="auto")
+    model, monitor = Classifier(mlp()), TrainingMonitor(**QUIET)
     fit = trainer([monitor])
     fit.fit(model, loader())
     report = monitor.learning
@@ -101,7 +101,7 @@ def test_the_training_is_the_same_bit_for_bit() -> None:
 
 
 def test_several_losses_are_not_added_up() -> None:
-    monitor = GradientFlowMonitor(**QUIET, learning="auto")
+    monitor = GradientFlowMonitor(**QUIET)
     trainer([monitor]).fit(Gan(), loader())
     assert monitor.learning is not None
     assert monitor.learning.predicted_gain is None
@@ -113,7 +113,7 @@ def test_a_loop_in_plain_pytorch() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
     optimizer, gains = torch.optim.SGD(net.parameters(), lr=0.1), []
-    with watch(net, optimizer, summary=False, every_n_steps=1, learning="auto") as monitor:
+    with watch(net, optimizer, summary=False, every_n_steps=1) as monitor:
         for x, y in loader():
             nn.functional.cross_entropy(net(x), y).backward()
             exact = sum(p.grad.double().square().sum().item() for p in net.parameters())
@@ -130,7 +130,7 @@ def test_a_loop_in_plain_pytorch() -> None:
 def test_the_last_gradient_goes_into_the_checkpoint(tmp_path: Any) -> None:
     def fitted(epochs: int, ckpt: Any = None) -> Any:
         torch.manual_seed(0)
-        model, monitor = Classifier(mlp()), GradientFlowMonitor(**QUIET, learning="auto")
+        model, monitor = Classifier(mlp()), GradientFlowMonitor(**QUIET)
         fit = trainer([monitor], max_epochs=epochs)
         fit.fit(model, loader(), ckpt_path=ckpt)
         fit.save_checkpoint(tmp_path / "last.ckpt")

@@ -46,7 +46,7 @@ def loss_of(model: nn.Module, buffers: nn.Module, batch: Any, state: Tensor) -> 
 
 def test_gain_ratio_transfer_and_progress_are_those_of_losses_in_float64() -> None:
     torch.manual_seed(0)
-    model, monitor = Kept(), GradientFlowMonitor(**QUIET, learning="auto")
+    model, monitor = Kept(), GradientFlowMonitor(**QUIET, learning=True)
     trainer([monitor], max_epochs=2).fit(model, loader(n=56))
     nets = [kept[2] for kept in model.kept] + [model.net]
     gains, ratios, transfers, levels, last = [], [], [], [], None
@@ -75,10 +75,11 @@ def test_gain_ratio_transfer_and_progress_are_those_of_losses_in_float64() -> No
     assert report.progress == pytest.approx((levels[0] - levels[-1]) / own, rel=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:learning=True")
 @pytest.mark.parametrize("kind", ["plain", "target", "teacher", "iterating", "in place"])
 def test_the_training_is_the_same_bit_for_bit(kind: str) -> None:
     outcomes = []
-    for learning in ("auto", False):
+    for learning in (True, False):
         torch.manual_seed(0)
         models: dict[str, Any] = {"target": Target, "teacher": Teacher, "iterating": Iterating, "in place": lambda: InPlace(net())}
         model, monitor = models.get(kind, lambda: Classifier(net()))(), TrainingMonitor(**QUIET, learning=learning)
@@ -172,15 +173,17 @@ class Hooked(Classifier):
 )
 def test_why_steps_are_not_measured(model: Any, expected: str, settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    quiet, asked = GradientFlowMonitor(**QUIET, learning="auto"), GradientFlowMonitor(**QUIET, learning=True)
-    trainer([quiet], **settings).fit(model(), loader())
-    report = quiet.learning
+    quiet, asked = GradientFlowMonitor(**QUIET), GradientFlowMonitor(**QUIET, learning=True)
+    with pytest.warns(UserWarning, match="learning=True: no step is measured by running it again: "):
+        trainer([asked], **settings).fit(model(), loader())
+    report = asked.learning
     assert report is not None
     assert (report.gain, report.step_ratio, report.transfer, report.progress) == (None,) * 4
     assert expected in report.why_not["step_ratio"]
     assert report.predicted_gain is not None
-    with pytest.warns(UserWarning, match="learning=True: no step is measured by running it again: "):
-        trainer([asked], **settings).fit(model(), loader())
+    trainer([quiet], **settings).fit(model(), loader())
+    assert quiet.learning is not None
+    assert quiet.learning.why_not["step_ratio"] == "steps are run again with learning=True only"
 
 
 def test_which_steps_are_measured() -> None:
@@ -222,7 +225,7 @@ def test_ranks_are_averaged_and_the_last_window_holds() -> None:
 def test_the_state_goes_into_the_checkpoint(tmp_path: Any) -> None:
     def fitted(epochs: int, ckpt: Any = None) -> Any:
         torch.manual_seed(0)
-        model, monitor = Classifier(nn.Sequential(nn.Linear(8, 3))), GradientFlowMonitor(**QUIET, learning="auto")
+        model, monitor = Classifier(nn.Sequential(nn.Linear(8, 3))), GradientFlowMonitor(**QUIET, learning=True)
         fit = trainer([monitor], max_epochs=epochs)
         fit.fit(model, loader(n=24), ckpt_path=ckpt)
         fit.save_checkpoint(tmp_path / "last.ckpt")

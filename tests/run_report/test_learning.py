@@ -15,7 +15,7 @@ from tests.support.models import Classifier, loader, mlp, trainer
 
 def test_shares_and_step_ratio_over_time(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    monitor = TrainingMonitor(summary=False, report_dir=tmp_path, every_n_steps=1, learning="auto")
+    monitor = TrainingMonitor(summary=False, report_dir=tmp_path, every_n_steps=1, learning=True)
     trainer([monitor], max_epochs=3).fit(Classifier(mlp()), loader())
     run = read_run(tmp_path)
     (_, shares), (_, ratios) = learning_charts(run)

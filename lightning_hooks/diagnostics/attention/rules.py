@@ -30,6 +30,7 @@ class AttentionLogits(Rule):
     """
 
     kind: ClassVar[str] = "attention_logits"
+    soft: ClassVar[bool] = True
 
     threshold: float = 50.0
     growth: float = 3.0
@@ -73,6 +74,7 @@ class AttentionCollapse(Rule):
     """
 
     kind: ClassVar[str] = "attention_collapse"
+    soft: ClassVar[bool] = True
     shares: ClassVar[tuple[str, ...]] = ("threshold", "share", "sink", "everywhere")
 
     threshold: float = 0.05

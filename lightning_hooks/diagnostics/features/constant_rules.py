@@ -39,21 +39,6 @@ class Constant(Rule):
             ),
         ),
         Excuse(
-            "hinge_at_zero", "all samples keep the margin of a hinge loss, which gives one number for each",
-            lambda _, alert, report, __: (
-                report.functions.get(alert.site) == "relu"
-                and report.sites[alert.site].dead_fraction is None
-                and report.sites[alert.site].rms == 0
-            ),
-        ),
-        Excuse(
-            "even_routing", "routing by agreement starts with even weights, in the first of several calls of softmax",
-            lambda _, alert, report, __: (
-                report.functions.get(alert.site) == report.functions.get(f"{alert.site}_1") == "softmax"
-                and f"{alert.site}_1" in report.sites
-            ),
-        ),
-        Excuse(
             "inside_library", "a library's class holds it, and it has been so from the start",
             lambda _, alert, report, history: all(alert.site in window.of_libraries for window in (*history, report)),
         ),

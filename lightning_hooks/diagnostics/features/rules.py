@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind, Node, Severity
 from lightning_hooks.declare.links import downstream, downstream_of_whole, forward, from_first
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.reports import FeatureReport
 
 
@@ -33,6 +31,7 @@ class Dead(Rule):
     """
 
     kind: ClassVar[str] = "dead"
+    soft: ClassVar[bool] = True
     judges: ClassVar[Judges] = "epoch"
     shares: ClassVar[tuple[str, ...]] = ("threshold", "dying", "growth", "of_few")
 
@@ -75,18 +74,9 @@ class Saturated(Rule):
     """
 
     kind: ClassVar[str] = "saturated"
+    soft: ClassVar[bool] = True
     judges: ClassVar[Judges] = "epoch"
     shares: ClassVar[tuple[str, ...]] = ("threshold", "learned")
-    excuses: ClassVar[tuple[Excuse, ...]] = (
-        Excuse(
-            "last_activation", "the last activation of a confident classifier is meant to be there",
-            lambda _, alert, report, __: alert.site == next(reversed(_judged(report))),
-        ),
-        Excuse(
-            "outside_the_model", "it is a call in training_step itself, perhaps for a metric",
-            lambda _, alert, report, __: alert.site in report.functions and "/" not in alert.site,
-        ),
-    )  # fmt: skip
 
     threshold: float = 0.5
     learned: float = 0.9
@@ -94,7 +84,8 @@ class Saturated(Rule):
     def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
         """Yield an alert per activation that is saturated more often than the threshold."""
         first = history[0].sites if history else {}
-        for site, stats in _judged(report).items():
+        judged = {site: stats for site, stats in report.sites.items() if report.functions.get(site) != "softmax"}
+        for site, stats in judged.items():
             began = first[site].saturated_fraction if site in first else None
             limit = self.threshold if began is None or began > self.threshold else max(self.learned, self.threshold)
             if stats.saturated_fraction is not None and stats.saturated_fraction > limit:
@@ -104,11 +95,6 @@ class Saturated(Rule):
                     f"{percent(limit)}), where the slope is almost zero and gradients vanish.",
                     "Common causes: inputs that are too large, from unnormalised data or a wide initialisation.",
                 )  # fmt: skip
-
-
-def _judged(report: FeatureReport) -> dict[str, FeatureStats]:
-    """The activations that may be saturated, without calls of softmax."""
-    return {site: stats for site, stats in report.sites.items() if report.functions.get(site) != "softmax"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

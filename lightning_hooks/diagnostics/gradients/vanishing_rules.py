@@ -13,7 +13,7 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import backward, from_first, in_a_row, of_whole, upstream
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.excuses import ANOTHER_EXPERT_LEARNS, FIRST_STEP_ONLY, had_gradient, is_scale_free
+from lightning_hooks.diagnostics.excuses import FIRST_STEP_ONLY, had_gradient, is_scale_free
 from lightning_hooks.diagnostics.gradients.exploding_rules import Exploding, GradientCourse
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.initial import role_of
@@ -41,6 +41,7 @@ class Vanishing(Rule):
     """
 
     kind: ClassVar[str] = "vanishing"
+    soft: ClassVar[bool] = True
     superseded_by: ClassVar[tuple[type[Rule], ...]] = (Exploding,)  # compared with what explodes any gradient is small
 
     relative: float = 1e-4
@@ -140,8 +141,7 @@ class Zero(Rule):
     """Gradients that arrive and are exactly zero everywhere.
 
     A critic in a Wasserstein GAN has a bias without one: its loss is a difference of outputs and does not depend on an offset.
-    Queries of a library's last block have none where nothing reads its other outputs, nor has any parameter while all samples keep
-    the margin of a hinge.
+    Queries of a library's last block have none where nothing reads its other outputs.
 
     Attributes:
         threshold: Share of zero elements over the epoch at or above which it counts, in (0, 1].
@@ -154,8 +154,6 @@ class Zero(Rule):
     excuses: ClassVar[tuple[Excuse, ...]] = (
         FIRST_STEP_ONLY,
         Excuse("inside_library", "a small part of a library's model may not be used", _small_part),
-        Excuse("loss_was_zero", "the loss itself was 0 in these batches", lambda _, __, report, ___: _loss_is_met(report)),
-        ANOTHER_EXPERT_LEARNS,
         Excuse(
             "weight_learns", "the weight of its module has a gradient, so the loss does not depend on an offset",
             lambda _, alert, report, __: _weight_learns(report, alert.site),
@@ -185,16 +183,6 @@ def _weight_learns(report: GradientFlowReport, site: str) -> bool:
     return not name and weight is not None and bool(weight.steps) and weight.zero_fraction < 1
 
 
-def _loss_is_met(report: GradientFlowReport) -> str:
-    """What it says where no parameter has a gradient because the loss was exactly 0 in some batches; empty otherwise."""
-    losses = report.loss.recent[-report.loss.count :] if report.loss is not None and report.loss.count else ()
-    zero = losses.count(0.0)
-    measured = (gradient for gradient in report.parameters.values() if gradient.steps)
-    if zero == len(losses) or any(gradient.zero_fraction < 1 or gradient.steps > zero for gradient in measured):
-        return ""
-    return f"the loss itself was 0 in {zero} of {len(losses)} batches, as that of a hinge whose margin all samples keep"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Missing(Rule):
     """Parameters that require gradients and never get one.
@@ -212,7 +200,6 @@ class Missing(Rule):
                 "" if any(had_gradient(earlier, alert.site) for earlier in history) else _unused(report, alert.site)
             ),
         ),
-        ANOTHER_EXPERT_LEARNS,
     )  # fmt: skip
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:

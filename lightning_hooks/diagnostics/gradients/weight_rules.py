@@ -40,6 +40,7 @@ class PoorInit(Rule):
     """
 
     kind: ClassVar[str] = "poor_init"
+    soft: ClassVar[bool] = True
 
     factor: float = 7.0
     textbook: tuple[float, float] = TEXTBOOK

@@ -20,6 +20,9 @@ from lightning_hooks.diagnostics.learning.table import GradientSample, LearningC
 from lightning_hooks.statistics.reduction import added
 from lightning_hooks.statistics.tables import HostNumbers, PackedTable, Tables
 
+NOT_ASKED = "steps are run again with learning=True only"
+"""Why nothing is measured by running a step again, by default."""
+
 
 class LearningWatch:
     """Follows what each parameter brings.
@@ -45,19 +48,21 @@ class LearningWatch:
         self._under_way: dict[int, GradientSample] = {}
         self._before: dict[int, tuple[Any, Tensor]] = {}  # of each optimizer, the gradient's sample in the measured step before
         self._stepped: set[int] = set()
+        self._detailed = False  # whether the sampled batch is one of those in which costly numbers are taken
         sizes = HostNumbers(lambda: self._sizes, added, load=lambda found: self._sizes.__setitem__(slice(None), found))
         known: dict[str, PackedTable] = {"rows": self._table, "constant": self._constant, "sizes": sizes}
         self.tables = Tables(device, **known, steps=self._steps.table) if self._on else Tables(device)
         self.gradients = context.guard(self._gradients, "what a step is predicted to gain")
         self.taken = context.guard(self._taken, "what a step is predicted to gain")
         self.batch_start = context.guard(self._batch_start, "the size of the batch")
-        if self._on:
-            context.measure.open(self._measured, asked=context.learning is True)
+        if context.learning is True:
+            context.measure.open(self._measured)
         if self._on and context.functional is not None and context.functional.used:
             context.on_call(SEEN, self._constant.record, detailed=False)
 
     def _batch_start(self, batch: Any) -> None:
         """A sampled batch starts."""
+        self._detailed = self._context.details.sampled
         if not self._on:
             return
         tensors = [tensor for _, tensor in tensors_in(batch) if tensor.dim()]
@@ -69,7 +74,7 @@ class LearningWatch:
         """The gradients of a step are ready, and not clipped; ``sampled``: it counts in the window."""
         self._under_way.pop(step.optimizer, None)
         measuring = self._context.measure.measuring
-        if self._on and (sampled or measuring) and step.indices and step.shards is None:
+        if self._on and ((sampled and self._detailed) or measuring) and step.indices and step.shards is None:
             self._under_way[step.optimizer] = GradientSample(step, self._embeddings, self._places)
 
     def _measured(self, measured: MeasuredLoss) -> None:
@@ -87,7 +92,7 @@ class LearningWatch:
             numbers = sample.rows(None)
             error = torch.linalg.vector_norm(numbers[:, LearningColumn.ERROR])
             self._predicted = torch.stack((numbers[:, LearningColumn.GAIN].sum(), error))
-        if not sampled:
+        if not (sampled and self._detailed):
             return
         self._stepped.add(step.optimizer)
         self._sizes[2] = float(len(self._stepped) - 1)
@@ -119,7 +124,9 @@ class LearningWatch:
             why_not["predicted_gain"] = "several optimizers step, each for a loss of its own"
         size = samples / batches * setup.data_parallel_size if batches else None
         over, why = self._constant.read(parts["constant"])
-        fields, reasons = read_steps(parts["steps"].tolist(), self._context.measure.why_not)
+        fields, reasons = read_steps(
+            parts["steps"].tolist(), self._context.measure.why_not if self._context.learning is True else NOT_ASKED
+        )
         why_not |= {**reasons, **({"over_constant": why} if why else {})}
         report = learning_report(self._context.steps.names, self._table.lines(parts["rows"]), size, why_not)
         return dataclasses.replace(report, over_constant=over, **fields)

@@ -99,7 +99,8 @@ def learning_scalars(report: LearningReport | None, known: set[str]) -> dict[str
         return {}
     found: dict[str, float | None] = {f"learning/{stat}": getattr(report, stat) for stat in LEARNING_STATS}
     for name, stats in report.parameters.items():
-        found |= {f"learning/{name}/{stat}": getattr(stats, stat) for stat in PARAMETER_STATS}
+        found |= (of_parameter := {f"learning/{name}/{stat}": getattr(stats, stat) for stat in PARAMETER_STATS})
+        known |= of_parameter.keys()
     known.update(tag for tag, value in found.items() if value is not None)
     return {tag: math.nan if (value := found.get(tag)) is None else value for tag in sorted(known)}
 

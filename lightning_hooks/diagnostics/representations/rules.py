@@ -8,7 +8,6 @@ from itertools import takewhile
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always, downstream_of_whole, forward, from_first
 from lightning_hooks.declare.rule import Judges, Rule
@@ -32,9 +31,6 @@ class RepresentationCollapse(Rule):
     the ratio stays above 0.002; some self-supervised methods pass through a low at their start, so that it must last for two
     reports, unless samples are the same but for roundings. Without negatives, stop-gradient or variance term it falls below 1e-5.
 
-    A classifier first learns how frequent the labels are, whatever the input: a healthy HuBERT came down to 1e-7 in its second
-    epoch, and was at 0.03 in its eighth.
-
     Attributes:
         threshold: Variance over the samples of a batch over that within a sample, at or below which samples are the same.
         started: The ratio of some batch of an earlier report that it must have fallen from.
@@ -44,12 +40,6 @@ class RepresentationCollapse(Rule):
 
     kind: ClassVar[str] = "representation_collapse"
     judges: ClassVar[Judges] = "epoch"
-    excuses: ClassVar[tuple[Excuse, ...]] = (
-        Excuse(
-            "classifier", "a classifier first learns how frequent labels are, and no more if inputs say nothing of them",
-            lambda _, __, report, ___: bool(report.outputs),
-        ),
-    )  # fmt: skip
 
     threshold: float = 5e-4
     started: float = 0.01

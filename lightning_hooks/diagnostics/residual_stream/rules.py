@@ -67,6 +67,7 @@ class ActivationOutliers(Rule):
     """
 
     kind: ClassVar[str] = "activation_outliers"
+    soft: ClassVar[bool] = True
 
     threshold: float = 100.0
 
@@ -102,6 +103,7 @@ class ResidualGrowth(Rule):
     """
 
     kind: ClassVar[str] = "residual_growth"
+    soft: ClassVar[bool] = True
 
     threshold: float = 100.0
     min_blocks: int = 3

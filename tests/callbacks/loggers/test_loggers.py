@@ -82,7 +82,8 @@ def test_event_file_and_csv_hold_exactly_our_tags_once_per_epoch(tmp_path: Path)
     loggers = [TensorBoardLogger(tmp_path, name="tb", version=0), CSVLogger(tmp_path, name="csv", version=0)]
     reports = fit(tmp_path, loggers)
     events = EventAccumulator(str(tmp_path / "tb/version_0"), size_guidance={"scalars": 0}).Reload()
-    assert set(events.Tags()["scalars"]) - {"hp_metric", "epoch"} == logged_tags()
+    of_learning = {f"learning/{stat}" for stat in ("predicted_gain", "coherence", "over_constant")}
+    assert set(events.Tags()["scalars"]) - {"hp_metric", "epoch"} == logged_tags() | of_learning
     with (tmp_path / "csv/version_0/metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     for tag in logged_tags():
@@ -113,7 +114,7 @@ def test_without_a_logger_reports_and_callback_metrics_are_the_same() -> None:
     run = trainer(ours, logger=False)
     run.fit(Classifier(mlp()), loader())
     reports = [callback.report for callback in ours[:3]]
-    found = {tag: float(value) for tag, value in run.callback_metrics.items()}
+    found = {tag: float(value) for tag, value in run.callback_metrics.items() if not tag.startswith("learning/")}
     assert set(found) == expected_tags()
     for tag, value in found.items():
         assert value == pytest.approx(value_of(reports, tag), rel=1e-6), tag
@@ -139,7 +140,9 @@ def test_the_sequence_of_writes_to_a_logger() -> None:
     logger = Collecting()
     trainer(monitors(summary=False), logger=logger, max_epochs=2).fit(Classifier(mlp()), loader())
     ours = [(step, sorted({tag.split("/")[0] for tag in row})) for step, row in logger.rows if "epoch" not in row]
-    assert ours == [(s, systems) for s in (6, 13) for systems in (["features"], ["gradient_flow", "loss"], ["gradient_clip"])]
+    assert ours == [
+        (s, systems) for s in (6, 13) for systems in (["features"], ["gradient_flow", "learning", "loss"], ["gradient_clip"])
+    ]
 
 
 def test_a_logger_that_raises_is_reported_once_and_the_others_go_on() -> None:

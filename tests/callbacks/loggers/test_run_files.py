@@ -82,6 +82,7 @@ def test_lines_hold_what_the_monitors_reported(tmp_path: Path) -> None:
         reported = monitor.history[-1].to_dict()
         if "loss" in reported:
             reported["loss"]["recent"] = []  # a checkpoint has the single values
+            reported["learning"]["parameters"] = {}  # the file has the shares of modules
         assert same(written.last.to_dict(), reported)
 
 

@@ -1,0 +1,64 @@
+"""Harm before alarm: a warning about a symptom is an info where the training goes well, and where its kind is often wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Sequence
+from typing import Any
+
+from lightning_hooks.alerts.causes import places_in
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.excuses import Excuse, lowered
+from lightning_hooks.declare.records import PRECISE
+from lightning_hooks.diagnostics.learning.effect import Effect, Effects
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+
+NOT_MEASURED = "Its effect on learning is not measured."
+
+
+def _harmless(_: Any, __: Alert, effect: Effect | None, ___: Any) -> str:
+    return "" if effect is None else effect.harmless
+
+
+def _often_wrong(_: Any, alert: Alert, __: Any, ___: Any) -> str:
+    record = alert.evidence
+    if record is None or record.precision is None or record.precision >= PRECISE:
+        return ""
+    return f"on trainings that nothing was tuned on {record.precision:.0%} of such alerts were right"
+
+
+SOFT = (
+    Excuse("harmless", "the weights there bring their share of the fall of the loss", _harmless),
+    Excuse(
+        "often_wrong", f"on trainings that nothing was tuned on less than {PRECISE:.0%} of such alerts were right", _often_wrong
+    ),
+)
+"""Those of all soft rules, applied to the alerts of all monitors together."""
+
+
+def weighed(reports: Sequence[Any], soft: Sequence[Container[str]]) -> list[Any]:
+    """Lower the warnings of soft rules that have an excuse; those that are left say what they do to learning.
+
+    Args:
+        reports: Those of one window, of different monitors.
+        soft: Of each, the names of alerts that may do no harm.
+    """
+    flow = next((report for report in reports if isinstance(report, GradientFlowReport)), None)
+    effects = None if flow is None else Effects(flow, places_in(reports))
+
+    def left(alert: Alert) -> Alert:
+        effect = None if effects is None else effects.at(alert.site)
+        for excuse in SOFT:
+            why = excuse.holds(None, alert, effect, ())
+            if why:
+                return lowered(alert, excuse, why)
+        brings = NOT_MEASURED if effect is None else f"{effect.shares}."
+        return dataclasses.replace(alert, diagnosis=f"{alert.diagnosis} {brings}".strip())
+
+    return [
+        dataclasses.replace(
+            report,
+            alerts=tuple(left(alert) if alert.severity == "warning" and alert.name in names else alert for alert in report.alerts),
+        )
+        for report, names in zip(reports, soft, strict=True)
+    ]

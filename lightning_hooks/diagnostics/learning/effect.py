@@ -1,0 +1,121 @@
+"""What the weights at a site bring to the fall of the loss: evidence of whether a symptom there does harm."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lightning_hooks.declare.rule import percent
+from lightning_hooks.declare.site_names import place_of
+from lightning_hooks.diagnostics.loss.report import RECENT, LossReport
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+
+LEAST, MOST = 0.1, 10.0
+"""Share of the fall over share of the parameters between which weights bring what is usual: four fifths of healthy layers do."""
+LEAST_BEFORE = 0.05
+"""The same, of the median module up to there: below it, gradients hardly reach the first modules."""
+FALLEN = 0.6
+"""The loss over that at the start, below which the training goes well, if it is also below this share of the best constant's."""
+PART = 0.9
+"""Share of the parameters above which weights are the model's."""
+SHORT = 0.1
+"""Median step ratio below which steps are too long, where it is measured."""
+FEWEST = 16
+"""Losses that there must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What the weights at a site bring.
+
+    Attributes:
+        weights: The module that holds them: the site's own, else the last one before it.
+        share: Their share of the predicted fall of the loss.
+        size: Their share of the trained numbers.
+        before: The lower median of share over size of the modules up to there.
+        fallen: The last losses over those at the start; None where that says nothing.
+        over_constant: The loss over that of the best constant answer; None where it is not known.
+        step_ratio: As in the report.
+    """
+
+    weights: str
+    share: float
+    size: float
+    before: float
+    fallen: float | None
+    over_constant: float | None
+    step_ratio: float | None
+
+    @property
+    def harmless(self) -> str:
+        """As a clause that the training goes well; empty without evidence of it. A loss that falls alone is none."""
+        usual = LEAST <= self.share / self.size <= MOST and self.before >= LEAST_BEFORE and self.size <= PART
+        falls = self.fallen is not None and self.fallen <= FALLEN
+        better = (self.over_constant is None or self.over_constant <= FALLEN) and (self.step_ratio or 1.0) >= SHORT
+        if not (usual and falls and better):
+            return ""
+        return f"the training goes well: {self.shares}, which is at {percent(self.fallen or 0.0)} of its start"
+
+    @property
+    def shares(self) -> str:
+        """The shares as a clause."""
+        return f"{percent(self.size)} of the parameters, in {self.weights}, bring {percent(self.share)} of the fall of the loss"
+
+
+class Effects:
+    """The effects at the sites of a window.
+
+    Args:
+        report: What learns, and the loss.
+        places: Module names to their places along the forward pass.
+    """
+
+    def __init__(self, report: GradientFlowReport, places: Mapping[str, float]) -> None:
+        self._report, self._places = report, places
+        self._modules: dict[str, tuple[float, int, float]] = {}  # share, elements, place; none where a share is not known
+        for name, stats in {} if report.learning is None else report.learning.parameters.items():
+            if stats.share is None or name not in report.setups:
+                self._modules = {}
+                break
+            module = name.rpartition(".")[0]
+            share, elements, place = self._modules.get(module, (0.0, 0, place_of(module, places)))
+            self._modules[module] = share + stats.share, elements + report.setups[name].elements, place
+        self._total = sum(elements for _, elements, _ in self._modules.values())
+
+    def at(self, site: str) -> Effect | None:
+        """The effect at a module, a functional call or a parameter; None where it is not known."""
+        learning, modules = self._report.learning, self._modules
+        own = site.rpartition(".")[0] if site in self._report.setups else site.partition("/")[0]
+        place = place_of(own, self._places)
+        before = {name: entry for name, entry in modules.items() if entry[2] <= place < math.inf}
+        chosen = [name for name in modules if name == own or name.startswith(f"{own}.")]
+        chosen = chosen or sorted(before, key=lambda name: before[name][2])[-1:]
+        if learning is None or not chosen or not before:
+            return None
+        densities = [share * self._total / elements for share, elements, _ in before.values() if elements >= 1e-3 * self._total]
+        return Effect(
+            own if len(chosen) > 1 else chosen[0],
+            sum(modules[name][0] for name in chosen),
+            sum(modules[name][1] for name in chosen) / self._total,
+            statistics.median_low(densities or [math.inf]),
+            _fallen(self._report.loss),
+            learning.over_constant,
+            learning.step_ratio,
+        )
+
+
+def _fallen(loss: LossReport | None) -> float | None:
+    """The last losses over those at the start."""
+    if (
+        loss is None
+        or not loss.optimized
+        or loss.nonfinite_steps
+        or len(loss.recent) < FEWEST
+        or not min(loss.start, loss.recent[0]) > 0
+    ):
+        return None
+    last = loss.recent[-(len(loss.recent) // 4) :]
+    first = loss.recent[0] if len(loss.recent) < RECENT else math.inf  # steps that are too long raise it at once
+    return sum(last) / len(last) / min(first, loss.start)
