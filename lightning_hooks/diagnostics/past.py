@@ -82,3 +82,19 @@ def had_gradient(report: GradientFlowReport, parameter: str) -> bool:
 def first_called(report: FeatureReport) -> list[str]:
     """The module called first, if one was."""
     return [site for site in report.order or report.sites if site in report.sites][:1]
+
+
+def weight_ratios(report: GradientFlowReport) -> dict[str, float]:
+    """Of the weights (two dimensions or more) that were updated, the measured update ratios.
+
+    Biases and scales are left out, of any shape: what starts at 0 grows by any factor.
+    """
+    return {
+        name: stats.update_ratio
+        for name, stats in report.parameters.items()
+        if stats.update_ratio is not None and name in report.setups and report.setups[name].dimensions > 1 and not _is_bias(name)
+    }
+
+
+def _is_bias(parameter: str) -> bool:
+    return parameter.rpartition(".")[2] == "bias"

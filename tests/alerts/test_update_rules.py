@@ -19,8 +19,8 @@ from lightning_hooks.alerts import (
 )
 from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.gradients.still_weight_rules import NotUpdated
-from lightning_hooks.diagnostics.gradients.update_rules import weight_ratios
 from lightning_hooks.diagnostics.optimizer.report import GroupSettings, OptimizerStats
+from lightning_hooks.diagnostics.past import weight_ratios
 from tests.support.judged import judged
 
 MEASURED = ParameterGradientStats(

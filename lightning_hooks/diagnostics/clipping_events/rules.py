@@ -10,6 +10,8 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.causes.code import half_overflow
+from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, clip_too_low, rate_too_high
 from lightning_hooks.diagnostics.past import is_scale_free
 from lightning_hooks.diagnostics.reports import ClipReport
 
@@ -203,6 +205,7 @@ KINDS = (
     Kind(
         "always_clipped", "Clipping at nearly every step", group="Clipping", rank=1310, measures="share",
         limit=AlwaysClipped().threshold,
+        hypotheses=(clip_too_low, *STEP_SIZE),
         meaning="Clipping reduces nearly every step. The clipping threshold, not the learning rate, sets the step size.",
         formula="rate = clipped steps / steps\n\n"
         "alert if rate > {AlwaysClipped.threshold}, in an epoch of at least {AlwaysClipped.min_steps} steps\n"
@@ -230,6 +233,7 @@ KINDS = (
     ),
     Kind(
         "steps_skipped", "Skipped optimizer steps", group="Updates", rank=1320, measures="share",
+        hypotheses=(half_overflow, rate_too_high),
         meaning="The loss scaler of 16-bit precision skipped many optimizer steps because gradients overflowed. The model learns "
         "from fewer batches than it gets.",
         formula="alert if skipped steps / steps > {StepsSkipped.threshold} and skipped steps >= {StepsSkipped.min_skipped}",

@@ -13,6 +13,8 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import backward, from_first, in_a_row, of_whole, upstream
 from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.causes.code import activation_before_loss, nonfinite_weights
+from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, module_setting, offset_bias, squashing_chain
 from lightning_hooks.diagnostics.excuses import ANOTHER_EXPERT_LEARNS, FIRST_STEP_ONLY
 from lightning_hooks.diagnostics.gradients.exploding_rules import Exploding, GradientCourse
 from lightning_hooks.diagnostics.past import had_gradient, is_scale_free
@@ -238,6 +240,7 @@ __all__ = ["Missing", "Vanishing", "Zero"]
 KINDS = (
     Kind(
         "vanishing", "Vanishing gradients", group="Backward", rank=1140, urgency=1,
+        hypotheses=(squashing_chain, initial_scale, constant_weights, offset_bias, module_setting, activation_before_loss),
         meaning="The gradient becomes very small on its way back to the first layers. These layers hardly learn.",
         formula="g = rms of the gradient at the module's output;  n = its norm;  later = modules with parameters nearer to the "
         "loss\n\n"
@@ -253,6 +256,7 @@ KINDS = (
     ),
     Kind(
         "zero", "Gradients that are exactly zero", group="Backward", rank=1150, measures="share",
+        hypotheses=(constant_weights, offset_bias, nonfinite_weights),
         meaning="A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
         formula="zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
         "alert if zero_fraction >= {Zero.threshold}",

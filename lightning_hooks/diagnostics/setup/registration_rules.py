@@ -11,6 +11,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import from_first
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.causes.code import in_no_optimizer
 from lightning_hooks.diagnostics.past import had_gradient
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
@@ -170,6 +171,7 @@ __all__ = ["FrozenHead", "NotOptimized", "Shared", "Unregistered"]
 KINDS = (
     Kind(
         "not_optimized", "Parameters that no optimizer holds", group="Set-up", rank=540, measures="nothing",
+        hypotheses=(in_no_optimizer,),
         meaning="A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is "
         "no optimizer; or the last layer is frozen as it was initialised, while layers before it train.",
         formula="alert if requires_grad and in no parameter group of any optimizer\n"

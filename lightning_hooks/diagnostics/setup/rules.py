@@ -10,6 +10,8 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.causes.rates import unusual_setting
+from lightning_hooks.diagnostics.causes.weights import module_setting
 from lightning_hooks.diagnostics.past import had_gradient
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.hooks.selection import outwards
@@ -287,6 +289,7 @@ KINDS = (
     ),
     Kind(
         "settings", "An unusual setting of a module or optimizer", group="Set-up", rank=300,
+        hypotheses=(module_setting, unusual_setting),
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
         "momentum 0, a dropout that drops nearly everything, a norm with a large eps, stages named as frozen that train, weight "
         "decay on biases and norms.",
