@@ -103,7 +103,9 @@ def measured(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, TensorFacts]
         names.append(clean_name(name))
         sizes.append(flat.numel())
     values = torch.stack([row.to(rows[0].device) for row in rows]).tolist() if rows else []
-    return {name: TensorFacts(size, row[0], row[1], row[2], int(row[3])) for name, size, row in zip(names, sizes, values, strict=True)}
+    return {
+        name: TensorFacts(size, row[0], row[1], row[2], int(row[3])) for name, size, row in zip(names, sizes, values, strict=True)
+    }
 
 
 def with_causes(alert: Alert, facts: Facts, on_fault: Any = None) -> Alert:

@@ -10,6 +10,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import downstream
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.causes.code import WRONG_DIMENSION
 from lightning_hooks.diagnostics.reports import FeatureReport
 
 
@@ -118,6 +119,7 @@ __all__ = ["DropoutInEval", "PrecisionNotApplied", "SoftmaxDim"]
 KINDS = (
     Kind(
         "softmax_dim", "A softmax along the wrong dimension", group="Forward", rank=400, measures="share",
+        hypotheses=(WRONG_DIMENSION,),
         meaning="A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the "
         "queries of an attention whose mask is made for the keys.",
         formula="alert if each call is along dimension 0, whose size is that of the batch, and each sample has a target of its "

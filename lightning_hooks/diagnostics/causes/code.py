@@ -10,7 +10,7 @@ from lightning_hooks.diagnostics.causes.rates import SOON, rate_too_high
 from lightning_hooks.diagnostics.causes.weights import in_code, large_inputs
 
 
-def fact(name: str, title: str, op: str, target: str, to: str | None = None, code: str = "", score: float = 0.6) -> Hypothesis:
+def fact(name: str, title: str, op: str, target: str, to: str | None = None, code: str = "", score: float = 0.7) -> Hypothesis:
     """What a rule states as a fact, with the remedy that follows: a kind whose alerts say what is wrong.
 
     Args:
@@ -78,6 +78,16 @@ def nonfinite_data(_: Alert, facts: Facts) -> Cause | None:
     )  # fmt: skip
 
 
+_SAFE = {
+    "div": "x / y.clamp_min(1e-8)",
+    "log": "torch.log(x.clamp_min(1e-8))",
+    "sqrt": "torch.sqrt(x + 1e-8)",
+    "rsqrt": "torch.rsqrt(x + 1e-8)",
+    "exp": "torch.exp(x.clamp_max(50.0))",
+}
+"""Operations, and what holds where their argument is at its bound."""
+
+
 @hypothesis("an operation gives NaN or infinity of finite numbers", "replace the operation by one that holds for such arguments")
 def nonfinite_operation(_: Alert, facts: Facts) -> Cause | None:
     """The operation that running the step again has found."""
@@ -95,10 +105,11 @@ def nonfinite_operation(_: Alert, facts: Facts) -> Cause | None:
     if step.source == "weights":
         return found.cause("diverged_weights", f"{step.name} was {step.value} before the step.")
     where = step.module or "training_step"
-    name = step.operation.split(" ")[0] or "the operation"
+    name = step.operation.split(" ")[0].removesuffix("_") or "the operation"
+    code = _SAFE.get(name.removesuffix("_backward"), "")
     return found.cause(
-        "nonfinite_operation", f"{step.operation} gives {step.value} of finite numbers, in {where}.",
-        Remedy("replace", f"{name} in {where}", None, f"{name} of arguments above an eps", "", "a finite loss", 1, step.code),
+        "nonfinite_operation", f"{step.operation} gives {step.value} of finite numbers.",
+        Remedy("replace", f"{name} in {where}", None, f"{name} of arguments that it holds for", "", "a finite loss", 1, code),
     )  # fmt: skip
 
 
@@ -207,3 +218,31 @@ def half_weights(_: Alert, facts: Facts) -> Cause | None:
 
 NONFINITE = (nonfinite_weights, nonfinite_data, nonfinite_operation, half_overflow, large_inputs, rate_too_high)
 """What makes values NaN or infinite."""
+
+
+# What a rule states as a fact.
+
+NEVER_ZEROED = fact(
+    "never_zeroed", "gradients are not zeroed between steps", "call", "optimizer.zero_grad() before manual_backward()",
+    code="optimizer.zero_grad()",
+)  # fmt: skip
+ONE_LAYER_SHARED = fact(
+    "one_layer_shared", "one layer stands in several places", "replace", "{site}", "layers of their own",
+    "nn.Sequential(*(make_layer() for _ in range(n)))",
+)  # fmt: skip
+NOT_REGISTERED = fact(
+    "not_registered", "the model does not know these modules", "replace", "{site}", "an nn.ModuleList or nn.ModuleDict",
+    "{self} = nn.ModuleList(…)",
+)  # fmt: skip
+LEFT_IN_EVAL_MODE = fact(
+    "left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {module}", code="{of_module}.train()"
+)  # fmt: skip
+WRONG_DIMENSION = fact("wrong_dimension", "a softmax is along the wrong dimension", "set", "{site}.dim", "-1", "softmax(x, dim=-1)")
+CLIPS_IN_VAIN = fact(
+    "clips_in_vain", "gradients are clipped where it has no effect", "set", "trainer.gradient_clip_val", "1.0",
+    "Trainer(gradient_clip_val=1.0)",
+)  # fmt: skip
+CUT_PATH = fact(
+    "cut_path", "no gradient reaches the parameter", "remove", "what cuts the path from {site} to the loss (detach, no_grad, argmax, "
+    "a branch that forward does not use)",
+)  # fmt: skip

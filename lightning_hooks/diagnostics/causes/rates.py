@@ -31,7 +31,7 @@ _USUAL = {
     "Rprop": Range(1e-4, 1e-2, 0.1),
     "ASGD": Range(1e-4, 0.01, 1.0),
 }
-_ADAM = Range(1e-5, 1e-3, 1e-2)
+_ADAM = Range(1e-5, 3e-3, 1e-2)
 """Of Adam and of what else divides by the size of the gradient."""
 USUAL_UPDATE = 3e-3
 """A usual share of a weight that a step changes."""
@@ -91,7 +91,7 @@ def rate_evidence(alert: Alert, facts: Facts, rate: Rate) -> Evidence:
         found.add(gains < 0.1, 0.3, f"its steps gain {gains:.2g} of what their gradients predict")
         found.add(gains > 0.5, -0.3, f"its steps gain {gains:.2g} of what their gradients predict")
     rose = rate.settings.lr_initial
-    found.add(bool(rose) and rate.lr > 3 * (rose or 0.0), 0.3, f"its schedule raised it from {rose or 0.0:.2g} to {rate.lr:.2g}")
+    found.add(bool(rose) and rate.lr > 1.5 * (rose or 0.0), 0.45, f"its schedule raised it from {rose or 0.0:.2g} to {rate.lr:.2g}")
     related = facts.raised("update_too_large", "loss_diverging", "step_too_long", "loss_spike", "weights_growing")
     related = [kind for kind in related if kind != alert.kind]
     found.add(bool(related), 0.1, f"{' and '.join(related)} {'is' if len(related) == 1 else 'are'} raised too")
@@ -112,7 +112,7 @@ def rate_too_high(alert: Alert, facts: Facts) -> Cause | None:
     range_ = f"; {rate.kind}'s usual range is {known.low:g} to {known.high:g}" if known and rate.lr > known.high else ""
     effect = f"update ratios near {USUAL_UPDATE:g}, and a loss that falls"
     remedies = [_set_rate(rate, to, effect), _set_rate(rate, rounded(to / 10), effect)]
-    if facts.schedules and rate.settings.lr_initial and rate.lr > 3 * rate.settings.lr_initial:
+    if facts.schedules and rate.settings.lr_initial and rate.lr > 1.5 * rate.settings.lr_initial:
         remedies.insert(0, _without_schedule(facts))
     return found.cause("rate_too_high", f"The learning rate is {rate.lr:.3g}{range_}{size}.", *remedies)
 
@@ -198,7 +198,7 @@ def wrong_schedule(_: Alert, facts: Facts) -> Cause | None:
     found.add(rate.settings.low_steps > 0, 0.6, over)
     initial = rate.settings.lr_initial or 0.0
     found.add(0 <= lr < 0.1 * initial and peak < 0.1 * initial, 0.6, f"it is made for {initial:.2g} and has reached {peak:.2g}")
-    found.add(peak > 3 * initial > 0, 0.5, f"it began with {initial:.2g} and has reached {peak:.2g}")
+    found.add(peak > 1.5 * initial > 0, 0.7, f"it began with {initial:.2g} and has reached {peak:.2g}")
     remedies = []
     if schedule.length and planned and schedule.length < planned:
         found.add(True, 0.2, f"its {schedule.length_name} is {schedule.length}, and {planned} steps are planned")
@@ -323,14 +323,15 @@ def loss_summed(_: Alert, facts: Facts) -> Cause | None:
         size = max(rows, default=None)
     if not size or size < 4 or classes < 2:
         return None
-    times = loss.start / math.log(classes)
+    first = loss.recent[0] if facts.flow is not None and facts.flow.epoch == 0 and loss.recent else loss.start
+    times = first / math.log(classes)
     found = Evidence()
     found.add(
-        0.3 * size < times < 3 * size,
+        0.6 * size < times < 1.7 * size,
         0.75,
-        f"it starts at {loss.start:.3g}, {times:.3g} times that of guessing, and a batch has about {size:.0f} rows",
+        f"it starts at {first:.3g}, {times:.3g} times that of guessing, and a batch has about {size:.0f} rows",
     )
-    statement = f"The loss starts at {loss.start:.3g}, about {size:.0f} times that of guessing ({math.log(classes):.2g}): it is summed over the batch."
+    statement = f"The loss starts at {first:.3g}, about {size:.0f} times that of guessing ({math.log(classes):.2g}): it is summed over the batch."
     return found.cause(
         "loss_summed",
         statement,

@@ -97,12 +97,14 @@ def constant_weights(alert: Alert, facts: Facts) -> Cause | None:
     found.add(still is not None and still.constant, 0.3, "it is so still")
     found.add(bool(twins), 0.2, f"{twins[0] if twins else ''} is so too: neither gets a gradient")
     module = name.rpartition(".")[0]
-    code = f"nn.init.kaiming_uniform_({in_code(name)}, a=5**0.5)"
+    gains = () if facts.features is None else [gain for gain in facts.features.initial_gains.values() if 0 < gain < math.inf]
+    gain = float(f"{statistics.median(gains):.2g}") if gains else 1.0
+    code = f"nn.init.kaiming_normal_({in_code(name)}).mul_({gain / math.sqrt(2):.2g})"
     text = f"{name} started with {value:.3g} in all of its {facts.start[name].elements} numbers."
     return found.cause(
         "constant_weights",
         text,
-        Remedy("initialise", name, value, "kaiming_uniform", "", f"outputs of {module} that differ", SOON, code),
+        Remedy("initialise", name, value, gain, "", f"outputs of {module} that differ", SOON, code),
     )
 
 
@@ -172,7 +174,8 @@ def squashing_chain(_: Alert, facts: Facts) -> Cause | None:
     found.add(True, min(0.3 + 0.05 * len(names), 0.6), f"each lets at most {slope:g} of the gradient through")
     return found.cause(
         "squashing_chain", f"The gradient passes {len(names)} {kind} modules in a row ({names[0]} to {names[-1]}).",
-        Remedy("replace", f"nn.{kind}", None, "nn.ReLU", f"{len(names)} modules of this class", "gradients of one size in all layers", SOON, "nn.ReLU()"),
+        Remedy("replace", f"nn.{kind}", None, "nn.ReLU and He initialisation", f"{len(names)} modules of this class",
+            "gradients of one size in all layers", SOON, "nn.ReLU(), and nn.init.kaiming_normal_ for weights"),
     )  # fmt: skip
 
 

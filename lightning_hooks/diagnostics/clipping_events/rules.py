@@ -10,7 +10,7 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import half_overflow
+from lightning_hooks.diagnostics.causes.code import CLIPS_IN_VAIN, NEVER_ZEROED, half_overflow
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, clip_too_low, rate_too_high
 from lightning_hooks.diagnostics.past import is_scale_free
 from lightning_hooks.diagnostics.reports import ClipReport
@@ -216,6 +216,7 @@ KINDS = (
     ),
     Kind(
         "clip_ineffective", "Clipping without effect", group="Clipping", rank=1300,
+        hypotheses=(CLIPS_IN_VAIN,),
         meaning="A step was taken with a larger norm than the configured limit, or gradients were clipped when the step was "
         "already taken.",
         formula="alert if norm after clipping > configured limit * (1 + {ClipIneffective.tolerance})\n"
@@ -224,6 +225,7 @@ KINDS = (
     ),
     Kind(
         "not_zeroed", "Gradients that are cleared too late or too early", group="Updates", rank=610,
+        hypotheses=(NEVER_ZEROED,),
         meaning="Gradients were not set to zero between two steps, so that each step follows the sum of all gradients so far; or "
         "they were set to zero before each batch of an accumulation, so that all but the last are thrown away.",
         formula="alert if gradients were not zeroed before {NotZeroed.threshold} or more steps of the epoch\n"

@@ -13,7 +13,7 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import backward, from_first, in_a_row, of_whole, upstream
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import activation_before_loss, nonfinite_weights
+from lightning_hooks.diagnostics.causes.code import CUT_PATH, activation_before_loss, nonfinite_weights
 from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, module_setting, offset_bias, squashing_chain
 from lightning_hooks.diagnostics.excuses import ANOTHER_EXPERT_LEARNS, FIRST_STEP_ONLY
 from lightning_hooks.diagnostics.gradients.exploding_rules import Exploding, GradientCourse
@@ -266,6 +266,7 @@ KINDS = (
     ),
     Kind(
         "missing", "Parameters without a gradient", group="Backward", rank=600, measures="nothing",
+        hypotheses=(CUT_PATH,),
         meaning="A parameter requires a gradient but its `.grad` is None at every measured step. The loss does not depend on it.",
         formula="alert if .grad is None at every measured step of the epoch",
         advice=("Use it in forward", "Remove what breaks the path to the loss",

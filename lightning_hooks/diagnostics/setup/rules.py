@@ -10,6 +10,7 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.causes.code import LEFT_IN_EVAL_MODE
 from lightning_hooks.diagnostics.causes.rates import unusual_setting
 from lightning_hooks.diagnostics.causes.weights import module_setting
 from lightning_hooks.diagnostics.past import had_gradient
@@ -265,6 +266,7 @@ __all__ = ["EvalMode", "FrozenStatistics", "ModuleSettings", "OptimizerChoices"]
 KINDS = (
     Kind(
         "eval_mode", "Training in eval mode", group="Set-up", rank=220, measures="nothing",
+        hypotheses=(LEFT_IN_EVAL_MODE,),
         meaning="Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
         "nothing, batch norm uses its running statistics and does not update them, and spectral norm does not follow its weight.",
         formula="alert if a dropout (or a module with a share to drop), batch norm or spectral norm and the module around it are "
