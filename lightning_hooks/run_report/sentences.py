@@ -67,5 +67,12 @@ class Sentences:
         for name in self._odd:
             if (written := name.replace("{", "(").replace("}", ")")) in text:
                 text = text.replace(written, numbered(name))
-        text = _WORD.sub(lambda found: numbered(found[0]) if found[0] in self._names else found[0], text)
-        return in_a_line(text)
+
+        def without(found: re.Match[str]) -> str:
+            word = found[0]
+            if word in self._names:
+                return numbered(word)
+            own = word.removeprefix("self.")  # as code of the model has it
+            return f"self.{numbered(own)}" if own != word and own in self._names else word
+
+        return in_a_line(_WORD.sub(without, text))

@@ -18,7 +18,7 @@ from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.values import has_values
+from lightning_hooks.hooks.values import as_number, has_values
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.statistics.shards import is_distributed
 
@@ -43,8 +43,15 @@ class Diagnosis:
         self._host = host
         self._start: Mapping[str, TensorFacts] = {}
         self._faulty: set[str] = set()
+        self._first_rates: dict[tuple[int, int], float] = {}
         with suppress(Exception):  # a model whose parameters cannot be read is none whose biases are known
             self._start = measured(host.model.named_parameters())
+            self._first_rates = {
+                (place, number): rate
+                for place, optimizer in enumerate(host.optimizers)
+                for number, group in enumerate(getattr(optimizer, "param_groups", ()))
+                if (rate := as_number(group.get("lr"))) is not None
+            }
 
     def explained(self, alerts: Sequence[Alert], reports: Sequence[Any], bad_step: BadStep | None) -> list[Alert]:
         """Alerts with their causes and remedies. What fails leaves them as they are, with a warning.
@@ -84,6 +91,7 @@ class Diagnosis:
             planned_steps=host.setup.planned_steps,
             schedules=host.schedules,
             bad_step=bad_step,
+            first_rates=self._first_rates,
         )
         near = {module for alert in alerts for module in (facts.module_of(alert.site), *facts.before(alert.site))}
         parameters = [(name, p) for name, p in host.model.named_parameters() if clean_name(name).rpartition(".")[0] in near]

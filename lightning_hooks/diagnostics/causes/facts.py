@@ -69,11 +69,13 @@ class Rate:
         optimizer: The name of its optimizer, such as ``0-AdamW``.
         target: What a remedy calls it, such as ``optimizer.lr`` or ``optimizer.param_groups[1].lr``.
         settings: All its settings.
+        began: What it began with, by its scheduler, else by what it was when training started; None where not known.
     """
 
     optimizer: str
     target: str
     settings: GroupSettings
+    began: float | None = None
 
     @property
     def kind(self) -> str:
@@ -109,6 +111,7 @@ class Facts:
         planned_steps: The steps of the whole training; None where that is not known.
         schedules: The learning rate schedulers.
         bad_step: What running the first bad step again has shown; None where it was not run.
+        first_rates: The learning rates when training started, by the places of the optimizer and of the group.
     """
 
     features: FeatureReport | None = None
@@ -124,6 +127,7 @@ class Facts:
     planned_steps: int | None = None
     schedules: Sequence[Schedule] = ()
     bad_step: BadStep | None = None
+    first_rates: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def has(self, *words: str) -> bool:
         """Whether the class of a module holds one of these words."""
@@ -144,7 +148,8 @@ class Facts:
             of = "optimizer" if len(optimizers) == 1 else f"optimizers[{place}]"
             same = len({group.lr for group in stats.groups}) <= 1
             for number, group in enumerate(stats.groups[:1] if same else stats.groups):
-                found.append(Rate(name, f"{of}.lr" if same else f"{of}.param_groups[{number}].lr", group))
+                began = group.lr_initial or self.first_rates.get((place, number))
+                found.append(Rate(name, f"{of}.lr" if same else f"{of}.param_groups[{number}].lr", group, began))
         return found
 
     def rate_at(self, site: str) -> Rate | None:

@@ -22,7 +22,7 @@ class Range(NamedTuple):
 
 
 _USUAL = {
-    "SGD": Range(1e-4, 0.05, 1.0),
+    "SGD": Range(1e-4, 0.1, 1.0),
     "Adadelta": Range(0.05, 1.0, 2.0),
     "Adagrad": Range(1e-4, 1e-2, 0.1),
     "Lion": Range(1e-6, 1e-4, 1e-3),
@@ -42,8 +42,10 @@ SOON = 50
 def usual(rate: Rate) -> Range | None:
     """The usual learning rates of a group's optimizer; None for a class that is not known."""
     found = _USUAL.get(rate.kind, _ADAM if is_scale_free(rate.optimizer) else None)
-    momentum = rate.settings.momentum or 0.0
-    return found._replace(typical=found.typical * (1 - min(momentum, 0.99)) * 2) if found and rate.kind == "SGD" else found
+    if found is None:
+        return None
+    slower = 1 - min(rate.settings.momentum or 0.0, 0.99)  # momentum adds up steps
+    return found._replace(typical=rounded(found.typical * (slower if rate.kind == "SGD" else 1)))
 
 
 def rounded(value: float) -> float:
@@ -65,11 +67,10 @@ def lower_rate(rate: Rate, facts: Facts) -> float:
     if ratio is not None and ratio > 10 * USUAL_UPDATE:
         factors.append(USUAL_UPDATE / ratio)
     if gains is not None and gains < 0.5:
-        factors.append(2.0 * (1.0 - gains) and 1.0 / (2.0 * (1.0 - gains)))
-    lowest = rate.lr * min(factors)
+        factors.append(1.0 / (2.0 * (1.0 - gains)))
     if known is not None and rate.lr > known.high:
-        return rounded(min(max(lowest, known.typical / 10), known.typical))
-    return rounded(max(lowest, known.low) if known is not None else lowest)
+        return known.typical  # steps of this size say nothing about those of a usual one
+    return rounded(rate.lr * min(factors))
 
 
 def rate_evidence(alert: Alert, facts: Facts, rate: Rate) -> Evidence:
@@ -90,8 +91,10 @@ def rate_evidence(alert: Alert, facts: Facts, rate: Rate) -> Evidence:
     if gains is not None:
         found.add(gains < 0.1, 0.3, f"its steps gain {gains:.2g} of what their gradients predict")
         found.add(gains > 0.5, -0.3, f"its steps gain {gains:.2g} of what their gradients predict")
-    rose = rate.settings.lr_initial
-    found.add(bool(rose) and rate.lr > 1.5 * (rose or 0.0), 0.45, f"its schedule raised it from {rose or 0.0:.2g} to {rate.lr:.2g}")
+    rose = rate.began
+    found.add(
+        bool(rose) and rate.lr > 1.5 * (rose or 0.0), 0.45, f"it began with {rose or 0.0:.2g} and was raised to {rate.lr:.2g}"
+    )
     related = facts.raised("update_too_large", "loss_diverging", "step_too_long", "loss_spike", "weights_growing")
     related = [kind for kind in related if kind != alert.kind]
     found.add(bool(related), 0.1, f"{' and '.join(related)} {'is' if len(related) == 1 else 'are'} raised too")
@@ -112,8 +115,9 @@ def rate_too_high(alert: Alert, facts: Facts) -> Cause | None:
     range_ = f"; {rate.kind}'s usual range is {known.low:g} to {known.high:g}" if known and rate.lr > known.high else ""
     effect = f"update ratios near {USUAL_UPDATE:g}, and a loss that falls"
     remedies = [_set_rate(rate, to, effect), _set_rate(rate, rounded(to / 10), effect)]
-    if facts.schedules and rate.settings.lr_initial and rate.lr > 1.5 * rate.settings.lr_initial:
-        remedies.insert(0, _without_schedule(facts))
+    if rate.began and rate.lr > 1.5 * rate.began:
+        raises = Remedy("remove", f"what raises {rate.target}", None, None, "no scheduler is configured", effect, SOON)
+        remedies.insert(0, _without_schedule(facts) if facts.schedules else raises)
     return found.cause("rate_too_high", f"The learning rate is {rate.lr:.3g}{range_}{size}.", *remedies)
 
 
@@ -164,7 +168,9 @@ def rate_too_low(alert: Alert, facts: Facts) -> Cause | None:
     gains = facts.step_ratio
     found.add(gains is not None and gains > 0.99, 0.2, f"its steps gain {gains or 0:.3g} of what their gradients predict")
     to = rate.lr * USUAL_UPDATE / ratio if ratio else rate.lr * 1000
-    to = rounded(min(to, known.typical) if known is not None else to)
+    if known is not None:
+        to = known.typical if rate.lr < known.low else min(to, known.typical)
+    to = rounded(to)
     return found.cause(
         "rate_too_low", f"The learning rate is {rate.lr:.3g}{f', and a step changes a weight by {ratio:.2g} of its size' if ratio is not None else ''}.",
         _set_rate(rate, to, "update ratios near 1e-3"), _set_rate(rate, rounded(to / 10), "update ratios near 1e-4"),

@@ -46,6 +46,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
 """The hypotheses that are right, by family; a family that is not here has a cause that no hypothesis is about."""
 
 REPAIRS: dict[str, str] = {
+    "lr_grows": "what raises",
     "no_zero_grad": "zero_grad",
     "clip_in_training_step": "gradient_clip_val",
     "shared_weights": "own",
