@@ -257,7 +257,7 @@ def _remedies(alert: Alert, sentences: Sentences, names: list[str]) -> list[dict
         {
             **to_plain(remedy),
             "text": sentences.without_names(remedy.text, names),
-            "target": sentences.without_names(remedy.target, names) if " " in remedy.target else remedy.target,
+            "target": remedy.target if sentences.are_name(remedy.target) else sentences.without_names(remedy.target, names),
             **{key: sentences.without_names(getattr(remedy, key), names) for key in ("precondition", "effect", "code")},
         }
         for remedy in alert.remedies

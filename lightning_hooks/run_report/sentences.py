@@ -50,6 +50,10 @@ class Sentences:
         odd = {name for name in self._names if not _WORD.fullmatch(name)}
         self._odd = sorted(odd, key=len, reverse=True)
 
+    def are_name(self, text: str) -> bool:
+        """Whether a text is one name and nothing else."""
+        return text in self._names or " " not in text
+
     def without_names(self, text: str, names: list[str]) -> str:
         """The text with ``{0}``, ``{1}``, … where a name was, in printable characters and of bounded length.
 
