@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,30 +58,49 @@ class Hypothesis:
     judge: Callable[[Any, Any], Cause | None]
 
 
-def hypothesis(title: str, *remedies: str) -> Callable[[Callable[[Any, Any], Cause | None]], Hypothesis]:
-    """Declare a hypothesis by the function that judges it, whose name becomes its own."""
-    return lambda judge: Hypothesis(judge.__name__, title, remedies, judge)
-
-
 class Evidence:
     """Collects what speaks for and against a cause, with weights that add up to its score."""
 
     def __init__(self) -> None:
         self.score = 0.0
-        self._for: list[str] = []
-        self._against: list[str] = []
+        self.pros: list[str] = []
+        self.cons: list[str] = []
 
     def add(self, holds: bool, weight: float, text: str) -> None:
         """Enter something that speaks for it, or, with a weight below 0, against it, if it holds."""
         if holds:
             self.score += weight
-            (self._for if weight > 0 else self._against).append(text)
+            (self.pros if weight > 0 else self.cons).append(text)
 
-    def cause(self, name: str, statement: str, *remedies: Remedy) -> Cause | None:
-        """The cause; None if nothing speaks for it, or more against it."""
-        if not self._for or self.score <= 0:
-            return None
-        return Cause(name, statement, round(min(self.score, 1.0), 2), tuple(self._for), tuple(self._against), remedies)
+
+Said = tuple[str, Sequence[Remedy]] | None
+"""A cause in a sentence, and its remedies; None where it does not apply."""
+
+
+def hypothesis(*remedies: str) -> Callable[[Callable[[Any, Any, Evidence], Said]], Hypothesis]:
+    """Declare a hypothesis by the function that judges it: its docstring says what it supposes, and its name is the hypothesis's.
+
+    The function is given an alert, the facts, and where to enter the evidence. There is no cause where nothing speaks for it, or
+    more against it.
+
+    Args:
+        *remedies: What is done about it, in words.
+    """
+
+    def declare(function: Callable[[Any, Any, Evidence], Said]) -> Hypothesis:
+        name = function.__name__
+
+        def judge(alert: Any, facts: Any) -> Cause | None:
+            found = Evidence()
+            said = function(alert, facts, found)
+            if said is None or not found.pros or found.score <= 0:
+                return None
+            return Cause(name, said[0], round(min(found.score, 1.0), 2), tuple(found.pros), tuple(found.cons), tuple(said[1]))
+
+        title = (inspect.getdoc(function) or name).partition("\n")[0].rstrip(".")
+        return Hypothesis(name, title[:1].lower() + title[1:], remedies, judge)
+
+    return declare
 
 
 def ranked(

@@ -245,7 +245,7 @@ def _causes(alert: Alert, sentences: Sentences, names: list[str]) -> list[dict[s
         }
         for cause in alert.causes
     ]
-    if (alert.causes and alert.causes[0].decisive) or not alert.diagnosis:
+    if not alert.diagnosis or (alert.causes and alert.diagnosis.startswith(alert.causes[0].statement)):
         return [*root, *judged]
     shown = re.sub(r"The step raises .*", "The step raises an exception.", alert.diagnosis, flags=re.DOTALL)  # without its text
     return [*root, *judged, {**none, "text": sentences.without_names(shown, names)}]

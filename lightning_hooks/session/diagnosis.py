@@ -86,7 +86,7 @@ class Diagnosis:
             start=self._start,
             others=[(alert.kind, alert.site) for report in reports for alert in report.alerts],
             clip_norm=host.setup.clip_norm,
-            accumulation=host.loss_scaling.accumulation,
+            automatic=host.setup.automatic_optimization,
             precision=str(host.setup.description.get("precision", "")),
             planned_steps=host.setup.planned_steps,
             schedules=host.schedules,
@@ -123,7 +123,7 @@ def with_causes(alert: Alert, facts: Facts, on_fault: Any = None) -> Alert:
     advice = tuple(step for step in alert.advice if _applies(step, facts))
     diagnosis = re.sub(r"(Common causes?: )([^.]*)\.", lambda found: _list(found[1], found[2], facts), alert.diagnosis)
     best = causes[0] if causes else None
-    if best is not None and best.decisive:
+    if best is not None and best.decisive and best.evidence_for != (alert.message,):  # more than what its rule says
         others = [cause for cause in causes[1:] if cause.score > 0.2]
         rest = re.sub(r"\s*Common causes?: [^.]*\.", "", diagnosis).strip()
         against = f" Against it: {best.evidence_against[0]}." if best.evidence_against else ""

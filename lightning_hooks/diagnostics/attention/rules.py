@@ -10,6 +10,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, Node, Severity
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.attention.report import AttentionReport, AttentionStats
+from lightning_hooks.diagnostics.causes.code import WRONG_MASK
 from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high
 from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale
 
@@ -232,6 +233,7 @@ KINDS = (
     Kind(
         "masked_rows", "Queries that may attend to no key", group="Attention, experts, residual streams", rank=800,
         about="nonfinite", measures="share",
+        hypotheses=(WRONG_MASK,),
         meaning="Some queries of an attention layer may attend to no key at all. Their output is NaN, zero or the mean of "
         "everything, depending on how attention is computed.",
         formula="alert if a query row may attend to no key\n"

@@ -1,248 +1,177 @@
-"""Causes in the code: what is not finite, what no optimizer holds, what stands before the loss."""
+"""Causes in the code: what is not finite, what no optimizer holds, what stands before the loss, and what rules state as facts."""
 
 from __future__ import annotations
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import Cause, Evidence, Hypothesis, hypothesis
+from lightning_hooks.declare.hypothesis import Cause, Evidence, Hypothesis, Said, hypothesis
 from lightning_hooks.declare.remedy import Remedy
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import SOON, rate_too_high
-from lightning_hooks.diagnostics.causes.weights import in_code, large_inputs
-
-
-def fact(name: str, title: str, op: str, target: str, to: str | None = None, code: str = "", score: float = 0.7) -> Hypothesis:
-    """What a rule states as a fact, with the remedy that follows: a kind whose alerts say what is wrong.
-
-    Args:
-        name: Of the hypothesis.
-        title: What it supposes.
-        op: Of the remedy.
-        target: Of the remedy; ``{site}`` stands for the alert's site, ``{module}`` for its module.
-        to: Of the remedy.
-        code: Of the remedy.
-        score: Where the rule's alerts may have other causes, less than 0.5.
-    """
-
-    def judge(alert: Alert, facts: Facts) -> Cause | None:
-        module = facts.module_of(alert.site) or alert.site
-        words = {"site": alert.site, "module": module, "self": in_code(alert.site), "of_module": in_code(module)}
-        remedy = Remedy(op, target.format(**words), None, to, "", "", SOON, code.format(**words))
-        return Cause(name, f"{title[:1].upper()}{title[1:]}: {alert.message}", score, (alert.message,), (), (remedy,))
-
-    done = f"{op} {target}{f' {to}' if to else ''}".replace("{site}", "SITE").replace("{module}", "MODULE")
-    return Hypothesis(name, title, (done,), judge)
-
+from lightning_hooks.diagnostics.causes.weights import in_code, large_inputs, nonfinite_weights
 
 # What is not finite.
 
 
-@hypothesis("weights are not finite since the start", "initialise the parameter, or load it again")
-def nonfinite_weights(_: Alert, facts: Facts) -> Cause | None:
-    """Parameters that held NaN or infinity when training started: no step mends them."""
-    bad = [name for name, tensor in facts.start.items() if tensor.nonfinite]
-    if not bad:
-        return None
-    tensor, more = facts.start[bad[0]], f" and {len(bad) - 1} more parameters" * (len(bad) > 1)
-    found = Evidence()
-    found.add(True, 0.95, "it was so before the first step")
-    text = f"{bad[0]}{more} held {tensor.nonfinite} numbers of {tensor.elements} that are NaN or infinite when training started: all further steps are lost."
-    remedies = [
-        Remedy(
-            "initialise",
-            name,
-            None,
-            "kaiming_uniform" if tensor.elements > 1 else None,
-            "",
-            "a finite loss",
-            1,
-            f"{in_code(name)}.data.nan_to_num_(0.0)",
-        )
-        for name in bad[:1]
-    ]
-    return found.cause("nonfinite_weights", text, *remedies)
-
-
-@hypothesis("the data are not finite", "check the samples, replace what is not finite in the batch")
-def nonfinite_data(_: Alert, facts: Facts) -> Cause | None:
-    """The batch itself holds NaN or infinity."""
+@hypothesis("replace what is not finite in the batch")
+def nonfinite_data(_: Alert, facts: Facts, found: Evidence) -> Said:
+    """The data are not finite."""
     step = facts.bad_step
     if step is None or step.source != "data":
         return None
-    found = Evidence()
     found.add(True, 0.95, "the step was run again, and the batch was looked at")
-    place = f"batch{step.name}"
-    samples = f" in sample {', '.join(map(str, step.samples[:4]))}" if step.samples else ""
-    return found.cause(
-        "nonfinite_data", f"{place} has {step.value} in it{samples}.",
-        Remedy("replace", place, step.value, "finite numbers", "", "a finite loss", 1, f"torch.nan_to_num({place})"),
-    )  # fmt: skip
+    place, samples = f"batch{step.name}", ", ".join(map(str, step.samples[:4]))
+    remedy = Remedy("replace", place, step.value, "finite numbers", "", "a finite loss", 1, f"torch.nan_to_num({place})")
+    return f"{place} has {step.value} in it{f' in sample {samples}' * bool(samples)}.", [remedy]
 
 
 _SAFE = {
-    "div": "x / y.clamp_min(1e-8)",
-    "log": "torch.log(x.clamp_min(1e-8))",
-    "sqrt": "torch.sqrt(x + 1e-8)",
-    "rsqrt": "torch.rsqrt(x + 1e-8)",
-    "exp": "torch.exp(x.clamp_max(50.0))",
-}
+    "div": "x / y.clamp_min(1e-8)", "log": "torch.log(x.clamp_min(1e-8))", "sqrt": "torch.sqrt(x + 1e-8)",
+    "rsqrt": "torch.rsqrt(x + 1e-8)", "exp": "torch.exp(x.clamp_max(50.0))",
+}  # fmt: skip
 """Operations, and what holds where their argument is at its bound."""
 
 
-@hypothesis("an operation gives NaN or infinity of finite numbers", "replace the operation by one that holds for such arguments")
-def nonfinite_operation(_: Alert, facts: Facts) -> Cause | None:
-    """The operation that running the step again has found."""
+@hypothesis("replace the operation by one that holds for such arguments, set the module's eps, or replace the mask")
+def nonfinite_operation(_: Alert, facts: Facts, found: Evidence) -> Said:
+    """An operation gives NaN or infinity of finite numbers."""
     step = facts.bad_step
-    if step is None or step.source not in ("operation", "weights"):
+    if step is None or step.source != "operation":
         return None
-    if step.source == "weights" and facts.start.get(step.name) is not None and facts.start[step.name].nonfinite:
-        return None
-    found = Evidence()
-    found.add(
-        True,
-        0.7,
-        "the step was run again: its batch and its weights were finite" if step.source == "operation" else "the step was run again",
-    )
-    if step.source == "weights":
-        return found.cause("diverged_weights", f"{step.name} was {step.value} before the step.")
-    where = step.module or "training_step"
-    name = step.operation.split(" ")[0].removesuffix("_") or "the operation"
-    code = _SAFE.get(name.removesuffix("_backward"), "")
-    return found.cause(
-        "nonfinite_operation", f"{step.operation} gives {step.value} of finite numbers.",
-        Remedy("replace", f"{name} in {where}", None, f"{name} of arguments that it holds for", "", "a finite loss", 1, code),
-    )  # fmt: skip
+    found.add(True, 0.7, "the step was run again: its batch and its weights were finite")
+    where, name = step.module or "training_step", step.operation.split(" ")[0].removesuffix("_") or "the operation"
+    to, code, effect = f"{name} of arguments that it holds for", _SAFE.get(name.removesuffix("_backward"), ""), "a finite loss"
+    remedy = Remedy("replace", f"{name} in {where}", None, to, "", effect, 1, code)
+    if step.module and "norm" in name:
+        remedy = Remedy("set", f"{step.module}.eps", None, 1e-5, "", effect, 1, f"{in_code(step.module)}.eps = 1e-5")
+    elif "softmax" in name:
+        remedy = Remedy("replace", f"the mask in {where}", None, "one that leaves a key to each query", "", effect, 1, "~mask")
+    return f"{step.operation} gives {step.value} of finite numbers.", [remedy]
 
 
-@hypothesis("half precision overflows", "set trainer.precision to bf16-mixed")
-def half_overflow(_: Alert, facts: Facts) -> Cause | None:
-    """Values beyond 65 504 in float16."""
+@hypothesis("set trainer.precision to bf16-mixed")
+def half_overflow(_: Alert, facts: Facts, found: Evidence) -> Said:
+    """Half precision overflows."""
     if "16" not in facts.precision or "bf16" in facts.precision:
         return None
     sites = {} if facts.features is None else facts.features.sites
     largest = max((max(abs(stats.min), abs(stats.max)) for stats in sites.values() if stats.count), default=0.0)
-    found = Evidence()
-    found.add(True, 0.35, f"precision is {facts.precision}")
-    found.add(largest > 1e4, 0.25, f"an output is {largest:.3g}, and the largest number of float16 is 65504")
-    remedy = Remedy(
-        "set", "trainer.precision", facts.precision, "bf16-mixed", "", "finite outputs", 1, 'Trainer(precision="bf16-mixed")'
-    )
-    return found.cause("half_overflow", f"float16 holds no number above 65504 (precision={facts.precision}).", remedy)
+    found.add(True, 0.35, "the largest number of float16 is 65504")
+    found.add(largest > 1e4, 0.25, f"an output is {largest:.3g}")
+    return f"precision is {facts.precision}, whose numbers end at 65504.", [_precision(facts)]
+
+
+@hypothesis("set trainer.precision to bf16-mixed")
+def half_weights(_: Alert, facts: Facts, found: Evidence) -> Said:
+    """Weights in half precision cannot hold small steps."""
+    found.add("true" in facts.precision, 0.7, "the weights themselves are rounded")
+    return f"The weights are kept in half precision (precision={facts.precision}).", [_precision(facts)]
+
+
+def _precision(facts: Facts) -> Remedy:
+    code = 'Trainer(precision="bf16-mixed")'
+    return Remedy("set", "trainer.precision", facts.precision, "bf16-mixed", "", "steps that are not lost", SOON, code)
 
 
 # Wiring.
 
 
-@hypothesis("parameters are in no optimizer", "add them to the optimizer")
-def in_no_optimizer(_: Alert, facts: Facts) -> Cause | None:
-    """Parameters that train and have a gradient, and that no optimizer holds."""
+@hypothesis("add them to the optimizer")
+def in_no_optimizer(_: Alert, facts: Facts, found: Evidence) -> Said:
+    """Parameters are in no optimizer."""
     setups = {} if facts.flow is None else facts.flow.setups
     left = [name for name, setup in setups.items() if setup.trains and setup.has_gradient and not setup.optimizers]
     if not left:
         return None
-    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in left))
-    found = Evidence()
     found.add(True, 0.8, "they have a gradient, and no optimizer holds them")
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in left))
+    code = f"optimizer.add_param_group({{'params': {in_code(modules[0])}.parameters()}})"
+    target = ", ".join(left if len(left) < 3 else modules[:20])
     shown = ", ".join(left[:2]) + f" and {len(left) - 2} more" * (len(left) > 2)
-    remedies = [
-        Remedy(
-            "add",
-            shown if len(left) <= 2 else ", ".join(modules[:20]),
-            None,
-            "optimizer",
-            "",
-            "weights that change",
-            SOON,
-            f"optimizer.add_param_group({{'params': {in_code(modules[0])}.parameters()}})",
-        )
-    ]
-    return found.cause("in_no_optimizer", f"{shown} {'is' if len(left) == 1 else 'are'} in no optimizer.", *remedies)
+    remedy = Remedy("add", target, None, "optimizer", "", "weights that change", SOON, code)
+    return f"{shown} {'is' if len(left) == 1 else 'are'} in no optimizer.", [remedy]
 
 
-@hypothesis("an activation stands before a loss that expects logits", "remove the activation")
-def activation_before_loss(_: Alert, facts: Facts) -> Cause | None:
-    """A softmax, sigmoid, tanh or ReLU as the last module."""
+_BOUNDED = ("softmax", "sigmoid", "relu", "tanh", "logsoftmax", "hardtanh", "relu6")
+
+
+@hypothesis("remove the activation")
+def activation_before_loss(_: Alert, facts: Facts, found: Evidence) -> Said:
+    """An activation stands before a loss that expects logits."""
     twice = "" if facts.flow is None else facts.flow.squashed_twice
-    called = [] if facts.features is None else [name for name in facts.features.sites if name in facts.modules]
-    last = twice or next((name for name in reversed(called) if not any(other.startswith(f"{name}.") for other in called)), "")
-    kind = facts.modules.get(last, "")
-    given = {} if facts.features is None else facts.features.outputs
-    probable = any(stats.probabilities > 0.9 for stats in given.values())
-    if not twice and not (kind in ("Softmax", "Sigmoid", "ReLU", "Tanh", "LogSoftmax", "Hardtanh", "ReLU6") and given):
+    given, functions = ({}, {}) if facts.features is None else (facts.features.outputs, facts.features.functions)
+    called = [] if facts.features is None else [site for site in facts.features.sites if site not in given]
+    leaves = [site for site in called if not any(other.startswith((f"{site}.", f"{site}/")) for other in called)]
+    last = twice or (leaves[-1] if leaves and given else "")
+    kind = facts.modules.get(last) or functions.get(last, "")
+    if not twice and kind.lower() not in _BOUNDED:
         return None
-    found = Evidence()
     found.add(bool(twice), 0.85, "the loss applies a softmax or sigmoid itself")
-    found.add(not twice, 0.6, f"{last} ({kind}) is the last module before the loss")
-    found.add(probable, 0.1, "what the loss is given are probabilities")
-    remedy = Remedy(
-        "remove",
-        last,
-        kind or None,
-        None,
-        "the loss takes logits",
-        "a loss that falls further",
-        SOON,
-        f"{in_code(last)} = nn.Identity()",
-    )
-    return found.cause("activation_before_loss", f"{last} ({kind or 'a call'}) stands before a loss that expects logits.", remedy)
+    found.add(not twice, 0.6, f"{last} is the last one called before the loss")
+    code = f"{in_code(last)} = nn.Identity()" if last in facts.modules else ""
+    remedy = Remedy("remove", last, kind or None, None, "the loss takes logits", "a loss that falls further", SOON, code)
+    return f"{last}{f' ({kind})' * bool(kind)} stands before a loss that expects logits.", [remedy]
 
 
-@hypothesis("a batch that is unlike the others", "check its samples")
-def bad_batch(alert: Alert, facts: Facts) -> Cause | None:
-    """Single steps that leap although nothing was changed before them."""
+@hypothesis("check its samples")
+def bad_batch(alert: Alert, facts: Facts, found: Evidence) -> Said:
+    """One batch is unlike the others."""
     if alert.batch is None:
         return None
     rate = facts.rate_at(alert.site)
-    rose = rate is not None and bool(rate.settings.lr_initial) and rate.lr > 1.5 * (rate.settings.lr_initial or 0.0)
-    found = Evidence()
     found.add(True, 0.3, f"one step leapt, at batch {alert.batch} of epoch {alert.epoch}")
-    found.add(rose, -0.2, "the learning rate had risen")
-    named = f" ({alert.of_samples.rstrip('.')})" if alert.samples else ""
-    what = f"the samples of batch {alert.batch} of epoch {alert.epoch}"
-    return found.cause(
-        "bad_batch",
-        f"Batch {alert.batch} of epoch {alert.epoch} is unlike the others{named}.",
-        Remedy("check", what, effect="no leap"),
+    found.add(
+        bool(alert.samples) and alert.kind in ("spike", "loss_spike"), 0.2, "a gradient leapt that no large update came before"
     )
-
-
-@hypothesis("weights in half precision cannot hold small steps", "set trainer.precision to bf16-mixed")
-def half_weights(_: Alert, facts: Facts) -> Cause | None:
-    """Weights kept in bfloat16 or float16."""
-    found = Evidence()
-    found.add("true" in facts.precision, 0.7, f"precision is {facts.precision}: the weights themselves are rounded")
-    remedy = Remedy(
-        "set", "trainer.precision", facts.precision, "bf16-mixed", "", "weights that change", SOON, 'Trainer(precision="bf16-mixed")'
-    )  # fmt: skip
-    return found.cause("half_weights", f"The weights are kept in half precision (precision={facts.precision}).", remedy)
-
-
-NONFINITE = (nonfinite_weights, nonfinite_data, nonfinite_operation, half_overflow, large_inputs, rate_too_high)
-"""What makes values NaN or infinite."""
+    found.add(rate is not None and bool(rate.began) and rate.lr > 1.5 * (rate.began or 0.0), -0.4, "the learning rate had risen")
+    what = f"batch {alert.batch} of epoch {alert.epoch}"
+    named = f" ({alert.of_samples.rstrip('.')})" if alert.samples else ""
+    return f"B{what[1:]} is unlike the others{named}.", [Remedy("check", f"the samples of {what}", effect="no such step")]
 
 
 # What a rule states as a fact.
 
-NEVER_ZEROED = fact(
-    "never_zeroed", "gradients are not zeroed between steps", "call", "optimizer.zero_grad() before manual_backward()",
-    code="optimizer.zero_grad()",
-)  # fmt: skip
-ONE_LAYER_SHARED = fact(
-    "one_layer_shared", "one layer stands in several places", "replace", "{site}", "layers of their own",
-    "nn.Sequential(*(make_layer() for _ in range(n)))",
-)  # fmt: skip
-NOT_REGISTERED = fact(
-    "not_registered", "the model does not know these modules", "replace", "{site}", "an nn.ModuleList or nn.ModuleDict",
-    "{self} = nn.ModuleList(…)",
-)  # fmt: skip
-LEFT_IN_EVAL_MODE = fact(
-    "left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {module}", code="{of_module}.train()"
-)  # fmt: skip
+
+def fact(name: str, title: str, op: str, target: str, to: str | None = None, code: str = "", at: str = "") -> Hypothesis:
+    """What a rule states as a fact, with the remedy that follows; the words of the alert stay as they are.
+
+    Args:
+        name: Of the hypothesis.
+        title: What it supposes.
+        op: Of the remedy.
+        target: Of the remedy; ``{site}`` stands for the alert's site, and ``{code}``, there and in ``code``, for that in code.
+        to: Of the remedy.
+        code: Of the remedy.
+        at: What the alert's site must have in its name.
+    """
+
+    def judge(alert: Alert, facts: Facts) -> Cause | None:
+        if at not in alert.site:
+            return None
+        words = {"site": alert.site, "code": in_code(facts.module_of(alert.site) or alert.site)}
+        remedy = Remedy(op, target.format(**words), None, to, "", "", SOON, code.format(**words))
+        return Cause(name, f"{title[:1].upper()}{title[1:]}.", 0.7, (alert.message,), (), (remedy,))
+
+    return Hypothesis(name, title, (f"{op} {target.format(site='SITE', code='SITE')}{f': {to}' if to else ''}",), judge)
+
+
+CUT_PATH = fact("cut_path", "no gradient reaches it from the loss", "remove",
+                "what cuts the path from {site} to the loss (detach, no_grad, argmax, a forward without it)")  # fmt: skip
 WRONG_DIMENSION = fact("wrong_dimension", "a softmax is along the wrong dimension", "set", "{site}.dim", "-1", "softmax(x, dim=-1)")
-CLIPS_IN_VAIN = fact(
-    "clips_in_vain", "gradients are clipped where it has no effect", "set", "trainer.gradient_clip_val", "1.0",
-    "Trainer(gradient_clip_val=1.0)",
-)  # fmt: skip
-CUT_PATH = fact(
-    "cut_path", "no gradient reaches the parameter", "remove", "what cuts the path from {site} to the loss (detach, no_grad, argmax, "
-    "a branch that forward does not use)",
-)  # fmt: skip
+WRONG_MASK = fact(
+    "wrong_mask", "a mask hides all keys", "replace", "the mask of {site}", "its opposite, if that was meant", "~mask"
+)
+NO_LOGITS = fact("no_logits", "the loss is given no logits", "replace", "what {site} is given",
+                 "the output of the last linear layer", at="cross_entropy")  # fmt: skip
+NEVER_ZEROED = fact("never_zeroed", "gradients add up, or are lost, between steps", "call",
+                    "optimizer.zero_grad() once after each step", code="optimizer.zero_grad()")  # fmt: skip
+CLIPS_IN_VAIN = fact("clips_in_vain", "gradients are clipped where it has no effect", "replace", "the call that clips",
+                     "gradient_clip_val", "Trainer(gradient_clip_val=1.0)")  # fmt: skip
+ONE_LAYER_SHARED = fact("one_layer_shared", "one layer stands in several places", "replace", "{site}", "layers of their own",
+                        "[make_layer() for _ in range(n)]")  # fmt: skip
+NOT_REGISTERED = fact("not_registered", "the model does not know these modules or tensors", "replace", "{site}",
+                      "an nn.ModuleList or nn.ModuleDict", "{code} = nn.ModuleList(…)")  # fmt: skip
+LEFT_IN_EVAL_MODE = fact(
+    "left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {site}", code="{code}.train()"
+)
+NONFINITE = (nonfinite_weights, nonfinite_data, nonfinite_operation, half_overflow, large_inputs, rate_too_high)
+"""What makes values NaN or infinite."""

@@ -37,6 +37,11 @@ class TensorFacts:
         """Whether all are one number."""
         return self.low == self.high
 
+    @property
+    def size(self) -> float:
+        """The largest, whatever its sign."""
+        return max(abs(self.low), abs(self.high))
+
 
 @dataclass(frozen=True, slots=True)
 class BadStep:
@@ -105,8 +110,7 @@ class Facts:
         start: All parameters, as they were when this training started.
         others: Alerts of the same window, as ``(kind, site)``.
         clip_norm: The total norm that gradients are clipped to; None without.
-        clips: Whether anything clips.
-        accumulation: Batches of a step.
+        automatic: Whether the loop minimises the one loss of each batch.
         precision: As the loop calls it.
         planned_steps: The steps of the whole training; None where that is not known.
         schedules: The learning rate schedulers.
@@ -122,7 +126,7 @@ class Facts:
     start: Mapping[str, TensorFacts] = field(default_factory=dict)
     others: Sequence[tuple[str, str]] = ()
     clip_norm: float | None = None
-    accumulation: int = 1
+    automatic: bool = True
     precision: str = ""
     planned_steps: int | None = None
     schedules: Sequence[Schedule] = ()
@@ -209,15 +213,13 @@ class Facts:
         return name
 
     def before(self, site: str, most: int = 4) -> list[str]:
-        """The modules before a site in the order of calls that have parameters, the nearest first, the site's own too."""
-        order = list(self.modules)
-        module = self.module_of(site)
-        if not module:
-            return []
-        own = {name.rpartition(".")[0] for name in (*self.now, *self.start)}
-        place = order.index(module)
-        return [name for name in order[place::-1] if name in own][:most]
+        """The modules with parameters in a site, or else before it in the order of calls, the nearest first."""
+        order, module = list(self.modules), self.module_of(site)
+        own = {name.rpartition(".")[0] for name in self.start}
+        inside = [name for name in order if name in own and name.startswith(f"{module}.")] if module else []
+        place = order.index(module) if module else -1
+        return (inside or [name for name in order[place::-1] if module and name in own])[:most]
 
     def parameters_of(self, module: str) -> list[str]:
         """The parameters of a module itself."""
-        return [name for name in dict.fromkeys((*self.now, *self.start)) if name.rpartition(".")[0] == module]
+        return [name for name in self.start if name.rpartition(".")[0] == module]

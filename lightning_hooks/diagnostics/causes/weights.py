@@ -1,4 +1,4 @@
-"""Causes in the weights, as they are and as they were at the start, and in the inputs."""
+"""Causes in the weights, as they are and as they were at the start, in modules, and in the inputs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 import statistics
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import Cause, Evidence, hypothesis
+from lightning_hooks.declare.hypothesis import Evidence, Said, hypothesis
 from lightning_hooks.declare.remedy import Remedy
 from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
-from lightning_hooks.diagnostics.causes.rates import SOON, rounded
+from lightning_hooks.diagnostics.causes.rates import SOON, clip_at, rounded
 
 
 def in_code(name: str) -> str:
@@ -17,229 +17,171 @@ def in_code(name: str) -> str:
     return "self" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in name.split("."))
 
 
-def _described(bias: TensorFacts, units: str) -> str:
-    return (
-        f"{bias.mean:.4g} in all {bias.elements} {units}"
-        if bias.constant
-        else f"{bias.low:.3g} to {bias.high:.3g} in {bias.elements} {units}"
-    )
+_SHUT = ("dead", "zero", "vanishing", "constant", "representation_collapse")
 
 
-def _fill(name: str, value: float, effect: str) -> Remedy:
-    done = f"nn.init.zeros_({in_code(name)})" if value == 0 else f"nn.init.constant_({in_code(name)}, {value:g})"
-    return Remedy("fill", name, None, value, f"{name} holds one number, or one of few", effect, SOON, done)
+@hypothesis("fill the bias with 0")
+def offset_bias(alert: Alert, facts: Facts, found: Evidence) -> Said:
+    """A bias holds the units below zero, or one of them far above the others."""
+    biases = [(m, name) for m in facts.before(alert.site, 3) for name in facts.parameters_of(m) if name.endswith("bias")]
+    known = [(m, name, facts.start.get(name) or facts.now[name]) for m, name in biases if name in facts.now]
+    known = [(m, name, bias) for m, name, bias in known if bias.elements > 1 and not bias.nonfinite]
+    if alert.kind in _SHUT:
+        known = [entry for entry in known if entry[2].high < 0]
+    if not known:
+        return None
+    module, name, bias = known[0] if alert.kind in _SHUT else max(known, key=lambda entry: entry[2].size)
+    stats = None if facts.features is None else facts.features.sites.get(module)
+    if alert.kind in _SHUT:
+        found.add(True, 0.4 if bias.constant else 0.2, f"all its numbers are {'one, ' * bias.constant}below 0")
+        shut = stats is not None and stats.max <= 0 < stats.max - bias.mean
+        shown = f"the largest output of {module} is {stats.max:.3g}, without it {stats.max - bias.mean:.3g}" if stats else ""
+        found.add(shut, 0.35, shown)
+    else:
+        found.add(bias.size >= 2 and bias.high - bias.low > 2, 0.55, f"it is as large as {bias.size:.3g}")
+    found.add(name in facts.start and found.score > 0, 0.2, "it has been so since the start")
+    now = facts.now[name]
+    found.add(abs(now.mean - bias.mean) > 3 * max(bias.size, 0.1), -0.4, f"its mean was {bias.mean:.2g} and is {now.mean:.2g} now")
+    units = "channels" if facts.modules.get(module, "").startswith(("Conv", "BatchNorm")) else "units"
+    values = f"{bias.mean:.4g} in all" if bias.constant else f"{bias.low:.3g} to {bias.high:.3g} in"
+    code = f"nn.init.zeros_({in_code(name)})"
+    remedy = Remedy("fill", name, None, 0.0, f"{name} is far from 0", f"outputs of {module} above 0", SOON, code)
+    return f"{name} is {values} {bias.elements} {units}{', since the start' if name in facts.start else ''}.", [remedy]
 
 
-@hypothesis("a bias holds the units below zero, or one far above the others", "fill the bias with 0")
-def offset_bias(alert: Alert, facts: Facts) -> Cause | None:
-    """The bias of the layer before the site, of a normalisation too, against its outputs."""
-    best: Cause | None = None
-    for module in facts.before(alert.site, 2):
-        for name in facts.parameters_of(module):
-            if not name.endswith("bias"):
-                continue
-            first, now = facts.start.get(name), facts.now.get(name)
-            bias = first or now
-            if bias is None or now is None or bias.nonfinite or bias.elements < 2:
-                continue
-            stats = None if facts.features is None else facts.features.sites.get(module)
-            found, size = Evidence(), max(abs(bias.low), abs(bias.high))
-            negative = bias.high < 0 and alert.kind in ("dead", "zero", "vanishing", "constant", "representation_collapse")
-            spread = stats.std if stats is not None and math.isfinite(stats.std) and stats.std > 0 else None
-            found.add(negative and bias.constant, 0.4, "all its numbers are one, below 0")
-            found.add(negative and not bias.constant, 0.2, "all its numbers are below 0")
-            without = None if stats is None else stats.max - bias.mean
-            shut = negative and stats is not None and stats.max <= 0 < (without or 0.0)
-            found.add(
-                shut, 0.35, f"the largest output of {module} is {stats.max if stats else 0:.3g}, without it {without or 0:.3g}"
-            )
-            found.add(
-                size > 10 and size > 100 * statistics.median([abs(bias.low), abs(bias.mean), abs(bias.high), 1.0]),
-                0.3,
-                f"one of its numbers is {size:.3g}",
-            )
-            found.add(
-                size >= 2 and not negative and (spread is None or size > 2 * spread or bias.high - bias.low > 4),
-                0.55,
-                f"it is as large as {size:.3g}",
-            )
-            found.add(first is not None and (size >= 0.5) and found.score > 0, 0.2, "it has been so since the start")
-            moved = first is not None and abs(now.mean - first.mean) > 3 * max(size, 0.1)
-            found.add(moved, -0.4, f"its mean was {bias.mean:.2g} at the start and is {now.mean:.2g} now")
-            units = "channels" if facts.modules.get(module, "").startswith(("Conv", "BatchNorm")) else "units"
-            cause = found.cause(
-                "offset_bias", f"{name} is {_described(bias, units)}{', since the start' if first is not None else ''}.",
-                _fill(name, 0.0, f"outputs of {module} above 0"),
-            )  # fmt: skip
-            best = max(filter(None, (best, cause)), key=lambda one: one.score, default=None)
-    return best
-
-
-@hypothesis("weights start with one number", "initialise the layer at random")
-def constant_weights(alert: Alert, facts: Facts) -> Cause | None:
-    """Matrices of one number at the start, zeros too: at the site, at its neighbours, or anywhere where that is rare."""
+@hypothesis("initialise the layer at random, as large as the others")
+def constant_weights(alert: Alert, facts: Facts, found: Evidence) -> Said:
+    """A layer's weights start with one number."""
     setups = {} if facts.flow is None else facts.flow.setups
-    flat = [
-        n
-        for n, t in facts.start.items()
-        if t.constant and t.elements > 1 and n in setups and setups[n].dimensions > 1 and setups[n].trains
-    ]
-    near = [n for n in flat if n.rpartition(".")[0] in (*facts.before(alert.site), facts.module_of(alert.site)) or n == alert.site]
-    if not flat or (len(flat) > max(3, len(facts.start) // 4) and not near):
+    trained = {name for name, setup in setups.items() if setup.dimensions > 1 and setup.trains}
+    flat = [name for name, tensor in facts.start.items() if name in trained and tensor.constant and tensor.elements > 1]
+    modules = {facts.module_of(alert.site), *facts.before(alert.site)}
+    near = [name for name in flat if name == alert.site or name.rpartition(".")[0] in modules]
+    if not flat or (not near and len(flat) > 3):
         return None
     name = (near or flat)[0]
-    twins = [other for other in flat if other != name and _both_of_one_adapter(name, other)]
-    value = facts.start[name].mean
-    found = Evidence()
+    first, now = facts.start[name], facts.now.get(name)
     found.add(bool(near), 0.45, "it is at this site, or next to it")
-    found.add(not near, 0.2, "it is the only one in the model" if len(flat) == 1 else f"so are {len(flat)} weights")
-    still = facts.now.get(name)
-    found.add(still is not None and still.constant, 0.3, "it is so still")
-    found.add(bool(twins), 0.2, f"{twins[0] if twins else ''} is so too: neither gets a gradient")
-    module = name.rpartition(".")[0]
-    gains = () if facts.features is None else [gain for gain in facts.features.initial_gains.values() if 0 < gain < math.inf]
-    gain = float(f"{statistics.median(gains):.2g}") if gains else 1.0
+    found.add(not near, 0.2, f"{len(flat)} of the model's weights start so")
+    found.add(now is not None and now.constant, 0.3, "it is so still")
+    gains = [] if facts.features is None else [gain for gain in facts.features.initial_gains.values() if 0 < gain < math.inf]
+    gain = float(f"{statistics.median(gains) if gains else 1.0:.2g}")
     code = f"nn.init.kaiming_normal_({in_code(name)}).mul_({gain / math.sqrt(2):.2g})"
-    text = f"{name} started with {value:.3g} in all of its {facts.start[name].elements} numbers."
-    return found.cause(
-        "constant_weights",
-        text,
-        Remedy("initialise", name, value, gain, "", f"outputs of {module} that differ", SOON, code),
-    )
+    remedy = Remedy("initialise", name, first.mean, gain, "", "outputs that differ from unit to unit", SOON, code)
+    return f"{name} started with {first.mean:.3g} in all of its {first.elements} numbers.", [remedy]
 
 
-def _both_of_one_adapter(one: str, other: str) -> bool:
-    return one.rpartition(".")[0].rpartition(".")[0] == other.rpartition(".")[0].rpartition(".")[0]
-
-
-@hypothesis("a layer starts with much larger or smaller weights than the others", "multiply its weight by one over the factor")
-def initial_scale(alert: Alert, facts: Facts) -> Cause | None:
-    """The layer whose gain is farthest from the median, where it is far."""
-    gains = {} if facts.features is None else {s: g for s, g in facts.features.initial_gains.items() if 0 < g < math.inf}
+@hypothesis("multiply its weight by one over the factor")
+def initial_scale(alert: Alert, facts: Facts, found: Evidence) -> Said:
+    """A layer starts with much larger or smaller weights than the others."""
+    gains = {} if facts.features is None else {site: g for site, g in facts.features.initial_gains.items() if 0 < g < math.inf}
     if len(gains) < 3:
         return None
-    middle = statistics.median(gains.values())
-    site = max(gains, key=lambda site: abs(math.log(gains[site] / middle)))
-    here = facts.module_of(alert.site)
-    if here in gains and abs(math.log(gains[here] / middle)) > 0.7 * abs(math.log(gains[site] / middle)):
-        site = here
-    factor = gains[site] / middle
-    if max(factor, 1 / factor) < 3:
+    middle, here = statistics.median(gains.values()), facts.module_of(alert.site)
+    away = {site: abs(math.log10(gain / middle)) for site, gain in gains.items()}
+    site = max(away, key=away.__getitem__)
+    site = here if away.get(here, 0.0) > 0.7 * away[site] else site
+    factor, block = gains[site] / middle, here.rpartition(".")[0]
+    if away[site] < 0.5:
         return None
-    found = Evidence()
-    found.add(True, min(0.2 + 0.25 * abs(math.log10(factor)), 0.55), f"that is {factor:.3g} times the median of the layers")
-    block = here.rpartition(".")[0]
-    close = site == here or site in facts.before(alert.site) or (bool(block) and site.startswith(f"{block}."))
-    found.add(close, 0.25, "it is at this site, or just before it")
-    parameter = next((name for name in facts.start if name.startswith(f"{site}.") and name.endswith("weight")), f"{site}.weight")
-    code = f"{in_code(parameter)}.data.mul_({1 / factor:.2g})"
-    return found.cause(
-        "initial_scale", f"{parameter} started {factor:.3g} times as large as is usual in this model (gain {gains[site]:.3g}, median {middle:.3g}).",
-        Remedy("scale", parameter, None, float(f"{1 / factor:.2g}"), "", "a gain like that of the other layers", SOON, code),
-    )  # fmt: skip
+    found.add(True, min(0.2 + 0.25 * away[site], 0.55), f"that is {factor:.3g} times the median of the layers")
+    close = site in (here, *facts.before(alert.site)) or (block and site.startswith(f"{block}."))
+    found.add(bool(close), 0.25, "it is at this site, or just before it")
+    name = next((one for one in facts.start if one.startswith(f"{site}.") and one.endswith("weight")), f"{site}.weight")
+    to = float(f"{1 / factor:.2g}")
+    text = f"{name} started {factor:.3g} times as large as is usual in this model (gain {gains[site]:.3g}, median {middle:.3g})."
+    return text, [Remedy("scale", name, None, to, "", "a gain like that of the others", SOON, f"{in_code(name)}.data.mul_({to:g})")]
 
 
-@hypothesis("the model's inputs are not normalised", "multiply the input by one over its size")
-def large_inputs(_: Alert, facts: Facts) -> Cause | None:
-    """Numbers such as 0 to 255 at the first layer."""
+@hypothesis("multiply the input by one over its size")
+def large_inputs(_: Alert, facts: Facts, found: Evidence) -> Said:
+    """The model's inputs are not normalised."""
     stats = None if facts.features is None else facts.features.inputs.get("training")
     if facts.features is None or stats is None or not stats.rms > 8:
         return None
-    found, size = Evidence(), max(abs(stats.min), abs(stats.max))
-    place = f"batch{facts.features.input_place}"
-    found.add(
-        True, min(0.35 + 0.15 * math.log10(stats.rms / 8 + 1), 0.6), f"its root mean square is {stats.rms:.3g}, where 1 is usual"
-    )
-    found.add(stats.min >= 0 and 200 < stats.max <= 255, 0.25, "it looks like bytes from 0 to 255")
-    to = rounded(1 / 255 if 200 < stats.max <= 255 and stats.min >= 0 else 1 / stats.rms)
-    to = 1 / 255 if 200 < stats.max <= 255 and stats.min >= 0 else to
-    return found.cause(
-        "large_inputs", f"{place} holds numbers from {stats.min:.3g} to {stats.max:.3g} (size {size:.3g}).",
-        Remedy("scale", place, None, to, "", "inputs of a size near 1", 1, f"x = x * {to:.3g}"),
-    )  # fmt: skip
+    place, bytes_ = f"batch{facts.features.input_place}", stats.min >= 0 and 200 < stats.max <= 255
+    found.add(True, min(0.35 + 0.15 * math.log10(stats.rms / 8 + 1), 0.6), f"its root mean square is {stats.rms:.3g}")
+    found.add(bytes_, 0.25, "it looks like bytes")
+    to = float(f"{1 / 255 if bytes_ else 1 / stats.rms:.2g}")
+    remedy = Remedy("scale", place, None, to, "", "inputs of a size near 1", 1, f"x = x * {to:g}")
+    return f"{place} holds numbers from {stats.min:.3g} to {stats.max:.3g}, where a size of 1 is usual.", [remedy]
+
+
+@hypothesis("multiply the targets by one over their size")
+def large_targets(_: Alert, facts: Facts, found: Evidence) -> Said:
+    """The targets of a regression are not normalised."""
+    loss = None if facts.flow is None else facts.flow.loss
+    if loss is None or not loss.start > 1e3 or facts.features is None or facts.features.outputs:
+        return None
+    size = rounded(math.sqrt(loss.start))
+    found.add(True, 0.55, "it is no cross entropy")
+    remedy = Remedy("scale", "targets", None, rounded(1 / size), "", "a loss that starts near 1", 1, f"target = target / {size:g}")
+    return f"The loss starts at {loss.start:.3g}, as with targets of a size near {size:g}.", [remedy]
 
 
 _SQUASHING = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh", "Softsign", "LogSigmoid")
 
 
-@hypothesis("a chain of activations that squash", "replace them by ReLU")
-def squashing_chain(_: Alert, facts: Facts) -> Cause | None:
-    """Three or more modules whose slope is at most 1, of a sigmoid a quarter."""
+@hypothesis("replace them by ReLU, with He initialisation")
+def squashing_chain(_: Alert, facts: Facts, found: Evidence) -> Said:
+    """A chain of activations lets only a part of the gradient through."""
     names = [name for name, kind in facts.modules.items() if kind in _SQUASHING]
     if len(names) < 3:
         return None
     kind = facts.modules[names[0]]
-    found = Evidence()
-    slope = 0.25 if kind == "Sigmoid" else 0.6
-    found.add(True, min(0.3 + 0.05 * len(names), 0.6), f"each lets at most {slope:g} of the gradient through")
-    return found.cause(
-        "squashing_chain", f"The gradient passes {len(names)} {kind} modules in a row ({names[0]} to {names[-1]}).",
-        Remedy("replace", f"nn.{kind}", None, "nn.ReLU and He initialisation", f"{len(names)} modules of this class",
-            "gradients of one size in all layers", SOON, "nn.ReLU(), and nn.init.kaiming_normal_ for weights"),
-    )  # fmt: skip
-
-
-_WANTED: dict[str, tuple[float, float]] = {"p": (0.5, 0.1), "eps": (0.01, 1e-5), "momentum": (0.0, 0.1)}
-
-
-@hypothesis("a module's setting is far out of its usual range", "set it to the usual value")
-def module_setting(alert: Alert, facts: Facts) -> Cause | None:
-    """What the setup of the model says of the module at the site, or of any before it."""
-    settings = {} if facts.flow is None else facts.flow.model_setup.settings
-    for module, values in settings.items():
-        for name, value in values.items():
-            if name not in _WANTED:
-                continue
-            found = Evidence()
-            found.add(True, 0.3, f"{_WANTED[name][1]:g} is usual")
-            found.add(module == facts.module_of(alert.site), 0.4, "it is the module of this site")
-            code = f"{in_code(module)}.{name} = {_WANTED[name][1]:g}"
-            remedy = Remedy("set", f"{module}.{name}", value, _WANTED[name][1], "", "", SOON, code)
-            return found.cause("module_setting", f"{name} of {module} is {value:g}; {_WANTED[name][1]:g} is usual.", remedy)
-    return None
-
-
-@hypothesis(
-    "a recurrent layer amplifies the gradient at each time step", "initialise it orthogonally", "set trainer.gradient_clip_val"
-)
-def stretching_recurrence(_: Alert, facts: Facts) -> Cause | None:
-    """Only where the model has one."""
-    module = next(
-        (name for name, kind in facts.modules.items() if kind in ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")), ""
+    found.add(
+        True, min(0.3 + 0.05 * len(names), 0.6), f"each lets at most {0.25 if 'igmoid' in kind else 1:g} of the gradient through"
     )
-    matrix = next((n for n in facts.start if n.startswith(f"{module}.") and "weight_hh" in n), "") if module else ""
+    code = "nn.ReLU(), and nn.init.kaiming_normal_ for weights"
+    remedy = Remedy("replace", f"nn.{kind}", None, "nn.ReLU and He initialisation", "", "gradients of one size", SOON, code)
+    return f"The gradient passes {len(names)} {kind} modules ({names[0]} to {names[-1]}).", [remedy]
+
+
+@hypothesis("initialise it orthogonally", "set trainer.gradient_clip_val")
+def stretching_recurrence(_: Alert, facts: Facts, found: Evidence) -> Said:
+    """A recurrent layer amplifies the gradient at each time step."""
+    module = next((name for name, kind in facts.modules.items() if kind.removesuffix("Cell") in ("RNN", "LSTM", "GRU")), "")
+    matrix = next((name for name in facts.start if module and name.startswith(f"{module}.weight_hh")), "")
     if not matrix:
         return None
-    found = Evidence()
-    found.add(True, 0.3, f"{module} is a {facts.modules[module]}")
+    kind, norm = facts.modules[module], facts.usual_norm
+    found.add(True, 0.45 if kind.startswith("RNN") else 0.3, f"{module} is a {kind}")
     found.add(facts.clip_norm is None, 0.2, "nothing clips")
-    found.add(facts.modules[module] == "RNN", 0.15, "it has no gates")
-    remedies = [
-        Remedy(
-            "initialise", matrix, None, "orthogonal", "", "gradients of one size", SOON, f"nn.init.orthogonal_({in_code(matrix)})"
-        )
-    ]
-    norm = facts.usual_norm
-    if facts.clip_norm is None:
-        remedies.append(
-            Remedy("set", "trainer.gradient_clip_val", None, rounded(min(norm or 1.0, 1.0)), code="Trainer(gradient_clip_val=1.0)")
-        )
-    return found.cause(
-        "stretching_recurrence",
-        f"{module} ({facts.modules[module]}) multiplies gradients by {matrix} at each time step.",
-        *remedies,
-    )
+    code = f"nn.init.orthogonal_({in_code(matrix)})"
+    remedies = [Remedy("initialise", matrix, None, "orthogonal", "", "gradients of one size over time", SOON, code)]
+    remedies += [clip_at(facts, rounded(min(norm or 1.0, 1.0)))] if facts.clip_norm is None else []
+    return f"{module} ({kind}) multiplies gradients by {matrix} at each time step.", remedies
 
 
-@hypothesis("the targets of a regression are not normalised", "multiply the targets by one over their size")
-def large_targets(_: Alert, facts: Facts) -> Cause | None:
-    """A loss that starts far above 1 and is no cross entropy."""
-    loss = None if facts.flow is None else facts.flow.loss
-    if loss is None or not loss.start > 1e3 or facts.features is None or facts.features.outputs:
+_WANTED = {"p": 0.1, "eps": 1e-5, "momentum": 0.1}
+
+
+@hypothesis("set it to the usual value")
+def module_setting(alert: Alert, facts: Facts, found: Evidence) -> Said:
+    """A module's setting is far out of its usual range."""
+    settings = {} if facts.flow is None else facts.flow.model_setup.settings
+    known = [(module, name, value) for module, values in settings.items() for name, value in values.items() if name in _WANTED]
+    if not known:
         return None
-    found, size = Evidence(), math.sqrt(loss.start)
-    found.add(True, 0.55, f"the loss starts at {loss.start:.3g}")
-    remedy = Remedy(
-        "scale", "targets", None, rounded(1 / size), "", "a loss that starts near 1", 1, f"target = target / {rounded(size):g}"
-    )
-    return found.cause("large_targets", f"The loss starts at {loss.start:.3g}, as with targets of a size near {size:.3g}.", remedy)
+    module, name, value = known[0]
+    alike = [other for other, same, _ in known if same == name]
+    found.add(True, 0.3, f"{_WANTED[name]:g} is usual")
+    found.add(facts.module_of(alert.site) in alike, 0.4, "it is a module of this site")
+    target = ", ".join(f"{other}.{name}" for other in alike)
+    code = f"{in_code(module)}.{name} = {_WANTED[name]:g}"
+    text = f"{name} of {module}{f' and {len(alike) - 1} more' * (len(alike) > 1)} is {value:g}; {_WANTED[name]:g} is usual."
+    return text, [Remedy("set", target, value, _WANTED[name], "", "", SOON, code)]
+
+
+@hypothesis("initialise the parameter, or load it again")
+def nonfinite_weights(_: Alert, facts: Facts, found: Evidence) -> Said:
+    """Weights are not finite since the start."""
+    bad: list[tuple[str, TensorFacts]] = [(name, tensor) for name, tensor in facts.start.items() if tensor.nonfinite]
+    if not bad:
+        return None
+    name, tensor = bad[0]
+    more = f" (and {len(bad) - 1} more parameters)" * (len(bad) > 1)
+    found.add(True, 0.95, "it was so before the first step")
+    text = f"{name}{more} held {tensor.nonfinite} of {tensor.elements} numbers that are NaN or infinite when training started"
+    remedy = Remedy("initialise", name, None, None, "", "a finite loss", 1, f"{in_code(name)}.data.nan_to_num_(0.0)")
+    return f"{text}: all further steps are lost.", [remedy]

@@ -13,8 +13,15 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import backward, from_first, in_a_row, of_whole, upstream
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import CUT_PATH, activation_before_loss, nonfinite_weights
-from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, module_setting, offset_bias, squashing_chain
+from lightning_hooks.diagnostics.causes.code import CUT_PATH, activation_before_loss
+from lightning_hooks.diagnostics.causes.weights import (
+    constant_weights,
+    initial_scale,
+    module_setting,
+    nonfinite_weights,
+    offset_bias,
+    squashing_chain,
+)
 from lightning_hooks.diagnostics.excuses import ANOTHER_EXPERT_LEARNS, FIRST_STEP_ONLY
 from lightning_hooks.diagnostics.gradients.exploding_rules import Exploding, GradientCourse
 from lightning_hooks.diagnostics.past import had_gradient, is_scale_free

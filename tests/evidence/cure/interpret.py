@@ -161,11 +161,12 @@ def _replace_class(remedy: Remedy, built: Built, kind: str) -> Built:
     return Built(initialise(built.module), *built[1:]) if with_ else built  # type: ignore[arg-type]
 
 
-def _set_module(remedy: Remedy, built: Built, name: str, setting: str) -> Built | None:
-    module = dict(built.module.named_modules()).get(name)
-    if module is None:
-        return None
-    setattr(module, setting, remedy.to)
+def _set_modules(remedy: Remedy, built: Built, targets: str) -> Built | None:
+    modules = dict(built.module.named_modules())
+    for name, _, setting in (target.rpartition(".") for target in targets.split(", ")):
+        if name not in modules or not hasattr(modules[name], setting):
+            return None
+        setattr(modules[name], setting, remedy.to)
     return built
 
 
@@ -213,7 +214,7 @@ _ACTS: dict[str, Callable[..., Built | None]] = {
     r"replace nn\.(\w+)": _replace_class,
     r"remove (\S+)": _remove_module,
     r"(?:fill|scale|initialise) (\S+)": _on_parameter,
-    r"set (\S+)\.(\w+)": _set_module,
+    r"set ([\w., ]+)": _set_modules,
 }
 
 TENTH = 0.1

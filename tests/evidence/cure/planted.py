@@ -24,15 +24,17 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "deep_sigmoid": ("squashing_chain",),
     "exploding_rnn": ("stretching_recurrence", "initial_scale"),
     **dict.fromkeys(("nan_in_one_batch",), ("nonfinite_data",)),
-    **dict.fromkeys(
-        ("log_of_zero", "gan_log_of_zero", "sqrt_of_zero", "layernorm_without_eps", "empty_mask"), ("nonfinite_operation",)
-    ),
-    "inverted_padding_mask": ("nonfinite_operation",),
-    "fp16_overflow": ("half_overflow",),
+    **dict.fromkeys(("log_of_zero", "sqrt_of_zero", "layernorm_without_eps", "empty_mask"), ("nonfinite_operation",)),
+    **dict.fromkeys(("inverted_padding_mask", "inverted_written_mask"), ("nonfinite_operation", "wrong_mask")),
+    "averaged_probabilities": ("no_logits",),
+    "gan_log_of_zero": ("nonfinite_operation", "group_too_fast"),  # both are planted
+    "fp16_overflow": ("half_overflow", "initial_scale"),
     **dict.fromkeys(("huge_batch", "corrupt_targets"), ("bad_batch",)),
-    **dict.fromkeys(("loss_summed", "accumulation_not_divided"), ("loss_summed",)),
+    **dict.fromkeys(("loss_summed", "accumulation_not_divided"), ("loss_summed", "accumulation_summed")),
     **dict.fromkeys(("loss_divided_too_often", "gradients_divided_in_a_hook"), ("loss_divided",)),
-    **dict.fromkeys(("softmax_before_cross_entropy", "rectified_logits", "bounded_logits"), ("activation_before_loss",)),
+    **dict.fromkeys(
+        ("softmax_before_cross_entropy", "rectified_logits", "bounded_logits"), ("activation_before_loss", "no_logits")
+    ),
     **dict.fromkeys(("not_in_optimizer", "frozen_by_mistake"), ("in_no_optimizer",)),
     **dict.fromkeys(("clip_threshold_tiny",), ("clip_too_low",)),
     "clip_in_training_step": ("clips_in_vain",),
@@ -63,10 +65,14 @@ REPAIRS: dict[str, str] = {
     "log_of_zero": "log",
     "gan_log_of_zero": "log",
     "sqrt_of_zero": "sqrt",
-    "layernorm_without_eps": "div|sqrt",
+    "layernorm_without_eps": "eps",
     "empty_mask": "div|mean",
     "inverted_padding_mask": "mask",
     "exp_in_the_loss": "exp",
+    "lr_jolt": "what raises",
+    "inverted_written_mask": "mask",
+    "rectified_logits": "relu|last linear layer",
+    "bounded_logits": "tanh|last linear layer",
     "huge_batch": "samples of batch",
     "corrupt_targets": "samples of batch",
 }

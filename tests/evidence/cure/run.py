@@ -1,12 +1,12 @@
 """Apply the remedies of the zoo's faults, train again, and count cures.
 
-``python -m tests.evidence.cure.run [--only negative_bias lr_grows] [--seeds 0] [--processes 1] [--fresh]`` prints a table, and writes
-``runs/cure/table.md`` and ``runs/cure/table.json``. Results are kept, one line per training, and used again while neither the package
-nor the tests of this folder have changed.
+``python -m tests.evidence.cure.run [--only negative_bias lr_grows] [--seeds 0] [--processes 1] [--fresh]`` prints a table
+and writes ``runs/cure/table.md`` and ``runs/cure/table.json``. Results are kept, one line per training, and used again
+while neither the package, the zoo nor this folder has changed.
 
 Cured means: the validation score is at least the mean of the twins' minus two standard deviations, over three seeds; a standard
-deviation below 0.01 counts as 0.01. A fault that leaves the score there by itself is not counted. The remedies are those of the first
-alert above info that has any. Next to it: a random remedy of those that can be applied, and a tenth of the learning rate.
+deviation below 0.01 counts as 0.01. A fault that leaves the score there by itself is not counted. The remedies are those of the
+first alert above info that has any. Next to it: a random remedy of those that can be applied, and a tenth of the learning rate.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ def main() -> None:
     rows = judged([(name, seed, row) for (name, seed, _), row in zip(jobs, found, strict=True)], scores)
     c = counts(rows)
     text = (
-        f"{c['trainings']} trainings with a fault; the planted cause is named first in {c['named']}. {c['harmful']} end with a worse "
-        f"score than the twins. Of these cured at the first try: {c['first']}; in two tries: {c['two']}; by a random remedy: "
+        f"{c['trainings']} trainings with a fault; the planted cause is named first in {c['named']}. {c['harmful']} end with a "
+        f"score below the twins'. Of these cured at the first try: {c['first']}; in two tries: {c['two']}; by a random remedy: "
         f"{c['random']}; by a tenth of the learning rate: {c['tenth']}."
     )
     publish(f"{text}\n\n{table(rows)}", FOLDER / "table.md")
