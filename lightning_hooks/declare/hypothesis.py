@@ -73,11 +73,11 @@ class Evidence:
             (self.pros if weight > 0 else self.cons).append(text)
 
 
-Said = tuple[str, Sequence[Remedy]] | None
+Judgement = tuple[str, Sequence[Remedy]] | None
 """A cause in a sentence, and its remedies; None where it does not apply."""
 
 
-def hypothesis(*remedies: str) -> Callable[[Callable[[Any, Any, Evidence], Said]], Hypothesis]:
+def hypothesis(*remedies: str) -> Callable[[Callable[[Any, Any, Evidence], Judgement]], Hypothesis]:
     """Declare a hypothesis by the function that judges it: its docstring says what it supposes, and its name is the hypothesis's.
 
     The function is given an alert, the facts, and where to enter the evidence. There is no cause where nothing speaks for it, or
@@ -87,15 +87,15 @@ def hypothesis(*remedies: str) -> Callable[[Callable[[Any, Any, Evidence], Said]
         *remedies: What is done about it, in words.
     """
 
-    def declare(function: Callable[[Any, Any, Evidence], Said]) -> Hypothesis:
+    def declare(function: Callable[[Any, Any, Evidence], Judgement]) -> Hypothesis:
         name = function.__name__
 
         def judge(alert: Any, facts: Any) -> Cause | None:
             found = Evidence()
-            said = function(alert, facts, found)
-            if said is None or not found.pros or found.score <= 0:
+            stated = function(alert, facts, found)
+            if stated is None or not found.pros or found.score <= 0:
                 return None
-            return Cause(name, said[0], round(min(found.score, 1.0), 2), tuple(found.pros), tuple(found.cons), tuple(said[1]))
+            return Cause(name, stated[0], round(min(found.score, 1.0), 2), tuple(found.pros), tuple(found.cons), tuple(stated[1]))
 
         title = (inspect.getdoc(function) or name).partition("\n")[0].rstrip(".")
         return Hypothesis(name, title[:1].lower() + title[1:], remedies, judge)

@@ -86,6 +86,14 @@ class Alerting:
                 leaders[key] = alert
         return list(leaders.values())
 
+    def as_explained(self, alert: Alert) -> Alert:
+        """An alert that lasts, with the causes that it was passed on with, in their words."""
+        first = next((first for first in self.window.open if (first.kind, first.site) == (alert.kind, alert.site)), None)
+        if first is None or not first.causes or alert.cause:
+            return alert
+        kept = {name: getattr(first, name) for name in ("diagnosis", "advice", "causes", "remedies")}
+        return dataclasses.replace(alert, **kept)
+
     # The alerts of an epoch with several windows.
 
     def add_to_epoch(self, report: Any) -> None:

@@ -174,7 +174,7 @@ class AlertDelivery:
         known = [alert if alert.cause else self._evidence.results.explained(alert) for alert in alerts]
         new = member.alerting.unexplained(known)
         explained = dict(zip(map(id, new), self._diagnosis.explained(new, reports, self._evidence.results.bad_step), strict=True))
-        return [explained.get(id(alert), alert) for alert in known]
+        return [explained.get(id(alert)) or member.alerting.as_explained(alert) for alert in known]
 
     def _dated(self, report: Any) -> Any:
         return dataclasses.replace(report, alerts=tuple(map(self._evidence.results.dated, report.alerts)))

@@ -190,7 +190,7 @@ def test_a_schedule_that_is_too_short_is_made_as_long_as_the_training() -> None:
     assert (cause.remedies[0].target, cause.remedies[0].to) == ("scheduler.interval", "epoch")
 
 
-def test_data_weights_and_operations_that_are_not_finite_are_told_apart() -> None:
+def test_data_weights_and_operations_that_are_not_finite_are_distinguished() -> None:
     nan = alert("nonfinite", "net.fc")
     clean = {"net.fc.weight": TensorFacts(64, 0.0, -1.0, 1.0)}
     data = BadStep("data", "[0]", "NaN", "addmm in net.fc (Linear)", "net.fc", samples=(700,))

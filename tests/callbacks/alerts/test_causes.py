@@ -110,7 +110,7 @@ def test_a_loss_that_is_summed_is_named_where_every_step_is_clipped() -> None:
     assert (clipped.remedies[0].op, clipped.remedies[0].target, clipped.remedies[0].to) == ("scale", "loss", 0.062)
 
 
-def test_nan_in_the_data_in_the_loss_and_in_the_weights_are_told_apart() -> None:
+def test_nan_in_the_data_in_the_loss_and_in_the_weights_are_distinguished() -> None:
     x, y = data()
     x[300, 5] = torch.nan
     seed_everything(0, verbose=False)

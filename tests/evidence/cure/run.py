@@ -2,7 +2,7 @@
 
 ``python -m tests.evidence.cure.run [--only negative_bias lr_grows] [--seeds 0] [--processes 1] [--fresh]`` prints a table
 and writes ``runs/cure/table.md`` and ``runs/cure/table.json``. Results are kept, one line per training, and used again
-while neither the package, the zoo nor this folder has changed.
+while neither the package, the zoo nor this folder has changed, those of the twins until --fresh.
 
 Cured means: the validation score is at least the mean of the twins' minus two standard deviations, over three seeds; a standard
 deviation below 0.01 counts as 0.01. A fault that leaves the score there by itself is not counted. The remedies are those of the
@@ -141,9 +141,7 @@ def main() -> None:
     names = options.only or list(FAULTS)
     twins = [(name, seed, "twin") for name in names for seed in TWINS]
     zoo = Path(__file__).parents[1] / "faults"
-    healthy = run_all(
-        run_one, twins, FOLDER / f"twins-{fingerprint(zoo) if options.fresh else 'kept'}.jsonl", options.processes, options.fresh
-    )
+    healthy = run_all(run_one, twins, FOLDER / "twins.jsonl", options.processes, options.fresh)
     jobs = [(name, seed, "fault") for name in names for seed in options.seeds]
     found = run_all(
         run_one, jobs, FOLDER / f"runs-{fingerprint(zoo, Path(__file__).parent)}.jsonl", options.processes, options.fresh
