@@ -16,6 +16,8 @@ from lightning_hooks.declare.hypothesis import ranked
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
+from lightning_hooks.diagnostics.optimizer.report import OptimizerStats
+from lightning_hooks.diagnostics.optimizer.watch import settings_of
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.values import as_number, has_values
@@ -82,6 +84,7 @@ class Diagnosis:
             features,
             flow,
             clip,
+            optimizers=self._optimizers() if flow is None else flow.optimizers,
             modules={name: classes[name] for name in (*called, *(name for name in classes if name not in called))},
             start=self._start,
             others=[(alert.kind, alert.site) for report in reports for alert in report.alerts],
@@ -96,6 +99,14 @@ class Diagnosis:
         near = {module for alert in alerts for module in (facts.module_of(alert.site), *facts.before(alert.site))}
         parameters = [(name, p) for name, p in host.model.named_parameters() if clean_name(name).rpartition(".")[0] in near]
         return dataclasses.replace(facts, now=measured(parameters))
+
+    def _optimizers(self) -> dict[str, OptimizerStats]:
+        """The settings of the optimizers, where no monitor of gradients has them."""
+        return {
+            f"{place}-{type(optimizer).__name__}": OptimizerStats(groups=tuple(map(settings_of, optimizer.param_groups)))
+            for place, optimizer in enumerate(self._host.optimizers)
+            if hasattr(optimizer, "param_groups")
+        }
 
 
 def measured(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, TensorFacts]:

@@ -26,7 +26,8 @@ from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.plain import from_plain
 from lightning_hooks.declare.remedy import OPS, Remedy
 from lightning_hooks.diagnostics.causes import code, rates, weights
-from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
+from lightning_hooks.diagnostics.causes.facts import BadStep, TensorFacts
+from lightning_hooks.diagnostics.causes.facts import Facts as AllFacts
 from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
@@ -34,6 +35,12 @@ from lightning_hooks.hosts.host import Schedule
 from lightning_hooks.session.diagnosis import measured, with_causes
 
 NAN = math.nan
+
+
+def Facts(*args: Any, **known: Any) -> AllFacts:
+    """Facts whose optimizers are those of the report."""
+    flow = known.get("flow")
+    return AllFacts(*args, **({"optimizers": flow.optimizers} if flow is not None else {}), **known)
 
 
 def alert(kind: str = "dead", site: str = "net.relu", **changes: Any) -> Alert:

@@ -105,6 +105,7 @@ class Facts:
         features: The last report of the outputs; None without one.
         flow: That of the gradients and optimizers.
         clip: That of optimizer steps.
+        optimizers: The optimizers, by name.
         modules: Module to its class, in the order of calls, then those that were not called.
         now: Parameters at the alert's site and at its neighbours, as they are.
         start: All parameters, as they were when this training started.
@@ -121,6 +122,7 @@ class Facts:
     features: FeatureReport | None = None
     flow: GradientFlowReport | None = None
     clip: ClipReport | None = None
+    optimizers: Mapping[str, OptimizerStats] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
     now: Mapping[str, TensorFacts] = field(default_factory=dict)
     start: Mapping[str, TensorFacts] = field(default_factory=dict)
@@ -146,10 +148,9 @@ class Facts:
 
     def rates(self) -> list[Rate]:
         """Each parameter group."""
-        optimizers: Mapping[str, OptimizerStats] = {} if self.flow is None else self.flow.optimizers
         found = []
-        for place, (name, stats) in enumerate(optimizers.items()):
-            of = "optimizer" if len(optimizers) == 1 else f"optimizers[{place}]"
+        for place, (name, stats) in enumerate(self.optimizers.items()):
+            of = "optimizer" if len(self.optimizers) == 1 else f"optimizers[{place}]"
             same = len({group.lr for group in stats.groups}) <= 1
             for number, group in enumerate(stats.groups[:1] if same else stats.groups):
                 began = group.lr_initial or self.first_rates.get((place, number))
