@@ -20,6 +20,7 @@ from lightning_hooks.alerts import (
     OptimizerStats,
     ParameterSetup,
 )
+from lightning_hooks.alerts.explain import explain
 from lightning_hooks.clipping.stats import ClipStats
 from lightning_hooks.declare.hypothesis import Cause, Hypothesis, ranked
 from lightning_hooks.declare.kinds import KINDS
@@ -275,9 +276,16 @@ def test_hypotheses_of_every_kind_say_nothing_where_nothing_is_known(kind: Any) 
     for one in kind.hypotheses:
         assert one.title
         assert one.remedies
-        cause = one.judge(alert(kind.name), Facts())
+        cause = one.judge(dataclasses.replace(alert(kind.name), value=0.5), Facts())
         assert cause is None or cause.evidence_for == ("seen.",), one.name  # what a rule states as a fact
         for remedy in cause.remedies if cause else ():
             assert remedy.op in OPS
     assert code.NONFINITE
     assert rates.STEP_SIZE
+
+
+def test_explain_lists_the_causes_of_a_kind_with_their_remedies() -> None:
+    lines = "\n".join(explain("dead"))
+    assert "Causes that are judged, and what is done about them:\n  offset_bias: a bias holds the units below zero" in lines
+    assert "Remedies: fill the bias with 0." in " ".join(lines.split())
+    assert "Causes that are judged" not in "\n".join(explain("silent"))

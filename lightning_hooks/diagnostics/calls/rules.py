@@ -10,7 +10,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import downstream
 from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.causes.code import WRONG_DIMENSION
+from lightning_hooks.diagnostics.causes.code import DROPS_IN_EVAL, NOT_CAST, WRONG_DIMENSION
 from lightning_hooks.diagnostics.reports import FeatureReport
 
 
@@ -134,6 +134,7 @@ KINDS = (
     ),
     Kind(
         "dropout_in_eval", "Dropout that drops in evaluation", group="Forward", rank=410, measures="share",
+        hypotheses=(DROPS_IN_EVAL,),
         meaning="A call of `dropout`, or of `scaled_dot_product_attention` with a `dropout_p`, drops something though the module "
         "that makes it is in eval mode. Validation is noisy, and so is what the model predicts later.",
         formula="alert if p > 0 and training=True (dropout) or dropout_p > 0 (attention), and module.training is False,\n"
@@ -144,6 +145,7 @@ KINDS = (
     ),
     Kind(
         "precision_not_applied", "Half precision that is not applied", group="Set-up", rank=420, measures="share",
+        hypotheses=(NOT_CAST,),
         meaning="The Trainer's precision is half precision, and most linear and convolution layers compute in float32 all the "
         "same. Training takes the time and memory of float32.",
         formula="share = numbers in the weights of the linear and convolution layers with outputs in float32\n"

@@ -128,6 +128,30 @@ def bad_batch(alert: Alert, facts: Facts, found: Evidence) -> Judgement:
     return f"B{what[1:]} is unlike the others{named}.", [Remedy("check", f"the samples of {what}", effect="no such step")]
 
 
+@hypothesis("check a batch as the model receives it", "check the targets")
+def constant_data(alert: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """The samples or the targets are all the same."""
+    inputs = None if facts.features is None else facts.features.inputs.get("training")
+    one = inputs is not None and inputs.count > 1 and inputs.min == inputs.max
+    same = facts.features is not None and facts.features.same_samples is True
+    found.add(one, 0.8, f"all numbers of the input are {inputs.min if inputs is not None else 0:.3g}")
+    found.add(same and not one, 0.8, "the samples of a batch are equal to the bit")
+    targets = not (one or same) and alert.value > 0.5 and alert.threshold > 0.5  # agreement of the gradients at the last layer
+    found.add(targets, 0.7, "samples differ, and their gradients at the last layer do not")
+    what = "the targets" if targets else "the samples"
+    return f"{what[:1].upper()}{what[1:]} of a batch are all the same.", [Remedy("check", f"{what} of a batch, and __getitem__")]
+
+
+@hypothesis("remove the code that writes them")
+def written_back(alert: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """Code writes weights back after each step."""
+    rate = facts.rate_at(alert.site)
+    found.add(
+        alert.value == 0 and rate is not None and rate.lr > 0, 0.65, "it has a gradient and a rate, and does not change by a bit"
+    )
+    return "Weights have the same bits after each step as before.", [Remedy("remove", f"what writes the weights of {alert.site}")]
+
+
 # What a rule states as a fact.
 
 
@@ -173,5 +197,15 @@ NOT_REGISTERED = fact("not_registered", "the model does not know these modules o
 LEFT_IN_EVAL_MODE = fact(
     "left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {site}", code="{code}.train()"
 )
+LABELS_LOST = fact(
+    "labels_lost", "labels are masked, or ignored as a class", "check", "the labels that the loss is given, and ignore_index"
+)
+SAME_BATCHES = fact("same_batches", "the data repeat", "replace", "the loader's samples", "samples that each worker draws once")
+OTHER_UNITS = fact("other_units", "validation has other units than training", "replace", "the transforms of validation",
+                   "those of training")  # fmt: skip
+DROPS_IN_EVAL = fact("drops_in_eval", "dropout acts in validation", "set", "training of {site}", "self.training",
+                     "F.dropout(x, p, training=self.training)")  # fmt: skip
+FOLLOWS_DATA = fact("follows_data", "a frozen batch norm is in training mode", "call", "eval() of {site}", code="{code}.eval()")
+NOT_CAST = fact("not_cast", "autocast does not reach it", "remove", "autocast(enabled=False) or .float() around {site}")
 NONFINITE = (nonfinite_weights, nonfinite_data, nonfinite_operation, half_overflow, large_inputs, rate_too_high)
 """What makes values NaN or infinite."""

@@ -11,7 +11,7 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import half_weights
+from lightning_hooks.diagnostics.causes.code import half_weights, written_back
 from lightning_hooks.diagnostics.causes.rates import rate_too_low, wrong_schedule
 from lightning_hooks.diagnostics.excuses import CONVERGED
 from lightning_hooks.diagnostics.past import is_scale_free, weight_ratios
@@ -184,7 +184,7 @@ __all__ = ["NeverStepped", "NotUpdated", "UpdatesLost"]
 KINDS = (
     Kind(
         "not_updated", "Weights that do not change", group="Updates", rank=1410, measures="nothing",
-        hypotheses=(rate_too_low, wrong_schedule),
+        hypotheses=(written_back, rate_too_low, wrong_schedule),
         meaning="A weight, or all weights of a module, did not change by one bit, while other weights moved.",
         formula="alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
         "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"

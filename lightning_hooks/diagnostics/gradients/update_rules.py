@@ -12,13 +12,10 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind, Node
 from lightning_hooks.declare.links import always, from_first, of_whole
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import bad_batch
+from lightning_hooks.diagnostics.causes.code import bad_batch, written_back
 from lightning_hooks.diagnostics.causes.rates import (
     STEP_SIZE,
     clip_too_low,
-    group_too_fast,
-    loss_summed,
-    rate_too_high,
     rate_too_low,
     unclipped,
     unusual_setting,
@@ -232,7 +229,7 @@ __all__ = ["UpdateSpike", "UpdateTooLarge", "UpdateTooSmall"]
 KINDS = (
     Kind(
         "update_too_small", "Updates too small to learn from", group="Updates", rank=1400, limit=UpdateTooSmall().threshold,
-        hypotheses=(wrong_schedule, unusual_setting, clip_too_low, rate_too_low),
+        hypotheses=(written_back, wrong_schedule, unusual_setting, clip_too_low, rate_too_low),
         meaning="The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
         "gradient.",
         formula="update_ratio = |update| / |weight|, mean over the measured steps;\n"
@@ -249,7 +246,7 @@ KINDS = (
     ),
     Kind(
         "update_too_large", "Updates as large as the weights", group="Updates", rank=720, limit=UpdateTooLarge().threshold,
-        hypotheses=(unusual_setting, group_too_fast, rate_too_high, loss_summed, wrong_schedule),
+        hypotheses=STEP_SIZE,
         meaning="One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
         "step. What the model learned is overwritten.",
         formula="update_ratio = |update| / |weight|, mean over the measured steps; without the largest of three or more\n"

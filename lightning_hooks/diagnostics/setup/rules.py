@@ -10,7 +10,7 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.causes.code import LEFT_IN_EVAL_MODE
+from lightning_hooks.diagnostics.causes.code import FOLLOWS_DATA, LEFT_IN_EVAL_MODE
 from lightning_hooks.diagnostics.causes.rates import unusual_setting
 from lightning_hooks.diagnostics.causes.weights import module_setting
 from lightning_hooks.diagnostics.past import had_gradient
@@ -279,6 +279,7 @@ KINDS = (
     ),
     Kind(
         "frozen_statistics", "Batch norm that changes in a frozen part", group="Set-up", rank=310,
+        hypotheses=(FOLLOWS_DATA,),
         meaning="A part of the model is frozen, but its batch norms are in training mode: their running statistics follow the new "
         "data, and validation uses them with the old weights.",
         formula="d = mean over channels of (change of the running mean / std)² + (std now / std - 1)²,\n"

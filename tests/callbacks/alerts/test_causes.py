@@ -154,3 +154,35 @@ def test_facts_that_cannot_be_read_leave_alerts_without_causes(monkeypatch: pyte
         found = alerts_of(Net(adam(2.0)), data(), max_epochs=1)
     assert found
     assert found[0].causes == ()
+
+
+def test_a_schedule_that_is_over_is_made_as_long_as_the_training() -> None:
+    seed_everything(0, verbose=False)
+
+    def configure(parameters: Any) -> Any:
+        optimizer = torch.optim.Adam(parameters, lr=1e-3)
+        schedule = torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=40)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    alert = next(alert for alert in alerts_of(Net(configure), data(), max_epochs=8) if alert.kind == "lr_zero")
+    assert alert.causes[0].name == "wrong_schedule"
+    assert "its total_iters is 40, and 256 steps are planned" in alert.causes[0].evidence_for
+    remedies = [(remedy.op, remedy.target, remedy.from_, remedy.to) for remedy in alert.remedies[:2]]
+    assert remedies == [("set", "scheduler.total_iters", 40, 256), ("remove", "scheduler", "PolynomialLR", None)]
+    assert alert.advice[0] == "Set scheduler.total_iters to 256 (it is 40): PolynomialLR(optimizer, total_iters=256)"
+
+
+def test_an_alert_that_lasts_keeps_its_causes_and_a_resumed_training_too() -> None:
+    seed_everything(0, verbose=False)
+    module = Net(adam())
+    nn.init.constant_(module.net[0].bias, -20.0)
+    monitor = TrainingMonitor(every_n_steps=2, summary=False, on_alert=lambda alert: None)
+    Trainer(**QUIET, max_epochs=3, callbacks=[monitor]).fit(module, DataLoader(TensorDataset(*data()), 16))
+    alert = next(alert for alert in monitor.features.alerts if alert.kind == "dead")
+    assert alert.epoch == 2
+    assert alert.diagnosis == alert.causes[0].statement == "net.0.bias is -20 in all 32 units, since the start."
+    resumed = TrainingMonitor(every_n_steps=2, summary=False)
+    resumed.load_state_dict(monitor.state_dict())
+    states = [one.state_dict()["features"]["alerts"]["open"] for one in (resumed, monitor)]
+    assert states[0] == states[1]
+    assert states[0][0][1]["causes"][0]["name"] == "offset_bias"

@@ -44,10 +44,25 @@ CAUSES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("body_in_eval_mode", "never_back_in_train_mode"), ("left_in_eval_mode",)),
     **dict.fromkeys(("softmax_over_batch", "softmax_over_queries"), ("wrong_dimension",)),
     **dict.fromkeys(("detach_in_the_middle", "unused_branch", "gan_generator_detached", "positions_not_added"), ("cut_path",)),
+    **dict.fromkeys(("black_images", "same_image", "constant_labels"), ("constant_data",)),
+    **dict.fromkeys(("labels_masked_in_step", "labels_masked", "ignored_class"), ("labels_lost",)),
+    **dict.fromkeys(("workers_repeat", "buffer_not_filled"), ("same_batches",)),
+    **dict.fromkeys(("encoder_written_back", "stem_written_back"), ("written_back",)),
+    **dict.fromkeys(("frozen_body_follows", "frozen_resnet_follows"), ("follows_data",)),
+    "validation_not_normalised": ("other_units",),
+    "dropout_everywhere": ("drops_in_eval",),
+    "autocast_off": ("not_cast",),
 }
 """The hypotheses that are right, by family; a family that is not here has a cause that no hypothesis is about."""
 
 REPAIRS: dict[str, str] = {
+    **dict.fromkeys(("black_images", "same_image"), "samples of a batch"),
+    "constant_labels": "targets of a batch",
+    **dict.fromkeys(("labels_masked_in_step", "labels_masked", "ignored_class"), "labels"),
+    **dict.fromkeys(("workers_repeat", "buffer_not_filled"), "samples"),
+    **dict.fromkeys(("encoder_written_back", "stem_written_back"), "what writes"),
+    "validation_not_normalised": "transforms of validation",
+    "dropout_everywhere": "self.training",
     "lr_grows": "what raises",
     "no_zero_grad": "zero_grad",
     "clip_in_training_step": "gradient_clip_val",
