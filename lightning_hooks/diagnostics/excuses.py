@@ -85,3 +85,19 @@ LOSS_FALLS = Excuse(
     lambda _, __, report, history: loss_falls(report, history) if history else falls_within(report, 0.9, 16),  # more than by chance
     lowers_to="warning",
 )  # fmt: skip
+
+
+def weight_ratios(report: GradientFlowReport) -> dict[str, float]:
+    """Of the weights (two dimensions or more) that were updated, the measured update ratios.
+
+    Biases and scales are left out, of any shape: what starts at 0 grows by any factor.
+    """
+    return {
+        name: stats.update_ratio
+        for name, stats in report.parameters.items()
+        if stats.update_ratio is not None and name in report.setups and report.setups[name].dimensions > 1 and not _is_bias(name)
+    }
+
+
+def _is_bias(parameter: str) -> bool:
+    return parameter.rpartition(".")[2] == "bias"

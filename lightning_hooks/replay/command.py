@@ -101,6 +101,7 @@ def _now(name: str) -> str:
 def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
     """The model with the weights of the capsule, where it has them, and what gives a batch's loss."""
     found = _made(source, "--model")
+    function: Any
     made, function = found if isinstance(found, tuple) and len(found) == 2 else (found, getattr(found, "training_step", None))
     wanted = "a LightningModule, or a model and the function that gives a batch's loss"
     _check(isinstance(made, nn.Module), f"--model {source} gave a {type(made).__name__}; expected {wanted}.")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from lightning_hooks.alerts import Alert, AlertError
+from lightning_hooks.alerts import Alert, AlertBook, AlertError
 from lightning_hooks.alerts.causes import Ordered, in_order_of_cause
 from lightning_hooks.alerts.harm import weighed
 from lightning_hooks.declare.warn import info
@@ -16,6 +16,7 @@ from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.watch import StepWatch
+from lightning_hooks.session.diagnosis import Diagnosis
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.rank_merge import merged
 from lightning_hooks.session.sinks import Sinks
@@ -36,6 +37,7 @@ class RunAlerts:
 
     def __init__(self, host: Host, evidence: StepWatch, sinks: Sinks) -> None:
         self._host, self._evidence, self._sinks = host, evidence, sinks
+        self._diagnosis = Diagnosis(host)
         self.stopped_by: Alert | None = None
 
     def window_end(self, members: Sequence[Member]) -> None:
@@ -124,12 +126,16 @@ class RunAlerts:
         """The alerts of reports in order of cause, each as it is passed on and shown."""
         books = [member.alerting.book for member in members]
         ordered = in_order_of_cause(reports, books)
-        completed = ([alert if alert.cause else self._completed(alert) for alert in alerts] for alerts in ordered.of_report)
+        completed = (self._completed(alerts, book, reports) for alerts, book in zip(ordered.of_report, books, strict=True))
         return ordered._replace(of_report=[book.grouped(alerts) for book, alerts in zip(books, completed, strict=True)])
 
-    def _completed(self, root: Alert) -> Alert:
-        """A root cause with what else is known of it: what running its step again has shown, and its samples."""
-        return self._evidence.results.explained(root)
+    def _completed(self, alerts: Sequence[Alert], book: AlertBook, reports: Sequence[Any]) -> list[Alert]:
+        """Root causes with what running their step again has shown, and those that are to be passed on with their causes."""
+        results = self._evidence.results
+        known = [alert if alert.cause else results.explained(alert) for alert in alerts]
+        new = book.fresh(known)
+        diagnosed = dict(zip(map(id, new), self._diagnosis.explained(new, reports, results.bad_step), strict=True))
+        return [diagnosed.get(id(alert), alert) for alert in known]
 
     def _dated(self, report: Any) -> Any:
         return dataclasses.replace(report, alerts=tuple(map(self._evidence.results.dated, report.alerts)))
