@@ -196,7 +196,7 @@ def name_epochs(axes: Axes, epochs: Sequence[int], most: int = 12, unit: str = "
 
 
 def decades(axes: Axes, values: np.ndarray) -> None:
-    """A log axis from bottom to top that spans positive values, whole decades of it where they are few, with ticks like ``1e-3``."""
+    """A log axis that spans positive values, whole decades of it where they are few, with ticks like ``1e-3``."""
     if not values.size:
         axes.yaxis.set_ticks([])
         return

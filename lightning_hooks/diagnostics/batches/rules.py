@@ -11,7 +11,7 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import from_first
 from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
 from lightning_hooks.diagnostics.excuses import first_called
-from lightning_hooks.diagnostics.ranks.table import TOLERANCE
+from lightning_hooks.diagnostics.ranks import TOLERANCE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 THE_DATA = "the data"
