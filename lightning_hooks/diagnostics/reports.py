@@ -29,7 +29,7 @@ from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
-from lightning_hooks.diagnostics.ranks.table import RankDifference
+from lightning_hooks.diagnostics.ranks import RankDifference
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 from lightning_hooks.diagnostics.routers.routing import RouterReport

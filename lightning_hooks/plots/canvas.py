@@ -195,11 +195,10 @@ def name_epochs(axes: Axes, epochs: Sequence[int], most: int = 12, unit: str = "
     axes.set_xlabel(unit)
 
 
-def decades(axes: Axes, values: np.ndarray, which: Literal["x", "y"] = "y") -> None:
+def decades(axes: Axes, values: np.ndarray) -> None:
     """A log axis that spans positive values, whole decades of it where they are few, with ticks like ``1e-3``."""
-    axis = axes.yaxis if which == "y" else axes.xaxis
     if not values.size:
-        axis.set_ticks([])
+        axes.yaxis.set_ticks([])
         return
     low, high = np.log10(np.clip([values.min(), values.max()], SMALLEST, LARGEST))
     margin = max(0.06 * (high - low), 0.15)
@@ -208,11 +207,11 @@ def decades(axes: Axes, values: np.ndarray, which: Literal["x", "y"] = "y") -> N
         low, high = np.floor(low), np.ceil(high)
     first, last = int(np.ceil(low)), int(np.floor(high))
     step = max(1, -(-(last - first) // 9))
-    (axes.set_yscale if which == "y" else axes.set_xscale)("log")
-    (axes.set_ylim if which == "y" else axes.set_xlim)(10.0**low, 10.0**high)
-    axis.set_ticks([10.0**power for power in range(first, last + 1) if power % step == 0])
-    axis.minorticks_off()
-    axis.set_major_formatter(signed_power)
+    axes.set_yscale("log")
+    axes.set_ylim(10.0**low, 10.0**high)
+    axes.yaxis.set_ticks([10.0**power for power in range(first, last + 1) if power % step == 0])
+    axes.yaxis.minorticks_off()
+    axes.yaxis.set_major_formatter(signed_power)
 
 
 def signed_power(value: float, _: object) -> str:

@@ -156,13 +156,12 @@ def as_images(values: np.ndarray) -> np.ndarray:
     return (scaled.transpose(0, 2, 3, 1) * 255).round().astype(np.uint8)
 
 
-def overlaid(image: np.ndarray, cam: np.ndarray, colours: str = "inferno") -> np.ndarray:
+def overlaid(image: np.ndarray, cam: np.ndarray) -> np.ndarray:
     """Lay a map over an image of the same size: the stronger the map, the more of its colour, over the image in grey.
 
     Args:
         image: uint8, shape ``(height, width, 3)``.
         cam: At least 0, shape ``(height, width)``; scaled by its maximum.
-        colours: A matplotlib colour map.
 
     Returns:
         uint8, shape ``(height, width, 3)``.
@@ -171,7 +170,7 @@ def overlaid(image: np.ndarray, cam: np.ndarray, colours: str = "inferno") -> np
 
     peak = cam.max()
     strength = np.clip(cam / peak if peak > 0 else np.zeros_like(cam), 0, 1)
-    colour = colormaps[colours](0.25 + 0.75 * strength)[..., :3] * 255
+    colour = colormaps["inferno"](0.25 + 0.75 * strength)[..., :3] * 255
     grey = np.broadcast_to(image.mean(-1, keepdims=True), image.shape)
     alpha = (STRENGTH * np.sqrt(strength))[..., None]
     return np.asarray((1 - alpha) * grey + alpha * colour).round().astype(np.uint8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_hooks.alerts import GradientFlowReport, RanksDiffer
-from lightning_hooks.diagnostics.ranks.table import RankDifference
+from lightning_hooks.diagnostics.ranks import RankDifference
 
 REPORT = GradientFlowReport(2, 40, {}, {}, 1.0)
 

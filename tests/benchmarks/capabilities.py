@@ -19,13 +19,14 @@ from torch import Tensor
 from lightning_hooks import monitors
 from lightning_hooks.diagnostics.attention.collector import AttentionCollector
 from lightning_hooks.diagnostics.batches import inputs as batch_hash
+from lightning_hooks.diagnostics.calls import table as calls
 from lightning_hooks.diagnostics.features import collector as features
-from lightning_hooks.diagnostics.features import outputs
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures
 from lightning_hooks.diagnostics.gradients import hooks as measured_step
-from lightning_hooks.diagnostics.loss_inputs import targets
+from lightning_hooks.diagnostics.loss_inputs import predictions, targets
 from lightning_hooks.diagnostics.loss_inputs import targets as labels
 from lightning_hooks.diagnostics.optimizer import watch as optimizer_watch
+from lightning_hooks.diagnostics.representations.table import RepresentationTable
 from lightning_hooks.diagnostics.residual_stream.table import ResidualTable
 from lightning_hooks.diagnostics.setup import checks as setup_checks
 from lightning_hooks.diagnostics.setup.initial import FirstWeights
@@ -83,9 +84,9 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 CAPABILITIES: dict[str, Capability] = {
     "attention": Capability("attention", [(AttentionCollector, "_record")]),
     "functions": Capability("outputs of functions", [(FunctionalFeatures, "_record")]),
-    "loss-inputs": Capability("loss inputs", [(outputs.LossInputs, "_record"), (targets.LossTargets, "_record")]),
-    "checked-calls": Capability("calls of softmax, dropout", [(outputs.CheckedCalls, name) for name in ("_softmax", "_dropout")]),
-    "representations": Capability("representations", [(outputs.Representations, name) for name in ("take", "finish")]),
+    "loss-inputs": Capability("loss inputs", [(predictions.LossInputs, "_record"), (targets.LossTargets, "_record")]),
+    "checked-calls": Capability("calls of softmax, dropout", [(calls.CheckedCalls, name) for name in ("_softmax", "_dropout")]),
+    "representations": Capability("representations", [(RepresentationTable, name) for name in ("take", "finish")]),
     "residual": Capability("residual stream", [(ResidualTable, "add")]),
     "batch-hashes": Capability("batch hashes", [(batch_hash.BatchHashes, "add")]),
     "modes": Capability("module modes", [(ModuleModes, name) for name in ("batch_start", "before_backward")]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_hooks.diagnostics.calls.table import (
     CallChecks,
@@ -118,17 +118,22 @@ def test_tables_merge() -> None:
 
 
 def test_precision() -> None:
-    table = PrecisionTable([100, 300])
-    names = ["a", "b"]
-    assert table.stats(table.pack(), names, "bf16-mixed") is None
-    table.add(0, torch.zeros(2, dtype=torch.bfloat16))
-    assert table.stats(table.pack(), names, "bf16-mixed") == PrecisionStats("bf16-mixed", 0.0, (), 1)
-    table.add(1, torch.zeros(2))
-    table.add(1, torch.zeros(2, dtype=torch.float16))
-    assert table.stats(table.pack(), names, "bf16-mixed") == PrecisionStats("bf16-mixed", 150 / 400, ("b",), 2)
+    def new_table() -> PrecisionTable:
+        sites = [("relu", nn.ReLU()), ("a", nn.Linear(10, 10)), ("b", nn.Conv2d(3, 25, 2))]  # of 100 and 300 numbers
+        return PrecisionTable(sites, "bf16-mixed")
+
+    table = new_table()
+    assert table.read(table.pack()) == {"precision": None}
+    table.take(0, torch.zeros(2))  # no layer that multiplies
+    assert table.read(table.pack()) == {"precision": None}
+    table.take(1, torch.zeros(2, dtype=torch.bfloat16))
+    assert table.read(table.pack()) == {"precision": PrecisionStats("bf16-mixed", 0.0, (), 1)}
+    table.take(2, torch.zeros(2))
+    table.take(2, torch.zeros(2, dtype=torch.float16))
+    assert table.read(table.pack()) == {"precision": PrecisionStats("bf16-mixed", 150 / 400, ("b",), 2)}
     merged = merge_ranks(table.spans, [table.pack(), table.pack()])
-    assert table.stats(merged, names, "x") == PrecisionStats("x", 150 / 400, ("b",), 2)
-    back = PrecisionTable([100, 300])
+    assert table.read(merged) == {"precision": PrecisionStats("bf16-mixed", 150 / 400, ("b",), 2)}
+    back = new_table()
     back.unpack(table.pack())
     assert torch.equal(back.pack(), table.pack())
     back.reset()

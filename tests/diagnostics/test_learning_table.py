@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.step import Step
-from lightning_hooks.diagnostics.learning.constant import SEEN, ConstantTable
 from lightning_hooks.diagnostics.learning.report import learning_report
+from lightning_hooks.diagnostics.learning.steps import SEEN, ConstantTable
 from lightning_hooks.diagnostics.learning.table import SAMPLE, GradientSample, LearningColumn, LearningTable, spread_places
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.diagnostics.ranks.table import TOLERANCE, RankDifference, ReplicaTable, rank_difference, weight_marks
+from lightning_hooks.diagnostics.ranks import TOLERANCE, RankDifference, ReplicaTable, rank_difference, weight_marks
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 
 NAMES = ["a", "b", "c"]

@@ -45,7 +45,7 @@ def reference(calls: list[Tensor]) -> dict[str, float]:
 
 
 def measured(calls: list[Tensor]) -> RepresentationStats:
-    table = RepresentationTable(2)
+    table = RepresentationTable(["a", "b"])
     for call in calls:
         table.add(1, call)
     table.finish()
@@ -82,7 +82,7 @@ def test_samples_that_are_the_same() -> None:
 
 
 def test_an_output_that_says_nothing_is_not_a_call() -> None:
-    table = RepresentationTable(1)
+    table = RepresentationTable(["a"])
     table.add(0, torch.zeros(8, 16))
     table.add(0, torch.full((8, 16), 2.0))
     table.add(0, torch.full((8, 16), math.nan))
@@ -96,7 +96,7 @@ def test_an_output_that_says_nothing_is_not_a_call() -> None:
 def test_it_keeps_what_is_overwritten_later() -> None:
     torch.manual_seed(0)
     values = torch.randn(8, 16)
-    kept, table = values.clone(), RepresentationTable(2)
+    kept, table = values.clone(), RepresentationTable(["a", "b"])
     table.add(1, values)
     values.zero_()
     table.finish()
@@ -115,17 +115,17 @@ def test_ranks_and_windows_merge_as_one() -> None:
     calls = [torch.randn(8, 20), 5 + torch.randn(8, 20), torch.randn(4, 30)]
     tables = []
     for call in calls:
-        tables.append(RepresentationTable(2))
+        tables.append(RepresentationTable(["a", "b"]))
         tables[-1].add(1, call)
         tables[-1].finish()
-    tables.append(RepresentationTable(2))  # a rank without samples
+    tables.append(RepresentationTable(["a", "b"]))  # a rank without samples
     packed = [table.pack() for table in tables]
     windows = packed[0]
     for later in packed[1:]:
         windows = merge_windows(tables[0].spans, windows, later)
     for merged in (merge_ranks(tables[0].spans, packed), windows):
         check(representation_stats(merged.view(2, -1)[1].tolist()), calls)
-    back = RepresentationTable(2)
+    back = RepresentationTable(["a", "b"])
     back.unpack(packed[0])
     assert torch.equal(back.rows, tables[0].rows)
     back.reset()

@@ -12,7 +12,7 @@ from lightning_hooks.declare.links import from_first
 from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import LABELS_LOST, OTHER_UNITS, SAME_BATCHES
 from lightning_hooks.diagnostics.excuses import first_called
-from lightning_hooks.diagnostics.ranks.table import TOLERANCE
+from lightning_hooks.diagnostics.ranks import TOLERANCE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 THE_DATA = "the data"

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd  # the classes have no public base
 from typing_extensions import override
 
+from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.functional import Functional, FunctionalCall
+from lightning_hooks.diagnostics.batches.inputs import tensors_in
+from lightning_hooks.hooks.attributes import in_training_mode
+from lightning_hooks.hooks.functions import dropped
+from lightning_hooks.hooks.tensors import plain_values, stored_tensor
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable
 from lightning_hooks.statistics.reduction import added
 from lightning_hooks.statistics.tables import HostNumbers
@@ -158,6 +165,59 @@ class CallChecks(CallRows):
         row[CallColumn.P] = max(row[CallColumn.P], p)
 
 
+class CheckedCalls(CallChecks):
+    """The calls of softmax and of dropout.
+
+    Args:
+        functional: The calls of the run.
+        context: Of the collector.
+    """
+
+    def __init__(self, functional: Functional, context: Context) -> None:
+        super().__init__(functional.capacity, context.host.setup.device)
+        self._functional = functional
+        self._samples: int | None = None
+        context.on_call(("softmax", "log_softmax"), self._softmax, layers=True)
+        context.on_call(("dropout", "sdpa"), self._dropout, layers=True)
+        context.on_call(("dropout", "sdpa"), self._in_validation, in_validation=True)
+
+    def batch_start(self, batch: Any, size: int | None) -> None:
+        """A sampled batch starts, of so many samples."""
+        self._samples = size if size and any(_one_per_sample(tensor, size) for _, tensor in tensors_in(batch)) else None
+
+    def _softmax(self, call: FunctionalCall) -> None:
+        given = call.arguments.get("input")
+        if isinstance(given, Tensor):
+            self.softmax(call.site.index, plain_values(given), call.arguments.get("dim"), self._samples)
+
+    def _dropout(self, call: FunctionalCall) -> None:
+        self.dropout(call.site.index, dropped(call.function, call.arguments), in_training_mode(call.module))
+
+    def _in_validation(self, call: FunctionalCall) -> None:
+        p = dropped(call.function, call.arguments)
+        if p and not in_training_mode(call.module):
+            self.dropout_in_validation(call.site.index, p)
+
+    def read(self, packed: Tensor) -> dict[str, Any]:
+        """Return fields of the report."""
+        softmax, dropout = {}, {}
+        for site, row in zip(self._functional.sites, self.lines(packed), strict=False):
+            if (use := softmax_use(row)) is not None:
+                softmax[site.name] = use
+            if (dropped := dropout_use(row)) is not None:
+                dropout[site.name] = dropped
+        return {"softmax": softmax, "dropout": dropout}
+
+    def renumbered(self) -> None:
+        """Ranks have changed the numbers of the sites."""
+        self.reset()
+
+
+def _one_per_sample(tensor: Tensor, size: int) -> bool:
+    """Whether a tensor of a batch holds one number for each of its samples, as targets do."""
+    return tensor.numel() == size == tensor.shape[0] if tensor.dim() else False
+
+
 def softmax_use(row: list[float]) -> SoftmaxUse | None:
     """Name the numbers of a row, if softmax was called there."""
     calls = int(row[CallColumn.SOFTMAX])
@@ -222,42 +282,56 @@ class PrecisionStats:
     layers: int
 
 
+HALF_PRECISION = ("bf16-mixed", "16-mixed", "bf16-true", "16-true")
+"""Precisions under which linear and convolution layers compute in half precision."""
+
+
 class PrecisionTable(HostNumbers):
-    """Counts the calls of layers and those in full precision, on the host: a tensor's type is known without its values.
+    """Counts the calls of linear and convolution layers and those in full precision, on the host: a tensor's type is known there.
 
     Args:
-        sizes: How many numbers each layer's weight has.
+        sites: (name, module) of all modules; those of other kinds are left out.
+        asked: The precision asked for.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.sizes = sizes
+    def __init__(self, sites: Sequence[tuple[str, nn.Module]], asked: str) -> None:
+        self._asked = asked
+        layers = {
+            index: (name, weight.numel())
+            for index, (name, module) in enumerate(sites)
+            if asked in HALF_PRECISION and (weight := _multiplied(module)) is not None
+        }
+        self._lines = {index: line for line, index in enumerate(layers)}
+        self._layers = list(layers.values())
         super().__init__(lambda: [count for line in self._calls for count in line], added, load=self._load_calls)
         self.reset()
 
-    def add(self, line: int, output: Tensor) -> None:
-        """Record the output of a layer."""
-        self._calls[line][0] += 1
-        self._calls[line][1] += output.dtype in (torch.float32, torch.float64)
+    def take(self, index: int, output: Any) -> None:
+        """Record the output of a module."""
+        line = self._lines.get(index)
+        if line is not None and isinstance(output, Tensor):
+            self._calls[line][0] += 1
+            self._calls[line][1] += output.dtype in (torch.float32, torch.float64)
 
     def _load_calls(self, counts: list[float]) -> None:
         self._calls = [counts[place : place + 2] for place in range(0, len(counts), 2)]
 
     @override
     def reset(self) -> None:
-        self._calls = [[0.0, 0.0] for _ in self.sizes]
+        self._calls = [[0.0, 0.0] for _ in self._layers]
 
-    def stats(self, packed: Tensor, names: Sequence[str], asked: str) -> PrecisionStats | None:
-        """Name the numbers of a packed vector on the host; None where no layer was called.
-
-        Args:
-            packed: From all ranks.
-            names: Of the layers.
-            asked: The precision asked for.
-        """
+    def read(self, packed: Tensor) -> dict[str, Any]:
+        """Return fields of the report; None where no layer was called."""
         rows = packed.view(-1, 2).tolist()
-        called = [(name, size, full / calls) for name, size, (calls, full) in zip(names, self.sizes, rows, strict=True) if calls]
+        called = [(name, size, full / calls) for (name, size), (calls, full) in zip(self._layers, rows, strict=True) if calls]
         total = sum(size for _, size, _ in called)
         if not total:
-            return None
+            return {"precision": None}
         share = sum(size * full for _, size, full in called) / total
-        return PrecisionStats(asked, share, tuple(name for name, _, full in called if full), len(called))
+        full_layers = tuple(name for name, _, full in called if full)
+        return {"precision": PrecisionStats(self._asked, share, full_layers, len(called))}
+
+
+def _multiplied(module: nn.Module) -> Tensor | None:
+    """What a linear or convolution layer multiplies with."""
+    return stored_tensor(module, "weight") if isinstance(module, nn.Linear | _ConvNd) else None

@@ -20,7 +20,7 @@ from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, Out
 from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureTable
 from lightning_hooks.diagnostics.nonfinite.checks import BatchChecks
 from lightning_hooks.diagnostics.reports import FeatureReport, Report
-from lightning_hooks.diagnostics.residual_stream.table import ResidualStream, blocks_around
+from lightning_hooks.diagnostics.residual_stream.table import BlockRecorder, ResidualTable, blocks_around
 from lightning_hooks.diagnostics.setup.initial import initial_gains, initial_rms, initial_sizes, roles, shared_modules
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.parameters import of_libraries
@@ -73,7 +73,9 @@ class FeatureCollector(Collector[FeatureReport]):
         self._reported: dict[str, ReportedTable] = {"inputs": self._inputs, **self._outputs.tables}
         blocks = blocks_around(host.model, sites)
         if blocks:
-            self._reported["residual"] = ResidualStream(context, blocks, self.table.clock)
+            residual = self._reported["residual"] = ResidualTable(blocks, host.setup.device, self.table.clock)
+            for index, (name, block) in enumerate(blocks):
+                context.listen(name, block, BlockRecorder(residual, index))
         self._train_input = context.guard(self._inputs.train, "the batch")
         self._validation_input = context.guard(self._inputs.validate, "the batch")
         self._gains: dict[str, float] = {}  # of the weights that training started from

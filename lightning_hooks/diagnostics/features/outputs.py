@@ -1,172 +1,26 @@
-"""What a model and the functions that it calls put out.
-
-What losses are given, how much samples differ, calls that are not what they are taken to be, and sites of a feature table that are
-known from their first call on.
-"""
+"""The tables of a feature report about outputs, and what functions put out: sites that are known from their first call on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd  # the classes have no public base
+from torch import nn
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import Functional, FunctionalCall, FunctionalSite
-from lightning_hooks.diagnostics.batches.inputs import tensors_in
-from lightning_hooks.diagnostics.calls.table import CallChecks, PrecisionTable, dropout_use, softmax_use
+from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
+from lightning_hooks.diagnostics.calls.table import CheckedCalls, PrecisionTable
 from lightning_hooks.diagnostics.features.table import FeatureTable
-from lightning_hooks.diagnostics.loss_inputs.predictions import OutputTable, output_stats
-from lightning_hooks.diagnostics.loss_inputs.targets import MOST_LOSSES, LossLines, LossTargets
-from lightning_hooks.diagnostics.representations.table import RepresentationTable, batch_size_of, representation_stats, samples_in
-from lightning_hooks.hooks.attributes import in_training_mode
-from lightning_hooks.hooks.functions import FUNCTIONS, UNMEASURED, dropped
+from lightning_hooks.diagnostics.loss_inputs.predictions import LossInputs
+from lightning_hooks.diagnostics.loss_inputs.targets import LossTargets
+from lightning_hooks.diagnostics.representations.table import RepresentationTable, batch_size_of
+from lightning_hooks.hooks.functions import FUNCTIONS, UNMEASURED
 from lightning_hooks.hooks.selection import named_sites
-from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values, stored_tensor
 from lightning_hooks.statistics.tables import ReportedTable
 from lightning_hooks.statistics.units import is_rectifier, saturation_of, saturation_of_call
 
-CLASSIFICATION = ("cross_entropy", "nll_loss")
-"""The losses with classes for targets."""
 COMPARED_BATCHES = 8
 """Sampled batches of a window in which samples are compared and types are noted: the first ones."""
-HALF_PRECISION = ("bf16-mixed", "16-mixed", "bf16-true", "16-true")
-"""Precisions under which linear and convolution layers compute in half precision."""
-
-
-class LossInputs(OutputTable):
-    """What each ``cross_entropy`` and ``nll_loss`` is given.
-
-    Args:
-        functional: The calls of the run.
-        context: Of the collector.
-    """
-
-    def __init__(self, functional: Functional, context: Context) -> None:
-        super().__init__(MOST_LOSSES, context.host.setup.device)
-        self._lines = LossLines(functional, CLASSIFICATION)
-        context.on_call(CLASSIFICATION, self._record)
-
-    def _record(self, call: FunctionalCall) -> None:
-        line = self._lines.of(call.site)
-        given, target = call.arguments.get("input"), call.arguments.get("target")
-        if line is not None and isinstance(given, Tensor) and isinstance(target, Tensor) and not hasattr(type(given), "to_local"):
-            ignored = call.arguments.get("ignore_index", -100)
-            self.add(line, plain_values(given), plain_values(target), ignored, call.output, call.function == "nll_loss")
-
-    def read(self, packed: Tensor) -> dict[str, Any]:
-        """Return fields of the report."""
-        return {"outputs": {name: output_stats(row) for name, row in self._lines.named(self.lines(packed)) if row[0]}}
-
-    def renumbered(self) -> None:
-        """Ranks have changed the numbers of the sites."""
-        self._lines.renumbered()
-        self.reset()
-
-
-class CheckedCalls(CallChecks):
-    """The calls of softmax and of dropout.
-
-    Args:
-        functional: The calls of the run.
-        context: Of the collector.
-    """
-
-    def __init__(self, functional: Functional, context: Context) -> None:
-        super().__init__(functional.capacity, context.host.setup.device)
-        self._functional = functional
-        self._samples: int | None = None
-        context.on_call(("softmax", "log_softmax"), self._softmax, layers=True)
-        context.on_call(("dropout", "sdpa"), self._dropout, layers=True)
-        context.on_call(("dropout", "sdpa"), self._in_validation, in_validation=True)
-
-    def batch_start(self, batch: Any, size: int | None) -> None:
-        """A sampled batch starts, of so many samples."""
-        self._samples = size if size and any(_one_per_sample(tensor, size) for _, tensor in tensors_in(batch)) else None
-
-    def _softmax(self, call: FunctionalCall) -> None:
-        given = call.arguments.get("input")
-        if isinstance(given, Tensor):
-            self.softmax(call.site.index, plain_values(given), call.arguments.get("dim"), self._samples)
-
-    def _dropout(self, call: FunctionalCall) -> None:
-        self.dropout(call.site.index, dropped(call.function, call.arguments), in_training_mode(call.module))
-
-    def _in_validation(self, call: FunctionalCall) -> None:
-        p = dropped(call.function, call.arguments)
-        if p and not in_training_mode(call.module):
-            self.dropout_in_validation(call.site.index, p)
-
-    def read(self, packed: Tensor) -> dict[str, Any]:
-        """Return fields of the report."""
-        softmax, dropout = {}, {}
-        for site, row in zip(self._functional.sites, self.lines(packed), strict=False):
-            if (use := softmax_use(row)) is not None:
-                softmax[site.name] = use
-            if (dropped := dropout_use(row)) is not None:
-                dropout[site.name] = dropped
-        return {"softmax": softmax, "dropout": dropout}
-
-    def renumbered(self) -> None:
-        """Ranks have changed the numbers of the sites."""
-        self.reset()
-
-
-class Representations(RepresentationTable):
-    """How much the outputs of each module differ from sample to sample.
-
-    Args:
-        names: Of the modules.
-        context: Of the collector.
-    """
-
-    def __init__(self, names: Sequence[str], context: Context) -> None:
-        super().__init__(len(names), context.host.setup.device)
-        self._names = names
-        self.size: int | None = None
-
-    def take(self, index: int, output: Any) -> None:
-        """Record the output of a module if the samples of the batch lie along its first dimension."""
-        if self.size is not None:
-            found = output if type(output) is Tensor else next(iter(float_tensors(output)), None)
-            if found is not None and in_memory(found) and found.is_floating_point() and samples_in(found, self.size):
-                self.add(index, found.detach())
-
-    def read(self, packed: Tensor) -> dict[str, Any]:
-        """Return fields of the report."""
-        named = zip(self._names, self.lines(packed), strict=True)
-        return {"representations": {name: representation_stats(row) for name, row in named if row[0]}}
-
-
-class Precisions(PrecisionTable):
-    """In which precision linear and convolution layers compute.
-
-    Args:
-        sites: (name, module) of all modules; those of other kinds are left out.
-        asked: The precision asked for.
-    """
-
-    def __init__(self, sites: Sequence[tuple[str, nn.Module]], asked: str) -> None:
-        self._asked = asked
-        layers = {
-            index: (name, weight.numel())
-            for index, (name, module) in enumerate(sites)
-            if asked in HALF_PRECISION and (weight := _multiplied(module)) is not None
-        }
-        self._lines = {index: line for line, index in enumerate(layers)}
-        self._names = [name for name, _ in layers.values()]
-        super().__init__([size for _, size in layers.values()])
-
-    def take(self, index: int, output: Any) -> None:
-        """Record the output of a module."""
-        line = self._lines.get(index)
-        if line is not None and isinstance(output, Tensor):
-            self.add(line, output)
-
-    def read(self, packed: Tensor) -> dict[str, Any]:
-        """Return fields of the report."""
-        return {"precision": self.stats(packed, self._names, self._asked)}
 
 
 class OutputParts:
@@ -184,8 +38,8 @@ class OutputParts:
     def __init__(self, context: Context, sites: Sequence[tuple[str, nn.Module]]) -> None:
         functional = context.functional if context.records_functional else None
         self._context = context
-        self._representations = Representations([name for name, _ in sites], context)
-        self._precisions = Precisions(sites, str(context.host.setup.description.get("precision", "")))
+        self._representations = RepresentationTable([name for name, _ in sites], context.host.setup.device)
+        self._precisions = PrecisionTable(sites, str(context.host.setup.description.get("precision", "")))
         self._losses = None if functional is None else LossInputs(functional, context)
         self._targets = None if functional is None else LossTargets(functional, context)
         self._calls = None if functional is None else CheckedCalls(functional, context)
@@ -212,16 +66,6 @@ class OutputParts:
         for part in (self._losses, self._targets, self._calls):
             if part is not None:
                 part.renumbered()
-
-
-def _multiplied(module: nn.Module) -> Tensor | None:
-    """What a linear or convolution layer multiplies with."""
-    return stored_tensor(module, "weight") if isinstance(module, nn.Linear | _ConvNd) else None
-
-
-def _one_per_sample(tensor: Tensor, size: int) -> bool:
-    """Whether a tensor of a batch holds one number for each of its samples, as targets do."""
-    return tensor.numel() == size == tensor.shape[0] if tensor.dim() else False
 
 
 MEASURED = tuple(name for name in FUNCTIONS if name not in UNMEASURED)

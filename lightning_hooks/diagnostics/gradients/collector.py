@@ -28,7 +28,7 @@ from lightning_hooks.diagnostics.learning.collector import LearningWatch
 from lightning_hooks.diagnostics.loss.table import LossWatch
 from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
 from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
-from lightning_hooks.diagnostics.ranks.table import ReplicaWatch, rank_difference
+from lightning_hooks.diagnostics.ranks import ReplicaWatch, rank_difference
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.checks import SetupChecks
 from lightning_hooks.diagnostics.setup.parameters import SetupWatch, with_gradients, with_reasons

@@ -13,9 +13,8 @@ from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.measured import MeasuredLoss
 from lightning_hooks.declare.step import Step
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
-from lightning_hooks.diagnostics.learning.constant import SEEN, ConstantTable
 from lightning_hooks.diagnostics.learning.report import LearningReport, learning_report
-from lightning_hooks.diagnostics.learning.steps import MeasuredSteps, read_steps
+from lightning_hooks.diagnostics.learning.steps import SEEN, ConstantTable, MeasuredSteps, read_steps
 from lightning_hooks.diagnostics.learning.table import GradientSample, LearningColumn, LearningTable
 from lightning_hooks.statistics.reduction import added
 from lightning_hooks.statistics.tables import HostNumbers, PackedTable, Tables

@@ -1,4 +1,4 @@
-"""What measured steps gain, against what was predicted."""
+"""What measured steps gain, against what was predicted, and the loss of the best answer that ignores the inputs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,136 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
+from lightning_hooks.declare.functional import FunctionalCall
 from lightning_hooks.declare.measured import MeasuredLoss
 from lightning_hooks.diagnostics.learning.report import UNSURE
+from lightning_hooks.hooks.functions import BINARY
+from lightning_hooks.hooks.tensors import in_memory
+from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable
 from lightning_hooks.statistics.reduction import added, latest
 from lightning_hooks.statistics.tables import HostNumbers
 
+CLASSES = ("cross_entropy", "nll_loss")
+SEEN = (*CLASSES, *BINARY, "mse_loss", "l1_loss")
+"""The losses whose best constant answer follows from their targets."""
+MOST_CLASSES = 256
+"""Labels of more classes than this are not counted."""
+FEWEST_TARGETS = 8
+"""Samples that a batch of targets needs whose spread is read."""
+FEWEST_LABELS = 8
+"""Labels for each class that occurs, that the entropy of labels needs."""
+MOST = 1024
+"""Numbers of a target that are read, of each sample; of longer ones so many, evenly spaced."""
+
+
+class ConstantColumn(Columns):
+    """What each number holds. The counts of ``MOST_CLASSES`` labels follow."""
+
+    LOSS = SUM  # of calls, times their weight
+    CONSTANT = SUM  # loss of the best constant, likewise
+    WEIGHT = SUM  # labels, or calls
+    UNDEFINED = SUM  # calls whose best constant does not follow
+    KIND = MAXIMUM  # place of the loss in SEEN, from 1
+    OTHER = MAXIMUM  # 1 where another loss is called too
+
+
+class ConstantTable(RowTable):
+    """The losses of a window and what their targets say. No host sync.
+
+    Args:
+        device: Where the numbers live.
+    """
+
+    columns: ClassVar[type[Columns]] = ConstantColumn
+    more: ClassVar[int] = MOST_CLASSES
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        super().__init__(1, device)
+        self._site = ""
+
+    def record(self, call: FunctionalCall) -> None:
+        """Record a call of a loss."""
+        given, target, loss = call.arguments.get("input"), call.arguments.get("target"), call.output
+        if not (in_memory(given) and in_memory(target) and in_memory(loss)) or not target.numel():
+            return
+        row, column = self.rows[0], ConstantColumn
+        self._site = self._site or call.site.name
+        row[column.KIND].clamp_(min=SEEN.index(call.function) + 1)
+        if call.site.name != self._site:
+            row[column.OTHER].fill_(1)
+        found = None
+        if not _weighted(call.arguments):
+            ignored = call.arguments.get("ignore_index", -100)
+            found = self._found(call.function, given.detach(), target.detach(), loss.detach().mean(), ignored)
+        if found is not None:
+            self.rows[0, : column.UNDEFINED] += found.to(row.device, row.dtype)
+        else:
+            self.rows[0, column.UNDEFINED] += 1
+
+    def _found(self, function: str, given: Tensor, target: Tensor, loss: Tensor, ignored: int) -> Tensor | None:
+        if function in CLASSES:
+            return self._of_classes(given, target, loss, ignored)
+        if target.requires_grad or len(target) < FEWEST_TARGETS or not target.is_floating_point() or given.shape != target.shape:
+            return None
+        samples = target.reshape(len(target), -1)
+        samples = samples[:, :: -(-samples.shape[1] // MOST)].to(self.rows.dtype)
+        if function == "mse_loss":
+            constant = samples.var(0).mean()  # unbiased, as the best constant is not made for this batch
+        elif function == "l1_loss":
+            constant = (samples - samples.median(0).values).abs().mean()
+        else:
+            mean = samples.mean(0).clamp(0, 1)
+            constant = -(torch.xlogy(mean, mean) + torch.xlogy(1 - mean, 1 - mean)).mean()
+        return torch.stack((loss.to(constant), constant, torch.ones_like(constant)))
+
+    def _of_classes(self, given: Tensor, target: Tensor, loss: Tensor, ignored: int) -> Tensor | None:
+        classes = given.shape[1] if given.dim() > 1 else len(given)
+        if classes > MOST_CLASSES or target.is_floating_point():
+            return None
+        labels = target.reshape(-1)
+        counts = ((labels >= 0) & (labels < classes) & (labels != ignored)).to(self.rows.dtype)
+        self.rows[0, len(ConstantColumn) :].index_add_(0, labels.clamp(0, classes - 1).to(torch.int64), counts)
+        number = counts.sum()
+        return torch.stack((torch.where(number > 0, loss.to(number), 0) * number, torch.zeros_like(number), number))
+
+    def read(self, packed: Tensor) -> tuple[float | None, str]:
+        """The loss over that of the best constant answer, or why it is not known."""
+        return _over_constant(self.lines(packed)[0])
+
+
+def _over_constant(row: Sequence[float]) -> tuple[float | None, str]:
+    loss, constant, weight, undefined, kind, other = row[: len(ConstantColumn)]
+    if not kind:
+        return None, "no loss was seen whose best constant answer follows from its targets"
+    if other:
+        return None, "there are several losses"
+    if undefined or not weight:
+        return None, "the best constant answer does not follow from what the loss is given"
+    if SEEN[int(kind) - 1] in CLASSES:
+        counts = [count for count in row[len(ConstantColumn) :] if count]
+        if weight < FEWEST_LABELS * len(counts):
+            return None, "too few labels were seen for their entropy"
+        shares = [count / weight for count in counts]
+        constant = weight * (-sum(share * math.log(share) for share in shares) + (len(counts) - 1) / (2 * weight))  # Miller 1955
+    return (loss / constant, "") if constant > 0 else (None, "all targets are the same")
+
+
+def _weighted(arguments: Mapping[str, Any]) -> bool:
+    """Whether the loss is no plain mean."""
+    plain = arguments.get("reduction", "mean") in ("mean", "none") and arguments.get("reduce") is not False
+    weights = [arguments.get(name) for name in ("weight", "pos_weight")]
+    special = not plain or any(weight is not None for weight in weights) or bool(arguments.get("label_smoothing"))
+    return special or arguments.get("size_average") is False
+
+
 RECENT = 16
 """Measured steps that are kept, the last ones."""
-FEWEST = 4
+FEWEST_STEPS = 4
 """So many there must be for ``progress``."""
 SURROGATE = 1.2
 """Median step ratio above which gradients are not those of the loss: along a step a loss hardly falls faster than at its start."""
@@ -91,15 +211,15 @@ def read_steps(numbers: Sequence[float], why_not: str) -> tuple[dict[str, Any], 
     ratio = statistics.median(ratios) if ratios else None
     if ratio is None:
         reasons["step_ratio"] = f"the error of each predicted gain is above {UNSURE:.0%} of it, or it is not positive"
-    elif ratio > SURROGATE and len(ratios) >= FEWEST:
+    elif ratio > SURROGATE and len(ratios) >= FEWEST_STEPS:
         reasons["step_ratio"] = "steps gain more than gradients predict, as where these are straight-through or surrogate"
         ratio = None
     if not transfers:
         reasons["transfer"] = "it needs two measured steps"
-    progress = (first - last) / gains if gains > 0 and len(steps) >= FEWEST else None
+    progress = (first - last) / gains if gains > 0 and len(steps) >= FEWEST_STEPS else None
     if progress is None:
-        few = f"it needs {FEWEST} measured steps"
-        reasons["progress"] = few if len(steps) < FEWEST else "measured steps do not gain on their own batches"
+        few = f"it needs {FEWEST_STEPS} measured steps"
+        reasons["progress"] = few if len(steps) < FEWEST_STEPS else "measured steps do not gain on their own batches"
     fields = {
         "gain": statistics.fmean(step[0] for step in steps),
         "step_ratio": ratio,

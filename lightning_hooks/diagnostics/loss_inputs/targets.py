@@ -4,59 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import Functional, FunctionalCall, FunctionalSite
+from lightning_hooks.declare.functional import Functional, FunctionalCall
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.diagnostics.calls.table import CallRows
-from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, same_rows
+from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, MOST_LOSSES, LossLines, same_rows
 from lightning_hooks.hooks.functions import BINARY, DIVERGENCE, REGRESSION
 from lightning_hooks.hooks.graph import made_by
 from lightning_hooks.hooks.tensors import in_memory, plain_values
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable, row_dtype
-
-T = TypeVar("T")
-
-MOST_LOSSES = 16
-"""Losses of a model that a table holds, at most."""
-
-
-class LossLines:
-    """Gives the calls of some losses their lines in a table, in an order that is the same on every rank.
-
-    Args:
-        functional: The calls of the run.
-        functions: The names of the losses.
-    """
-
-    def __init__(self, functional: Functional, functions: Sequence[str]) -> None:
-        self._functional, self._functions = functional, functions
-        self._known: dict[int, int] = {}  # the number of a site to its line
-
-    def of(self, site: FunctionalSite) -> int | None:
-        """The line of a loss; None where the table has none left."""
-        line = self._known.get(site.index)
-        if line is None:
-            line = self._known[site.index] = [known.index for known in self._sites()].index(site.index)
-        return line if line < MOST_LOSSES else None
-
-    def named(self, lines: Iterable[T]) -> Iterator[tuple[str, T]]:
-        """The name of the loss of each line, with the line."""
-        return zip((site.name for site in self._sites()), lines, strict=False)
-
-    def renumbered(self) -> None:
-        """Ranks have changed the numbers of the sites."""
-        self._known.clear()
-
-    def _sites(self) -> list[FunctionalSite]:
-        return [site for site in self._functional.sites if site.function in self._functions]
-
 
 IGNORED = -100
 """The ``ignore_index`` of PyTorch's losses, and of the models of transformers, where nothing else is set."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
+from lightning_hooks.hooks.tensors import float_tensors, in_memory
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable
 from lightning_hooks.statistics.rows import fixed
 
@@ -63,16 +65,28 @@ class RepresentationTable(RowTable):
     """A row for each site. What is taken up is a small copy; its variances are computed for all sites at once.
 
     Args:
-        n_rows: How many sites.
+        names: Of the sites.
         device: Where the rows live.
+
+    Attributes:
+        size: How many samples the batch under way has; None where that is not known.
     """
 
     columns: ClassVar[type[Columns]] = RepresentationColumn
 
-    def __init__(self, n_rows: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(n_rows, device)
+    def __init__(self, names: Sequence[str], device: torch.device | str = "cpu") -> None:
+        super().__init__(len(names), device)
+        self._names = names
+        self.size: int | None = None
         self._waiting: dict[tuple[int, ...], list[tuple[int, Tensor]]] = {}
         self._grids: dict[tuple[int, ...], tuple[slice, ...]] = {}
+
+    def take(self, index: int, output: Any) -> None:
+        """Record the output of a module if the samples of the batch lie along its first dimension."""
+        if self.size is not None:
+            found = output if type(output) is Tensor else next(iter(float_tensors(output)), None)
+            if found is not None and in_memory(found) and found.is_floating_point() and samples_in(found, self.size):
+                self.add(index, found.detach())
 
     def add(self, index: int, values: Tensor) -> None:
         """Record the output of a call at site ``index``: samples along the first dimension, at least two dimensions."""
@@ -105,6 +119,11 @@ class RepresentationTable(RowTable):
     def reset(self) -> None:
         super().reset()
         self._waiting.clear()
+
+    def read(self, packed: Tensor) -> dict[str, Any]:
+        """Return fields of the report."""
+        named = zip(self._names, self.lines(packed), strict=True)
+        return {"representations": {name: representation_stats(row) for name, row in named if row[0]}}
 
 
 def representation_stats(row: list[float]) -> RepresentationStats:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.features.stats import FeatureStats, feature_stats
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.attributes import stored
@@ -241,22 +240,7 @@ def blocks_around(model: nn.Module, sites: Sequence[tuple[str, nn.Module]]) -> l
     return [(name, block) for name, block in repeated_blocks(model) if name in around]
 
 
-class ResidualStream(ResidualTable):
-    """The table of ``FeatureReport.residual``.
-
-    Args:
-        context: The collector's.
-        blocks: (name, module) of each block.
-        clock: Of the training batch.
-    """
-
-    def __init__(self, context: Context, blocks: Sequence[tuple[str, nn.Module]], clock: Clock) -> None:
-        super().__init__(blocks, context.host.setup.device, clock)
-        for index, (name, block) in enumerate(blocks):
-            context.listen(name, block, _BlockRecorder(self, index))
-
-
-class _BlockRecorder(OutputRecorder):
+class BlockRecorder(OutputRecorder):
     """Forward hook of one block."""
 
     reads_input = True
@@ -265,4 +249,5 @@ class _BlockRecorder(OutputRecorder):
         self.table, self.index = table, index
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Record a call."""
         self.table.add(self.index, args, output)

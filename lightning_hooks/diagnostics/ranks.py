@@ -188,7 +188,7 @@ def _sample(parameter: Tensor) -> Tensor:
 
 
 class ReplicaWatch:
-    """Fills a :class:`~lightning_hooks.diagnostics.ranks.table.ReplicaTable`.
+    """Fills a :class:`~lightning_hooks.diagnostics.ranks.ReplicaTable`.
 
     Args:
         context: Of the collector.

@@ -1,1 +1,0 @@
-"""Whether ranks hold the same parameters."""
