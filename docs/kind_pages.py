@@ -95,6 +95,7 @@ def page(kind: str) -> str:
         *_figure(kind),
         "## How to fix it",
         "\n".join(f"- {step}." for step in explain.advice_of(kind)),
+        *_hypotheses(kind),
         *_causes(kind),
         "## False alarms",
         _record(kind),
@@ -109,6 +110,18 @@ def _rule(rule: Rule) -> str:
     rows = [f"| `{name}` | `{default!r}` | {explained.get(name, '')} |" for name, default in explain.thresholds_of(rule).items()]
     table = "\n".join(["| field | default | meaning |", "|---|---|---|", *rows]) if rows else "It has no threshold."
     return f"### `{type(rule).__name__}` {{ #{type(rule).__name__.lower()} }}\n\n{about}\n\n{table}"
+
+
+def _hypotheses(kind: str) -> list[str]:
+    judged = KINDS[kind].hypotheses
+    if not judged:
+        return []
+    rows = "\n".join(f"| `{one.name}` | {one.title} | {'; '.join(one.remedies)} |" for one in judged)
+    return [
+        "When an alert is new, these causes are judged by what is known of the training "
+        "([causes and remedies](../guides/remedies.md)):",
+        f"| cause | what it supposes | remedies |\n|---|---|---|\n{rows}",
+    ]
 
 
 def _excuses(kind: str) -> list[str]:

@@ -1,10 +1,11 @@
 """A program that repairs a training by what health.json says of it.
 
-It trains a small net with a learning rate that is far too high, reads health.json, prints the root cause and what to try, lowers
-the rate, trains again, and asks ``lightning-hooks verify`` whether that is a cure, until it is:
+It trains a small net with a learning rate that is far too high, reads health.json, prints the root cause with its evidence, applies
+the remedies one by one, each to the training as it was, and asks ``lightning-hooks verify`` whether that is a cure:
 
     python examples/agent.py
-    python examples/agent.py --learning-rate 0.003   # nothing to repair
+    python examples/agent.py --learning-rate 0.003 --bias -20   # units that never fire
+    python examples/agent.py --learning-rate 0.003              # nothing to repair
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +32,46 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import Alert, TrainingMonitor
 
-MOST_TRIES = 5
+
+@dataclass(frozen=True)
+class Setup:
+    """What a training is made of, and what remedies may change.
+
+    Attributes:
+        learning_rate: Of AdamW.
+        bias: What the first layer's bias starts with; None for PyTorch's default.
+        filled: Parameters that start with another number, by name.
+        trainer: Arguments of the Trainer.
+    """
+
+    learning_rate: float
+    bias: float | None = None
+    filled: Mapping[str, float] = field(default_factory=dict)
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+
+    def repaired(self, remedy: Mapping[str, Any]) -> Setup | None:
+        """The set-up with a remedy of health.json; None for one that this program cannot apply."""
+        op, target, to = (remedy.get(key) for key in ("op", "target", "to"))
+        if (op, target) == ("set", "optimizer.lr"):
+            return replace(self, learning_rate=to)
+        if op == "set" and str(target).startswith("trainer."):
+            return replace(self, trainer={**self.trainer, str(target).removeprefix("trainer."): to})
+        if op == "fill" and isinstance(to, float):
+            return replace(self, filled={**self.filled, str(target): to})
+        return None
 
 
 class DigitsNet(LightningModule):
     """Three linear layers."""
 
-    def __init__(self, learning_rate: float) -> None:
+    def __init__(self, setup: Setup) -> None:
         super().__init__()
-        self.learning_rate = learning_rate
+        self.learning_rate = setup.learning_rate
         self.net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        if setup.bias is not None:
+            nn.init.constant_(self.net[0].bias, setup.bias)
+        for name, number in setup.filled.items():
+            nn.init.constant_(self.get_parameter(name), number)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         return cross_entropy(self.net(batch[0]), batch[1])
@@ -47,7 +80,7 @@ class DigitsNet(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
 
 
-def train(learning_rate: float, epochs: int, log_dir: Path, name: str) -> Path:
+def train(setup: Setup, epochs: int, log_dir: Path, name: str) -> Path:
     """Train, and return the log directory."""
     seed_everything(0, verbose=False)
     images, digits = load_digits(return_X_y=True)
@@ -63,8 +96,9 @@ def train(learning_rate: float, epochs: int, log_dir: Path, name: str) -> Path:
         enable_model_summary=False,
         enable_progress_bar=False,
         log_every_n_steps=10,
+        **setup.trainer,
     )
-    trainer.fit(DigitsNet(learning_rate), DataLoader(data, 64, shuffle=True))
+    trainer.fit(DigitsNet(setup), DataLoader(data, 64, shuffle=True))
     return Path(logger.log_dir)
 
 
@@ -82,17 +116,25 @@ def root_cause(health: dict[str, Any]) -> dict[str, Any] | None:
     return next((alert for alert in serious if not any(cause["fingerprint"] for cause in alert["causes"])), None)
 
 
+def with_names(text: str, names: list[str]) -> str:
+    """A sentence with its names put back."""
+    for number, name in enumerate(names):
+        text = text.replace(f"{{{number}}}", name)
+    return text
+
+
 def describe(alert: dict[str, Any]) -> list[str]:
     """An alert for people, the names in its sentences put back."""
 
     def whole(text: str) -> str:
-        for number, name in enumerate(alert["names"]):
-            text = text.replace(f"{{{number}}}", name)
-        return text
+        return with_names(text, alert["names"])
 
     lines = [f"[{alert['severity']}] {alert['kind']} at {alert['site']}, from step {alert['first']['step']} on"]
     lines += [f"seen: {whole(alert['message'])}"] if alert["message"] else []
-    lines += [f"cause: {whole(cause['text'])}" for cause in alert["causes"] if cause["text"]]
+    for cause in alert["causes"]:
+        lines += [f"cause: {whole(cause['text'])}"] if cause["text"] else []
+        lines += [f"  for it: {whole(text)}" for text in cause.get("for", ())]
+        lines += [f"  against it: {whole(text)}" for text in cause.get("against", ())]
     lines += [f"try: {whole(remedy['text'])}" for remedy in alert["remedies"]]
     lines += [f"code: {line}" for line in (alert["created_at"], alert["defined_at"]) if line][:1]
     return lines
@@ -110,20 +152,22 @@ def verify(before: Path, after: Path) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="A program that repairs a training by what health.json says of it.")
     parser.add_argument("--learning-rate", type=float, default=3.0, help="that of the first training (default 3.0, far too high)")
+    parser.add_argument("--bias", type=float, help="what the first layer's bias starts with (default PyTorch's own)")
     parser.add_argument("--epochs", type=int, help="training epochs (default 8)")
     parser.add_argument("--fast", action="store_true", help="four epochs, enough for a look")
     parser.add_argument("--log-dir", type=Path, default=Path("runs/agent"), help="where the logs go (default runs/agent)")
     options = parser.parse_args()
 
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    for logger in ("lightning.pytorch", "lightning_hooks"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data are in memory
     warnings.filterwarnings("ignore", ".*LeafSpec.*")  # between Lightning and torch
     torch.set_num_threads(1)  # a second thread does not help with so small a net
-    epochs, rate = options.epochs or (4 if options.fast else 8), options.learning_rate
+    epochs, setup = options.epochs or (4 if options.fast else 8), Setup(options.learning_rate, options.bias)
 
-    first = train(rate, epochs, options.log_dir, "before")
+    first = train(setup, epochs, options.log_dir, "before")
     health = read_health(first)
-    print(f"Learning rate {rate:g}: {health['status']}. {health['verdict']}")
+    print(f"As it is: {health['status']}. {health['verdict']}")
     problem = root_cause(health)
     if problem is None:
         print("There is nothing to repair.")
@@ -131,11 +175,14 @@ def main() -> int:
     for line in describe(problem):
         print(textwrap.fill(line, 100, initial_indent="    ", subsequent_indent="        "))
 
-    for _ in range(MOST_TRIES):
-        rate /= 10
-        found = verify(first, train(rate, epochs, options.log_dir, "after"))
+    for remedy in problem["remedies"]:
+        repaired = setup.repaired(remedy)
+        if repaired is None:
+            continue
+        found = verify(first, train(repaired, epochs, options.log_dir, "after"))
         loss = found["loss"]
-        print(f"Learning rate {rate:g}: {found['outcome']}; loss {loss['a']['last']} before, {loss['b']['last']} now.")
+        print(f"{with_names(remedy['text'], problem['names'])}")
+        print(f"    {found['outcome']}; loss {loss['a']['last']} before, {loss['b']['last']} now.")
         for reason in found["reasons"]:
             print(f"    {reason}")
         if found["outcome"] == "cured":

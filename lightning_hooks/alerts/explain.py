@@ -84,6 +84,9 @@ def explain(kind: str) -> list[str]:
     known = KINDS[kind]
     lines = [f"{kind}: {known.title}", "", *_wrapped(known.meaning), "", *_wrapped(f"Severity: {known.severities}."), ""]
     lines += [*textwrap.indent(formula(kind), "  ").splitlines(), "", "Try:", *(f"  - {step}." for step in advice_of(kind))]
+    lines += ["", "Causes that are judged, and what is done about them:"] if known.hypotheses else []
+    for one in known.hypotheses:
+        lines += _wrapped(f"{one.name}: {one.title}. Remedies: {'; '.join(one.remedies)}.", "  ", "      ")
     lines += ["", "Excuses:"] if excuses_of(kind) else []
     for excuse in excuses_of(kind):
         lines += _wrapped(f"{excuse.name}: {excuse.because}. It is {effect_of(excuse)} then.", "  ", "      ")

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from hashlib import blake2s
 from typing import Any
 
+from lightning_hooks.declare.hypothesis import Cause
 from lightning_hooks.declare.kinds import Severity, inside_a_sentence, title_of
 from lightning_hooks.declare.plain import to_plain
+from lightning_hooks.declare.remedy import Remedy
 from lightning_hooks.declare.site_names import readable
 
 MOST_SAMPLES = 8
@@ -43,6 +45,8 @@ class Alert:
         also: Of a root cause: the other sites with the same problem that do not follow from it.
         samples: Of an alert about a single step: the samples that cause it, or those of its batch: indices of the data set; words
             for several loaders (``b: 17``) and for streams (``worker 1, position 640``). Empty where they are not known.
+        causes: What may have caused it, by what is known of the training, the most likely first, at most three.
+        remedies: What to do, as operations, those of the most likely cause first.
     """
 
     kind: str
@@ -62,6 +66,8 @@ class Alert:
     advice: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     samples: tuple[int | str, ...] = dataclasses.field(default=(), kw_only=True)
+    causes: tuple[Cause, ...] = dataclasses.field(default=(), kw_only=True)
+    remedies: tuple[Remedy, ...] = dataclasses.field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # frozen for everybody else

@@ -10,6 +10,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal, NamedTuple
 
+from lightning_hooks.declare.hypothesis import Hypothesis
+
 Severity = Literal["info", "warning", "critical"]
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
@@ -90,6 +92,7 @@ class Kind:
         urgency: Of problems that are equally severe, the most urgent is the headline.
         limit: The threshold that figures draw; 0 for none.
         quotes_sample: Whether its value and its text hold a value of a sample, such as a token's id.
+        hypotheses: What may have caused it, judged by what is known of the training when it is raised.
     """
 
     name: str
@@ -109,6 +112,7 @@ class Kind:
     urgency: int = 0
     limit: float = 0.0
     quotes_sample: bool = False
+    hypotheses: tuple[Hypothesis, ...] = ()
 
 
 KINDS: dict[str, Kind] = {}

@@ -81,7 +81,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if dataclasses.is_dataclass(value):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {key_of(field.name): to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): to_plain(inner) for key, inner in value.items()}
     if isinstance(value, (tuple, list)):
@@ -103,7 +103,7 @@ def from_plain(kind: Any, plain: Any) -> Any:
         return None if plain is None else from_plain(next((one for one in kinds if one is type(plain)), kinds[0]), plain)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(plain, Mapping):
         hints = _hints(kind)
-        values = {name: from_plain(hints[name], plain[name]) for name in hints if name in plain}
+        values = {name: from_plain(hints[name], plain[key_of(name)]) for name in hints if key_of(name) in plain}
         needed = (field.name for field in dataclasses.fields(kind) if _required(field) and field.name not in values)
         return kind(**values, **{name: _nothing(hints[name]) for name in needed})
     if origin is dict and isinstance(plain, Mapping):
@@ -118,6 +118,11 @@ def from_plain(kind: Any, plain: Any) -> Any:
     if _is_count(plain) if kind is int else (kind in (str, bool) and type(plain) is kind) or (origin is Literal and plain in inner):
         return plain
     raise TypeError(f"expected {kind}; got {plain!r}. Was this written by to_dict()?")
+
+
+def key_of(field: str) -> str:
+    """The key of a field: its name, without the underscore behind a word of Python (``from_``)."""
+    return field.removesuffix("_")
 
 
 def _is_count(plain: Any) -> bool:

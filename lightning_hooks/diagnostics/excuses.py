@@ -102,3 +102,19 @@ ANOTHER_EXPERT_LEARNS = Excuse(
     "another_expert_learns", "it belongs to one of several experts, of which tokens chose others",
     lambda _, alert, report, __: another_expert(report, alert.site),
 )  # fmt: skip
+
+
+def weight_ratios(report: GradientFlowReport) -> dict[str, float]:
+    """Of the weights (two dimensions or more) that were updated, the measured update ratios.
+
+    Biases and scales are left out, of any shape: what starts at 0 grows by any factor.
+    """
+    return {
+        name: stats.update_ratio
+        for name, stats in report.parameters.items()
+        if stats.update_ratio is not None and name in report.setups and report.setups[name].dimensions > 1 and not _is_bias(name)
+    }
+
+
+def _is_bias(parameter: str) -> bool:
+    return parameter.rpartition(".")[2] == "bias"

@@ -65,6 +65,23 @@ class TrainingSetup:
 
 
 @dataclass(frozen=True, slots=True)
+class Schedule:
+    """A learning rate scheduler.
+
+    Attributes:
+        kind: Its class.
+        interval: When the loop steps it: ``step`` or ``epoch``.
+        length: The steps that it is made for (``T_max``, ``total_steps``, ``total_iters``); None where it does not say so.
+        length_name: The name of that argument.
+    """
+
+    kind: str
+    interval: str = "epoch"
+    length: int | None = None
+    length_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """How far training is.
 
@@ -225,6 +242,11 @@ class Host(ABC):
     def loss_scaling(self) -> LossScaling:
         """What the loss is scaled by before backward, as it is now."""
         return LossScaling()
+
+    @property
+    def schedules(self) -> Sequence[Schedule]:
+        """The learning rate schedulers, as far as the loop knows them."""
+        return ()
 
     @property
     @abstractmethod

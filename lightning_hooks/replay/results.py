@@ -11,6 +11,7 @@ import torch.distributed
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import subject_of
+from lightning_hooks.diagnostics.causes.facts import BadStep
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.ring import Ring, StepEvidence
@@ -68,6 +69,14 @@ class ReplayResults:
         samples = () if entry.rows is None else entry.rows.samples()
         return dataclasses.replace(alert, samples=tuple(f"rank 0: {sample}" for sample in samples) if several else samples)
 
+    @property
+    def bad_step(self) -> BadStep | None:
+        """What running the first bad step again has shown, on the first rank that had one; None where nothing has."""
+        own = [] if self.own is None else [_record(*self.own)]
+        return next(
+            (BadStep(**record["step_shown"]) for record in (self._of_ranks or own) if record and record["step_shown"]), None
+        )
+
     def dated(self, alert: Alert) -> Alert:
         """An alert on the loss, or on the module that was first, with the step at which it began, as each step was judged."""
         shown = [record for _, record in self._shown(alert)]
@@ -90,7 +99,13 @@ class ReplayResults:
 
 def _record(evidence: StepEvidence, found: Blame) -> dict[str, Any]:
     """What ranks exchange."""
+    failure = found.failure
+    shown = None if failure is None else {
+        "source": failure.source, "name": failure.name, "value": failure.value, "operation": found.operation,
+        "module": failure.place.module, "code": failure.place.code, "samples": found.samples,
+    }  # fmt: skip
     return {
+        "step_shown": shown,
         "epoch": evidence.epoch,
         "batch": evidence.batch,
         "step": evidence.step,

@@ -141,7 +141,6 @@ class Health:
         record = self._record(alert)
         step = alert.step if alert.since_step is None else alert.since_step
         names: list[str] = []
-        advice = problem.advice if problem is not None else alert.advice
         return {
             "kind": alert.kind,
             "title": alert.title,
@@ -162,7 +161,7 @@ class Health:
             "record": record,
             "message": None if quotes else sentences.without_names(alert.message, names),
             "causes": _causes(alert, sentences, names),
-            "remedies": [{"text": sentences.without_names(step, names)} for step in advice],
+            "remedies": _remedies(alert, sentences, names),
             "names": names,
             "also": list(others[:MOST_SITES]),
             "also_left_out": len(others[MOST_SITES:]),
@@ -232,13 +231,39 @@ def _fields(report: Any) -> dict[str, Any]:
 
 
 def _causes(alert: Alert, sentences: Sentences, names: list[str]) -> list[dict[str, Any]]:
-    """The alert that this one follows from, then its likely causes in a sentence."""
+    """The alert that this one follows from, then its causes with their evidence, else the likely ones in a sentence."""
     root = [{**_named(alert.cause), "text": None}] if alert.cause else []
-    if not alert.diagnosis:
-        return root
+    none: dict[str, Any] = {"kind": None, "site": None, "fingerprint": None}
+    judged = [
+        {
+            **none,
+            "text": sentences.without_names(cause.statement, names),
+            "name": cause.name,
+            "score": cause.score,
+            "for": [sentences.without_names(text, names) for text in cause.evidence_for],
+            "against": [sentences.without_names(text, names) for text in cause.evidence_against],
+        }
+        for cause in alert.causes
+    ]
+    if not alert.diagnosis or (alert.causes and alert.diagnosis.startswith(alert.causes[0].statement)):
+        return [*root, *judged]
     shown = re.sub(r"The step raises .*", "The step raises an exception.", alert.diagnosis, flags=re.DOTALL)  # without its text
-    text = sentences.without_names(shown, names)
-    return [*root, {"kind": None, "site": None, "fingerprint": None, "text": text}]
+    return [*root, *judged, {**none, "text": sentences.without_names(shown, names)}]
+
+
+def _remedies(alert: Alert, sentences: Sentences, names: list[str]) -> list[dict[str, Any]]:
+    """What to do as operations, then advice in words only."""
+    operations = [
+        {
+            **to_plain(remedy),
+            "text": sentences.without_names(remedy.text, names),
+            "target": remedy.target if sentences.are_name(remedy.target) else sentences.without_names(remedy.target, names),
+            **{key: sentences.without_names(getattr(remedy, key), names) for key in ("precondition", "effect", "code")},
+        }
+        for remedy in alert.remedies
+    ]
+    known = {remedy.text for remedy in alert.remedies}
+    return operations + [{"text": sentences.without_names(step, names)} for step in alert.advice if step not in known]
 
 
 def _named(name: str) -> dict[str, str]:

@@ -50,6 +50,10 @@ class Sentences:
         odd = {name for name in self._names if not _WORD.fullmatch(name)}
         self._odd = sorted(odd, key=len, reverse=True)
 
+    def are_name(self, text: str) -> bool:
+        """Whether a text is one name and nothing else."""
+        return text in self._names or " " not in text
+
     def without_names(self, text: str, names: list[str]) -> str:
         """The text with ``{0}``, ``{1}``, … where a name was, in printable characters and of bounded length.
 
@@ -67,5 +71,12 @@ class Sentences:
         for name in self._odd:
             if (written := name.replace("{", "(").replace("}", ")")) in text:
                 text = text.replace(written, numbered(name))
-        text = _WORD.sub(lambda found: numbered(found[0]) if found[0] in self._names else found[0], text)
-        return in_a_line(text)
+
+        def without(found: re.Match[str]) -> str:
+            word = found[0]
+            if word in self._names:
+                return numbered(word)
+            own = word.removeprefix("self.")  # as code of the model has it
+            return f"self.{numbered(own)}" if own != word and own in self._names else word
+
+        return in_a_line(_WORD.sub(without, text))

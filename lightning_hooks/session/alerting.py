@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lightning_hooks.alerts import Alert, AlertObservers, AlertWindow, Rule, RuleBook
+from lightning_hooks.declare.kinds import SEVERITIES
 from lightning_hooks.declare.plain import PlainReport, from_plain
 from lightning_hooks.declare.rulebook import Candidate
 from lightning_hooks.declare.warn import warn
@@ -73,6 +74,25 @@ class Alerting:
             self.history = _with(self.history, report)
             self.long_history = self.long_history if whole is None else _with(self.long_history, whole)
         return alerts if whole is not None else (*alerts, *self._lasting)
+
+    def unexplained(self, alerts: Iterable[Alert]) -> list[Alert]:
+        """Of each problem that is to be passed on, because it is new or more severe than before, the alert that stands for it."""
+        known = {(alert.kind, alert.severity != "info"): SEVERITIES.index(alert.severity) for alert in self.window.open}
+        leaders: dict[tuple[str, bool], Alert] = {}
+        for alert in alerts:
+            key, level = (alert.kind, alert.severity != "info"), SEVERITIES.index(alert.severity)
+            first = leaders.get(key)
+            if not alert.cause and level > known.get(key, -1) and (first is None or level > SEVERITIES.index(first.severity)):
+                leaders[key] = alert
+        return list(leaders.values())
+
+    def as_explained(self, alert: Alert) -> Alert:
+        """An alert that lasts, with the causes that it was passed on with, in their words."""
+        first = next((first for first in self.window.open if (first.kind, first.site) == (alert.kind, alert.site)), None)
+        if first is None or not first.causes or alert.cause:
+            return alert
+        kept = {name: getattr(first, name) for name in ("diagnosis", "advice", "causes", "remedies")}
+        return dataclasses.replace(alert, **kept)
 
     # The alerts of an epoch with several windows.
 

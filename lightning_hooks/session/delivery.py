@@ -20,6 +20,7 @@ from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.run_report.lines import ALERTS, ALERTS_VERSION, FOLDER, append
+from lightning_hooks.session.diagnosis import Diagnosis
 from lightning_hooks.session.listeners import Listeners
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.rank_merge import merged
@@ -66,6 +67,7 @@ class AlertDelivery:
 
     def __init__(self, host: Host, evidence: StepWatch, listeners: Listeners) -> None:
         self._host, self._evidence, self._listeners = host, evidence, listeners
+        self._diagnosis = Diagnosis(host)
         self.stopped_by: Alert | None = None  # the first alert with on_alert="stop"
         self._unwritable: set[Path] = set()  # files that could not be written, with a warning
         self._faulty: set[int] = set()  # ids of observers that raised, with a warning
@@ -87,7 +89,8 @@ class AlertDelivery:
         fresh: dict[tuple[int, str], Alert] = {}
         for place, (member, alerts) in enumerate(zip(members, ordered.of_report, strict=True)):
             window = member.alerting.window
-            member.report = report = dataclasses.replace(reports[place], alerts=window.grouped(self._roots_explained(alerts)))
+            known = self._roots_explained(alerts, member, reports)
+            member.report = report = dataclasses.replace(reports[place], alerts=window.grouped(known))
             fresh.update({(place, alert.name): alert for alert in window.new_alerts(report.alerts)})
             records += [
                 _record("cleared", member, dataclasses.replace(over.alert, epoch=report.epoch, step=report.step), over)
@@ -136,7 +139,7 @@ class AlertDelivery:
         ordered = in_order_of_cause(reports, lambda place, alert: members[place].alerting.window.holds(alert))
         of_report, fresh = [], {}
         for place, (member, found) in enumerate(zip(members, ordered.of_report, strict=True)):
-            of_report.append(member.alerting.window.grouped(self._roots_explained(found)))
+            of_report.append(member.alerting.window.grouped(self._roots_explained(found, member, reports)))
             fresh.update({(place, alert.name): alert for alert in member.alerting.window.at_once(of_report[place])})
         notices = _notices(members, ordered.roots, fresh, [report.alerts for report in reports])
         for early in (member.early for member in members if member.early is not None):
@@ -166,8 +169,12 @@ class AlertDelivery:
                 observed = [member for member in members if member.sampled_batches or found is not None]
                 self.judge_urgent(observed, last=True, lookup=found)
 
-    def _roots_explained(self, alerts: Iterable[Alert]) -> list[Alert]:
-        return [alert if alert.cause else self._evidence.results.explained(alert) for alert in alerts]
+    def _roots_explained(self, alerts: Iterable[Alert], member: Member, reports: Sequence[Any]) -> list[Alert]:
+        """Root causes with what is known of single steps, and those that are new with their causes."""
+        known = [alert if alert.cause else self._evidence.results.explained(alert) for alert in alerts]
+        new = member.alerting.unexplained(known)
+        explained = dict(zip(map(id, new), self._diagnosis.explained(new, reports, self._evidence.results.bad_step), strict=True))
+        return [explained.get(id(alert)) or member.alerting.as_explained(alert) for alert in known]
 
     def _dated(self, report: Any) -> Any:
         return dataclasses.replace(report, alerts=tuple(map(self._evidence.results.dated, report.alerts)))

@@ -97,7 +97,7 @@ def test_a_record_is_json_without_nan():
     assert json.loads(json.dumps(plain, allow_nan=False)) == {
         "kind": "dead", "site": "a", "value": "NaN", "threshold": 0.5, "epoch": 0, "step": 10, "severity": "warning",
         "message": "seen; cause; remedy", "since_step": None, "cause": "", "consequences": ["zero at b"], "batch": None,
-        "title": "Dead units", "diagnosis": "", "advice": [], "also": [], "samples": [],
+        "title": "Dead units", "diagnosis": "", "advice": [], "also": [], "samples": [], "causes": [], "remedies": [],
     }  # fmt: skip
 
 

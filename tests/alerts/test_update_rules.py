@@ -17,9 +17,9 @@ from lightning_hooks.alerts import (
     UpdateTooLarge,
     UpdateTooSmall,
 )
+from lightning_hooks.diagnostics.excuses import weight_ratios
 from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.gradients.still_weight_rules import NotUpdated
-from lightning_hooks.diagnostics.gradients.update_rules import weight_ratios
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from tests.support.judged import judged
 

@@ -18,7 +18,7 @@ Run = Callable[..., str]
 def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     """Run a script with ``--fast`` in ``tmp_path`` and return what it printed."""
     monkeypatch.chdir(tmp_path)
-    level = logging.getLogger("lightning.pytorch").level
+    levels = {name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning_hooks")}
 
     def run(name: str, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [f"{name}.py", "--fast", "--log-dir", "logs", *arguments])
@@ -30,4 +30,5 @@ def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         return printed.out
 
     yield run
-    logging.getLogger("lightning.pytorch").setLevel(level)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)

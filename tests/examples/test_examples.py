@@ -141,12 +141,17 @@ def test_accelerate_counts_accumulated_steps(run_here: Run) -> None:
 
 def test_agent_repairs_the_training_by_what_health_json_says(run_here: Run) -> None:
     printed = run_here("agent")
-    assert printed.startswith("Learning rate 3: critical. ")
-    assert "\n    [critical] dead at net.1, from step " in printed
-    assert "    try: Try a lower learning rate or a warm-up\n" in printed
-    assert re.search(r"^    code: .*agent\.py:\d+$", printed, re.MULTILINE)
-    assert number(r"Learning rate 0.\d+: cured; loss [\d.]+ before, ([\d.]+) now\.\n$", printed) < 0.5
-    assert "Learning rate 0.3: same; " in printed, "an alert that is only fewer is no cure"
+    assert printed.startswith("As it is: critical. ")
+    assert re.search(r"^    cause: The learning rate is 3; AdamW's usual range is 1e-05 to 0.01", printed, re.MULTILINE)
+    assert "\nSet optimizer.lr to 0.003 (it is 3): torch.optim.AdamW(…, lr=0.003)\n    cured; loss " in printed
+    assert number(r"cured; loss [\d.]+ before, ([\d.]+) now\.\n$", printed) < 0.5
+
+
+def test_agent_fills_a_bias_that_holds_units_below_zero(run_here: Run) -> None:
+    printed = run_here("agent", "--learning-rate", "0.003", "--bias", "-20")
+    assert "    [critical] dead at net.1, from step " in printed
+    assert "    cause: net.0.bias is -20 in all 64 units, since the start.\n" in printed
+    assert "\nFill net.0.bias with 0: nn.init.zeros_(self.net[0].bias)\n    cured; loss " in printed
 
 
 def test_agent_has_nothing_to_repair_in_health(run_here: Run) -> None:

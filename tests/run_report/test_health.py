@@ -14,6 +14,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from lightning_hooks.alerts import ALERT_KINDS, Alert
+from lightning_hooks.declare.hypothesis import Cause
+from lightning_hooks.declare.remedy import Remedy
 from lightning_hooks.diagnostics.features.table_ids import MissedRow
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.health import MOST_ALERTS, MOST_SITES, Health, Watched, health_of
@@ -189,6 +191,30 @@ def test_names_stand_in_no_sentence(make_run: Any) -> None:
         assert written[1:] == ["Likely cause: {0}.", "Look at {0}"]
         assert entry["names"][1] == "net.b"
         assert entry["names"][0].replace("…", "") in (name, name[:66] + name[-133:])
+
+
+def test_causes_have_their_evidence_and_remedies_are_operations(make_run: Any) -> None:
+    for name in ("net.a", INJECTION, "{0}"):
+        fill = Remedy("fill", name, None, 0.0, f"{name} is one number", "outputs above 0", 50, f"nn.init.zeros_(self.{name})")
+        cut = Remedy("remove", f"what cuts the path from {name}")
+        cause = Cause("offset_bias", f"{name} is -2 in all 32 units.", 0.95, (f"{name} is below 0",), ("it moved",), (fill, cut))
+        alert = Alert(
+            "dead", name, 1.0, 0.7, 4, 50, "critical", "all.", diagnosis=f"{cause.statement} More.",
+            advice=(fill.text, cut.text, "Look"), causes=(cause,), remedies=(fill, cut),
+        )  # fmt: skip
+        (entry,) = alerts_of(make_run, alert, names=(name, "net.b"))["alerts"]
+        none = {"kind": None, "site": None, "fingerprint": None}
+        judged = {"name": "offset_bias", "score": 0.95, "for": ["{0} is below 0"], "against": ["it moved"]}
+        assert entry["causes"] == [{**none, **judged, "text": "{0} is -2 in all 32 units."}]
+        first, second, third = entry["remedies"]
+        assert first == {
+            "op": "fill", "target": name, "from": None, "to": 0.0, "precondition": "{0} is one number", "effect": "outputs above 0",
+            "steps": 50, "code": first["code"], "text": first["text"],
+        }  # fmt: skip
+        assert name == "{0}" or (name not in first["code"] and name not in first["text"])
+        assert second["target"] == "what cuts the path from {0}"
+        assert third == {"text": "Look"}
+        assert entry["names"][0] == name
 
 
 def test_words_that_are_no_names_stay() -> None:

@@ -10,6 +10,9 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, Node, Severity
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
+from lightning_hooks.diagnostics.causes.code import WRONG_MASK
+from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high
+from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,6 +194,7 @@ __all__ = ["AttentionCollapse", "AttentionLogits", "AttentionUniform", "MaskedRo
 KINDS = (
     Kind(
         "attention_logits", "Very large attention logits", group="Attention, experts, residual streams", rank=810,
+        hypotheses=(group_too_fast, initial_scale, rate_too_high),
         meaning="The largest logit of an attention layer, scale times query times key, is too large for half precision or grows "
         "fast. This comes before divergence in large transformers.",
         formula="alert if max_logit > {AttentionLogits.threshold} in bfloat16 or float16\n"
@@ -204,6 +208,7 @@ KINDS = (
     Kind(
         "attention_collapse", "Attention to a single key", group="Attention, experts, residual streams", rank=820,
         measures="share",
+        hypotheses=(group_too_fast, initial_scale, rate_too_high),
         meaning="Most heads of an attention layer attend to a single key, which is not the first one. Their softmax is saturated, "
         "and hardly any gradient reaches queries and keys.",
         formula="entropy = mean over query rows of -sum(p * log(p)) / log(keys that the row may attend to)\n\n"
@@ -218,6 +223,7 @@ KINDS = (
     Kind(
         "attention_uniform", "Attention to all keys alike", group="Attention, experts, residual streams", rank=830,
         measures="share",
+        hypotheses=(initial_scale, constant_weights),
         meaning="All heads of an attention layer still attend to all keys alike after 1000 steps. The layer only takes a mean.",
         formula="alert if entropy > {AttentionUniform.threshold} in every head, after {AttentionUniform.min_steps} optimizer "
         "steps",
@@ -227,6 +233,7 @@ KINDS = (
     Kind(
         "masked_rows", "Queries that may attend to no key", group="Attention, experts, residual streams", rank=800,
         about="nonfinite", measures="share",
+        hypotheses=(WRONG_MASK,),
         meaning="Some queries of an attention layer may attend to no key at all. Their output is NaN, zero or the mean of "
         "everything, depending on how attention is computed.",
         formula="alert if a query row may attend to no key\n"

@@ -10,6 +10,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import from_first
 from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
+from lightning_hooks.diagnostics.causes.code import LABELS_LOST, OTHER_UNITS, SAME_BATCHES
 from lightning_hooks.diagnostics.excuses import first_called
 from lightning_hooks.diagnostics.ranks.table import TOLERANCE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
@@ -224,6 +225,7 @@ __all__ = [
 KINDS = (
     Kind(
         "labels_ignored", "Batches without a label that counts", group="Data", rank=230, measures="share",
+        hypotheses=(LABELS_LOST,),
         meaning="All targets of a batch are cross entropy's `ignore_index`. Its mean is over nothing then, which is NaN.",
         formula="share = sampled batches all of whose targets are ignore_index / sampled batches;\n"
         "        of a cross_entropy: such calls / its calls\n\n"
@@ -234,6 +236,7 @@ KINDS = (
     ),
     Kind(
         "batch_repeated", "The same batch again and again", group="Data", rank=240, measures="share",
+        hypotheses=(SAME_BATCHES,),
         meaning="A training batch, or one of its tensors that otherwise changes, is the same as in the batch after it, to the "
         "bit, again and again within an epoch.",
         formula="share = sampled batches that are the same as the next batch of the epoch / sampled batches\n"
@@ -245,6 +248,7 @@ KINDS = (
     ),
     Kind(
         "validation_shift", "Validation data unlike the training data", group="Data", rank=1420,
+        hypotheses=(OTHER_UNITS,),
         meaning="The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
         formula="ratio = rms(model input in validation) / rms(model input in training)\n\n"
         "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}",

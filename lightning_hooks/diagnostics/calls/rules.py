@@ -10,6 +10,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import downstream
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.causes.code import DROPS_IN_EVAL, NOT_CAST, WRONG_DIMENSION
 from lightning_hooks.diagnostics.reports import FeatureReport
 
 
@@ -118,6 +119,7 @@ __all__ = ["DropoutInEval", "PrecisionNotApplied", "SoftmaxDim"]
 KINDS = (
     Kind(
         "softmax_dim", "A softmax along the wrong dimension", group="Forward", rank=400, measures="share",
+        hypotheses=(WRONG_DIMENSION,),
         meaning="A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the "
         "queries of an attention whose mask is made for the keys.",
         formula="alert if each call is along dimension 0, whose size is that of the batch, and each sample has a target of its "
@@ -132,6 +134,7 @@ KINDS = (
     ),
     Kind(
         "dropout_in_eval", "Dropout that drops in evaluation", group="Forward", rank=410, measures="share",
+        hypotheses=(DROPS_IN_EVAL,),
         meaning="A call of `dropout`, or of `scaled_dot_product_attention` with a `dropout_p`, drops something though the module "
         "that makes it is in eval mode. Validation is noisy, and so is what the model predicts later.",
         formula="alert if p > 0 and training=True (dropout) or dropout_p > 0 (attention), and module.training is False,\n"
@@ -142,6 +145,7 @@ KINDS = (
     ),
     Kind(
         "precision_not_applied", "Half precision that is not applied", group="Set-up", rank=420, measures="share",
+        hypotheses=(NOT_CAST,),
         meaning="The Trainer's precision is half precision, and most linear and convolution layers compute in float32 all the "
         "same. Training takes the time and memory of float32.",
         formula="share = numbers in the weights of the linear and convolution layers with outputs in float32\n"

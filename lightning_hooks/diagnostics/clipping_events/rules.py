@@ -10,6 +10,8 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.causes.code import CLIPS_IN_VAIN, NEVER_ZEROED, half_overflow
+from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, clip_too_low, rate_too_high
 from lightning_hooks.diagnostics.excuses import is_scale_free
 from lightning_hooks.diagnostics.reports import ClipReport
 
@@ -203,6 +205,7 @@ KINDS = (
     Kind(
         "always_clipped", "Clipping at nearly every step", group="Clipping", rank=1310, measures="share",
         limit=AlwaysClipped().threshold,
+        hypotheses=(clip_too_low, *STEP_SIZE),
         meaning="Clipping reduces nearly every step. The clipping threshold, not the learning rate, sets the step size.",
         formula="rate = clipped steps / steps\n\n"
         "alert if rate > {AlwaysClipped.threshold}, in an epoch of at least {AlwaysClipped.min_steps} steps\n"
@@ -213,6 +216,7 @@ KINDS = (
     ),
     Kind(
         "clip_ineffective", "Clipping without effect", group="Clipping", rank=1300,
+        hypotheses=(CLIPS_IN_VAIN,),
         meaning="A step was taken with a larger norm than the configured limit, or gradients were clipped when the step was "
         "already taken.",
         formula="alert if norm after clipping > configured limit * (1 + {ClipIneffective.tolerance})\n"
@@ -221,6 +225,7 @@ KINDS = (
     ),
     Kind(
         "not_zeroed", "Gradients that are cleared too late or too early", group="Updates", rank=610,
+        hypotheses=(NEVER_ZEROED,),
         meaning="Gradients were not set to zero between two steps, so that each step follows the sum of all gradients so far; or "
         "they were set to zero before each batch of an accumulation, so that all but the last are thrown away.",
         formula="alert if gradients were not zeroed before {NotZeroed.threshold} or more steps of the epoch\n"
@@ -230,6 +235,7 @@ KINDS = (
     ),
     Kind(
         "steps_skipped", "Skipped optimizer steps", group="Updates", rank=1320, measures="share",
+        hypotheses=(half_overflow, rate_too_high),
         meaning="The loss scaler of 16-bit precision skipped many optimizer steps because gradients overflowed. The model learns "
         "from fewer batches than it gets.",
         formula="alert if skipped steps / steps > {StepsSkipped.threshold} and skipped steps >= {StepsSkipped.min_skipped}",

@@ -12,6 +12,8 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind, Node, Severity
 from lightning_hooks.declare.links import downstream, downstream_of_whole, forward, from_first
 from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.causes.rates import STEP_SIZE
+from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, large_inputs, offset_bias
 from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.reports import FeatureReport
 
@@ -157,6 +159,7 @@ __all__ = ["Dead", "Saturated", "Silent"]
 KINDS = (
     Kind(
         "dead", "Dead units", group="Forward", rank=1120, measures="share", urgency=2, limit=Dead().threshold,
+        hypotheses=(offset_bias, constant_weights, initial_scale, *STEP_SIZE, large_inputs),
         meaning="Units of a rectifier (`nn.ReLU`, `nn.ReLU6`) gave 0 for every sampled input of the epoch. They pass no gradient, "
         "so they cannot recover by themselves.",
         formula="dead_fraction = units that are 0 in every sampled batch of the epoch / units of the layer\n\n"
@@ -172,6 +175,7 @@ KINDS = (
     ),
     Kind(
         "saturated", "Saturated activations", group="Forward", rank=1130, measures="share", limit=Saturated().threshold,
+        hypotheses=(large_inputs, initial_scale, offset_bias, *STEP_SIZE),
         meaning="Most values of a bounded activation (sigmoid, tanh, softmax, ReLU6, hardtanh and the flat tail of GELU, SiLU, "
         "ELU, softplus) are at a bound, where the slope is almost zero. Little gradient passes.",
         formula="saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"

@@ -14,6 +14,9 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind, Severity, advice_for
 from lightning_hooks.declare.links import backward, from_first, upstream
 from lightning_hooks.declare.rule import Rule
+from lightning_hooks.diagnostics.causes.code import bad_batch
+from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, unclipped
+from lightning_hooks.diagnostics.causes.weights import initial_scale, large_inputs, large_targets, stretching_recurrence
 from lightning_hooks.diagnostics.excuses import LOSS_FALLS, all_scale_free, loss_falls
 from lightning_hooks.diagnostics.reports import ClipReport, GradientFlowReport
 
@@ -269,6 +272,7 @@ __all__ = ["Diverging", "Exploding", "Spike", "Stretching"]
 KINDS = (
     Kind(
         "exploding", "Exploding gradients", group="Backward", rank=900, urgency=3, limit=Exploding().absolute,
+        hypotheses=(initial_scale, *STEP_SIZE, large_inputs, stretching_recurrence, unclipped, large_targets),
         meaning="The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and "
         "weights may end as NaN.",
         formula="g = rms of the gradient at the module's output;  n = its norm;  near = max(g) over the last eighth of the "
@@ -289,6 +293,7 @@ KINDS = (
     ),
     Kind(
         "spike", "A gradient much larger than any before", group="Backward", rank=700, about="batch",
+        hypotheses=(bad_batch, *STEP_SIZE, unclipped, stretching_recurrence),
         meaning="The gradient of one step is far larger than that of all steps before.",
         formula="alert if norm > {Spike.ratio} * the largest norm before\n"
         "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least {Spike.min_steps} "

@@ -11,8 +11,9 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.excuses import CONVERGED, is_scale_free
-from lightning_hooks.diagnostics.gradients.update_rules import weight_ratios
+from lightning_hooks.diagnostics.causes.code import half_weights, written_back
+from lightning_hooks.diagnostics.causes.rates import rate_too_low, wrong_schedule
+from lightning_hooks.diagnostics.excuses import CONVERGED, is_scale_free, weight_ratios
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.report import ParameterSetup
 from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE
@@ -182,6 +183,7 @@ __all__ = ["NeverStepped", "NotUpdated", "UpdatesLost"]
 KINDS = (
     Kind(
         "not_updated", "Weights that do not change", group="Updates", rank=1410, measures="nothing",
+        hypotheses=(written_back, rate_too_low, wrong_schedule),
         meaning="A weight, or all weights of a module, did not change by one bit, while other weights moved.",
         formula="alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
         "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"
@@ -194,6 +196,7 @@ KINDS = (
     ),
     Kind(
         "updates_lost", "Updates lost in rounding", group="Updates", rank=630, measures="share",
+        hypotheses=(half_weights, rate_too_low),
         meaning="A weight is stored in half precision, and almost none of its elements change at a step: each change is smaller "
         "than the distance to the next number that bfloat16 or float16 can hold. The weight stands still although the optimizer "
         "works.",

@@ -12,6 +12,15 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind, Node
 from lightning_hooks.declare.links import always, from_first, of_whole
 from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.causes.code import bad_batch, written_back
+from lightning_hooks.diagnostics.causes.rates import (
+    STEP_SIZE,
+    clip_too_low,
+    rate_too_low,
+    unclipped,
+    unusual_setting,
+    wrong_schedule,
+)
 from lightning_hooks.diagnostics.excuses import (
     CONVERGED,
     FIRST_STEP_ONLY,
@@ -20,24 +29,9 @@ from lightning_hooks.diagnostics.excuses import (
     loss_falls,
     only_the_first_step,
     takes_many_steps,
+    weight_ratios,
 )
 from lightning_hooks.diagnostics.reports import GradientFlowReport
-
-
-def weight_ratios(report: GradientFlowReport) -> dict[str, float]:
-    """Of the weights (two dimensions or more) that were updated, the measured update ratios.
-
-    Biases and scales are left out, of any shape: what starts at 0 grows by any factor.
-    """
-    return {
-        name: stats.update_ratio
-        for name, stats in report.parameters.items()
-        if stats.update_ratio is not None and name in report.setups and report.setups[name].dimensions > 1 and not _is_bias(name)
-    }
-
-
-def _is_bias(parameter: str) -> bool:
-    return parameter.rpartition(".")[2] == "bias"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,6 +230,7 @@ __all__ = ["UpdateSpike", "UpdateTooLarge", "UpdateTooSmall"]
 KINDS = (
     Kind(
         "update_too_small", "Updates too small to learn from", group="Updates", rank=1400, limit=UpdateTooSmall().threshold,
+        hypotheses=(written_back, wrong_schedule, unusual_setting, clip_too_low, rate_too_low),
         meaning="The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
         "gradient.",
         formula="update_ratio = |update| / |weight|, mean over the measured steps;\n"
@@ -252,6 +247,7 @@ KINDS = (
     ),
     Kind(
         "update_too_large", "Updates as large as the weights", group="Updates", rank=720, limit=UpdateTooLarge().threshold,
+        hypotheses=STEP_SIZE,
         meaning="One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
         "step. What the model learned is overwritten.",
         formula="update_ratio = |update| / |weight|, mean over the measured steps; without the largest of three or more\n"
@@ -265,6 +261,7 @@ KINDS = (
     ),
     Kind(
         "update_spike", "An update much larger than usual", group="Updates", rank=710, about="batch",
+        hypotheses=(bad_batch, *STEP_SIZE, unclipped),
         meaning="One step changed a weight far more than the steps before it did, and its learning rate had not risen. What the "
         "model has learned may be lost in that step.",
         formula="usual = the largest of: mean update_ratio of the last windows, mean of this window's other steps\n\n"

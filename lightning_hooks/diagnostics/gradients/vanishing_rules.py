@@ -13,6 +13,15 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import backward, from_first, in_a_row, of_whole, upstream
 from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.causes.code import CUT_PATH, activation_before_loss
+from lightning_hooks.diagnostics.causes.weights import (
+    constant_weights,
+    initial_scale,
+    module_setting,
+    nonfinite_weights,
+    offset_bias,
+    squashing_chain,
+)
 from lightning_hooks.diagnostics.excuses import ANOTHER_EXPERT_LEARNS, FIRST_STEP_ONLY, had_gradient, is_scale_free
 from lightning_hooks.diagnostics.gradients.exploding_rules import Exploding, GradientCourse
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -237,6 +246,7 @@ __all__ = ["Missing", "Vanishing", "Zero"]
 KINDS = (
     Kind(
         "vanishing", "Vanishing gradients", group="Backward", rank=1140, urgency=1,
+        hypotheses=(squashing_chain, initial_scale, constant_weights, offset_bias, module_setting, activation_before_loss),
         meaning="The gradient becomes very small on its way back to the first layers. These layers hardly learn.",
         formula="g = rms of the gradient at the module's output;  n = its norm;  later = modules with parameters nearer to the "
         "loss\n\n"
@@ -252,6 +262,7 @@ KINDS = (
     ),
     Kind(
         "zero", "Gradients that are exactly zero", group="Backward", rank=1150, measures="share",
+        hypotheses=(constant_weights, offset_bias, nonfinite_weights),
         meaning="A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
         formula="zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
         "alert if zero_fraction >= {Zero.threshold}",
@@ -261,6 +272,7 @@ KINDS = (
     ),
     Kind(
         "missing", "Parameters without a gradient", group="Backward", rank=600, measures="nothing",
+        hypotheses=(CUT_PATH,),
         meaning="A parameter requires a gradient but its `.grad` is None at every measured step. The loss does not depend on it.",
         formula="alert if .grad is None at every measured step of the epoch",
         advice=("Use it in forward", "Remove what breaks the path to the loss",

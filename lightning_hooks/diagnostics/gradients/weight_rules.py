@@ -13,6 +13,8 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Rule
+from lightning_hooks.diagnostics.causes.rates import STEP_SIZE
+from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale
 from lightning_hooks.diagnostics.excuses import takes_many_steps
 from lightning_hooks.diagnostics.loss.rules import rises
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
@@ -274,6 +276,7 @@ __all__ = ["ConstantWeights", "GrowthWithoutGain", "OneSignWeights", "PoorInit",
 KINDS = (
     Kind(
         "poor_init", "Initial weights unlike those of similar layers", group="Forward", rank=500,
+        hypotheses=(initial_scale, constant_weights),
         meaning="The initial weights of one layer are much larger or much smaller than those of the other layers of the same role "
         "(the same type and last part of the name), and the signal through it grows or shrinks by the same factor; or all initial "
         "weights of several layers are one number, so that their units are the same and stay the same, or all of one sign, so "
@@ -291,6 +294,7 @@ KINDS = (
     ),
     Kind(
         "weights_growing", "Weights that grow fast", group="Updates", rank=730,
+        hypotheses=STEP_SIZE,
         meaning="The norm of a weight doubled within one window, faster than in the window before, or keeps growing by the same "
         "factor from window to window while the loss rises. Training that goes on like this diverges.",
         formula="alert if weight_norm > {WeightsGrowing.factor} * that of the window before, growing no more slowly than before,\n"

@@ -10,6 +10,7 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
@@ -185,6 +186,7 @@ __all__ = ["NoProgress", "PartNotLearning", "StepTooLong", "StepTooShort"]
 KINDS = (
     Kind(
         "step_too_long", "Steps that are too long", group="Updates", rank=1360, measures="number",
+        hypotheses=STEP_SIZE,
         meaning="The batch of a step was run again after the update: the step gained next to nothing of what its gradient "
         "predicts, or raised the loss.",
         formula="ratio = median over the last measured steps of (loss before - loss after) / predicted gain\n\n"
@@ -194,6 +196,7 @@ KINDS = (
     ),
     Kind(
         "step_too_short", "Steps that are too short", group="Updates", rank=1370, measures="number",
+        hypotheses=(rate_too_low,),
         meaning="Steps gain all that their gradients predict, point the same way, and each gains next to nothing of the loss.",
         formula="alert if ratio > {StepTooShort.threshold} and coherence > {StepTooShort.coherence}\n"
         "     and gain of a step < {StepTooShort.gain} * loss, with at least {StepTooShort.min_reruns} measured steps",

@@ -13,6 +13,8 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import FORWARD, Kind, Node
 from lightning_hooks.declare.links import not_later
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.causes.code import NONFINITE, bad_batch
+from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, unclipped
 from lightning_hooks.diagnostics.loss.report import BEFORE, BLOCK, LASTING, LossReport
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
@@ -242,6 +244,7 @@ __all__ = ["LossDiverging", "LossMaximized", "LossNonfinite", "LossSpiking"]
 KINDS = (
     Kind(
         "loss_nonfinite", "A loss that is NaN or infinite", group="Loss", rank=940, about="nonfinite",
+        hypotheses=NONFINITE,
         meaning="The loss of a training batch is NaN or infinite. Every batch is looked at, also those that are not sampled, so "
         "the batch and the step are exact. If a layer's output was not finite before, that is the cause.",
         formula="alert if the loss of any training batch of the window is NaN or infinite\n"
@@ -254,6 +257,7 @@ KINDS = (
     ),
     Kind(
         "loss_spike", "A loss far above that before", group="Loss", rank=910, about="batch",
+        hypotheses=(*STEP_SIZE, bad_batch, unclipped),
         meaning="The loss leaps far above that of the batches before and stays there for several batches. What the model learned "
         "is partly lost.",
         formula="mean, std, largest = those of the 128 losses before, after at least 64;  low = the smallest of 3 losses "
@@ -270,6 +274,7 @@ KINDS = (
     ),
     Kind(
         "loss_diverging", "A loss that rises again", group="Loss", rank=920, measures="share",
+        hypotheses=(*STEP_SIZE, unclipped),
         meaning="The loss had fallen and rises again, against what the optimizer minimises; or it is a distance of outputs from "
         "targets, such as a cross entropy, and is made larger, by `maximize=True` or a minus before it.",
         formula="now = median of the last 32 losses;  lowest = the lowest median of 32 losses in a row so far\n"

@@ -11,6 +11,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BOUNDS, KL_DIVERGENCE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
@@ -205,6 +206,7 @@ __all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "UnreachableTargets"
 KINDS = (
     Kind(
         "output_range", "A loss given what it does not expect", group="Loss", rank=530,
+        hypotheses=(activation_before_loss, NO_LOGITS),
         meaning="`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
         "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
         "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "
@@ -233,6 +235,7 @@ KINDS = (
     ),
     Kind(
         "double_softmax", "A softmax before a loss that applies one", group="Loss", rank=520, measures="nothing",
+        hypotheses=(activation_before_loss,),
         meaning="The loss applies a softmax or sigmoid to the output of a softmax or sigmoid. `cross_entropy` and "
         "`binary_cross_entropy_with_logits` expect logits. Gradients are small and the loss cannot reach 0.",
         formula="alert if the input of the loss's softmax or sigmoid is the output of a softmax or sigmoid, in the first batch",

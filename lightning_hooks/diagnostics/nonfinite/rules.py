@@ -10,6 +10,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import from_first
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.causes.code import NONFINITE
 from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport
 
@@ -131,6 +132,7 @@ __all__ = ["NonfiniteFeatures", "NonfiniteGradients", "NonfiniteSteps"]
 KINDS = (
     Kind(
         "nonfinite", "NaN or infinite values", group="Forward", rank=930, about="nonfinite", urgency=4,
+        hypotheses=NONFINITE,
         meaning="A module's output, the gradient at a module or the gradient of a parameter holds NaN or infinite values. One "
         "optimizer step with such a gradient ruins the weights.",
         formula="alert if nonfinite_fraction > {NonfiniteFeatures.threshold}    (outputs, and gradients at modules)\n"

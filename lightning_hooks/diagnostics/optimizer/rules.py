@@ -12,6 +12,7 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.causes.rates import loss_divided, unusual_setting, wrong_schedule
 from lightning_hooks.diagnostics.excuses import CONVERGED, is_scale_free
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -234,6 +235,7 @@ __all__ = ["DecayDominates", "LrZero", "OptimizerSettings", "SecondMomentStale"]
 KINDS = (
     Kind(
         "second_moment_stale", "Second moments below eps", group="Updates", rank=1330, measures="share",
+        hypotheses=(unusual_setting, loss_divided),
         meaning="Adam divides the gradient by the root of its second moment plus eps. Most second moments are below eps², so eps "
         "alone divides: steps shrink with the gradient, and the learning rate no longer says how large they are.",
         formula="stale_fraction = second moments below eps² / second moments, where the gradient is not 0\n\n"
@@ -243,6 +245,7 @@ KINDS = (
     ),
     Kind(
         "lr_zero", "A learning rate next to zero", group="Updates", rank=620,
+        hypotheses=(wrong_schedule,),
         meaning="The learning rate is zero or almost zero while much of the training is still to come, or a warm-up has hardly "
         "begun when half of it is over. The remaining steps change nothing.",
         formula="alert if the learning rate was below 1e-4 of its peak for {LrZero.held} of the planned steps,\n"
@@ -255,6 +258,7 @@ KINDS = (
     ),
     Kind(
         "optimizer_settings", "Unusual settings of an optimizer", group="Set-up", rank=550,
+        hypotheses=(unusual_setting,),
         meaning="A setting of an optimizer is far outside of what is usual: a large eps, beta1 above beta2, a momentum next to 1, "
         "or a weight decay that Adam adds to the gradient and that outweighs it.",
         formula="alert if eps >= {OptimizerSettings.eps} (Adam-like), or beta1 > beta2, or momentum >= "

@@ -108,7 +108,7 @@ class OptimizerWatch:
         step = self._host.position.global_step
         for (place, number), group in self._groups():
             rate = self._rates.setdefault((place, number), _Rate())
-            settings = _settings(group)
+            settings = settings_of(group)
             rate.see(settings.lr, step)
             low = 0 if rate.low_since is None else step - rate.low_since
             groups.setdefault(place, []).append(dataclasses.replace(settings, lr_peak=rate.peak, low_steps=low))
@@ -135,7 +135,7 @@ class OptimizerWatch:
         self._rates = {(place, number): _Rate(peak, low) for place, number, peak, low in state.get("rates", ())}
 
 
-def _settings(group: Mapping[str, Any]) -> GroupSettings:
+def settings_of(group: Mapping[str, Any]) -> GroupSettings:
     """The settings of a group. Between windows a device may be waited for."""
     betas = group.get("betas")
     known = [read_number(beta) for beta in betas] if isinstance(betas, tuple | list) else []

@@ -11,6 +11,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import from_first
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.causes.code import NOT_REGISTERED, ONE_LAYER_SHARED, in_no_optimizer
 from lightning_hooks.diagnostics.excuses import had_gradient
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
@@ -170,6 +171,7 @@ __all__ = ["FrozenHead", "NotOptimized", "Shared", "Unregistered"]
 KINDS = (
     Kind(
         "not_optimized", "Parameters that no optimizer holds", group="Set-up", rank=540, measures="nothing",
+        hypotheses=(in_no_optimizer,),
         meaning="A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is "
         "no optimizer; or the last layer is frozen as it was initialised, while layers before it train.",
         formula="alert if requires_grad and in no parameter group of any optimizer\n"
@@ -183,6 +185,7 @@ KINDS = (
     ),
     Kind(
         "unregistered", "Modules that the model does not know", group="Set-up", rank=210, measures="nothing",
+        hypotheses=(NOT_REGISTERED,),
         meaning="The loss depends on modules in a plain Python list, tuple or dictionary, or on a tensor with `requires_grad` "
         "that is no parameter. The model does not know them: no optimizer gets them from `parameters()`, and no checkpoint holds "
         "them. Or it depends on parameters that each step creates again, as a layer in `forward` is: they never learn.",
@@ -197,6 +200,7 @@ KINDS = (
     ),
     Kind(
         "shared", "One layer used in several places", group="Set-up", rank=510, measures="nothing",
+        hypotheses=(ONE_LAYER_SHARED,),
         meaning="One parent holds the same module under several names, as `[layer] * 4` does. The layers share their weights.",
         formula="alert if one module object is registered under two or more names of one parent",
         severities="warning in a numbered list; info for modules with names of their own",

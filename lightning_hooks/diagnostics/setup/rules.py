@@ -10,6 +10,9 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.causes.code import FOLLOWS_DATA, LEFT_IN_EVAL_MODE
+from lightning_hooks.diagnostics.causes.rates import unusual_setting
+from lightning_hooks.diagnostics.causes.weights import module_setting
 from lightning_hooks.diagnostics.excuses import had_gradient
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.hooks.selection import outwards
@@ -263,6 +266,7 @@ __all__ = ["EvalMode", "FrozenStatistics", "ModuleSettings", "OptimizerChoices"]
 KINDS = (
     Kind(
         "eval_mode", "Training in eval mode", group="Set-up", rank=220, measures="nothing",
+        hypotheses=(LEFT_IN_EVAL_MODE,),
         meaning="Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
         "nothing, batch norm uses its running statistics and does not update them, and spectral norm does not follow its weight.",
         formula="alert if a dropout (or a module with a share to drop), batch norm or spectral norm and the module around it are "
@@ -275,6 +279,7 @@ KINDS = (
     ),
     Kind(
         "frozen_statistics", "Batch norm that changes in a frozen part", group="Set-up", rank=310,
+        hypotheses=(FOLLOWS_DATA,),
         meaning="A part of the model is frozen, but its batch norms are in training mode: their running statistics follow the new "
         "data, and validation uses them with the old weights.",
         formula="d = mean over channels of (change of the running mean / std)² + (std now / std - 1)²,\n"
@@ -287,6 +292,7 @@ KINDS = (
     ),
     Kind(
         "settings", "An unusual setting of a module or optimizer", group="Set-up", rank=300,
+        hypotheses=(module_setting, unusual_setting),
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
         "momentum 0, a dropout that drops nearly everything, a norm with a large eps, stages named as frozen that train, weight "
         "decay on biases and norms.",

@@ -1,0 +1,128 @@
+"""Causes: hypotheses about an alert, and what speaks for and against them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_hooks.declare.remedy import Remedy
+
+DECISIVE = 0.5
+"""The score from which on a cause is named first, in place of a list of common causes."""
+MOST_CAUSES = 3
+"""Causes of one alert."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A possible cause of an alert.
+
+    Attributes:
+        name: The name of the hypothesis, such as ``rate_too_high``.
+        statement: It in a sentence, with its numbers.
+        score: How much speaks for it, from 0 to 1; from 0.5 on it is named first.
+        evidence_for: What speaks for it, as clauses. ``for`` in ``health.json``.
+        evidence_against: What speaks against it. ``against`` in ``health.json``.
+        remedies: What to do, the most likely first.
+    """
+
+    name: str
+    statement: str
+    score: float
+    evidence_for: tuple[str, ...] = ()
+    evidence_against: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def decisive(self) -> bool:
+        """Whether it is named first."""
+        return self.score >= DECISIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A cause that alerts of a kind may have.
+
+    Attributes:
+        name: Its name.
+        title: What it supposes, as a clause.
+        remedies: What is done about it, in words, for the documentation.
+        judge: Given an alert and the facts, the cause with its evidence; None where nothing speaks for it.
+    """
+
+    name: str
+    title: str
+    remedies: tuple[str, ...]
+    judge: Callable[[Any, Any], Cause | None]
+
+
+class Evidence:
+    """Collects what speaks for and against a cause, with weights that add up to its score."""
+
+    def __init__(self) -> None:
+        self.score = 0.0
+        self.pros: list[str] = []
+        self.cons: list[str] = []
+
+    def add(self, holds: bool, weight: float, text: str) -> None:
+        """Enter something that speaks for it, or, with a weight below 0, against it, if it holds."""
+        if holds:
+            self.score += weight
+            (self.pros if weight > 0 else self.cons).append(text)
+
+
+Judgement = tuple[str, Sequence[Remedy]] | None
+"""A cause in a sentence, and its remedies; None where it does not apply."""
+
+
+def hypothesis(*remedies: str) -> Callable[[Callable[[Any, Any, Evidence], Judgement]], Hypothesis]:
+    """Declare a hypothesis by the function that judges it: its docstring says what it supposes, and its name is the hypothesis's.
+
+    The function is given an alert, the facts, and where to enter the evidence. There is no cause where nothing speaks for it, or
+    more against it.
+
+    Args:
+        *remedies: What is done about it, in words.
+    """
+
+    def declare(function: Callable[[Any, Any, Evidence], Judgement]) -> Hypothesis:
+        name = function.__name__
+
+        def judge(alert: Any, facts: Any) -> Cause | None:
+            found = Evidence()
+            stated = function(alert, facts, found)
+            if stated is None or not found.pros or found.score <= 0:
+                return None
+            return Cause(name, stated[0], round(min(found.score, 1.0), 2), tuple(found.pros), tuple(found.cons), tuple(stated[1]))
+
+        title = (inspect.getdoc(function) or name).partition("\n")[0].rstrip(".")
+        return Hypothesis(name, title[:1].lower() + title[1:], remedies, judge)
+
+    return declare
+
+
+def ranked(
+    alert: Any, facts: Any, hypotheses: Iterable[Hypothesis], on_fault: Callable[[str, Exception], None] | None = None
+) -> tuple[Cause, ...]:
+    """The causes of an alert, best first.
+
+    Args:
+        alert: The alert.
+        facts: What is known.
+        hypotheses: Those of its kind.
+        on_fault: Called with the name of a hypothesis that raised, and the error; the others go on. None lets it raise.
+    """
+    found: list[Cause] = []
+    for one in hypotheses:
+        try:
+            cause = one.judge(alert, facts)
+        except Exception as error:
+            if on_fault is None:
+                raise
+            on_fault(one.name, error)
+            continue
+        if cause is not None:
+            found.append(cause)
+    return tuple(sorted(found, key=lambda cause: -cause.score)[:MOST_CAUSES])

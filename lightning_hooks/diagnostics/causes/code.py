@@ -1,0 +1,211 @@
+"""Causes in the code: what is not finite, what no optimizer holds, what stands before the loss, and what rules state as facts."""
+
+from __future__ import annotations
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.hypothesis import Cause, Evidence, Hypothesis, Judgement, hypothesis
+from lightning_hooks.declare.remedy import Remedy
+from lightning_hooks.diagnostics.causes.facts import Facts
+from lightning_hooks.diagnostics.causes.rates import SOON, rate_too_high
+from lightning_hooks.diagnostics.causes.weights import in_code, large_inputs, nonfinite_weights
+
+# What is not finite.
+
+
+@hypothesis("replace what is not finite in the batch")
+def nonfinite_data(_: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """The data are not finite."""
+    step = facts.bad_step
+    if step is None or step.source != "data":
+        return None
+    found.add(True, 0.95, "the step was run again, and the batch was looked at")
+    place, samples = f"batch{step.name}", ", ".join(map(str, step.samples[:4]))
+    remedy = Remedy("replace", place, step.value, "finite numbers", "", "a finite loss", 1, f"torch.nan_to_num({place})")
+    return f"{place} has {step.value} in it{f' in sample {samples}' * bool(samples)}.", [remedy]
+
+
+_SAFE = {
+    "div": "x / y.clamp_min(1e-8)", "log": "torch.log(x.clamp_min(1e-8))", "sqrt": "torch.sqrt(x + 1e-8)",
+    "rsqrt": "torch.rsqrt(x + 1e-8)", "exp": "torch.exp(x.clamp_max(50.0))",
+}  # fmt: skip
+"""Operations, and what holds where their argument is at its bound."""
+
+
+@hypothesis("replace the operation by one that holds for such arguments, set the module's eps, or replace the mask")
+def nonfinite_operation(_: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """An operation gives NaN or infinity of finite numbers."""
+    step = facts.bad_step
+    if step is None or step.source != "operation":
+        return None
+    found.add(True, 0.7, "the step was run again: its batch and its weights were finite")
+    where, name = step.module or "training_step", step.operation.split(" ")[0].removesuffix("_") or "the operation"
+    to, code, effect = f"{name} of arguments that it holds for", _SAFE.get(name.removesuffix("_backward"), ""), "a finite loss"
+    remedy = Remedy("replace", f"{name} in {where}", None, to, "", effect, 1, code)
+    if step.module and "norm" in name:
+        remedy = Remedy("set", f"{step.module}.eps", None, 1e-5, "", effect, 1, f"{in_code(step.module)}.eps = 1e-5")
+    elif "softmax" in name:
+        remedy = Remedy("replace", f"the mask in {where}", None, "one that leaves a key to each query", "", effect, 1, "~mask")
+    return f"{step.operation} gives {step.value} of finite numbers.", [remedy]
+
+
+@hypothesis("set trainer.precision to bf16-mixed")
+def half_overflow(_: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """Half precision overflows."""
+    if "16" not in facts.precision or "bf16" in facts.precision:
+        return None
+    sites = {} if facts.features is None else facts.features.sites
+    largest = max((max(abs(stats.min), abs(stats.max)) for stats in sites.values() if stats.count), default=0.0)
+    found.add(True, 0.35, "the largest number of float16 is 65504")
+    found.add(largest > 1e4, 0.25, f"an output is {largest:.3g}")
+    return f"precision is {facts.precision}, whose numbers end at 65504.", [_precision(facts)]
+
+
+@hypothesis("set trainer.precision to bf16-mixed")
+def half_weights(_: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """Weights in half precision cannot hold small steps."""
+    found.add("true" in facts.precision, 0.7, "the weights themselves are rounded")
+    return f"The weights are kept in half precision (precision={facts.precision}).", [_precision(facts)]
+
+
+def _precision(facts: Facts) -> Remedy:
+    code = 'Trainer(precision="bf16-mixed")'
+    return Remedy("set", "trainer.precision", facts.precision, "bf16-mixed", "", "steps that are not lost", SOON, code)
+
+
+# Wiring.
+
+
+@hypothesis("add them to the optimizer")
+def in_no_optimizer(_: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """Parameters are in no optimizer."""
+    setups = {} if facts.flow is None else facts.flow.setups
+    left = [name for name, setup in setups.items() if setup.trains and setup.has_gradient and not setup.optimizers]
+    if not left:
+        return None
+    found.add(True, 0.8, "they have a gradient, and no optimizer holds them")
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in left))
+    code = f"optimizer.add_param_group({{'params': {in_code(modules[0])}.parameters()}})"
+    target = ", ".join(left if len(left) < 3 else modules[:20])
+    shown = ", ".join(left[:2]) + f" and {len(left) - 2} more" * (len(left) > 2)
+    remedy = Remedy("add", target, None, "optimizer", "", "weights that change", SOON, code)
+    return f"{shown} {'is' if len(left) == 1 else 'are'} in no optimizer.", [remedy]
+
+
+_BOUNDED = ("softmax", "sigmoid", "relu", "tanh", "logsoftmax", "hardtanh", "relu6")
+
+
+@hypothesis("remove the activation")
+def activation_before_loss(_: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """An activation stands before a loss that expects logits."""
+    twice = "" if facts.flow is None else facts.flow.squashed_twice
+    given, functions = ({}, {}) if facts.features is None else (facts.features.outputs, facts.features.functions)
+    called = [] if facts.features is None else [site for site in facts.features.sites if site not in given]
+    leaves = [site for site in called if not any(other.startswith((f"{site}.", f"{site}/")) for other in called)]
+    last = twice or (leaves[-1] if leaves and given else "")
+    kind = facts.modules.get(last) or functions.get(last, "")
+    if not twice and kind.lower() not in _BOUNDED:
+        return None
+    found.add(bool(twice), 0.85, "the loss applies a softmax or sigmoid itself")
+    found.add(not twice, 0.6, f"{last} is the last one called before the loss")
+    code = f"{in_code(last)} = nn.Identity()" if last in facts.modules else ""
+    remedy = Remedy("remove", last, kind or None, None, "the loss takes logits", "a loss that falls further", SOON, code)
+    return f"{last}{f' ({kind})' * bool(kind)} stands before a loss that expects logits.", [remedy]
+
+
+@hypothesis("check its samples")
+def bad_batch(alert: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """One batch is unlike the others."""
+    if alert.batch is None:
+        return None
+    rate = facts.rate_at(alert.site)
+    found.add(True, 0.3, f"one step leapt, at batch {alert.batch} of epoch {alert.epoch}")
+    found.add(
+        bool(alert.samples) and alert.kind in ("spike", "loss_spike"), 0.2, "a gradient leapt that no large update came before"
+    )
+    found.add(rate is not None and bool(rate.began) and rate.lr > 1.5 * (rate.began or 0.0), -0.4, "the learning rate had risen")
+    what = f"batch {alert.batch} of epoch {alert.epoch}"
+    named = f" ({alert.of_samples.rstrip('.')})" if alert.samples else ""
+    return f"B{what[1:]} is unlike the others{named}.", [Remedy("check", f"the samples of {what}", effect="no such step")]
+
+
+@hypothesis("check a batch as the model receives it", "check the targets")
+def constant_data(alert: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """The samples or the targets are all the same."""
+    inputs = None if facts.features is None else facts.features.inputs.get("training")
+    one = inputs is not None and inputs.count > 1 and inputs.min == inputs.max
+    same = facts.features is not None and facts.features.same_samples is True
+    found.add(one, 0.8, f"all numbers of the input are {inputs.min if inputs is not None else 0:.3g}")
+    found.add(same and not one, 0.8, "the samples of a batch are equal to the bit")
+    targets = not (one or same) and alert.value > 0.5 and alert.threshold > 0.5  # agreement of the gradients at the last layer
+    found.add(targets, 0.7, "samples differ, and their gradients at the last layer do not")
+    what = "the targets" if targets else "the samples"
+    return f"{what[:1].upper()}{what[1:]} of a batch are all the same.", [Remedy("check", f"{what} of a batch, and __getitem__")]
+
+
+@hypothesis("remove the code that writes them")
+def written_back(alert: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """Code writes weights back after each step."""
+    rate = facts.rate_at(alert.site)
+    found.add(
+        alert.value == 0 and rate is not None and rate.lr > 0, 0.65, "it has a gradient and a rate, and does not change by a bit"
+    )
+    return "Weights have the same bits after each step as before.", [Remedy("remove", f"what writes the weights of {alert.site}")]
+
+
+# What a rule states as a fact.
+
+
+def fact(name: str, title: str, op: str, target: str, to: str | None = None, code: str = "", at: str = "") -> Hypothesis:
+    """What a rule states as a fact, with the remedy that follows; the words of the alert stay as they are.
+
+    Args:
+        name: Of the hypothesis.
+        title: What it supposes.
+        op: Of the remedy.
+        target: Of the remedy; ``{site}`` stands for the alert's site, and ``{code}``, there and in ``code``, for that in code.
+        to: Of the remedy.
+        code: Of the remedy.
+        at: What the alert's site must have in its name.
+    """
+
+    def judge(alert: Alert, facts: Facts) -> Cause | None:
+        if at not in alert.site:
+            return None
+        words = {"site": alert.site, "code": in_code(facts.module_of(alert.site) or alert.site)}
+        remedy = Remedy(op, target.format(**words), None, to, "", "", SOON, code.format(**words))
+        return Cause(name, f"{title[:1].upper()}{title[1:]}.", 0.7, (alert.message,), (), (remedy,))
+
+    return Hypothesis(name, title, (f"{op} {target.format(site='SITE', code='SITE')}{f': {to}' if to else ''}",), judge)
+
+
+CUT_PATH = fact("cut_path", "no gradient reaches it from the loss", "remove",
+                "what cuts the path from {site} to the loss (detach, no_grad, argmax, a forward without it)")  # fmt: skip
+WRONG_DIMENSION = fact("wrong_dimension", "a softmax is along the wrong dimension", "set", "{site}.dim", "-1", "softmax(x, dim=-1)")
+WRONG_MASK = fact(
+    "wrong_mask", "a mask hides all keys", "replace", "the mask of {site}", "its opposite, if that was meant", "~mask"
+)
+NO_LOGITS = fact("no_logits", "the loss is given no logits", "replace", "what {site} is given",
+                 "the output of the last linear layer", at="cross_entropy")  # fmt: skip
+NEVER_ZEROED = fact("never_zeroed", "gradients add up, or are lost, between steps", "call",
+                    "optimizer.zero_grad() once after each step", code="optimizer.zero_grad()")  # fmt: skip
+CLIPS_IN_VAIN = fact("clips_in_vain", "gradients are clipped where it has no effect", "replace", "the call that clips",
+                     "gradient_clip_val", "Trainer(gradient_clip_val=1.0)")  # fmt: skip
+ONE_LAYER_SHARED = fact("one_layer_shared", "one layer stands in several places", "replace", "{site}", "layers of their own",
+                        "[make_layer() for _ in range(n)]")  # fmt: skip
+NOT_REGISTERED = fact("not_registered", "the model does not know these modules or tensors", "replace", "{site}",
+                      "an nn.ModuleList or nn.ModuleDict", "{code} = nn.ModuleList(…)")  # fmt: skip
+LEFT_IN_EVAL_MODE = fact(
+    "left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {site}", code="{code}.train()"
+)
+LABELS_LOST = fact(
+    "labels_lost", "labels are masked, or ignored as a class", "check", "the labels that the loss is given, and ignore_index"
+)
+SAME_BATCHES = fact("same_batches", "the data repeat", "replace", "the loader's samples", "samples that each worker draws once")
+OTHER_UNITS = fact("other_units", "validation has other units than training", "replace", "the transforms of validation",
+                   "those of training")  # fmt: skip
+DROPS_IN_EVAL = fact("drops_in_eval", "dropout acts in validation", "set", "training of {site}", "self.training",
+                     "F.dropout(x, p, training=self.training)")  # fmt: skip
+FOLLOWS_DATA = fact("follows_data", "a frozen batch norm is in training mode", "call", "eval() of {site}", code="{code}.eval()")
+NOT_CAST = fact("not_cast", "autocast does not reach it", "remove", "autocast(enabled=False) or .float() around {site}")
+NONFINITE = (nonfinite_weights, nonfinite_data, nonfinite_operation, half_overflow, large_inputs, rate_too_high)
+"""What makes values NaN or infinite."""

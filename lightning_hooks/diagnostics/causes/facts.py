@@ -1,0 +1,226 @@
+"""What is known of a training when an alert is raised, as plain data: what hypotheses about causes are judged by."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lightning_hooks.diagnostics.excuses import weight_ratios
+from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
+from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.diagnostics.setup.report import ParameterSetup
+from lightning_hooks.hosts.host import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """A parameter in a few numbers, of its finite elements.
+
+    Attributes:
+        elements: How many it has; of a very large one those of an evenly spaced sample.
+        mean: Their mean.
+        low: The smallest.
+        high: The largest.
+        nonfinite: How many are NaN or infinite.
+    """
+
+    elements: int
+    mean: float
+    low: float
+    high: float
+    nonfinite: int = 0
+
+    @property
+    def constant(self) -> bool:
+        """Whether all are one number."""
+        return self.low == self.high
+
+    @property
+    def size(self) -> float:
+        """The largest, whatever its sign."""
+        return max(abs(self.low), abs(self.high))
+
+
+@dataclass(frozen=True, slots=True)
+class BadStep:
+    """What running the first bad step again has shown.
+
+    Attributes:
+        source: ``data``, ``weights``, ``operation`` or ``error``.
+        name: Of the tensor in the batch, or of the parameter or buffer.
+        value: ``NaN``, ``inf`` or ``-inf``.
+        operation: The operation in words.
+        module: The module in which it is; empty for ``training_step`` itself.
+        code: Its line of code.
+        samples: The samples that cause it.
+    """
+
+    source: str
+    name: str = ""
+    value: str = ""
+    operation: str = ""
+    module: str = ""
+    code: str = ""
+    samples: tuple[int | str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The learning rate of one parameter group.
+
+    Attributes:
+        optimizer: The name of its optimizer, such as ``0-AdamW``.
+        target: What a remedy calls it, such as ``optimizer.lr`` or ``optimizer.param_groups[1].lr``.
+        settings: All its settings.
+        began: What it began with, by its scheduler, else by what it was when training started; None where not known.
+    """
+
+    optimizer: str
+    target: str
+    settings: GroupSettings
+    began: float | None = None
+
+    @property
+    def kind(self) -> str:
+        """The class of the optimizer."""
+        return self.optimizer.partition("-")[2]
+
+    @property
+    def lr(self) -> float:
+        """The rate, the largest of now and of its peak; 0 where it is not known."""
+        return max(self.settings.lr or 0.0, self.settings.lr_peak or 0.0)
+
+    def of(self, setting: str) -> str:
+        """What a remedy calls another setting of the group."""
+        return self.target.removesuffix("lr") + setting
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known when an alert is raised.
+
+    Attributes:
+        features: The last report of the outputs; None without one.
+        flow: That of the gradients and optimizers.
+        clip: That of optimizer steps.
+        optimizers: The optimizers, by name.
+        modules: Module to its class, in the order of calls, then those that were not called.
+        now: Parameters at the alert's site and at its neighbours, as they are.
+        start: All parameters, as they were when this training started.
+        others: Alerts of the same window, as ``(kind, site)``.
+        clip_norm: The total norm that gradients are clipped to; None without.
+        automatic: Whether the loop minimises the one loss of each batch.
+        precision: As the loop calls it.
+        planned_steps: The steps of the whole training; None where that is not known.
+        schedules: The learning rate schedulers.
+        bad_step: What running the first bad step again has shown; None where it was not run.
+        first_rates: The learning rates when training started, by the places of the optimizer and of the group.
+    """
+
+    features: FeatureReport | None = None
+    flow: GradientFlowReport | None = None
+    clip: ClipReport | None = None
+    optimizers: Mapping[str, OptimizerStats] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
+    now: Mapping[str, TensorFacts] = field(default_factory=dict)
+    start: Mapping[str, TensorFacts] = field(default_factory=dict)
+    others: Sequence[tuple[str, str]] = ()
+    clip_norm: float | None = None
+    automatic: bool = True
+    precision: str = ""
+    planned_steps: int | None = None
+    schedules: Sequence[Schedule] = ()
+    bad_step: BadStep | None = None
+    first_rates: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+    def has(self, *words: str) -> bool:
+        """Whether the class of a module holds one of these words."""
+        return any(word in kind.lower() for kind in self.modules.values() for word in words)
+
+    def raised(self, *kinds: str) -> list[str]:
+        """Those of these kinds that are found in this window."""
+        found = {kind for kind, _ in self.others}
+        return [kind for kind in kinds if kind in found]
+
+    # Optimizers.
+
+    def rates(self) -> list[Rate]:
+        """Each parameter group."""
+        found = []
+        for place, (name, stats) in enumerate(self.optimizers.items()):
+            of = "optimizer" if len(self.optimizers) == 1 else f"optimizers[{place}]"
+            same = len({group.lr for group in stats.groups}) <= 1
+            for number, group in enumerate(stats.groups[:1] if same else stats.groups):
+                began = group.lr_initial or self.first_rates.get((place, number))
+                found.append(Rate(name, f"{of}.lr" if same else f"{of}.param_groups[{number}].lr", group, began))
+        return found
+
+    def rate_at(self, site: str) -> Rate | None:
+        """The group that an alert is about: of its optimizer, of the optimizer that holds its parameters, else the fastest."""
+        rates = self.rates()
+        names = {name for name, setup in self._setups_at(site).items() for name in setup.optimizers} | {site}
+        rate_here = max((setup.lr or 0.0 for setup in self._setups_at(site).values()), default=None)
+        held = [rate for rate in rates if rate.optimizer in names] or rates
+        exact = [rate for rate in held if rate.settings.lr == rate_here]
+        return max(exact or held, key=lambda rate: rate.lr, default=None)
+
+    def _setups_at(self, site: str) -> Mapping[str, ParameterSetup]:
+        setups = {} if self.flow is None else self.flow.setups
+        module = self.module_of(site)
+        return {name: setup for name, setup in setups.items() if name == site or (module and name.startswith(f"{module}."))}
+
+    def update_ratios(self, optimizer: str = "") -> dict[str, float]:
+        """The measured update ratios of weights, of one optimizer or all."""
+        if self.flow is None:
+            return {}
+        return {
+            name: ratio
+            for name, ratio in weight_ratios(self.flow).items()
+            if not optimizer or optimizer in self.flow.setups[name].optimizers
+        }
+
+    def usual_ratio(self, optimizer: str = "") -> float | None:
+        """Their median; None without any."""
+        known = [ratio for ratio in self.update_ratios(optimizer).values() if math.isfinite(ratio)]
+        return statistics.median(known) if known else None
+
+    @property
+    def step_ratio(self) -> float | None:
+        """What a step gains of what its gradient predicts; None where that is not measured."""
+        return None if self.flow is None or self.flow.learning is None else self.flow.learning.step_ratio
+
+    @property
+    def usual_norm(self) -> float | None:
+        """The usual norm of the gradients before clipping: of the steps before a spike, else the mean; None where not known."""
+        if self.clip is None:
+            return None
+        known = []
+        for name, stats in self.clip.optimizers.items():
+            events = self.clip.events.get(name)
+            leapt = events is not None and events.jump > 3 and events.jump_before > 0
+            known.append(events.jump_mean if leapt and events is not None else stats.norm_before)
+        finite = [norm for norm in known if math.isfinite(norm) and norm > 0]
+        return max(finite, default=None)
+
+    # Modules.
+
+    def module_of(self, site: str) -> str:
+        """The module of a site: itself, the one that makes a call, or that holds a parameter; empty where there is none."""
+        name = site.partition("/")[0]
+        while name and name not in self.modules:
+            name = name.rpartition(".")[0]
+        return name
+
+    def before(self, site: str, most: int = 4) -> list[str]:
+        """The modules with parameters in a site, or else before it in the order of calls, the nearest first."""
+        order, module = list(self.modules), self.module_of(site)
+        own = {name.rpartition(".")[0] for name in self.start}
+        inside = [name for name in order if name in own and name.startswith(f"{module}.")] if module else []
+        place = order.index(module) if module else -1
+        return (inside or [name for name in order[place::-1] if module and name in own])[:most]
+
+    def parameters_of(self, module: str) -> list[str]:
+        """The parameters of a module itself."""
+        return [name for name in self.start if name.rpartition(".")[0] == module]

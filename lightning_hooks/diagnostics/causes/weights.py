@@ -1,0 +1,187 @@
+"""Causes in the weights, as they are and as they were at the start, in modules, and in the inputs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.hypothesis import Evidence, Judgement, hypothesis
+from lightning_hooks.declare.remedy import Remedy
+from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
+from lightning_hooks.diagnostics.causes.rates import SOON, clip_at, rounded
+
+
+def in_code(name: str) -> str:
+    """A module or parameter as an attribute of the model in its own ``__init__``: ``self.net[0].bias``."""
+    return "self" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in name.split("."))
+
+
+_SHUT = ("dead", "zero", "vanishing", "constant", "representation_collapse")
+
+
+@hypothesis("fill the bias with 0")
+def offset_bias(alert: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """A bias holds the units below zero, or one of them far above the others."""
+    biases = [(m, name) for m in facts.before(alert.site, 3) for name in facts.parameters_of(m) if name.endswith("bias")]
+    known = [(m, name, facts.start.get(name) or facts.now[name]) for m, name in biases if name in facts.now]
+    known = [(m, name, bias) for m, name, bias in known if bias.elements > 1 and not bias.nonfinite]
+    if alert.kind in _SHUT:
+        known = [entry for entry in known if entry[2].high < 0]
+    if not known:
+        return None
+    module, name, bias = known[0] if alert.kind in _SHUT else max(known, key=lambda entry: entry[2].size)
+    stats = None if facts.features is None else facts.features.sites.get(module)
+    if alert.kind in _SHUT:
+        found.add(True, 0.4 if bias.constant else 0.2, f"all its numbers are {'one, ' * bias.constant}below 0")
+        shut = stats is not None and stats.max <= 0 < stats.max - bias.mean
+        shown = f"the largest output of {module} is {stats.max:.3g}, without it {stats.max - bias.mean:.3g}" if stats else ""
+        found.add(shut, 0.35, shown)
+    else:
+        found.add(bias.size >= 2 and bias.high - bias.low > 2, 0.55, f"it is as large as {bias.size:.3g}")
+    found.add(name in facts.start and found.score > 0, 0.2, "it has been so since the start")
+    now = facts.now[name]
+    found.add(abs(now.mean - bias.mean) > 3 * max(bias.size, 0.1), -0.4, f"its mean was {bias.mean:.2g} and is {now.mean:.2g} now")
+    units = "channels" if facts.modules.get(module, "").startswith(("Conv", "BatchNorm")) else "units"
+    values = f"{bias.mean:.4g} in all" if bias.constant else f"{bias.low:.3g} to {bias.high:.3g} in"
+    code = f"nn.init.zeros_({in_code(name)})"
+    remedy = Remedy("fill", name, None, 0.0, f"{name} is far from 0", f"outputs of {module} above 0", SOON, code)
+    return f"{name} is {values} {bias.elements} {units}{', since the start' if name in facts.start else ''}.", [remedy]
+
+
+@hypothesis("initialise the layer at random, as large as the others")
+def constant_weights(alert: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """A layer's weights start with one number."""
+    setups = {} if facts.flow is None else facts.flow.setups
+    trained = {name for name, setup in setups.items() if setup.dimensions > 1 and setup.trains}
+    flat = [name for name, tensor in facts.start.items() if name in trained and tensor.constant and tensor.elements > 1]
+    modules = {facts.module_of(alert.site), *facts.before(alert.site)}
+    near = [name for name in flat if name == alert.site or name.rpartition(".")[0] in modules]
+    if not flat or (not near and len(flat) > 3):
+        return None
+    name = (near or flat)[0]
+    first, now = facts.start[name], facts.now.get(name)
+    found.add(bool(near), 0.45, "it is at this site, or next to it")
+    found.add(not near, 0.2, f"{len(flat)} of the model's weights start so")
+    found.add(now is not None and now.constant, 0.3, "it is so still")
+    gains = [] if facts.features is None else [gain for gain in facts.features.initial_gains.values() if 0 < gain < math.inf]
+    gain = float(f"{statistics.median(gains) if gains else 1.0:.2g}")
+    code = f"nn.init.kaiming_normal_({in_code(name)}).mul_({gain / math.sqrt(2):.2g})"
+    remedy = Remedy("initialise", name, first.mean, gain, "", "outputs that differ from unit to unit", SOON, code)
+    return f"{name} started with {first.mean:.3g} in all of its {first.elements} numbers.", [remedy]
+
+
+@hypothesis("multiply its weight by one over the factor")
+def initial_scale(alert: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """A layer starts with much larger or smaller weights than the others."""
+    gains = {} if facts.features is None else {site: g for site, g in facts.features.initial_gains.items() if 0 < g < math.inf}
+    if len(gains) < 3:
+        return None
+    middle, here = statistics.median(gains.values()), facts.module_of(alert.site)
+    away = {site: abs(math.log10(gain / middle)) for site, gain in gains.items()}
+    site = max(away, key=away.__getitem__)
+    site = here if away.get(here, 0.0) > 0.7 * away[site] else site
+    factor, block = gains[site] / middle, here.rpartition(".")[0]
+    if away[site] < 0.5:
+        return None
+    found.add(True, min(0.2 + 0.25 * away[site], 0.55), f"that is {factor:.3g} times the median of the layers")
+    close = site in (here, *facts.before(alert.site)) or (block and site.startswith(f"{block}."))
+    found.add(bool(close), 0.25, "it is at this site, or just before it")
+    name = next((one for one in facts.start if one.startswith(f"{site}.") and one.endswith("weight")), f"{site}.weight")
+    to = float(f"{1 / factor:.2g}")
+    text = f"{name} started {factor:.3g} times as large as is usual in this model (gain {gains[site]:.3g}, median {middle:.3g})."
+    return text, [Remedy("scale", name, None, to, "", "a gain like that of the others", SOON, f"{in_code(name)}.data.mul_({to:g})")]
+
+
+@hypothesis("multiply the input by one over its size")
+def large_inputs(_: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """The model's inputs are not normalised."""
+    stats = None if facts.features is None else facts.features.inputs.get("training")
+    if facts.features is None or stats is None or not stats.rms > 8:
+        return None
+    place, bytes_ = f"batch{facts.features.input_place}", stats.min >= 0 and 200 < stats.max <= 255
+    found.add(True, min(0.35 + 0.15 * math.log10(stats.rms / 8 + 1), 0.6), f"its root mean square is {stats.rms:.3g}")
+    found.add(bytes_, 0.25, "it looks like bytes")
+    to = float(f"{1 / 255 if bytes_ else 1 / stats.rms:.2g}")
+    remedy = Remedy("scale", place, None, to, "", "inputs of a size near 1", 1, f"x = x * {to:g}")
+    return f"{place} holds numbers from {stats.min:.3g} to {stats.max:.3g}, where a size of 1 is usual.", [remedy]
+
+
+@hypothesis("multiply the targets by one over their size")
+def large_targets(_: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """The targets of a regression are not normalised."""
+    loss = None if facts.flow is None else facts.flow.loss
+    if loss is None or not loss.start > 1e3 or facts.features is None or facts.features.outputs:
+        return None
+    size = rounded(math.sqrt(loss.start))
+    found.add(True, 0.55, "it is no cross entropy")
+    remedy = Remedy("scale", "targets", None, rounded(1 / size), "", "a loss that starts near 1", 1, f"target = target / {size:g}")
+    return f"The loss starts at {loss.start:.3g}, as with targets of a size near {size:g}.", [remedy]
+
+
+_SQUASHING = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh", "Softsign", "LogSigmoid")
+
+
+@hypothesis("replace them by ReLU, with He initialisation")
+def squashing_chain(_: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """A chain of activations lets only a part of the gradient through."""
+    names = [name for name, kind in facts.modules.items() if kind in _SQUASHING]
+    if len(names) < 3:
+        return None
+    kind = facts.modules[names[0]]
+    found.add(
+        True, min(0.3 + 0.05 * len(names), 0.6), f"each lets at most {0.25 if 'igmoid' in kind else 1:g} of the gradient through"
+    )
+    code = "nn.ReLU(), and nn.init.kaiming_normal_ for weights"
+    remedy = Remedy("replace", f"nn.{kind}", None, "nn.ReLU and He initialisation", "", "gradients of one size", SOON, code)
+    return f"The gradient passes {len(names)} {kind} modules ({names[0]} to {names[-1]}).", [remedy]
+
+
+@hypothesis("initialise it orthogonally", "set trainer.gradient_clip_val")
+def stretching_recurrence(_: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """A recurrent layer amplifies the gradient at each time step."""
+    module = next((name for name, kind in facts.modules.items() if kind.removesuffix("Cell") in ("RNN", "LSTM", "GRU")), "")
+    matrix = next((name for name in facts.start if module and name.startswith(f"{module}.weight_hh")), "")
+    if not matrix:
+        return None
+    kind, norm = facts.modules[module], facts.usual_norm
+    found.add(True, 0.45 if kind.startswith("RNN") else 0.3, f"{module} is a {kind}")
+    found.add(facts.clip_norm is None, 0.2, "nothing clips")
+    code = f"nn.init.orthogonal_({in_code(matrix)})"
+    remedies = [Remedy("initialise", matrix, None, "orthogonal", "", "gradients of one size over time", SOON, code)]
+    remedies += [clip_at(facts, rounded(min(norm or 1.0, 1.0)))] if facts.clip_norm is None else []
+    return f"{module} ({kind}) multiplies gradients by {matrix} at each time step.", remedies
+
+
+_WANTED = {"p": 0.1, "eps": 1e-5, "momentum": 0.1}
+
+
+@hypothesis("set it to the usual value")
+def module_setting(alert: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """A module's setting is far out of its usual range."""
+    settings = {} if facts.flow is None else facts.flow.model_setup.settings
+    known = [(module, name, value) for module, values in settings.items() for name, value in values.items() if name in _WANTED]
+    if not known:
+        return None
+    module, name, value = known[0]
+    alike = [other for other, same, _ in known if same == name]
+    found.add(True, 0.3, f"{_WANTED[name]:g} is usual")
+    found.add(facts.module_of(alert.site) in alike, 0.4, "it is a module of this site")
+    target = ", ".join(f"{other}.{name}" for other in alike)
+    code = f"{in_code(module)}.{name} = {_WANTED[name]:g}"
+    text = f"{name} of {module}{f' and {len(alike) - 1} more' * (len(alike) > 1)} is {value:g}; {_WANTED[name]:g} is usual."
+    return text, [Remedy("set", target, value, _WANTED[name], "", "", SOON, code)]
+
+
+@hypothesis("initialise the parameter, or load it again")
+def nonfinite_weights(_: Alert, facts: Facts, found: Evidence) -> Judgement:
+    """Weights are not finite since the start."""
+    bad: list[tuple[str, TensorFacts]] = [(name, tensor) for name, tensor in facts.start.items() if tensor.nonfinite]
+    if not bad:
+        return None
+    name, tensor = bad[0]
+    more = f" (and {len(bad) - 1} more parameters)" * (len(bad) > 1)
+    found.add(True, 0.95, "it was so before the first step")
+    text = f"{name}{more} held {tensor.nonfinite} of {tensor.elements} numbers that are NaN or infinite when training started"
+    remedy = Remedy("initialise", name, None, None, "", "a finite loss", 1, f"{in_code(name)}.data.nan_to_num_(0.0)")
+    return f"{text}: all further steps are lost.", [remedy]

@@ -1,0 +1,160 @@
+"""What is known of a training when an alert is raised, read on the host between windows, and the causes that follow from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.hypothesis import ranked
+from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.declare.warn import warn
+from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
+from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
+from lightning_hooks.diagnostics.optimizer.watch import settings_of
+from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.tensors import as_number, has_values
+from lightning_hooks.hosts.host import Host
+from lightning_hooks.statistics.weight_sample import is_distributed
+
+MOST_ELEMENTS = 1 << 22
+"""Of a larger parameter every so many elements are read."""
+_PARTS = {
+    r"recurrent": ("rnn", "lstm", "gru", "recurrent"),
+    r"QK|attention|head's width": ("attention",),
+    r"padding|a mask": ("attention", "embedding"),
+}
+"""What advice may name, and the modules without which it does not apply: parts of the names of their classes."""
+
+
+class Diagnosis:
+    """Names the causes of new alerts.
+
+    Args:
+        host: The training loop, whose training starts.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._start: Mapping[str, TensorFacts] = {}
+        self._faulty: set[str] = set()
+        self._first_rates: dict[tuple[int, int], float] = {}
+        with suppress(Exception):  # a model whose parameters cannot be read is none whose biases are known
+            self._start = measured(host.model.named_parameters())
+            self._first_rates = {
+                (place, number): rate
+                for place, optimizer in enumerate(host.optimizers)
+                for number, group in enumerate(getattr(optimizer, "param_groups", ()))
+                if (rate := as_number(group.get("lr"))) is not None
+            }
+
+    def explained(self, alerts: Sequence[Alert], reports: Sequence[Any], bad_step: BadStep | None) -> list[Alert]:
+        """Alerts with their causes and remedies. What fails leaves them as they are, with a warning.
+
+        Args:
+            alerts: Root causes that are new.
+            reports: The last reports of all monitors.
+            bad_step: What running the first bad step again has shown.
+        """
+        try:
+            facts = self._facts(alerts, reports, bad_step) if alerts else Facts()
+        except Exception as error:  # noqa: BLE001  it is no part of the training
+            self._warn("the facts", error)
+            return list(alerts)
+        return [with_causes(alert, facts, self._warn) for alert in alerts]
+
+    def _warn(self, what: str, error: Exception) -> None:
+        if what not in self._faulty:
+            self._faulty.add(what)
+            warn(f"The causes of alerts: {what} raised {type(error).__name__}: {error}; training goes on.")
+
+    def _facts(self, alerts: Sequence[Alert], reports: Sequence[Any], bad_step: BadStep | None) -> Facts:
+        host, last = self._host, {type(report): report for report in reports}
+        features, flow, clip = (last.get(kind) for kind in (FeatureReport, GradientFlowReport, ClipReport))
+        classes = {clean_name(name): type(module).__name__ for name, module in host.model.named_modules() if name}
+        called = [site for site in (features.sites if features is not None else ()) if site in classes]
+        facts = Facts(
+            features,
+            flow,
+            clip,
+            optimizers=self._optimizers() if flow is None else flow.optimizers,
+            modules={name: classes[name] for name in (*called, *(name for name in classes if name not in called))},
+            start=self._start,
+            others=[(alert.kind, alert.site) for report in reports for alert in report.alerts],
+            clip_norm=host.setup.clip_norm,
+            automatic=host.setup.automatic_optimization,
+            precision=str(host.setup.description.get("precision", "")),
+            planned_steps=host.setup.planned_steps,
+            schedules=host.schedules,
+            bad_step=bad_step,
+            first_rates=self._first_rates,
+        )
+        near = {module for alert in alerts for module in (facts.module_of(alert.site), *facts.before(alert.site))}
+        parameters = [(name, p) for name, p in host.model.named_parameters() if clean_name(name).rpartition(".")[0] in near]
+        return dataclasses.replace(facts, now=measured(parameters))
+
+    def _optimizers(self) -> dict[str, OptimizerStats]:
+        """The settings of the optimizers, where no monitor of gradients has them."""
+        return {
+            f"{place}-{type(optimizer).__name__}": OptimizerStats(groups=tuple(map(settings_of, optimizer.param_groups)))
+            for place, optimizer in enumerate(self._host.optimizers)
+            if hasattr(optimizer, "param_groups")
+        }
+
+
+def measured(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, TensorFacts]:
+    """Parameters in a few numbers; those of which a rank holds a shard are left out. One copy from the device."""
+    names, sizes, rows = [], [], []
+    for name, parameter in parameters:
+        if not has_values(parameter) or is_distributed(parameter) or not parameter.is_floating_point() or not parameter.numel():
+            continue
+        flat = parameter.detach().reshape(-1)
+        flat = flat[:: -(-flat.numel() // MOST_ELEMENTS)].float()
+        low, high = torch.aminmax(flat)
+        rows.append(torch.stack([flat.mean(), low, high, (flat - flat).count_nonzero().float()]))  # NaN - NaN is no zero
+        names.append(clean_name(name))
+        sizes.append(flat.numel())
+    values = torch.stack([row.to(rows[0].device) for row in rows]).tolist() if rows else []
+    return {
+        name: TensorFacts(size, row[0], row[1], row[2], int(row[3])) for name, size, row in zip(names, sizes, values, strict=True)
+    }
+
+
+def with_causes(alert: Alert, facts: Facts, on_fault: Any = None) -> Alert:
+    """An alert with its causes, in the words of the one that much speaks for; without advice that does not apply."""
+    kind = KINDS.get(alert.kind)
+    causes = ranked(alert, facts, () if kind is None else kind.hypotheses, on_fault)
+    advice = tuple(step for step in alert.advice if _applies(step, facts))
+    diagnosis = re.sub(r"(Common causes?: )([^.]*)\.", lambda found: _list(found[1], found[2], facts), alert.diagnosis)
+    best = causes[0] if causes else None
+    if best is not None and best.decisive and best.evidence_for != (alert.message,):  # more than what its rule says
+        others = [cause for cause in causes[1:] if cause.score > 0.2]
+        rest = re.sub(r"\s*Common causes?: [^.]*\.", "", diagnosis).strip()
+        against = f" Against it: {best.evidence_against[0]}." if best.evidence_against else ""
+        less = f" Less likely: {' '.join(cause.statement for cause in others)}" if others else ""
+        diagnosis = " ".join(f"{best.statement}{against} {rest}{less}".split())
+        named = tuple(remedy.text for cause in (best, *others) for remedy in cause.remedies)
+        advice = named or advice
+    remedies = tuple(remedy for cause in causes for remedy in cause.remedies)
+    return dataclasses.replace(alert, causes=causes, remedies=remedies, diagnosis=diagnosis, advice=advice)
+
+
+def _applies(text: str, facts: Facts) -> bool:
+    """Whether advice is about what the model has, and not about what is set already."""
+    if "gradient_clip_val" in text and facts.clip_norm is not None:
+        return False
+    return not any(re.search(words, text) and not facts.has(*parts) for words, parts in _PARTS.items())
+
+
+def _list(lead: str, causes: str, facts: Facts) -> str:
+    """A list of common causes without those that name a part that the model does not have."""
+    parts = re.split(r",? or |, ", causes)
+    left = [part for part in parts if _applies(part, facts)]
+    return f"{lead}{causes}." if left == parts else f"{lead}{', or '.join(left)}." if left else ""

@@ -1,0 +1,257 @@
+"""Does what a remedy says to a training that has not started yet."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.declare.remedy import Remedy
+from tests.evidence.faults.nets import initialise
+from tests.evidence.faults.zoo import Built
+
+Configured = tuple[list[Any], list[Any]]
+"""Optimizers, and the configurations of schedulers."""
+
+
+def apply(remedy: Remedy, built: Built) -> Built | None:
+    """The training with a remedy; None for one that is no operation on what is built, or whose target is not there.
+
+    Args:
+        remedy: The remedy.
+        built: A training that nothing was changed in.
+    """
+    for pattern, act in _ACTS.items():
+        found = re.fullmatch(pattern, f"{remedy.op} {remedy.target}")
+        if found is not None:
+            return act(remedy, built, *found.groups())
+    return None
+
+
+# What configure_optimizers returns.
+
+
+def _configured(built: Built, change: Callable[[Configured], None]) -> Built:
+    """Change what the module configures, once it has."""
+    configure = built.module.configure_optimizers
+
+    def changed() -> Any:
+        optimizers, schedulers = _parts(configure())
+        change((optimizers, schedulers))
+        return (optimizers, schedulers) if schedulers else optimizers
+
+    built.module.configure_optimizers = changed  # type: ignore[method-assign]
+    return built
+
+
+def _parts(given: Any) -> Configured:
+    if isinstance(given, dict):
+        config = given.get("lr_scheduler")
+        config = config if config is None or isinstance(config, dict) else {"scheduler": config}
+        return [given["optimizer"]], [] if config is None else [config]
+    if isinstance(given, tuple) and given and isinstance(given[0], list):
+        return list(given[0]), [config if isinstance(config, dict) else {"scheduler": config} for config in given[1]]
+    return (list(given), []) if isinstance(given, list | tuple) else ([given], [])
+
+
+def _set_optimizer(remedy: Remedy, built: Built, place: str | None, group: str | None, setting: str) -> Built:
+    def change(configured: Configured) -> None:
+        optimizer = configured[0][int(place or 0)]
+        groups = optimizer.param_groups if group is None else [optimizer.param_groups[int(group)]]
+        for one in groups:
+            if setting != "lr":
+                one[setting] = (0.9, 0.999) if setting == "betas" else remedy.to
+                continue
+            factor = float(remedy.to) / float(remedy.from_)  # type: ignore[arg-type]
+            for name in ("lr", "initial_lr", "max_lr", "min_lr"):
+                if name in one:
+                    one[name] *= factor
+        if setting == "lr":
+            for config in configured[1]:
+                scheduler = config["scheduler"]
+                if scheduler.optimizer is optimizer:
+                    scheduler.base_lrs = [one.get("initial_lr", one["lr"]) for one in optimizer.param_groups]
+
+    return _configured(built, change)
+
+
+def _set_scheduler(remedy: Remedy, built: Built, setting: str) -> Built:
+    def change(configured: Configured) -> None:
+        for config in configured[1]:
+            if setting == "interval":
+                config["interval"] = remedy.to
+            else:
+                setattr(config["scheduler"], setting, remedy.to)
+
+    return _configured(built, change)
+
+
+def _remove_scheduler(_: Remedy, built: Built) -> Built:
+    def change(configured: Configured) -> None:
+        for group in (group for optimizer in configured[0] for group in optimizer.param_groups):
+            group["lr"] = group.get("initial_lr", group["lr"])
+        configured[1].clear()
+
+    return _configured(built, change)
+
+
+def _add(remedy: Remedy, built: Built) -> Built:
+    names = re.split(r", | and \d+ more", remedy.target)
+
+    def change(configured: Configured) -> None:
+        held = {id(p) for optimizer in configured[0] for group in optimizer.param_groups for p in group["params"]}
+        wanted = [
+            p
+            for name, p in built.module.named_parameters()
+            if id(p) not in held and any(name == one or name.startswith(f"{one}.") for one in names if one)
+        ]
+        if wanted:
+            configured[0][0].add_param_group({"params": wanted})
+
+    return _configured(built, change)
+
+
+# The model.
+
+
+def _parameter(built: Built, name: str) -> Tensor | None:
+    return dict(built.module.named_parameters()).get(name)
+
+
+def _on_parameter(remedy: Remedy, built: Built, name: str) -> Built | None:
+    parameter = _parameter(built, name)
+    if parameter is None:
+        return None
+    with torch.no_grad():
+        if remedy.op == "fill":
+            parameter.fill_(float(remedy.to or 0))
+        elif remedy.op == "scale":
+            parameter.mul_(float(remedy.to or 1))
+        elif remedy.to == "orthogonal" and parameter.dim() > 1:
+            nn.init.orthogonal_(parameter)
+        elif isinstance(remedy.to, float) and parameter.dim() > 1:
+            nn.init.kaiming_normal_(parameter).mul_(remedy.to / math.sqrt(2))
+        elif parameter.dim() > 1:
+            nn.init.kaiming_uniform_(parameter, a=5**0.5)
+        else:
+            parameter.zero_()
+    return built
+
+
+def _replace_module(module: nn.Module, name: str, new: nn.Module) -> None:
+    parent, _, key = name.rpartition(".")
+    module.get_submodule(parent)._modules[key] = new
+
+
+def _remove_module(_: Remedy, built: Built, name: str) -> Built | None:
+    if name not in dict(built.module.named_modules()):
+        return None
+    _replace_module(built.module, name, nn.Identity())
+    return built
+
+
+def _replace_class(remedy: Remedy, built: Built, kind: str) -> Built:
+    new, _, with_ = str(remedy.to).removeprefix("nn.").partition(" and ")
+    for name in [name for name, module in built.module.named_modules() if type(module).__name__ == kind]:
+        _replace_module(built.module, name, getattr(nn, new)())
+    return Built(initialise(built.module), *built[1:]) if with_ else built  # type: ignore[arg-type]
+
+
+def _set_modules(remedy: Remedy, built: Built, targets: str) -> Built | None:
+    modules = dict(built.module.named_modules())
+    for name, _, setting in (target.rpartition(".") for target in targets.split(", ")):
+        if name not in modules or not hasattr(modules[name], setting):
+            return None
+        setattr(modules[name], setting, remedy.to)
+    return built
+
+
+# The batch, the loss, the trainer.
+
+
+def _on_batch(remedy: Remedy, built: Built, place: str) -> Built:
+    transfer = built.module.on_after_batch_transfer
+    at = 1 if place == "targets" else int(re.sub(r"\D", "", place) or 0)
+
+    def changed(batch: Any, dataloader_idx: int) -> Any:
+        batch = list(transfer(batch, dataloader_idx))
+        value = batch[at]
+        batch[at] = torch.nan_to_num(value, 0.0, 0.0, 0.0) if remedy.op == "replace" else value * remedy.to
+        return batch
+
+    built.module.on_after_batch_transfer = changed  # type: ignore[method-assign]
+    return built
+
+
+def _scale_loss(remedy: Remedy, built: Built) -> Built:
+    step, backward, factor = built.module.training_step, built.module.manual_backward, float(remedy.to or 1)
+
+    def training_step(*args: Any, **kwargs: Any) -> Any:
+        loss = step(*args, **kwargs)
+        return loss * factor if isinstance(loss, Tensor) else loss
+
+    built.module.training_step = training_step  # type: ignore[method-assign]
+    built.module.manual_backward = lambda loss, *args, **kwargs: backward(loss * factor, *args, **kwargs)  # type: ignore[method-assign]
+    return built
+
+
+def _set_trainer(remedy: Remedy, built: Built, argument: str) -> Built:
+    return built._replace(kwargs={**built.kwargs, argument: remedy.to})
+
+
+_ACTS: dict[str, Callable[..., Built | None]] = {
+    r"set optimizers?(?:\[(\d+)\])?(?:\.param_groups\[(\d+)\])?\.(lr|weight_decay|momentum|eps|betas)": _set_optimizer,
+    r"set scheduler\.(\w+)": _set_scheduler,
+    r"remove scheduler": _remove_scheduler,
+    r"set trainer\.(\w+)": _set_trainer,
+    r"add (?:.*)": _add,
+    r"scale loss": _scale_loss,
+    r"(?:scale|replace) (batch\S*|targets)": _on_batch,
+    r"replace nn\.(\w+)": _replace_class,
+    r"remove (\S+)": _remove_module,
+    r"(?:fill|scale|initialise) (\S+)": _on_parameter,
+    r"set ([\w., ]+)": _set_modules,
+}
+
+TENTH = 0.1
+
+
+def rates(built: Built) -> float:
+    """The largest learning rate that a module configures, of its schedule's too."""
+    found = [
+        float(group.get(name, math.nan))
+        for optimizer in _parts(built.module.configure_optimizers())[0]
+        for group in optimizer.param_groups
+        for name in ("lr", "initial_lr", "max_lr")
+    ]
+    return max((rate for rate in found if math.isfinite(rate)), default=0.0)
+
+
+def tenth_of_rate(built: Built) -> Built:
+    """A tenth of every learning rate."""
+    count = len(_parts(built.module.configure_optimizers())[0])
+    for place in range(count):
+        built = _set_optimizer(Remedy("set", "optimizer.lr", 1.0, TENTH), built, str(place), None, "lr")
+    return built
+
+
+def any_remedies(built: Built) -> list[Remedy]:
+    """Remedies that can be applied to a training, whatever its alerts say: what a random choice is made of."""
+    found = [
+        Remedy("set", "optimizer.lr", 1.0, 10.0),
+        Remedy("set", "optimizer.lr", 1.0, TENTH),
+        Remedy("set", "optimizer.weight_decay", None, 0.01),
+        Remedy("scale", "batch[0]", None, 0.1),
+    ]
+    found += [] if "gradient_clip_val" in built.kwargs else [Remedy("set", "trainer.gradient_clip_val", None, 1.0)]
+    activations = {type(module).__name__ for module in built.module.modules()} & {"ReLU", "Sigmoid", "Tanh"}
+    found += [Remedy("replace", f"nn.{name}", None, "nn.GELU") for name in sorted(activations)]
+    for name, parameter in built.module.named_parameters():
+        found.append(
+            Remedy("fill", name, None, 0.0) if parameter.dim() < 2 and name.endswith("bias") else Remedy("initialise", name)
+        )
+    return found

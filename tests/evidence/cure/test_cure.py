@@ -1,0 +1,119 @@
+"""The interpreter of remedies does what they say, and cures are counted by the score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lightning_hooks.declare.remedy import Remedy
+from tests.evidence.cure.interpret import any_remedies, apply, rates, tenth_of_rate
+from tests.evidence.cure.planted import CAUSES, REPAIRS
+from tests.evidence.cure.run import counts, judged, run_one
+from tests.evidence.faults.catalogue import FAULTS
+from tests.evidence.faults.tasks import Supervised, adam, sgd
+from tests.evidence.faults.zoo import Built, Expected
+
+
+def built(optimizers: Any = None, **kwargs: Any) -> Built:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 3), nn.Sigmoid(), nn.LayerNorm(3, eps=0.5), nn.Linear(3, 2))
+    return Built(Supervised(net, optimizers or sgd(0.5, 0.9)), {}, kwargs, Expected())
+
+
+def scheduled(module: nn.Module) -> Any:
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 4)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def changed(remedy: Remedy, one: Built | None = None) -> Built:
+    found = apply(remedy, one or built())
+    assert found is not None
+    return found
+
+
+def test_settings_of_the_optimizer() -> None:
+    one = changed(Remedy("set", "optimizer.lr", 0.5, 0.05))
+    assert one.module.configure_optimizers()[0].param_groups[0]["lr"] == pytest.approx(0.05)
+    one = changed(Remedy("set", "optimizer.momentum", 0.9, 0.1), one)
+    (optimizer,) = one.module.configure_optimizers()
+    assert (optimizer.param_groups[0]["momentum"], optimizer.param_groups[0]["lr"]) == (0.1, pytest.approx(0.05))
+
+
+def test_a_rate_under_a_schedule_and_the_schedule_itself() -> None:
+    one = changed(Remedy("set", "optimizer.lr", 0.01, 0.001), built(scheduled))
+    (optimizer,), (config,) = one.module.configure_optimizers()
+    assert config["scheduler"].base_lrs == [pytest.approx(0.001)]
+    optimizer.step()
+    config["scheduler"].step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001 * 2 / 4)
+    assert changed(Remedy("set", "scheduler.interval", "step", "epoch"), built(scheduled)).module.configure_optimizers()[1][0][
+        "interval"
+    ] == "epoch"  # fmt: skip
+    (optimizer,) = changed(Remedy("remove", "scheduler"), built(scheduled)).module.configure_optimizers()
+    assert optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_parameters_and_modules() -> None:
+    before = built().module.net[0].weight.detach().clone()
+    assert torch.equal(changed(Remedy("fill", "net.0.bias", None, 0.0)).module.net[0].bias, torch.zeros(3))
+    assert torch.equal(changed(Remedy("scale", "net.0.weight", None, 2.0)).module.net[0].weight, 2 * before)
+    assert not torch.equal(changed(Remedy("initialise", "net.0.weight")).module.net[0].weight, before)
+    assert isinstance(changed(Remedy("remove", "net.1")).module.net[1], nn.Identity)
+    assert isinstance(changed(Remedy("replace", "nn.Sigmoid", None, "nn.ReLU")).module.net[1], nn.ReLU)
+    assert changed(Remedy("set", "net.2.eps", 0.5, 1e-5)).module.net[2].eps == 1e-5
+    assert apply(Remedy("fill", "net.9.bias", None, 0.0), built()) is None
+    assert apply(Remedy("check", "the samples of batch 3"), built()) is None
+
+
+def test_the_batch_the_loss_and_the_trainer() -> None:
+    batch = torch.tensor([[1.0, torch.nan, 2.0, torch.inf]]), torch.tensor([1])
+    one = changed(Remedy("replace", "batch[0]", "NaN", "finite numbers"))
+    assert one.module.on_after_batch_transfer(batch, 0)[0].tolist() == [[1.0, 0.0, 2.0, 0.0]]
+    one = changed(Remedy("scale", "batch[0]", None, 0.5))
+    assert one.module.on_after_batch_transfer(batch, 0)[0][0, 2] == 1.0
+    x = torch.ones(2, 4), torch.tensor([0, 1])
+    plain, scaled = built(), changed(Remedy("scale", "loss", None, 0.25))
+    assert scaled.module.training_step(x, 0).item() == pytest.approx(0.25 * F.cross_entropy(plain.module.net(x[0]), x[1]).item())
+    assert changed(Remedy("set", "trainer.gradient_clip_val", None, 2.0)).kwargs == {"gradient_clip_val": 2.0}
+
+
+def test_parameters_are_added_to_the_optimizer() -> None:
+    part = built(lambda module: torch.optim.Adam(module.net[0].parameters()))
+    (optimizer,) = changed(Remedy("add", "net.3", None, "optimizer"), part).module.configure_optimizers()
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
+
+
+def test_what_remedies_are_compared_with() -> None:
+    assert rates(tenth_of_rate(built(adam(0.02)))) == pytest.approx(0.002)
+    for remedy in any_remedies(built()):
+        assert apply(remedy, built()) is not None
+    assert "trainer.gradient_clip_val" not in [remedy.target for remedy in any_remedies(built(gradient_clip_val=1.0))]
+
+
+def test_cures_are_counted_by_the_score_of_harmful_faults() -> None:
+    twins = {"negative_bias": [0.9, 0.92, 0.94]}
+    cause = {"causes": [["offset_bias", 0.9, "So."]]}
+    rows = [
+        ("negative_bias", 0, {"score": 0.3, "first": 0.89, "tenth": 0.3, **cause}),  # the limit is 0.92 - 2 * 0.02
+        ("negative_bias", 1, {"score": 0.3, "first": 0.87, "second": 0.95, "random": None, "tenth": 0.9}),
+        ("negative_bias", 2, {"score": 0.9, "first": 0.9, "tenth": 0.9, **cause}),
+    ]
+    found = counts(judged(rows, twins))
+    assert found == {"trainings": 3, "harmful": 2, "named": 2, "first": 1, "two": 2, "random": 0, "tenth": 1}
+
+
+def test_every_family_of_the_tables_is_in_the_zoo() -> None:
+    assert not (CAUSES.keys() | REPAIRS.keys()) - FAULTS.keys()
+
+
+@pytest.mark.slow
+def test_a_bias_is_named_and_its_remedy_cures() -> None:
+    row = run_one(("negative_bias", 0, "fault"))
+    twins = {"negative_bias": [run_one(("negative_bias", seed, "twin"))["score"] for seed in (0, 1)]}
+    (found,) = judged([("negative_bias", 0, row)], twins)
+    assert (found["harmful"], found["right"], found["cured"]["first"], found["cured"]["tenth"]) == (True, True, True, False)
