@@ -65,7 +65,7 @@ class TrainingSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class PlannedSchedule:
     """A learning rate scheduler.
 
     Attributes:
@@ -247,7 +247,7 @@ class Host(ABC):
         return LossScaling()
 
     @property
-    def schedules(self) -> Sequence[Schedule]:
+    def schedules(self) -> Sequence[PlannedSchedule]:
         """The learning rate schedulers, as far as the loop knows them."""
         return ()
 

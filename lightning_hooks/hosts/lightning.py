@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts import lightning_api
-from lightning_hooks.hosts.host import Console, Host, LossScaling, Metrics, Position, RunFiles, Schedule, TrainingSetup
+from lightning_hooks.hosts.host import Console, Host, LossScaling, Metrics, PlannedSchedule, Position, RunFiles, TrainingSetup
 from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
 from lightning_hooks.hosts.lightning_replay import LightningStepAgain
 from lightning_hooks.trackers import Trackers
@@ -100,7 +100,7 @@ class LightningHost(Host):
 
     @property
     @override
-    def schedules(self) -> Sequence[Schedule]:
+    def schedules(self) -> Sequence[PlannedSchedule]:
         return lightning_api.schedules(self.trainer)
 
     @property

@@ -16,7 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER
 from lightning_hooks.hooks.attributes import stored, stored_count
-from lightning_hooks.hosts.host import Schedule
+from lightning_hooks.hosts.host import PlannedSchedule
 from lightning_hooks.hosts.replicas import replicated
 from lightning_hooks.statistics.weight_sample import is_distributed
 
@@ -131,13 +131,13 @@ _IN_THE_MODULE = (
 )
 
 
-def schedules(trainer: Trainer) -> list[Schedule]:
+def schedules(trainer: Trainer) -> list[PlannedSchedule]:
     """The learning rate schedulers that the loop steps."""
     found = []
     for config in trainer.lr_scheduler_configs:
         lengths = ((name, stored_count(config.scheduler, name)) for name in ("T_max", "total_steps", "total_iters"))
         name, length = next(((name, length) for name, length in lengths if length), ("", None))
-        found.append(Schedule(type(config.scheduler).__name__, str(config.interval), length, name))
+        found.append(PlannedSchedule(type(config.scheduler).__name__, str(config.interval), length, name))
     return found
 
 
