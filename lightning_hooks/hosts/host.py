@@ -95,6 +95,21 @@ class LossScaling:
     unscales_in_step: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A learning rate scheduler of the loop.
+
+    Attributes:
+        scheduler: The scheduler.
+        by_epoch: Whether the loop steps it once per epoch; if not, at optimizer steps.
+        every: Once per so many of them.
+    """
+
+    scheduler: Any
+    by_epoch: bool
+    every: int = 1
+
+
 class Metrics(ABC):
     """The values that are logged: the user's, and those of the monitors."""
 
@@ -220,6 +235,11 @@ class Host(ABC):
     @abstractmethod
     def optimizers(self) -> Sequence[Any]:
         """The optimizers, as they are now."""
+
+    @property
+    def schedulers(self) -> Sequence[Scheduled]:
+        """The learning rate schedulers that the loop steps; empty where that is not known."""
+        return ()
 
     @property
     def loss_scaling(self) -> LossScaling:

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts import lightning_api
-from lightning_hooks.hosts.host import Console, Host, LossScaling, Metrics, Position, RunFiles, TrainingSetup
+from lightning_hooks.hosts.host import Console, Host, LossScaling, Metrics, Position, RunFiles, Scheduled, TrainingSetup
 from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
 from lightning_hooks.hosts.lightning_replay import LightningStepAgain
 from lightning_hooks.trackers import Trackers
@@ -85,6 +85,11 @@ class LightningHost(Host):
         trainer = self.trainer
         ends = lightning_api.epoch_ends(trainer)
         return Position(trainer.current_epoch, trainer.global_step, ends)
+
+    @property
+    @override
+    def schedulers(self) -> Sequence[Scheduled]:
+        return lightning_api.schedulers(self.trainer)
 
     @property
     @override

@@ -16,6 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER
 from lightning_hooks.hooks.attributes import stored
+from lightning_hooks.hosts.host import Scheduled
 from lightning_hooks.hosts.replicas import replicated
 from lightning_hooks.statistics.weight_sample import is_distributed
 
@@ -113,6 +114,13 @@ def planned_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
     if pl_module.automatic_optimization and not scheduled and epochs and epochs > 0 and math.isfinite(batches):
         limits.append(math.ceil(batches / trainer.accumulate_grad_batches) * epochs)  # under manual optimisation any number
     return min(limits, default=None)
+
+
+def schedulers(trainer: Trainer) -> list[Scheduled]:
+    """The schedulers that the trainer steps."""
+    if not trainer.lightning_module.automatic_optimization:  # the user steps them
+        return []
+    return [Scheduled(one.scheduler, one.interval == "epoch", one.frequency) for one in trainer.lr_scheduler_configs]
 
 
 def watched_tags(trainer: Trainer) -> set[str]:
