@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from torch import Tensor
 
@@ -17,7 +18,7 @@ class GradientTrace:
 
     Args:
         parameters: The parameters that had a gradient at the step that was just taken.
-        unannounced: Whether nobody says when they are zeroed, as under manual optimization. Then the smallest gradients are kept
+        unannounced: Whether nobody says when they are zeroed, as under manual optimization. Then those of biases are kept
             until the next backward: where the parameters have none then, what was done to them before was in vain.
 
     Attributes:
@@ -26,10 +27,9 @@ class GradientTrace:
     """
 
     def __init__(self, parameters: Sequence[Tensor], unannounced: bool = False) -> None:
-        chosen = (
-            sorted(parameters, key=Tensor.numel)[:LOOKED_AT] if unannounced else parameters[:: -(-len(parameters) // LOOKED_AT)]
-        )
-        self._parameters, self._unannounced = chosen, unannounced
+        small = [*islice((parameter for parameter in parameters if parameter.dim() < 2), LOOKED_AT if unannounced else 0)]
+        self._parameters = small or parameters[:: -(-len(parameters) // LOOKED_AT)]
+        self._keeps = bool(small)
         self._kept: list[Tensor] = []
         self.unzeroed = True
         self.wasted = False
@@ -53,5 +53,5 @@ class GradientTrace:
     def after_backward(self) -> None:
         """Backward is done: what it added is no doing of the user's."""
         self._versions = versions(self._parameters)
-        gradients = (parameter.grad for parameter in self._parameters) if self._unannounced else ()
+        gradients = (parameter.grad for parameter in self._parameters) if self._keeps else ()
         self._kept = [gradient for gradient in gradients if gradient is not None]
