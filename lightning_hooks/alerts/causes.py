@@ -167,6 +167,10 @@ def _node(number: int, place: int, report: Report, alert: Alert, places: Mapping
         passing, every, batch = FORWARD, report.every_n_steps, _first(report.sites.get(alert.site), "first_nonfinite_batch")
     elif isinstance(report, GradientFlowReport) and alert.site in report.modules:
         passing, batch = BACKWARD, _first(report.modules[alert.site], "first_nonfinite_batch")
+    elif (
+        isinstance(report, GradientFlowReport) and alert.kind == "nonfinite" and alert.site in report.model_setup.nonfinite_weights
+    ):
+        batch = -1.0  # before the first one
     elif isinstance(report, ClipReport) and alert.site in report.events:
         batch = math.inf  # no layer: a site that is sampled later is more precise, and is reported with this batch
     began = batch if alert.batch is None else float(alert.batch)

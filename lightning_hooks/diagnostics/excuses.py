@@ -62,6 +62,12 @@ def only_the_first_step(report: FeatureReport | GradientFlowReport) -> bool:
     return report.epoch == 0 and report.sampled_batches == 1
 
 
+def unused_tensors(report: GradientFlowReport) -> list[str]:
+    """What optimizers hold that is no parameter of the model and never had a gradient: layers that were replaced since."""
+    found = report.parameters
+    return [name for name in report.model_setup.foreign if name in found and found[name].missing_steps and not found[name].steps]
+
+
 def had_gradient(report: GradientFlowReport, parameter: str) -> bool:
     """Whether a parameter had a gradient at some step: one that is frozen at the epoch's end may train in turn with others."""
     return parameter in report.parameters and report.parameters[parameter].steps > 0

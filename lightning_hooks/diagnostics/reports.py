@@ -20,6 +20,7 @@ from lightning_hooks.clipping.watch import StepEvents
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.plain import PlainReport
 from lightning_hooks.diagnostics.attention.table import AttentionReport
+from lightning_hooks.diagnostics.batches.feature_scales import FeatureScales
 from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
 from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.features.table_ids import MissedRow
@@ -51,6 +52,8 @@ class FeatureReport(PlainReport):
         inputs: ``training`` and ``validation`` to the statistics of the model's inputs, in the sampled training batches and
             in the first validation batches of the window; empty where batches hold no floating-point tensor.
         input_place: Where in a batch that was found, such as ``[0]``.
+        input_nonfinite: Where the first NaN or infinite value of the first sampled batch with some is in that, on this rank; empty
+            without.
         images: Whether it looks like images: four dimensions, of which the second or the last one has 1, 3 or 4 channels.
         same_samples: Whether all samples of the window's first batch were the same, to the bit; None where that was not checked.
         initial_gains: Module name to the gain of the weights that training started from: root mean square times the root of the
@@ -70,6 +73,7 @@ class FeatureReport(PlainReport):
         softmax: Calls of ``softmax`` and ``log_softmax`` to the dimension along which they normalise.
         dropout: Calls of ``dropout`` with ``p`` above 0, and of ``sdpa`` with ``dropout_p``, to the modes in which they drop.
         id_out_of_range: The id beyond an embedding's table with which training ended; None where it did not end so.
+        feature_scales: Linear layer that is given data to how the sizes of its features differ.
         precision: In which precision linear and convolution layers compute; None where half precision was not asked for.
     """
 
@@ -86,6 +90,7 @@ class FeatureReport(PlainReport):
     window: int | None = None
     inputs: dict[str, FeatureStats] = field(default_factory=dict)
     input_place: str = ""
+    input_nonfinite: tuple[int, ...] = ()
     images: bool = False
     same_samples: bool | None = None
     initial_gains: dict[str, float] = field(default_factory=dict)
@@ -103,6 +108,7 @@ class FeatureReport(PlainReport):
     precision: PrecisionStats | None = None
     id_out_of_range: MissedRow | None = None
     targets: dict[str, TargetStats] = field(default_factory=dict)
+    feature_scales: dict[str, FeatureScales] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -129,6 +135,7 @@ class GradientFlowReport(PlainReport):
         squashed_twice: The module whose softmax or sigmoid the loss squashes once more; empty if there is none.
         loss_aligns: Whether the loss sums over alignments of labels with outputs, as CTC does.
         loss_sign: 1 if the loss is a distance of outputs from targets, such as a cross entropy, -1 if it is minus one, else 0.
+        linear_layers: Of a network that is linear as a whole the first and the last of its layers, and how many these are.
         learning: What of the training learns; None where that is not measured.
         model_setup: What is out of the ordinary in the modules' modes and settings and in the batches.
     """
@@ -155,6 +162,7 @@ class GradientFlowReport(PlainReport):
     ranks_differ: RankDifference | None = None
     loss_aligns: bool = False
     loss_sign: int = 0
+    linear_layers: tuple[str, str, int] | None = None
     learning: LearningReport | None = None
 
 

@@ -22,6 +22,8 @@ _SQUASHED = {
 }
 # Losses that say how far outputs are from targets.
 _DISTANCES = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy")
+_PRODUCTS = ("Addmm", "Mm", "Linear")
+_LINEAR = ("Add", "Sub", "Neg", "Sum", "Mean", "NativeDropout")
 # Operations that only move or cast values.
 _MOVES = (
     *("View", "UnsafeView", "Reshape", "ReshapeAlias", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "Expand", "Slice"),
@@ -78,6 +80,35 @@ def distance_sign(loss: Tensor) -> int:
         sign = -sign if name == "Neg" else sign
         node = _unmoved(_input(node))
     return 0
+
+
+def linear_layers(loss: Tensor) -> list[nn.Parameter]:
+    """Return the weights of a network that is linear as a whole, from the loss on; none if anything but linear maps is in it.
+
+    Args:
+        loss: The loss, before backward.
+
+    Returns:
+        Two weights and more, of layers none of which is narrower than what is before and after it: a narrow one is an own model, as
+        a linear autoencoder is, and an adapter of low rank.
+    """
+    last = next((node for node in _nearest(loss.grad_fn) if _name(node).removesuffix("Backward") in _PRODUCTS), None)
+    weights: dict[int, nn.Parameter] = {}
+    for node, _ in _paths(last, MOST):
+        name = _name(node).removesuffix("Backward")
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, nn.Parameter):
+            weights |= {id(variable): variable} if variable.dim() > 1 else {}
+        elif name in ("Mul", "Div"):  # by numbers that nothing learns, as dropout does
+            if sum(following is not None for following, _ in node.next_functions) != 1:
+                return []
+        elif name not in (*_PRODUCTS, *_MOVES, *_LINEAR):
+            return []
+    found = [*weights.values()]
+    widths = [found[0].shape[0], *(weight.shape[1] for weight in found)] if found else []
+    fits = all(weight.dim() == 2 for weight in found) and [w.shape[0] for w in found[1:]] == widths[1:-1]
+    wide = all(inner >= min(before, after) for before, inner, after in zip(widths, widths[1:], widths[2:], strict=False))
+    return found if len(found) > 1 and fits and wide else []
 
 
 def nearest_known(node: Any, known: Mapping[Any, T]) -> T | None:

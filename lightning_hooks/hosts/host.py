@@ -65,23 +65,6 @@ class TrainingSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedSchedule:
-    """A learning rate scheduler.
-
-    Attributes:
-        kind: Its class.
-        interval: When the loop steps it: ``step`` or ``epoch``.
-        length: The steps that it is made for (``T_max``, ``total_steps``, ``total_iters``); None where it does not say so.
-        length_name: The name of that argument.
-    """
-
-    kind: str
-    interval: str = "epoch"
-    length: int | None = None
-    length_name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Position:
     """How far training is.
 
@@ -110,6 +93,21 @@ class LossScaling:
     accumulation: int = 1
     scaler: Any = None
     unscales_in_step: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A learning rate scheduler of the loop.
+
+    Attributes:
+        scheduler: The scheduler.
+        by_epoch: Whether the loop steps it once per epoch; if not, at optimizer steps.
+        every: Once per so many of them.
+    """
+
+    scheduler: Any
+    by_epoch: bool
+    every: int = 1
 
 
 class Metrics(ABC):
@@ -242,14 +240,14 @@ class Host(ABC):
         """The optimizers, as they are now."""
 
     @property
+    def schedulers(self) -> Sequence[Scheduled]:
+        """The learning rate schedulers that the loop steps; empty where that is not known."""
+        return ()
+
+    @property
     def loss_scaling(self) -> LossScaling:
         """What the loss is scaled by before backward, as it is now."""
         return LossScaling()
-
-    @property
-    def schedules(self) -> Sequence[PlannedSchedule]:
-        """The learning rate schedulers, as far as the loop knows them."""
-        return ()
 
     @property
     @abstractmethod

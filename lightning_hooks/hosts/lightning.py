@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts import lightning_api
-from lightning_hooks.hosts.host import Console, Host, LossScaling, Metrics, PlannedSchedule, Position, RunFiles, TrainingSetup
+from lightning_hooks.hosts.host import Console, Host, LossScaling, Metrics, Position, RunFiles, Scheduled, TrainingSetup
 from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
 from lightning_hooks.hosts.lightning_replay import LightningStepAgain
 from lightning_hooks.trackers import Trackers
@@ -88,6 +88,11 @@ class LightningHost(Host):
 
     @property
     @override
+    def schedulers(self) -> Sequence[Scheduled]:
+        return lightning_api.schedulers(self.trainer)
+
+    @property
+    @override
     def optimizers(self) -> Sequence[Any]:
         return self.trainer.optimizers
 
@@ -97,11 +102,6 @@ class LightningHost(Host):
         of_trainer = lightning_api.loss_scaler(self.trainer)
         scaler = of_trainer or lightning_api.own_loss_scaler(self.model)
         return LossScaling(self.trainer.accumulate_grad_batches, scaler, of_trainer is None and scaler is not None)
-
-    @property
-    @override
-    def schedules(self) -> Sequence[PlannedSchedule]:
-        return lightning_api.schedules(self.trainer)
 
     @property
     @override

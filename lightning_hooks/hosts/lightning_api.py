@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER
-from lightning_hooks.hooks.attributes import stored, stored_count
-from lightning_hooks.hosts.host import PlannedSchedule
+from lightning_hooks.hooks.attributes import stored
+from lightning_hooks.hosts.host import Scheduled
 from lightning_hooks.hosts.replicas import replicated
 from lightning_hooks.statistics.weight_sample import is_distributed
 
@@ -116,6 +116,13 @@ def planned_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
     return min(limits, default=None)
 
 
+def schedulers(trainer: Trainer) -> list[Scheduled]:
+    """The schedulers that the trainer steps."""
+    if not trainer.lightning_module.automatic_optimization:  # the user steps them
+        return []
+    return [Scheduled(one.scheduler, one.interval == "epoch", one.frequency) for one in trainer.lr_scheduler_configs]
+
+
 def watched_tags(trainer: Trainer) -> set[str]:
     """What EarlyStopping, ModelCheckpoint, a scheduler or another callback watches, by name."""
     watchers = [*callbacks_of(trainer), *trainer.lr_scheduler_configs]
@@ -129,16 +136,6 @@ _IN_THE_MODULE = (
     "on_before_optimizer_step",
     "optimizer_step",
 )
-
-
-def schedules(trainer: Trainer) -> list[PlannedSchedule]:
-    """The learning rate schedulers that the loop steps."""
-    found = []
-    for config in trainer.lr_scheduler_configs:
-        lengths = ((name, stored_count(config.scheduler, name)) for name in ("T_max", "total_steps", "total_iters"))
-        name, length = next(((name, length) for name, length in lengths if length), ("", None))
-        found.append(PlannedSchedule(type(config.scheduler).__name__, str(config.interval), length, name))
-    return found
 
 
 def configured_norm(trainer: Trainer, pl_module: LightningModule) -> float | None:

@@ -33,6 +33,7 @@ class Blame:
         exact: Whether its loss was the same, bit for bit; None where it is not known.
         eager: Whether compiled parts ran without ``torch.compile``.
         why_not: Why the step was not run again; empty where it was.
+        seen: What its batch and weights say of it then.
         trace: The calls of the modules.
     """
 
@@ -46,6 +47,7 @@ class Blame:
     eager: bool = False
     why_not: str = ""
     trace: Trace | None = None
+    seen: str = ""
 
     def record(self) -> dict[str, Any]:
         """The blame in plain types, without the trace."""
@@ -65,7 +67,7 @@ class Blame:
     def text(self) -> str:
         """What was found, in sentences."""
         if self.why_not:
-            return f"The step was not run again: {self.why_not}."
+            return f"{self.seen} The step was not run again: {self.why_not}.".strip()
         if not self.reproduced:
             return (
                 "The step was run again with the same batch, weights and random numbers, and was finite: an operation that is not "
@@ -87,7 +89,10 @@ class Blame:
             first = f"the first operation on it is {self.operation}{code}"
             return f"The batch itself has {failure.value} in it (batch{failure.name}); {first}."
         if failure.source == "weights":
-            return f"{failure.name} was {failure.value} before the step; the first operation with it is {self.operation}{code}."
+            return (
+                f"{failure.name} was {failure.value} before the step, and no step makes it finite again; the first operation with "
+                f"it is {self.operation}{code}."
+            )
         if failure.source == "error":
             return f"The step raises {failure.value}: {self.operation}{code}."
         forward = failure.phase == "forward"

@@ -24,6 +24,7 @@ from lightning_hooks.replay.blame import Blame, blame
 from lightning_hooks.replay.buffers import ChangedBuffers
 from lightning_hooks.replay.capsule import CapsuleMoment, CapsuleWriter
 from lightning_hooks.replay.generators import GeneratorWatch
+from lightning_hooks.replay.look import look_at
 from lightning_hooks.replay.rerun import StepRerun, shallow
 from lightning_hooks.replay.results import ReplayResults
 from lightning_hooks.replay.ring import Ring, StepEvidence
@@ -161,6 +162,8 @@ class StepWatch:
         self._buffers.after_forward()
         now.evidence.flag = not math.isfinite(number(now.loss)) if StepChecks.on_host(now.loss) else ~torch.isfinite(now.loss)
         self._suspect_now()
+        if self._suspect is now and self.results.own is None and not self._host.setup.automatic_optimization:
+            self.results.own = now.evidence, self._not_again(now, "that is done under automatic optimization only")
 
     @_guarded
     def after_backward(self) -> None:
@@ -239,7 +242,7 @@ class StepWatch:
         whole = () if rows is None else rows.samples()
         why_not = host.again.why_not()
         if why_not or guilty.batch is None:
-            return Blame(samples=whole, why_not=why_not or "its batch is not at hand")
+            return self._not_again(guilty, why_not or "its batch is not at hand")
         args, kwargs = guilty.rest
         scale = 1.0 / host.loss_scaling.accumulation
         buffers = self._buffers.pairs() if guilty is self._now else ()
@@ -264,6 +267,13 @@ class StepWatch:
         except Exception as error:  # noqa: BLE001  the run goes on
             warn(f"A bad step could not be run again: {type(error).__name__}: {error}. Training goes on, and no step is run again.")
             return Blame(samples=whole, why_not=f"{type(error).__name__}: {error}")
+
+    def _not_again(self, guilty: _UnderWay, why_not: str) -> Blame:
+        """What is known of a step that is not run again."""
+        rows, seen = guilty.evidence.rows, look_at(self._host.model, guilty.batch)
+        picked = seen.rows if rows is not None and all(row < len(rows) for row in seen.rows) else ()
+        samples = () if rows is None else rows.samples(picked) if picked else rows.samples()
+        return Blame(samples=samples, why_not=why_not, seen=seen.text)
 
     def _write(self, guilty: _UnderWay, kind: str, found: Blame | None) -> None:
         if self.writer is not None:

@@ -17,7 +17,7 @@ from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
 from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
-from lightning_hooks.diagnostics.optimizer.watch import settings_of
+from lightning_hooks.diagnostics.optimizer.watch import schedules_of, settings_of
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import as_number, has_values
@@ -92,7 +92,7 @@ class Diagnosis:
             automatic=host.setup.automatic_optimization,
             precision=str(host.setup.description.get("precision", "")),
             planned_steps=host.setup.planned_steps,
-            schedules=host.schedules,
+            schedules=[each for scheduled in host.schedulers for each in schedules_of(scheduled)],
             bad_step=bad_step,
             first_rates=self._first_rates,
         )

@@ -232,7 +232,7 @@ class StepProbe:
         elif step is not None and (step.indices or self._backward):
             step.discarded, watch.discarded = watch.discarded, 0
             if step.parameters and step.shards is None:  # what is written to a shard does not count as written to the whole
-                watch.left = GradientTrace(step.parameters)
+                watch.left = GradientTrace(step.parameters, unannounced=not self._host.setup.steps_announced)
             self._notify("taken", step)
         self._backward = False
 

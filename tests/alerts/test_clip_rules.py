@@ -28,6 +28,13 @@ def test_always_clipped(clips, change, severity):
     )
 
 
+def test_a_loss_that_is_summed_is_named_where_little_is_left_of_the_norm(clips):
+    (alert,) = AlwaysClipped()(clips({}, {"rate": 1.0, "coefficient": 1 / 64, "norm_before": 64.0}))
+    assert alert.diagnosis.startswith("So the learning rate is in effect 1/64 of what is set. Common cause: a loss that is summed")
+    (alert,) = AlwaysClipped()(clips({}, {"rate": 1.0, "coefficient": 0.0}))
+    assert alert.diagnosis == ""
+
+
 def test_always_clipped_names_the_cause_and_the_remedy(clips):
     (alert,) = AlwaysClipped()(clips({"rate": 1.0, "coefficient": 0.25, "norm_before": 3.21}))
     assert alert.text.startswith("100% of its steps were clipped (limit 95%), on average to 25% of their norm, mostly")

@@ -10,13 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_hooks import TrainingMonitor
 from lightning_hooks.alerts import (
     Alert,
     AlertBook,
     ClipReport,
     FeatureReport,
     GradientFlowReport,
+    LearnedByHeart,
+    LearningReport,
     LossDiverging,
     LossMaximized,
     LossNonfinite,
@@ -32,6 +37,7 @@ from lightning_hooks.diagnostics.loss.report import ValidationLoss
 from lightning_hooks.diagnostics.loss.rules import rising
 from lightning_hooks.diagnostics.loss.table import LossTable
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
+from tests.support.models import Classifier, trainer
 
 NAN = math.nan
 
@@ -270,6 +276,51 @@ def test_overfitting(validations: list[float], training: list[float], expected: 
         "the validation loss rose 3 times in a row, from 0.5 to 0.7, while the training loss fell from 0.5 to 0.2. The model "
         "learns the training samples by heart."
     )
+
+
+@pytest.mark.parametrize(
+    ("validations", "training", "over", "found"),
+    [
+        ([2.32, 2.40, 2.42], 2.18, None, True),
+        ([2.32, 2.40, 2.42], 2.20, None, False),  # training is hardly better than at its start
+        ([2.32, 2.40, 2.36], 2.18, None, False),  # nor is validation worse than at the first one
+        ([2.32, 2.42], 2.18, None, False),
+        ([2.30, 2.25, 2.42, 2.60], 2.18, None, False),  # it was better than guessing once: a model that overfits
+        ([1.10, 1.20, 1.30], 0.9, None, False),  # pretrained
+        ([2.32, 2.40, 2.42], 2.18, 0.8, False),  # of guessing, 2.5
+        ([2.60, 2.70, 2.80], 2.18, 0.8, True),
+    ],
+)
+def test_learned_by_heart(validations: list[float], training: float, over: float | None, found: bool) -> None:
+    pairs = tuple(ValidationLoss(loss, training) for loss in validations)
+    loss = LossReport(10, 2.0, 0.1, 1.8, 2.1, 2.0, validations=pairs, start=2.31)
+    report = GradientFlowReport(3, 40, {}, {}, 1.0, loss=loss, learning=LearningReport(over_constant=over))
+    alerts = list(LearnedByHeart()(report))
+    assert [(alert.kind, alert.severity) for alert in alerts] == [("overfitting", "warning")] * found
+    assert not list(LearnedByHeart()(replace(report, loss=replace(loss, optimized=False))))
+    better = replace(report, loss=replace(loss, validations=(ValidationLoss(1.0, 1.0),)))
+    assert not list(LearnedByHeart()(report, [better]))
+
+
+class Guesser(Classifier):
+    """Logs the loss of each validation."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+
+@pytest.mark.parametrize("planted", [True, False])
+def test_labels_that_do_not_belong_to_their_inputs_are_learned_by_heart(planted: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 8, generator=generator)
+    y = (x @ torch.randn(8, 4, generator=generator)).argmax(1)
+    y = y[torch.randperm(len(y), generator=generator)] if planted else y
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 128), nn.ReLU(), nn.Linear(128, 4))
+    monitor = TrainingMonitor(summary=False)
+    training, validation = (DataLoader(TensorDataset(x[rows], y[rows]), 16) for rows in (slice(300), slice(300, None)))
+    trainer([monitor], max_epochs=6, limit_val_batches=1.0).fit(Guesser(net, 3e-3, torch.optim.Adam), training, validation)
+    assert [(a.kind, a.site) for a in monitor.alerts if a.severity != "info"] == [("overfitting", "validation loss")] * planted
 
 
 # Causes.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from lightning_hooks import TrainingMonitor
 from lightning_hooks.alerts import (
     DecayDominates,
     GradientFlowReport,
@@ -15,10 +18,13 @@ from lightning_hooks.alerts import (
     OptimizerSettings,
     OptimizerStats,
     ParameterSetup,
+    ScheduleLength,
     SecondMomentStale,
 )
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
+from lightning_hooks.diagnostics.optimizer.table import Schedule
 from tests.support.judged import judged
+from tests.support.models import Classifier, loader, mlp, trainer
 
 ADAM = GroupSettings(lr=1e-3, lr_peak=1e-3, lr_initial=1e-3, eps=1e-8, betas=(0.9, 0.999))
 
@@ -186,3 +192,71 @@ def test_decay_that_outweighs_the_gradient(decay: float, gradient: float, alerts
     )
     assert found(DecayDominates(), made) == alerts
     assert found(DecayDominates(), made, replace(made, total_norm=100 * made.total_norm)) == []  # it has converged
+
+
+COSINE = Schedule("CosineAnnealingLR", "T_max", 10, repeats=True, taken=15, by_epoch=False)
+CYCLE = Schedule("OneCycleLR", "total_steps", 1000, repeats=False, taken=1, by_epoch=True)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "alerts"),
+    [
+        (COSINE, 15, WARNING),
+        (replace(COSINE, taken=14), 15, []),
+        (replace(COSINE, repeats=False), 15, []),
+        (replace(COSINE, by_epoch=True), 500, WARNING),
+        (CYCLE, 600, WARNING),
+        (replace(CYCLE, by_epoch=False), 600, []),
+        (replace(CYCLE, length=899), 600, []),
+        (replace(CYCLE, length=1100), 600, WARNING),
+        (replace(CYCLE, length=1101), 600, []),
+        (CYCLE, 23, []),  # epochs of fewer than four steps
+    ],
+)
+def test_a_schedule_is_made_for_the_steps_that_it_takes(schedule: Schedule, step: int, alerts: Any) -> None:
+    assert found(ScheduleLength(), report(ADAM, step=step, schedules=(schedule,))) == alerts
+
+
+class Scheduled(Classifier):
+    """Its scheduler is stepped at the batches or at the epochs."""
+
+    def __init__(self, make: Callable[[Any], Any], interval: str) -> None:
+        super().__init__(mlp())
+        self.make, self.interval = make, interval
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.01)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.make(optimizer), "interval": self.interval}}
+
+
+def polynomial(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=42)
+
+
+def cosine(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6)
+
+
+def warm_cosine(optimizer: Any) -> Any:
+    warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine(optimizer)], [2])
+
+
+@pytest.mark.parametrize(
+    ("make", "interval", "words"),
+    [
+        (polynomial, "epoch", "its PolynomialLR is made for 42 steps (total_iters), as many as the training has (42), and is "
+            "stepped once per epoch: it goes 14.3% of its way."),
+        (polynomial, "step", ""),
+        (cosine, "step", "its CosineAnnealingLR is made for 6 steps (T_max) and has been stepped 14 times of 42 planned ones: "
+            "after 6 of them its learning rate rises again, as slowly as it fell."),
+        (warm_cosine, "step", "its CosineAnnealingLR is made for 6 steps (T_max) and has been stepped 12 times of 42 planned "
+            "ones: after 6 of them its learning rate rises again, as slowly as it fell."),
+        (cosine, "epoch", ""),
+    ],
+)  # fmt: skip
+def test_a_scheduler_that_is_stepped_too_often_or_too_seldom(make: Any, interval: str, words: str) -> None:
+    monitor = TrainingMonitor(summary=False)
+    trainer([monitor], max_epochs=6).fit(Scheduled(make, interval), loader())
+    messages = {alert.message for alert in monitor.alerts if alert.severity != "info"}
+    assert {message.replace("41 times", "14 times").replace("40 times", "12 times") for message in messages} == {words} - {""}

@@ -21,6 +21,7 @@ from lightning_hooks.alerts import (
     SameOutputs,
     SoftmaxDim,
     SoftmaxUse,
+    TargetSums,
 )
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
@@ -40,6 +41,12 @@ def of_loss(site: str = "cross_entropy", **numbers: Any) -> FeatureReport:
 
 def severities(alerts: Any) -> list[tuple[str, str]]:
     return [(alert.site, alert.severity) for alert in alerts]
+
+
+@pytest.mark.parametrize(("share", "rows", "found"), [(0.25, 32, 1), (0.24, 32, 0), (1.0, 31, 0)])
+def test_rows_of_targets_that_do_not_sum_to_one(share: float, rows: int, found: int) -> None:
+    alerts = list(TargetSums()(of_loss(unnormalized=share, rows=rows)))
+    assert [(alert.kind, alert.severity) for alert in alerts] == [("output_range", "warning")] * found
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import nn
 
+from lightning_hooks import TrainingMonitor
 from lightning_hooks.alerts import (
     RULES,
     Alert,
@@ -18,6 +20,7 @@ from lightning_hooks.alerts import (
     GradientFlowReport,
     LabelCounts,
     LabelsIgnored,
+    LinearNetwork,
     ModelSetup,
     ModuleSettings,
     NotOptimized,
@@ -33,6 +36,7 @@ from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.declare.rulebook import hand_out, reports_of
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.loss.report import LossReport
+from tests.support.models import Classifier, loader, mlp, trainer
 
 TRAINS = ParameterSetup(100, 2, True, True, ("0-Adam",), 10, 1e-3, 1e-3)
 FROZEN = ParameterSetup(100, 2, False, False)
@@ -177,6 +181,10 @@ def test_optimizer_choices_are_infos() -> None:
     (alert,) = rule(report({"a": both, "b": both, "c": replace(TRAINS, optimizers=("0-Adam", "0-Adam"))}))
     assert (alert.site, alert.value, alert.severity) == ("a", 2.0, "info")
     assert alert.seen == "a, b are held by several optimizers (0-Adam, 1-SGD): each updates what the other has set."
+    (alert,) = rule(report({"a": both, "b": replace(both, optimizers=("0-Adam", "1-SGD", "0-Adam")), "c": FROZEN}))
+    assert (alert.site, alert.severity) == ("a", "warning")  # all that either holds
+    assert alert.message.endswith("each updates what the other has set, and none holds anything else.")
+    assert [alert.severity for alert in rule(report({"a": both, "b": replace(both, optimizers=("1-SGD", "2-SGD"))}))] == ["info"]
 
 
 @pytest.mark.parametrize(
@@ -302,3 +310,72 @@ def test_labels_that_are_ignored_are_one_rule_over_two_reports():
         for reads in (FeatureReport, GradientFlowReport):
             (rule,) = [rule for rule in RuleBook(RULES[reads], handed[reads], reads).rules if rule.kind == "labels_ignored"]
             assert rule.threshold == 0.9
+
+
+class HeadReplaced(Classifier):
+    """Its optimizer is made before (or after) the last layer is replaced."""
+
+    def __init__(self, planted: bool) -> None:
+        super().__init__(mlp())
+        self.planted = planted
+
+    def configure_optimizers(self) -> Any:
+        early = super().configure_optimizers()
+        self.net[-1] = nn.Linear(16, 4)
+        return early if self.planted else super().configure_optimizers()
+
+
+def test_an_optimizer_that_was_made_before_the_head_is_one_alert() -> None:
+    monitor = TrainingMonitor(summary=False)
+    trainer([monitor], max_epochs=2).fit(HeadReplaced(planted=True), loader())
+    (alert,) = [alert for alert in monitor.alerts if alert.severity != "info"]
+    assert (alert.kind, alert.site, alert.consequences) == ("not_optimized", "net.4.weight", ("not_optimized at net.4.bias",))
+    assert alert.diagnosis.startswith(
+        "0-SGD holds 2 tensors (3x16, 3) that are no parameters of the model: it was created before a layer was replaced."
+    )
+    assert alert.advice == ("Create the optimizer after the layer, in configure_optimizers",)
+
+
+def test_an_optimizer_that_is_made_after_the_head_is_none() -> None:
+    monitor = TrainingMonitor(summary=False)
+    trainer([monitor], max_epochs=2).fit(HeadReplaced(planted=False), loader())
+    assert [alert for alert in monitor.alerts if alert.severity != "info"] == []
+
+
+class LowRank(nn.Module):
+    """A linear layer with an adapter, which is narrow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole, self.down, self.up = nn.Linear(8, 3), nn.Linear(8, 2, bias=False), nn.Linear(2, 3, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.whole(x) + self.up(self.down(x))
+
+
+def in_a_row(*between: nn.Module, width: int = 16) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, width), *between, nn.Linear(width, 3))
+
+
+@pytest.mark.parametrize(
+    ("net", "found"),
+    [
+        (in_a_row(), ("net.0", "net.1", 2)),
+        (in_a_row(nn.Dropout(0.1), nn.Linear(16, 16), nn.Identity()), ("net.0", "net.4", 3)),
+        (in_a_row(nn.Unflatten(1, (4, 4)), nn.Flatten(), width=16), ("net.0", "net.3", 2)),
+        (in_a_row(nn.ReLU()), None),
+        (in_a_row(nn.BatchNorm1d(16)), None),
+        (in_a_row(nn.Softplus()), None),
+        (in_a_row(width=2), None),  # of low rank
+        (nn.Linear(8, 3), None),
+        (LowRank(), None),
+    ],
+)
+def test_a_network_without_activations(net: nn.Module, found: Any) -> None:
+    monitor = TrainingMonitor(summary=False)
+    trainer([monitor]).fit(Classifier(net), loader())
+    alerts = [alert for alert in monitor.alerts if alert.severity != "info"]
+    assert [(alert.kind, alert.site, alert.value) for alert in alerts] == ([("settings", found[0], found[2])] if found else [])
+    if found:
+        assert f"from here to {found[1]} there is nothing but linear maps" in alerts[0].message
+    assert not [*LinearNetwork()(report())]

@@ -105,7 +105,13 @@ def test_ranks_merge_to_one_process_and_an_epoch_can_be_taken_up() -> None:
     again.unpack(one.pack())
     assert again.read(again.pack()) == one.read(one.pack()) | {"input_place": ""}
     again.reset()
-    assert again.read(again.pack()) == {"inputs": {}, "input_place": "", "same_samples": None, "images": False}
+    assert again.read(again.pack()) == {
+        "inputs": {},
+        "input_place": "",
+        "input_nonfinite": (),
+        "same_samples": None,
+        "images": False,
+    }
 
 
 def test_places() -> None:

@@ -18,6 +18,7 @@ from lightning_hooks.diagnostics.loss_inputs.predictions import (
     OutputStats,
     OutputTable,
     is_across,
+    measure,
     output_stats,
 )
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
@@ -248,3 +249,17 @@ ROW = torch.tensor([0.3, -1.2, 2.0])
 def test_rows_that_are_all_the_same(rows: Tensor, target: Tensor, same: int) -> None:
     assert measured([(rows, target)]).same == same
     assert measured([(rows, target), (torch.randn(6, 3), torch.arange(6) % 3)]).same == same
+
+
+@pytest.mark.parametrize(
+    ("targets", "share"),
+    [
+        ([[0.2, 0.8], [1.0, 0.0], [0.5, 0.49]], 0.0),
+        ([[1.0, 1.0], [1.0, 0.0], [0.5, 0.4]], 2 / 3),
+        ([[0.0, 0.0], [0.0, 1.0], [0.0, 0.0]], 0.0),  # rows that do not count
+        ([[-1.0, 1.5], [0.0, 1.0], [0.0, 1.0]], 1 / 3),
+    ],
+)
+def test_rows_of_probabilities_that_do_not_sum_to_one(targets: Any, share: float) -> None:
+    row = measure(torch.randn(3, 2), torch.tensor(targets), -100)
+    assert output_stats(row.tolist()).unnormalized == pytest.approx(share)

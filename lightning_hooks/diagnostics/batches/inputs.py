@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_hooks.diagnostics.features.stats import feature_stats
 from lightning_hooks.hooks.tensors import MAX_DEPTH, as_real, dense, plain_values
@@ -62,8 +63,8 @@ class InputTable(Tables):
         super().__init__(device, samples=self._samples, values=self._values)
         self._kernels = kernels_for(self._values.rows.device.type)
         self._clock = clock
-        self.place = ""
-        self.images = False
+        self.place, self.images = "", False
+        self._nonfinite: Tensor | None = None  # whether there was such a value in this window, and the place of the first
 
     def train(self, batch: Any, compare: bool) -> None:
         """Record a training batch; no host sync, no tensor is kept.
@@ -77,9 +78,19 @@ class InputTable(Tables):
         if found:
             self.place = self.place if self.place in found else max(found, key=lambda place: found[place].numel())
             values = self._add(0, found[self.place])
+            self._look_for_nonfinite(values)
             self.images = values.dim() == 4 and not {values.shape[1], values.shape[-1]}.isdisjoint((1, 3, 4))
         if compare:
             self._compare(tensors)
+
+    def _look_for_nonfinite(self, values: Tensor) -> None:
+        """Note where the first value is that is not finite. On the CPU the counts say at once whether there is one."""
+        known, rows = self._nonfinite, self._values.rows
+        if rows.is_cpu and (known is not None or not rows[0, Column.NONFINITE] > 0):
+            return
+        bad = values.isfinite().logical_not()
+        new = torch.stack((bad.any().long(), *torch.unravel_index(bad.flatten().to(torch.uint8).argmax(), values.shape)))
+        self._nonfinite = new if known is None or known.shape != new.shape else torch.where(known[0] > 0, known, new)
 
     def _compare(self, tensors: Mapping[str, Tensor]) -> None:
         """Compare the samples of a batch: they are the same where those of each of its tensors are."""
@@ -91,16 +102,14 @@ class InputTable(Tables):
         if not compared:
             return
         self.place = self.place or next(iter(compared))
-        size = tensors[self.place].shape[0] if self.place in tensors else None
-        differ = []
+        size, differ = tensors[self.place].shape[0] if self.place in tensors else None, []
         for tensor in compared.values():
             if tensor.shape[0] == size:
                 values = unexpanded(plain_values(tensor))
                 rows = values[1:COMPARED] if tensor.is_floating_point() else values[1:]
                 differ.append((rows != values[:1]).any().to(self._samples.rows.device))
         if differ:
-            known = self._samples.rows
-            known.copy_(torch.maximum(known, 1 + torch.stack(differ).any().to(known.dtype)))
+            self._samples.rows.clamp_(min=1 + torch.stack(differ).any().to(self._samples.rows.dtype))
 
     def validate(self, batch: Any) -> None:
         """Record a validation batch."""
@@ -113,19 +122,26 @@ class InputTable(Tables):
         self._kernels.record(self._values.rows, line, values, self._clock)
         return values
 
+    @override
+    def reset(self) -> None:
+        super().reset()
+        self._nonfinite = None
+
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Name the numbers of a packed vector on the host.
 
         Returns:
             ``inputs``: ``training`` and ``validation`` to the statistics of the inputs, where there were some; ``input_place``:
-            where in the batch they are; ``images``: whether they look like images; ``same_samples``: whether all samples compared
-            were the same to the bit, None if none were.
+            where in the batch they are; ``input_nonfinite``: where the first such value is; ``images``: whether they look like
+            images; ``same_samples``: whether all samples compared were the same to the bit, None if none were.
         """
         parts = self.split(packed)
         ((same,),) = self._samples.lines(parts["samples"])
         rows = self._values.lines(parts["values"])
         inputs = {part: feature_stats(row) for part, row in zip(PARTS, rows, strict=True) if row[Column.CALLS]}
-        return {"inputs": inputs, "input_place": self.place, "images": self.images, "same_samples": same < 2 if same else None}
+        bad, *index = (0,) if self._nonfinite is None else self._nonfinite.tolist()
+        where = {"input_place": self.place, "input_nonfinite": tuple(index) if bad else ()}
+        return {"inputs": inputs, **where, "images": self.images, "same_samples": same < 2 if same else None}
 
 
 def tensors_in(batch: Any, place: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:

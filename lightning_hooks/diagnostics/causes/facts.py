@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lightning_hooks.diagnostics.excuses import weight_ratios
-from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
+from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, Schedule
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.setup.report import ParameterSetup
-from lightning_hooks.hosts.host import PlannedSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ class Facts:
     automatic: bool = True
     precision: str = ""
     planned_steps: int | None = None
-    schedules: Sequence[PlannedSchedule] = ()
+    schedules: Sequence[Schedule] = ()
     bad_step: BadStep | None = None
     first_rates: Mapping[tuple[int, int], float] = field(default_factory=dict)
 

@@ -143,7 +143,7 @@ def rate_too_low(alert: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 def _without_schedule(facts: Facts) -> Remedy:
-    kinds = ", ".join(dict.fromkeys(schedule.kind for schedule in facts.schedules))
+    kinds = ", ".join(dict.fromkeys(schedule.name for schedule in facts.schedules))
     return Remedy("remove", "scheduler", kinds, None, "a scheduler is configured", "a rate that stays", SOON, "return optimizer")
 
 
@@ -162,14 +162,14 @@ def wrong_schedule(_: Alert, facts: Facts, found: Findings) -> Judgement:
     found.add(peak > 1.5 * initial > 0, 0.7, f"it began with {initial:.2g} and has reached {peak:.2g}")
     effect = "a rate above 0 to the end"
     if schedule.length and planned and schedule.length < planned:
-        name = schedule.length_name
+        name = schedule.argument
         found.add(True, 0.2, f"its {name} is {schedule.length}, and {planned} steps are planned")
-        code = f"{schedule.kind}(optimizer, {name}={planned})"
+        code = f"{schedule.name}(optimizer, {name}={planned})"
         remedies.append(Remedy("set", f"scheduler.{name}", schedule.length, planned, "", effect, SOON, code))
-    elif schedule.interval == "step" and low > 0:
+    elif not schedule.by_epoch and low > 0:
         code = '{"scheduler": scheduler, "interval": "epoch"}'
         remedies.append(Remedy("set", "scheduler.interval", "step", "epoch", "", effect, SOON, code))
-    text = f"The learning rate is {min(lr, least):.2g} now under {schedule.kind}, and was {peak:.2g} at most."
+    text = f"The learning rate is {min(lr, least):.2g} now under {schedule.name}, and was {peak:.2g} at most."
     return text, [*remedies, _without_schedule(facts)]
 
 

@@ -51,6 +51,11 @@ class AlwaysClipped(Rule):
                 harmful = grown or (stats.coefficient < self.left and not is_scale_free(site))
                 usual = f"{stats.norm_before:.3g}"
                 since = f"In the first two epochs the norm before clipping was at most {first:.3g}: it grows." if grown else ""
+                if not since and harmful and stats.coefficient:
+                    since = (
+                        f"So the learning rate is in effect 1/{1 / stats.coefficient:.3g} of what is set. Common cause: a loss "
+                        "that is summed over the batch, where clipping was chosen for its mean."
+                    )
                 yield self.alert(
                     report, site, stats.rate, self.threshold,
                     "warning" if harmful else "info",

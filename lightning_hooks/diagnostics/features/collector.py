@@ -15,6 +15,7 @@ from typing_extensions import override
 from lightning_hooks.declare.collector import Collector, Written
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
+from lightning_hooks.diagnostics.batches.feature_scales import ScaleTable
 from lightning_hooks.diagnostics.batches.inputs import InputTable
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, OutputParts
 from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureTable
@@ -70,7 +71,11 @@ class FeatureCollector(Collector[FeatureReport]):
             self._checks = checks, context.guard(checks.batch_end, "the check within the epoch")
         self._inputs = InputTable(self.table.clock, host.setup.device)
         self._outputs = OutputParts(context, sites)
-        self._reported: dict[str, ReportedTable] = {"inputs": self._inputs, **self._outputs.tables}
+        self._reported: dict[str, ReportedTable] = {
+            "inputs": self._inputs,
+            "scales": ScaleTable(context, sites),
+            **self._outputs.tables,
+        }
         blocks = blocks_around(host.model, sites)
         if blocks:
             residual = self._reported["residual"] = ResidualTable(blocks, host.setup.device, self.table.clock)

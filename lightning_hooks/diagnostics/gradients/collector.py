@@ -260,6 +260,7 @@ class GradientCollector(GradientSites):
             squashed_twice=seen.squashed,
             loss_aligns=seen.aligned,
             loss_sign=seen.sign,
+            linear_layers=(seen.first_linear, seen.last_linear, seen.linear_layers) if seen.first_linear else None,
             loss=self._loss.table.read(packed["loss"]),
             model_setup=self._setup_checks.read(packed["setup"], self.context.host.model, modules, {seen.user: seen.elements}),
             optimizers=self.optimizers.read(packed["optimizers"]),

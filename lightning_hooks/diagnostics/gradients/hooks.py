@@ -15,7 +15,8 @@ from lightning_hooks.declare.step import OptimizerSteps, Step
 from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
 from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
 from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors
-from lightning_hooks.hooks.graph import aligns, distance_sign, nearest_known, parameters_behind, squashed_twice
+from lightning_hooks.hooks.graph import aligns, distance_sign, linear_layers, nearest_known, parameters_behind, squashed_twice
+from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.wrappers import skipping
 from lightning_hooks.statistics.rows import fixed
 from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE, RowSample, ShardedWeightSample, WeightSample
@@ -95,6 +96,7 @@ class OutputNodes:
         self._squashed = ""  # the module whose squashed output the loss squashes again, as softmax before cross-entropy
         self._aligned = False  # whether the loss sums over alignments of labels with outputs (CTC)
         self._sign = 0  # 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0
+        self._linear: tuple[str, str, int] = "", "", 0  # first and last layer of a network that is linear, and how many
         self._unheld: dict[ref[nn.Parameter], tuple[int, str]] = {}  # to its numbers, and to the module that uses it
 
     def look_at(self, loss: Tensor, model: nn.Module, steps: OptimizerSteps, hidden: Collection[int]) -> None:
@@ -110,6 +112,10 @@ class OutputNodes:
         node = squashed_twice(loss)
         if node is not None:
             self._squashed = nearest_known(node, self.of) or NO_MODULE
+        weights = linear_layers(loss)
+        if weights:
+            modules = {id(parameter): clean_name(name).rpartition(".")[0] for name, parameter in model.named_parameters()}
+            self._linear = modules.get(id(weights[-1]), ""), modules.get(id(weights[0]), ""), len(weights)
         if steps.shards is None:  # else the graph has other parameters, of whole shards
             held = {id(parameter) for parameter in model.parameters()}.union(steps.holders(), hidden)
             for parameter, user in parameters_behind(loss, self.of):
@@ -126,7 +132,9 @@ class OutputNodes:
         gone = [entry for parameter, entry in self._unheld.items() if parameter() is None]
         user = places.get(gone[0][1], 0.0) if gone else 0.0
         sign = float(self._sign % 3)  # of ranks the largest is taken: 0 is nothing, 2 a minus
-        return places.get(self._squashed, 0.0), float(self._aligned), sign, user, float(sum(size for size, _ in gone))
+        first, last, layers = self._linear
+        linear = places.get(first, 0.0), places.get(last, 0.0), float(layers)
+        return places.get(self._squashed, 0.0), float(self._aligned), sign, user, float(sum(size for size, _ in gone)), *linear
 
     def batch_end(self) -> None:
         """A batch is over: the first one that was sampled is the last that is looked at."""
@@ -143,6 +151,9 @@ class Seen(NamedTuple):
         sign: 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0.
         user: A module that uses parameters which were gone after the first step; empty for none.
         elements: How many numbers these have.
+        first_linear: The first layer of a network that is linear as a whole; empty for none.
+        last_linear: The last.
+        linear_layers: How many layers it has.
     """
 
     squashed: str
@@ -150,13 +161,16 @@ class Seen(NamedTuple):
     sign: int
     user: str
     elements: int
+    first_linear: str = ""
+    last_linear: str = ""
+    linear_layers: int = 0
 
     @classmethod
     def read(cls, numbers: Sequence[int], modules: Sequence[str]) -> Seen:
         """Name what :meth:`OutputNodes.numbers` gave."""
         names = ["", *modules, NO_MODULE]
-        squashed, aligned, sign, user, elements = numbers
-        return cls(names[squashed], bool(aligned), (0, 1, -1)[sign], names[user], elements)
+        squashed, aligned, sign, user, elements, first, last, layers = numbers
+        return cls(names[squashed], bool(aligned), (0, 1, -1)[sign], names[user], elements, names[first], names[last], layers)
 
 
 N_SEEN = len(Seen._fields)

@@ -22,7 +22,7 @@ from lightning_hooks.diagnostics.causes.weights import (
     offset_bias,
     squashing_chain,
 )
-from lightning_hooks.diagnostics.excuses import FIRST_STEP_ONLY, had_gradient, is_scale_free
+from lightning_hooks.diagnostics.excuses import FIRST_STEP_ONLY, had_gradient, is_scale_free, unused_tensors
 from lightning_hooks.diagnostics.gradients.exploding_rules import Exploding, GradientCourse
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.initial import role_of
@@ -213,9 +213,11 @@ class Missing(Rule):
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per parameter whose gradient was None at every measured step."""
+        left_out = any(setup.has_gradient and not setup.optimizers for setup in report.setups.values())
+        replaced = unused_tensors(report) if left_out else []  # not_optimized names them, at what they were replaced by
         for site, gradient in report.parameters.items():
-            if site in report.setups and report.setups[site].has_gradient:
-                continue  # at a step that was not sampled: a branch that is taken by chance
+            if site in replaced or (site in report.setups and report.setups[site].has_gradient):
+                continue  # the latter at a step that was not sampled: a branch that is taken by chance
             if gradient.missing_steps and not gradient.steps and not gradient.nonfinite_steps:
                 last = next((earlier.epoch for earlier in history[::-1] if had_gradient(earlier, site)), None)
                 known = "" if last is None else f"It last had one in epoch {last}. "

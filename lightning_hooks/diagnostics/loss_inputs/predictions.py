@@ -30,6 +30,8 @@ FEWEST_COMPARED = 4
 """Rows of a call that are compared, at least."""
 SAME = 1e-5
 """Rows are the same where none of their numbers differs by more than this share of what numbers differ by within a row."""
+FAR = 0.05
+"""How far the sum of the probabilities of a target may be from 1."""
 BUCKETS = 32
 """Classes are counted modulo this number: exact up to so many classes, and never too few above."""
 
@@ -61,6 +63,7 @@ class OutputStats:
         lost_calls: Those of them that returned NaN or infinity.
         labels: Labels of all calls.
         accuracy: Share of the measured rows whose largest logit is at the label.
+        unnormalized: Share of the measured rows whose target is a row of numbers that do not sum to 1, nor all to 0.
         majority: Share of the most frequent label of the measured rows: the accuracy of always naming it. With more than 32 classes
             some are counted together, and it may be too large.
     """
@@ -85,6 +88,7 @@ class OutputStats:
     labels: int
     accuracy: float
     majority: float
+    unnormalized: float = 0.0
 
 
 class OutputColumn(Columns):
@@ -99,6 +103,7 @@ class OutputColumn(Columns):
     LOG_PROBABILITIES = SUM  # rows
     MIXED_SIGNS = SUM  # rows
     CORRECT = SUM  # rows
+    UNNORMALIZED = SUM  # rows
     LABELS = SUM  # labels of all rows
     IGNORED = SUM  # of them ignored
     IGNORED_CALLS = SUM
@@ -178,6 +183,7 @@ def measure(logits: Tensor, target: Tensor, ignore_index: int, loss: Tensor | No
             (log_z.abs() <= tolerance) & (high <= 0),
             (low < 0) & (high > 0),
             guess == named,
+            torch.zeros_like(log_z) if as_labels else _unnormalized(labels),
         )
     )
     sums = torch.where(counts, of_rows, 0.0).sum(1, dtype=dtype)
@@ -194,6 +200,12 @@ def measure(logits: Tensor, target: Tensor, ignore_index: int, loss: Tensor | No
     same = same_rows(x, counts).to(dtype)
     call, classes = sums.new_ones(1), sums.new_full((1,), x.shape[-1])
     return torch.cat((call, sums, of_labels, same[None], across[None], classes, maxima[:2], -maxima[2:], buckets))
+
+
+def _unnormalized(targets: Tensor) -> Tensor:
+    """Whether the probabilities of each row sum to something else than 1; not of rows of zeros, which count for nothing."""
+    totals = targets.float().sum(-1)
+    return ((totals - 1).abs() > FAR) & (totals != 0)
 
 
 def same_rows(rows: Tensor, counts: Tensor) -> Tensor:
@@ -280,6 +292,7 @@ def output_stats(row: Sequence[float]) -> OutputStats:
         lost_calls=int(row[of.LOST_CALLS]),
         labels=int(labels),
         accuracy=mean(of.CORRECT),
+        unnormalized=row[of.UNNORMALIZED] / rows if rows else 0.0,
         majority=max(row[N_NUMBERS:]) / labelled if labelled else math.nan,
     )
 

@@ -109,6 +109,36 @@ class OutputRange(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TargetSums(Rule):
+    """A cross entropy whose targets are rows of numbers that do not sum to 1, as those of several labels.
+
+    Attributes:
+        share: Share of the rows from which it counts.
+        min_rows: Fewer rows are not judged.
+    """
+
+    kind: ClassVar[str] = "output_range"
+    shares: ClassVar[tuple[str, ...]] = ("share",)
+
+    share: float = 0.25
+    min_rows: int = 32
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per loss with such targets."""
+        for site, stats in report.outputs.items():
+            if stats.rows >= self.min_rows and stats.unnormalized >= self.share:
+                yield self.alert(
+                    report, site, stats.unnormalized, self.share, "warning",
+                    f"{percent(stats.unnormalized)} of its targets are rows of numbers that do not sum to 1 (limit "
+                    f"{percent(self.share)}): it expects the probabilities of classes that exclude one another.",
+                    "A row that sums to 2 weighs twice, and no prediction reaches it. Common causes: several labels of a sample, "
+                    "numbers to be predicted that are no probabilities.",
+                    advice=("Use binary_cross_entropy_with_logits for several labels", "Use mse_loss for other numbers",
+                        "Divide each row by its sum"),
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PairedTargets(Rule):
     """A loss of outputs of shape ``(n, 1)`` and targets of shape ``(n,)``: both are expanded, and every output meets every target.
 
@@ -201,7 +231,7 @@ class DoubleSoftmax(Rule):
             )  # fmt: skip
 
 
-__all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "UnreachableTargets"]
+__all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "TargetSums", "UnreachableTargets"]
 
 KINDS = (
     Kind(
@@ -220,6 +250,7 @@ KINDS = (
         "nll_loss: alert if {OutputRange.share} of the rows are probabilities\n"
         "                or {OutputRange.mixed} of the rows have numbers below 0 and above it, and none has logsumexp(row) = 0\n\n"
         "judged from {OutputRange.min_logits} logits on\n\n"
+        "cross_entropy: alert if {TargetSums.share} of the rows of its targets sum neither to 1 nor to 0\n\n"
         "mse_loss, l1_loss, smooth_l1_loss, huber_loss, unless reduction = 'none':\n"
         "          alert if the shapes of input and target differ, and both are expanded\n"
         "          or more than {UnreachableTargets.share} of the targets are outside of the values of the sigmoid, softmax, tanh "
@@ -243,4 +274,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (OutputRange(), PairedTargets(), UnreachableTargets(), DoubleSoftmax())
+RULES = (OutputRange(), TargetSums(), PairedTargets(), UnreachableTargets(), DoubleSoftmax())

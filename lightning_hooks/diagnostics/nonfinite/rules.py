@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import from_first
-from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.declare.rule import Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import NONFINITE
 from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport
@@ -37,16 +38,55 @@ class NonfiniteFeatures(Rule):
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per module that put out values that are not finite, in model order."""
+        given = report.inputs.get("training")
+        in_data = math.inf if given is None or given.first_nonfinite_batch is None else given.first_nonfinite_batch
         for site, stats in report.sites.items():
             if stats.nonfinite_fraction > self.threshold:
+                first = stats.first_nonfinite_batch
+                of_data = given is not None and first is not None and in_data <= first
                 yield self.alert(
                     report, site, stats.nonfinite_fraction, self.threshold, "critical",
                     f"{percent(stats.nonfinite_fraction)} of its output values are NaN or infinite, first in "
                     f"{_batch(stats, report)}.",
-                    "Common causes: such values in the input, weights that have diverged, or an operation with an invalid "
-                    "argument (log of 0, division by 0, overflow in half precision).",
+                    _of_batch(report) if of_data else "Common causes: such values in the input, weights that have diverged, or an "
+                    "operation with an invalid argument (log of 0, division by 0, overflow in half precision).",
                     batch=stats.first_nonfinite_batch,
+                    advice=("Remove or replace such values in the data, and clean that sample",) if of_data else (),
                 )  # fmt: skip
+
+
+def _of_batch(report: FeatureReport) -> str:
+    """That the batch itself holds such values, and where."""
+    index = report.input_nonfinite
+    where = f"the first in row {index[0]}, at {list(index)}" if index else "before the model is called"
+    return f"The batch itself holds NaN or infinite values in {in_batch(report.input_place)}, {where}."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NonfiniteWeights(Rule):
+    """Weights that are NaN or infinite before the first step. Where loss and gradients are finite, nothing uses them: an info."""
+
+    kind: ClassVar[str] = "nonfinite"
+    advice: ClassVar[tuple[str, ...]] = (
+        "Initialise or load it again",
+        "Look for torch.empty without an initialisation, a division by 0 in one, or a broken checkpoint",
+    )
+    urgent: ClassVar[bool] = True
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per parameter."""
+        bad = any(stats.nonfinite_steps for stats in report.parameters.values())
+        bad = bad or any(stats.nonfinite_fraction for stats in report.modules.values())
+        bad = bad or (report.loss is not None and report.loss.nonfinite_steps > 0)
+        so = "No step makes such a number finite again: all steps are lost." if bad else "The loss is finite: nothing uses them."
+        for name, found in report.model_setup.nonfinite_weights.items():
+            yield self.alert(
+                report, name, found.count, 0.0, "critical" if bad else "info",
+                f"{found.count} of its {found.elements} numbers {'are' if found.count > 1 else 'is'} NaN or infinite since "
+                f"before the first step, the first at {list(found.index)}.",
+                so,
+                since_step=0,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +108,7 @@ class NonfiniteGradients(Rule):
                 first = "" if batch is None else f", first in training batch {batch} of the epoch"
                 yield self._found(report, site, stats.nonfinite_fraction, what, first, batch=batch)
         for site, gradient in report.parameters.items():
-            if gradient.nonfinite_steps:
+            if gradient.nonfinite_steps and site not in report.model_setup.nonfinite_weights:
                 steps, since = gradient.nonfinite_steps, gradient.first_nonfinite_step
                 first = "" if since is None else f", first at step {since}"
                 yield self._found(
@@ -127,7 +167,7 @@ class NonfiniteSteps(Rule):
                 )  # fmt: skip
 
 
-__all__ = ["NonfiniteFeatures", "NonfiniteGradients", "NonfiniteSteps"]
+__all__ = ["NonfiniteFeatures", "NonfiniteGradients", "NonfiniteSteps", "NonfiniteWeights"]
 
 KINDS = (
     Kind(
@@ -137,11 +177,12 @@ KINDS = (
         "optimizer step with such a gradient ruins the weights.",
         formula="alert if nonfinite_fraction > {NonfiniteFeatures.threshold}    (outputs, and gradients at modules)\n"
         "alert if a measured step of a parameter had a gradient that is not finite\n"
-        "alert if any optimizer step, sampled or not, was taken with such a gradient",
-        severities="critical",
+        "alert if any optimizer step, sampled or not, was taken with such a gradient\n"
+        "alert if a parameter held such a value before the first step",
+        severities="critical; info for a weight at the start while loss and gradients are finite",
         advice=("Check the inputs of that batch and this module's operation", "Try a lower learning rate or gradient clipping"),
         spreads=from_first(lambda node: (node.moment, node.number)),
     ),
 )  # fmt: skip
 
-RULES = (NonfiniteFeatures(), NonfiniteGradients(), NonfiniteSteps())
+RULES = (NonfiniteFeatures(), NonfiniteWeights(), NonfiniteGradients(), NonfiniteSteps())

@@ -92,7 +92,51 @@ class Overfitting(Rule):
             )  # fmt: skip
 
 
-__all__ = ["LossPlateau", "Overfitting"]
+@dataclass(frozen=True, slots=True, eq=False)
+class LearnedByHeart(Rule):
+    """A validation loss that was never better than guessing, while the training loss is.
+
+    Guessing is the best answer that ignores the input, as the targets of training say; where that is not measured, it is the loss
+    that training began with. A model that overfits learned something that holds for new samples before; this one never did.
+
+    Attributes:
+        better: Training loss over that of guessing, below which it must lie.
+        worse: Validation loss over the first one, above which the last two must lie.
+        validations: Validations that there must be.
+    """
+
+    kind: ClassVar[str] = "overfitting"
+    judges: ClassVar[Judges] = "epoch"
+    shares: ClassVar[tuple[str, ...]] = ("better",)
+
+    better: float = 0.95
+    worse: float = 1.02
+    validations: int = 3
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield a warning if nothing was learned that holds for new samples."""
+        loss = report.loss
+        if loss is None or not loss.optimized or len(loss.validations) < self.validations:
+            return
+        known = [one.loss for earlier in (*history, report) if earlier.loss is not None for one in earlier.loss.validations]
+        over = None if report.learning is None else report.learning.over_constant
+        guessing = loss.mean / over if over else loss.start
+        last, now = loss.validations[-2:]
+        never = min(known) > 0.98 * max(guessing, known[0]) and min(last.loss, now.loss) > self.worse * known[0]
+        if guessing > 0 and never and now.training < self.better * guessing:
+            what = "guessing has, without a look at the input," if over else "training began with,"
+            yield self.alert(
+                report, VALIDATION_SITE, now.loss / guessing, 1.0, "warning",
+                f"the validation loss is {now.loss:.3g} and was never clearly below the {guessing:.3g} that {what} while the "
+                f"training loss has fallen to {now.training:.3g}.",
+                "The model learns the training samples by heart, and nothing that holds for new ones. Common causes: labels that "
+                "do not belong to their inputs, validation data that are prepared differently.",
+                advice=("Check that labels belong to their inputs, in training and in validation",
+                    "Compare the transforms and the numbers of the classes of training and validation"),
+            )  # fmt: skip
+
+
+__all__ = ["LearnedByHeart", "LossPlateau", "Overfitting"]
 
 KINDS = (
     Kind(
@@ -108,15 +152,20 @@ KINDS = (
     ),
     Kind(
         "overfitting", "Validation loss that rises", group="Loss", rank=1450, measures="share",
-        meaning="The validation loss rises from validation to validation while the training loss falls. The metric is one that "
+        meaning="The validation loss rises from validation to validation while the training loss falls, or was never better than "
+        "guessing while the training loss is. The metric is one that "
         "you log with `val` and `loss` in its name.",
         formula="alert if the validation loss rose {Overfitting.rises} times in a row, by more than {Overfitting.threshold} in "
         "all,\n"
-        "     while the mean training loss before the validations fell",
-        severities="info",
+        "     while the mean training loss before the validations fell\n"
+        "or if, of at least {LearnedByHeart.validations} validations, none was better than guessing (or, where that is not "
+        "measured, than the loss\n"
+        "   at the start), the last two > {LearnedByHeart.worse} * the first, and the training loss < {LearnedByHeart.better} * "
+        "guessing",
+        severities="info; warning where validation was never better than guessing",
         advice=("Stop here, with EarlyStopping, and keep the best checkpoint",
             "Use more data, augmentation, dropout or weight decay, or a smaller model"),
     ),
 )  # fmt: skip
 
-RULES = (LossPlateau(), Overfitting())
+RULES = (LossPlateau(), Overfitting(), LearnedByHeart())

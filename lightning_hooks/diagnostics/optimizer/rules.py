@@ -132,6 +132,55 @@ class LrZero(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ScheduleLength(Rule):
+    """A schedule that is made for steps and stepped per epoch, or a cosine that rises again since it is shorter than the training.
+
+    Attributes:
+        periods: How many times its ``T_max`` a cosine must have been stepped: at 2 it is back at its peak.
+        near: Share of the planned steps by which a length may differ from them to be meant for them.
+        steps: Planned steps over planned epochs from which on the two cannot be taken for one another.
+    """
+
+    kind: ClassVar[str] = "lr_zero"
+    shares: ClassVar[tuple[str, ...]] = ("near",)
+
+    periods: float = 1.5
+    near: float = 0.1
+    steps: int = 4
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer with such a schedule."""
+        planned, epochs = report.planned_steps, report.epoch + 1
+        for name, stats in report.optimizers.items():
+            for schedule in stats.schedules:
+                made = f"its {schedule.name} is made for {schedule.length} steps ({schedule.argument})"
+                if schedule.repeats and schedule.length > 1 and schedule.taken >= self.periods * schedule.length:
+                    times = f"of {planned} planned ones" if planned and not schedule.by_epoch else "so far"
+                    yield self.alert(
+                        report, name, schedule.taken, self.periods * schedule.length, "warning",
+                        f"{made} and has been stepped {schedule.taken} times {times}: after {schedule.length} of them its learning "
+                        "rate rises again, as slowly as it fell.",
+                        "Common causes: a length in epochs for a scheduler that is stepped at every batch, a training that was "
+                        "made longer than its schedule.",
+                        advice=(f"Set {schedule.argument} to the number of times that it is stepped",
+                            "Use CosineAnnealingWarmRestarts if it is to start again"),
+                    )  # fmt: skip
+                elif (
+                    planned
+                    and schedule.by_epoch
+                    and abs(schedule.length - planned) <= self.near * planned
+                    and report.step >= self.steps * epochs
+                ):
+                    yield self.alert(
+                        report, name, schedule.length, planned, "warning",
+                        f"{made}, as many as the training has ({planned}), and is stepped once per epoch: it goes "
+                        f"{percent(planned * epochs / report.step / schedule.length)} of its way.",
+                        "Common cause: a scheduler that configure_optimizers returns without interval='step'.",
+                        advice=("Return {'scheduler': scheduler, 'interval': 'step'}",),
+                    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class OptimizerSettings(Rule):
     """Settings of an optimizer that are hardly meant.
 
@@ -230,7 +279,7 @@ class DecayDominates(Rule):
                 )  # fmt: skip
 
 
-__all__ = ["DecayDominates", "LrZero", "OptimizerSettings", "SecondMomentStale"]
+__all__ = ["DecayDominates", "LrZero", "OptimizerSettings", "ScheduleLength", "SecondMomentStale"]
 
 KINDS = (
     Kind(
@@ -244,14 +293,16 @@ KINDS = (
         follows={"optimizer_settings": always},
     ),
     Kind(
-        "lr_zero", "A learning rate next to zero", group="Updates", rank=620,
+        "lr_zero", "A schedule that does not fit the training", group="Updates", rank=620,
         hypotheses=(wrong_schedule,),
         meaning="The learning rate is zero or almost zero while much of the training is still to come, or a warm-up has hardly "
-        "begun when half of it is over. The remaining steps change nothing.",
+        "begun when half of it is over: the remaining steps change nothing. Or a schedule is made for another number of steps.",
         formula="alert if the learning rate was below 1e-4 of its peak for {LrZero.held} of the planned steps,\n"
         "      with more than {LrZero.left} of them left\n"
         "      or is below {LrZero.initial} * initial_lr (of a cycle: max_lr) after half of them, and still at the foot of its "
-        "warm-up",
+        "warm-up\n"
+        "      or a cosine has been stepped {ScheduleLength.periods} * T_max times: it rises again\n"
+        "      or a schedule of as many steps as the training has (within {ScheduleLength.near}) is stepped once per epoch",
         severities="warning; info for a rate that has always been 0",
         advice=("Step the scheduler as often as it was made for (interval='epoch' or 'step')",
             "Make the schedule as long as the training: T_max, total_steps, num_training_steps"),
@@ -271,4 +322,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (SecondMomentStale(), LrZero(), OptimizerSettings(), DecayDominates())
+RULES = (SecondMomentStale(), LrZero(), ScheduleLength(), OptimizerSettings(), DecayDominates())

@@ -48,6 +48,27 @@ class GroupSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long a learning rate scheduler is made for, and how often it is stepped.
+
+    Attributes:
+        name: Its class.
+        argument: The argument that says how long: ``T_max``, ``total_steps`` or ``total_iters``; empty for none.
+        length: Its value; 0 for none.
+        repeats: Whether the rate rises again after that, as a cosine's does.
+        taken: How often it has been stepped; 0 where that is not known.
+        by_epoch: Whether the loop steps it once per epoch.
+    """
+
+    name: str
+    argument: str
+    length: int
+    repeats: bool
+    taken: int
+    by_epoch: bool
+
+
+@dataclass(frozen=True, slots=True)
 class OptimizerStats:
     """What an optimizer did in a window, at measured steps, and how it is set.
 
@@ -62,6 +83,7 @@ class OptimizerStats:
         stale_fraction: Share of the second moments below eps² where the gradient is not 0, in [0, 1]: there eps decides the step.
             None as for ``instability``.
         groups: The settings of each parameter group.
+        schedules: Its learning rate schedulers that say how long they are made for.
     """
 
     lr: tuple[float, ...] = ()
@@ -70,6 +92,7 @@ class OptimizerStats:
     instability: float | None = None
     stale_fraction: float | None = None
     groups: tuple[GroupSettings, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
 
 
 class OptimizerColumn(Columns):

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import Kept, Step
-from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, OptimizerTable, second_moments
+from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, OptimizerTable, Schedule, second_moments
+from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.tensors import as_number, read_number
+from lightning_hooks.hosts.host import Scheduled
 
 LOW = 1e-4
 """Share of its peak below which a learning rate counts as low."""
@@ -53,6 +55,7 @@ class OptimizerWatch:
         self.table = OptimizerTable(len(self._names), context.host.setup.device)
         self._rates: dict[tuple[int, int], _Rate] = {}  # of each parameter group, by the places of its optimizer and its own
         self._settings: list[tuple[GroupSettings, ...]] = []
+        self._schedules: dict[int, list[Schedule]] = {}  # by the place of their optimizer
         self._read_moments = context.guard(second_moments, "an optimizer's second moments")
 
     def _groups(self) -> Iterator[tuple[tuple[int, int], Mapping[str, Any]]]:
@@ -113,6 +116,14 @@ class OptimizerWatch:
             low = 0 if rate.low_since is None else step - rate.low_since
             groups.setdefault(place, []).append(dataclasses.replace(settings, lr_peak=rate.peak, low_steps=low))
         self._settings = [tuple(groups.get(place, ())) for place in range(len(self._names))]
+        places = {id(optimizer): place for place, optimizer in enumerate(self._host.optimizers)}
+        self._schedules = {}
+        for scheduled in self._host.schedulers:
+            place = places.get(id(stored(scheduled.scheduler, "optimizer")), -1)
+            found = schedules_of(scheduled) if scheduled.every == 1 else []
+            self._schedules.setdefault(place, []).extend(each for each in found if each.length)
+                each for each in schedules_of(scheduled) if each.length and scheduled.every == 1
+            )
 
     def read(self, packed: Tensor) -> dict[str, OptimizerStats]:
         """Name the numbers of a packed table, next to the settings at the window's end."""
@@ -122,8 +133,9 @@ class OptimizerWatch:
                 lr_peak=tuple(_known(group.lr_peak) for group in groups),
                 **numbers._asdict(),
                 groups=groups,
+                schedules=tuple(self._schedules.get(place, ())),
             )
-            for name, groups, numbers in zip(self._names, self._settings, self.table.read(packed), strict=False)
+            for place, (name, groups, numbers) in enumerate(zip(self._names, self._settings, self.table.read(packed), strict=False))
         }
 
     def state(self) -> dict[str, Any]:
@@ -149,6 +161,18 @@ def settings_of(group: Mapping[str, Any]) -> GroupSettings:
         weight_decay=read_number(group.get("weight_decay")),
         maximize=group.get("maximize") is True,
     )
+
+
+def schedules_of(scheduled: Scheduled) -> list[Schedule]:
+    """What a scheduler says of itself; of one after another, what each says."""
+    inner, found = stored(scheduled.scheduler, "_schedulers"), []
+    for scheduler in inner if isinstance(inner, list) else [scheduled.scheduler]:
+        lengths = ((name, stored(scheduler, name)) for name in ("T_max", "total_steps", "total_iters"))
+        argument, length = next(((name, length) for name, length in lengths if isinstance(length, int)), ("", 0))
+        taken = stored(scheduler, "last_epoch")
+        taken = taken if isinstance(taken, int) and scheduled.every == 1 else 0
+        found.append(Schedule(type(scheduler).__name__, argument, length, argument == "T_max", taken, scheduled.by_epoch))
+    return found
 
 
 def _known(rate: float | None) -> float:

@@ -12,7 +12,7 @@ from typing_extensions import override
 from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.batches.inputs import N_PAIRS, BatchHashes, same_on_all
 from lightning_hooks.diagnostics.loss_inputs.targets import IGNORED, LabelTable, label_tensors
-from lightning_hooks.diagnostics.setup.initial import first_weights
+from lightning_hooks.diagnostics.setup.initial import first_weights, nonfinite_weights
 from lightning_hooks.diagnostics.setup.module_modes import (
     AS_MADE,
     ModuleModes,
@@ -47,6 +47,7 @@ class SetupChecks(Tables):
         self._ranks, self._device = host.setup.data_parallel_size, device
         self._modes = ModuleModes(model, device)
         self._host, self._settings, self._first = host, unusual_settings(model), first_weights(model)
+        self._nonfinite = nonfinite_weights(model)
         self._stages: dict[str, dict[str, float]] | None = None  # of the first sampled batch: a validation may freeze them
         tensors = unregistered_tensors(model) if context.steps.shards is None else {}  # shards are kept so by FSDP
         modules = unregistered_modules(model)
@@ -58,6 +59,7 @@ class SetupChecks(Tables):
         }
         self._reached: set[str] = set()
         self._decay: dict[str, VectorDecay] = {}
+        self._foreign: dict[str, tuple[int, ...]] = {}
         self._optimized: set[str] = set()
         self._hashes, self._of_batches, self._of_losses = BatchHashes(device), LabelTable(device), LabelTable(device)
         super().__init__(
@@ -118,6 +120,14 @@ class SetupChecks(Tables):
             for place, optimizer in enumerate(optimizers)
             if (found := _vector_decay(getattr(optimizer, "param_groups", ()))) is not None
         }
+        own = {id(parameter) for parameter in self._host.model.parameters()}
+        self._foreign = {
+            f"{place}-{type(optimizer).__name__}.group{number}.{index}": tuple(parameter.shape)
+            for place, optimizer in enumerate(optimizers)
+            for number, group in enumerate(getattr(optimizer, "param_groups", ()))
+            for index, parameter in enumerate(group["params"])
+            if parameter.requires_grad and id(parameter) not in own and not nn.parameter.is_lazy(parameter)
+        }
 
     # The tables.
 
@@ -161,6 +171,8 @@ class SetupChecks(Tables):
                 **{name: UnregisteredModules(0, size, reached=True, held=False) for name, size in temporary.items() if size},
             },
             vector_decay=self._decay,
+            nonfinite_weights=self._nonfinite,
+            foreign=self._foreign,
             labels=_label_counts(parts["losses"]) or _label_counts(parts["batches"]),
             batches=BatchCounts(compared, repeated, self._ranks, *(same_on_all(hashes) if self._ranks > 1 else ())),
         )

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -254,6 +255,34 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
         if still and (bias == 0 or (uniform and bias <= 1.001 * bound)):
             untrained.append(name)
     return FirstWeights(constant, tuple(untrained), one_sign)
+
+
+@dataclass(frozen=True, slots=True)
+class NonfiniteWeight:
+    """A parameter that is not finite when training starts.
+
+    Attributes:
+        count: How many of its numbers are NaN or infinite.
+        elements: How many it has.
+        index: Where the first of them is.
+    """
+
+    count: int
+    elements: int
+    index: tuple[int, ...]
+
+
+def nonfinite_weights(model: nn.Module) -> dict[str, NonfiniteWeight]:
+    """The parameters with numbers that are NaN or infinite, by name. One copy from the device where there are none."""
+    named = [(clean_name(name), p.detach()) for name, p in model.named_parameters() if _is_known(p) and p.is_floating_point()]
+    norms = [torch.linalg.vector_norm(p, dtype=torch.promote_types(p.dtype, torch.float32)).float() for _, p in named]
+    finite = torch.stack([norm.to(norms[0].device) for norm in norms]).isfinite().tolist() if norms else []
+    found = {}
+    for name, weight in (entry for entry, sound in zip(named, finite, strict=True) if not sound):
+        places = weight.isfinite().logical_not().nonzero()
+        if len(places):  # else only their squares are beyond all bounds
+            found[name] = NonfiniteWeight(len(places), weight.numel(), tuple(places[0].tolist()))
+    return found
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:

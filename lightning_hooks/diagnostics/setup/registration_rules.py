@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import from_first
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import NOT_REGISTERED, ONE_LAYER_SHARED, in_no_optimizer
-from lightning_hooks.diagnostics.excuses import had_gradient
+from lightning_hooks.diagnostics.excuses import had_gradient, unused_tensors
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 
@@ -67,12 +67,25 @@ class NotOptimized(Rule):
         total = sum(setup.elements for setup in report.setups.values() if setup.trains)
         share = sum(setup.elements for setup in left_out.values() if setup.has_gradient) / max(total, 1)
         most = f" So {percent(share)} of what trains is in no optimizer." if share >= self.most else ""
+        causes = (
+            "configure_optimizers that passes only a part of the parameters, or a layer that was unfrozen after the optimizer was"
+        )
+        advice: tuple[str, ...] = ()
+        before = f"Common causes: {causes} created."
+        old = unused_tensors(report)
+        if old and any(setup.has_gradient for setup in left_out.values()):
+            before = (
+                f"{old[0].partition('.')[0]} holds {len(old)} tensor{'s' * (len(old) > 1)} ({_shapes(report, old)}) that "
+                f"{'are no parameters' if len(old) > 1 else 'is no parameter'} of the model: it was created before a layer was "
+                "replaced."
+            )
+            advice = ("Create the optimizer after the layer, in configure_optimizers",)
         for name, setup in left_out.items():
             yield self.alert(
                 report, name, float(setup.elements), 0.0, "warning" if setup.has_gradient else "info",
                 "it requires a gradient, but no optimizer holds it: it does not change.",
-                "Common causes: configure_optimizers that passes only a part of the parameters, or a layer that was unfrozen "
-                f"after the optimizer was created.{most}",
+                f"{before}{most}",
+                advice=advice,
             )  # fmt: skip
 
 
@@ -164,6 +177,12 @@ class Shared(Rule):
                 f"{listed} {'is' if len(others) == 1 else 'are'} the same module, with the same weights.",
                 "Common cause: a list that was multiplied ([layer] * n repeats one layer).",
             )  # fmt: skip
+
+
+def _shapes(report: GradientFlowReport, names: Sequence[str], most: int = 3) -> str:
+    """The shapes of tensors: ``5x64, 5``; of many the first."""
+    shapes = ["x".join(map(str, report.model_setup.foreign[name])) or "1" for name in names]
+    return ", ".join(shapes[:most]) + ", …" * (len(shapes) > most)
 
 
 __all__ = ["FrozenHead", "NotOptimized", "Shared", "Unregistered"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterSetup:
@@ -138,6 +140,9 @@ class ModelSetup:
         unregistered: Attribute (``net.blocks``) to the modules or tensors it holds that are registered nowhere; module to the
             parameters behind its output that each step creates again.
         vector_decay: Optimizer to its weight decay on biases and norms; only optimizers that hold weights too.
+        nonfinite_weights: Parameters that held NaN or infinite values when training started, to what is known of them.
+        foreign: What optimizers hold that requires a gradient and is no parameter of the model, by its name
+            (``0-Adam.group0.4``), to its shape.
         labels: Targets that a cross entropy ignores; None where no integer targets were found.
         batches: How often batches were the same.
     """
@@ -152,5 +157,7 @@ class ModelSetup:
     settings: dict[str, dict[str, float]] = field(default_factory=dict)
     unregistered: dict[str, UnregisteredModules] = field(default_factory=dict)
     vector_decay: dict[str, VectorDecay] = field(default_factory=dict)
+    nonfinite_weights: dict[str, NonfiniteWeight] = field(default_factory=dict)
+    foreign: dict[str, tuple[int, ...]] = field(default_factory=dict)
     labels: LabelCounts | None = None
     batches: BatchCounts = BatchCounts()

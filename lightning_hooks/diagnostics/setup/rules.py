@@ -210,6 +210,27 @@ _EXTREME = {"p": _dropout, "eps": _eps}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LinearNetwork(Rule):
+    """Layers one after another with nothing between them that is not linear: together they are one linear layer.
+
+    A layer that is narrower than those around it is a choice (a linear autoencoder, an adapter of low rank) and not named.
+    """
+
+    kind: ClassVar[str] = "settings"
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert at the first of the layers."""
+        if report.linear_layers is not None:
+            first, last, layers = report.linear_layers
+            yield self.alert(
+                report, first, layers, 1, "warning",
+                f"from here to {last} there is nothing but linear maps: its {layers} layers are together one linear layer.",
+                "The output is a linear function of what comes in. Common cause: no activation between the layers.",
+                advice=("Put an activation such as nn.ReLU between them",),
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class OptimizerChoices(Rule):
     """Weight decay on biases and norms, and parameters that several optimizers hold: infos.
 
@@ -233,13 +254,21 @@ class OptimizerChoices(Rule):
                     "which most recipes leave out.",
                     advice=("Put parameters of one dimension into a group with weight_decay=0",),
                 )  # fmt: skip
-        shared = {name: setup.optimizers for name, setup in report.setups.items() if len(set(setup.optimizers)) > 1}
+        shared = {name: tuple(dict.fromkeys(setup.optimizers)) for name, setup in report.setups.items()}
+        shared = {name: optimizers for name, optimizers in shared.items() if len(optimizers) > 1}
         if shared:
             first = next(iter(shared))
+            # Losses of their own have parameters of their own too: an encoder and one of two heads.
+            whole = len(set(shared.values())) == 1 and all(
+                name in shared for name, setup in report.setups.items() if not set(shared[first]).isdisjoint(setup.optimizers)
+            )
             yield self.alert(
-                report, first, len(shared), 0, "info",
+                report, first, len(shared), 0, "warning" if whole else "info",
                 f"{_listed([*shared])} {'are' if len(shared) > 1 else 'is'} held by several optimizers "
-                f"({', '.join(dict.fromkeys(shared[first]))}): each updates what the other has set.",
+                f"({', '.join(shared[first])}): each updates what the other has set"
+                f"{', and none holds anything else' * whole}.",
+                "Their moments, decay and schedules contradict one another. Common cause: self.parameters() for each of them, "
+                "where each was to hold a part." if whole else "",
                 advice=("Give each parameter to one optimizer, unless they take turns on purpose",),
             )  # fmt: skip
 
@@ -261,7 +290,7 @@ def _listed(sites: Sequence[str], most: int = 3) -> str:
     return f"{shown} and {len(sites) - most} more" if len(sites) > most else shown
 
 
-__all__ = ["EvalMode", "FrozenStatistics", "ModuleSettings", "OptimizerChoices"]
+__all__ = ["EvalMode", "FrozenStatistics", "LinearNetwork", "ModuleSettings", "OptimizerChoices"]
 
 KINDS = (
     Kind(
@@ -294,18 +323,20 @@ KINDS = (
         "settings", "An unusual setting of a module or optimizer", group="Set-up", rank=300,
         hypotheses=(module_setting, unusual_setting),
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
-        "momentum 0, a dropout that drops nearly everything, a norm with a large eps, stages named as frozen that train, weight "
-        "decay on biases and norms.",
+        "momentum 0, a dropout that drops nearly everything, a norm with a large eps, stages named as frozen that train, layers "
+        "without an activation between them, two optimizers of the same parameters, weight decay on biases and norms.",
         formula="alert if a batch norm in training mode has fewer than {ModuleSettings.values} values per channel and batch\n"
         "      or momentum = 0 in a batch norm that has not been trained before\n"
         "      or the p of a dropout or a stochastic depth >= {ModuleSettings.dropout}\n"
         "      or a norm's eps >= {ModuleSettings.eps}\n"
         "      or frozen_stages >= 1 in a module all of whose parameters require a gradient\n"
+        "      or all layers are linear and nothing is between them, in the graph of the first sampled loss, none of them narrower "
+        "than both its neighbours\n"
         "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"
-        "     or two optimizers hold one parameter",
-        severities="warning; info for weight decay on biases and norms, and for parameters that two optimizers hold",
+        "     or two optimizers hold one parameter; a warning if they hold the same parameters",
+        severities="warning; info for weight decay on biases and norms, and for a part that two optimizers hold",
         advice=("Set it as the diagnosis says", "Where it is on purpose, mute this with rules=['-settings']"),
     ),
 )  # fmt: skip
 
-RULES = (EvalMode(), FrozenStatistics(), ModuleSettings(), OptimizerChoices())
+RULES = (EvalMode(), FrozenStatistics(), LinearNetwork(), ModuleSettings(), OptimizerChoices())

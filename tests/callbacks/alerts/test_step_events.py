@@ -151,6 +151,38 @@ def test_clipping_in_vain(optimizer: Any) -> None:
     assert events(Classifier(mlp(), optimizer=optimizer), gradient_clip_val=1e-2)[name].wasted_clips == 0
 
 
+class ClipsByHand(Classifier):
+    """Steps by itself, and clips before or after that; zeroes by setting to None, or in place."""
+
+    def __init__(self, late: bool, to_none: bool, zeroes_first: bool) -> None:
+        super().__init__(mlp())
+        self.automatic_optimization = False
+        self.late, self.to_none, self.zeroes_first = late, to_none, zeroes_first
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        if self.zeroes_first:
+            optimizer.zero_grad(set_to_none=self.to_none)
+        self.manual_backward(loss)
+        if not self.late:
+            torch.nn.utils.clip_grad_norm_(self.parameters(), 1e-2)
+        optimizer.step()
+        if self.late:
+            torch.nn.utils.clip_grad_norm_(self.parameters(), 1e-2)
+        if not self.zeroes_first:
+            optimizer.zero_grad(set_to_none=self.to_none)
+        return loss
+
+
+@pytest.mark.parametrize("zeroes_first", [False, True])
+def test_clipping_in_vain_under_manual_optimization(zeroes_first: bool) -> None:
+    assert events(ClipsByHand(True, True, zeroes_first))["0-SGD"].wasted_clips == N - 1
+    for late, to_none in ((False, True), (False, False)):
+        found = events(ClipsByHand(late, to_none, zeroes_first))["0-SGD"]
+        assert (found.wasted_clips, found.unzeroed_steps) == (0, 0)
+
+
 def test_the_past_survives_a_checkpoint(tmp_path: Any) -> None:
     whole, first, second = (GradientClipMonitor(summary=False) for _ in range(3))
     trainer([whole], max_epochs=2).fit(Spoiled(N + 2, 1e3), loader())

@@ -1,0 +1,105 @@
+"""What the batch and the weights of a bad step say of it, where it is not run again."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks import TrainingMonitor
+from lightning_hooks.diagnostics.batches.inputs import InputTable
+from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, nonfinite_weights
+from lightning_hooks.replay.look import look_at
+from lightning_hooks.statistics.rows import Clock
+from tests.support.models import Classifier, loader, mlp, trainer
+
+
+class Manual(Classifier):
+    """Steps by itself."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        optimizer: Any = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+
+def test_the_batch_is_looked_at_before_the_weights_and_masks_of_minus_infinity_are_none() -> None:
+    net = nn.Linear(3, 2)
+    net.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+    batch = {"ids": torch.arange(4), "x": torch.ones(4, 2, 3)}
+    assert look_at(net, batch).text == "The batch and the weights were finite: an operation of the step was the first."
+    net.bias.data[1] = math.inf
+    assert look_at(net, batch) == ("bias has inf in it, first at [1]: no step makes it finite again.", ())
+    batch["x"][1:3, 1, 2] = math.nan
+    assert look_at(net, batch) == ("The batch itself has nan in it (batch['x']), first at [1, 1, 2].", (1, 2))
+
+
+def test_weights_that_are_not_finite_at_the_start_are_counted() -> None:
+    net = mlp()
+    net[0].weight.data[0, 0] = 1e30  # its square is infinite
+    assert nonfinite_weights(net) == {}
+    net[2].weight.data[3, 5:7] = torch.tensor([math.nan, math.inf])
+    assert nonfinite_weights(net) == {"2.weight": NonfiniteWeight(2, 256, (3, 5))}
+
+
+def test_the_place_in_the_first_batch_with_such_values_is_kept() -> None:
+    table = InputTable(Clock())
+    for value in (0.0, math.nan, 0.0, -math.inf):
+        batch = torch.ones(4, 3)
+        batch[2, 1 if math.isnan(value) else 0] = value
+        table.train([batch], compare=False)
+    assert table.read(table.pack())["input_nonfinite"] == (2, 1)
+    table.reset()
+    assert table.read(table.pack())["input_nonfinite"] == ()
+
+
+@pytest.mark.parametrize("kind", [Classifier, Manual])
+def test_a_weight_that_is_nan_at_the_start_is_the_cause(kind: Any) -> None:
+    module, monitor = kind(mlp()), TrainingMonitor(summary=False)
+    module.net[2].weight.data[3, 5] = math.nan
+    trainer([monitor]).fit(module, loader())
+    (alert,) = [alert for alert in monitor.alerts if alert.severity != "info"]
+    assert (alert.kind, alert.site, alert.since_step, alert.severity) == ("nonfinite", "net.2.weight", 0, "critical")
+    assert alert.message == "1 of its 256 numbers is NaN or infinite since before the first step, the first at [3, 5]."
+    assert "no step makes it finite again" in alert.diagnosis
+    assert alert.advice[0] == "Initialise or load it again"
+
+
+def test_a_weight_that_nothing_uses_is_an_info() -> None:
+    module, monitor = Classifier(mlp()), TrainingMonitor(summary=False)
+    module.register_parameter("spare", nn.Parameter(torch.full((2,), math.nan), requires_grad=False))
+    trainer([monitor]).fit(module, loader())
+    assert monitor.verdict.startswith("1 epoch, no alert above info (nonfinite)")
+
+
+def test_a_batch_is_looked_at_under_manual_optimization() -> None:
+    data, monitor = loader(), TrainingMonitor(summary=False)
+    data.dataset.tensors[0][19, 2] = math.inf
+    trainer([monitor]).fit(Manual(mlp()), data)
+    (alert,) = [alert for alert in monitor.alerts if alert.severity != "info"]
+    assert (alert.kind, alert.batch, alert.samples) == ("loss_nonfinite", 2, (19,))
+    assert alert.diagnosis == (
+        "The batch itself has inf in it (batch[0]), first at [3, 2]. The step was not run again: that is done under automatic "
+        "optimization only."
+    )
+
+
+def test_without_evidence_of_steps_the_statistics_of_the_batch_say_so() -> None:
+    data = loader()
+    data.dataset.tensors[0][3, 2] = math.nan
+    monitor = TrainingMonitor(summary=False, capsule=None, every_n_steps=1)
+    trainer([monitor]).fit(Classifier(mlp()), data)
+    (alert,) = [alert for alert in monitor.alerts if alert.severity != "info" and alert.kind == "nonfinite"]
+    assert (
+        alert.diagnosis == "The batch itself holds NaN or infinite values in tensor 0 of the batch, the first in row 3, at [3, 2]."
+    )
