@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ from torch import nn
 
 from lightning_hooks.hosts.loggers import as_loggers
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
-from lightning_hooks.hosts.loop_setup import setup_of
+from lightning_hooks.hosts.loop_setup import inner_optimizer, setup_of
 from lightning_hooks.hosts.plain import PlainHost
-from lightning_hooks.hosts.watch import check_arguments
-from lightning_hooks.session.training_members import TrainingMembers
+from lightning_hooks.hosts.watch import monitor_of
 
 
 def watch(
@@ -26,6 +25,7 @@ def watch(
     *,
     log_dir: str | os.PathLike[str] | None = None,
     batches_per_epoch: int | None = None,
+    loss_function: Callable[[Any], Any] | None = None,
     **arguments: Any,
 ) -> LoopMonitor:
     """Observe a training with Accelerate, as :func:`lightning_hooks.watch` does in plain PyTorch.
@@ -38,7 +38,8 @@ def watch(
         optimizer: Its optimizer, or several, as ``prepare`` returned them.
         log_dir: Where the run's reports are written; None for the accelerator's ``logging_dir``, or nowhere where it has none.
         batches_per_epoch: As for :func:`lightning_hooks.watch`.
-        **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`, but ``progress_bar``, ``capsule`` and ``keep_batches``.
+        loss_function: As for :func:`lightning_hooks.watch`.
+        **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`, but ``progress_bar``.
 
     Returns:
         A context manager around the loop: call ``step(loss)`` after each batch, also where ``accumulate`` takes no step.
@@ -48,7 +49,6 @@ def watch(
         TypeError: If an argument is of a wrong type, or there is none of that name.
         ValueError: If an argument is out of range or needs Lightning.
     """
-    check_arguments("watch", arguments)
     if not isinstance(accelerator, Accelerator):
         raise TypeError(f"watch takes an accelerate.Accelerator first; got {accelerator!r}.")
     given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
@@ -62,26 +62,17 @@ def watch(
         description={"precision": PRECISIONS.get(accelerator.mixed_precision, accelerator.mixed_precision)},
     )
     folder = accelerator.logging_dir if log_dir is None else log_dir
-    loggers = as_loggers([tracker.tracker for tracker in accelerator.trackers])
     host = PlainHost(
         model,
         [inner_optimizer(each) for each in given],
         setup=setup,
-        loggers=loggers,
+        loggers=as_loggers([tracker.tracker for tracker in accelerator.trackers]),
         log_dir=None if folder is None else Path(folder),
         scaler=accelerator.scaler,
     )
     host.accumulation = accelerator.gradient_accumulation_steps
-    members = TrainingMembers(**arguments)
-    return LoopMonitor(host, members.all, members.joining, members.outlets)
+    return monitor_of("watch", host, loss_function, arguments)
 
 
 PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 """Accelerate's names of precisions to Lightning's."""
-
-
-def inner_optimizer(optimizer: Any) -> Any:
-    """The optimizer in the wrapper of Accelerate's, which has no step hooks: it never calls ``Optimizer.__init__``."""
-    while type(optimizer).__name__ == "AcceleratedOptimizer":
-        optimizer = optimizer.optimizer
-    return optimizer

@@ -184,9 +184,12 @@ class StepAgain:
         """The same for a copy of the model."""
         raise NotImplementedError(self.why_not())
 
+    def release(self) -> None:
+        """Training is over: leave everything as it was."""
+
     def why_not(self) -> str:
         """Why a step cannot be run again in the run; empty where it can."""
-        return "this training loop does not say how"
+        return "this loop does not say how: watch(…, loss_function=…) does"
 
 
 class Host(ABC):

@@ -34,6 +34,9 @@ class LoopEvents:
         session: The session.
         host: Its host, which counts batches and steps.
         ends_at_step: Whether each optimizer step ends a batch.
+
+    Attributes:
+        ran: Whether the loss of the batch under way came from :meth:`run`.
     """
 
     def __init__(self, session: Session, host: PlainHost, ends_at_step: bool = False) -> None:
@@ -42,6 +45,7 @@ class LoopEvents:
         self._mode = BackwardMode(self._backward)
         self._mode_on = self._in_backward = self._trained = self._warned = self._compared = False
         self._open = False  # a batch is under way
+        self.ran = False
         self._forwards: list[ExitStack] = []  # of the model, those under way
         self._depth: Counter[int] = Counter()  # of the calls of an optimizer's step that are under way
         self._steps: Counter[int] = Counter()  # of each optimizer in this batch
@@ -115,7 +119,7 @@ class LoopEvents:
         with outside_modes():
             if not self._open:
                 self._start_batch(None)
-            self._open = False
+            self._open = self.ran = False
             self._steps.clear()
             host = self._host
             host.epoch_ends = host.batch + 1 == host.setup.batches_per_epoch
@@ -136,6 +140,18 @@ class LoopEvents:
             finally:
                 self._host.epoch += 1
             self._session.epoch_start()
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the function that gives a batch's loss: with these arguments it is called again where the step is bad."""
+        with outside_modes():
+            if not self._open:
+                self._start_batch(args[0])
+            self._session.evidence.forward(args, kwargs)
+        self.ran = True
+        returned = function(*args, **kwargs)
+        with outside_modes():
+            self._session.evidence.returned(returned)
+        return returned
 
     # The model.
 
@@ -174,9 +190,9 @@ class LoopEvents:
 
     def _follows(self) -> bool:
         """Whether what runs is a forward of the loop: in its thread, and no recomputation in backward."""
-        return (
-            not torch.compiler.is_compiling() and threading.get_ident() == self._thread and torch._C._current_graph_task_id() == -1
-        )
+        if torch.compiler.is_compiling() or self._host.runs_again:
+            return False
+        return threading.get_ident() == self._thread and torch._C._current_graph_task_id() == -1
 
     # Backward.
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts.loop_events import LoopEvents
+from lightning_hooks.hosts.loop_replay import LoopStepAgain
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.outlets import Outlets
 from lightning_hooks.session.session import Session
 from lightning_hooks.session.training_reports import NAMES, TrainingReports
+
+Loader = TypeVar("Loader")
 
 
 class LoopMonitor(TrainingReports):
@@ -41,7 +45,7 @@ class LoopMonitor(TrainingReports):
         ends_at_step: bool = False,
     ) -> None:
         self.host, self._members, self._joining, self._outlets = host, members, joining, outlets
-        self._ends_at_step = ends_at_step
+        self._ends_at_step, self._warned = ends_at_step, False
         self._session: Session | None = None
         self._events: LoopEvents | None = None
 
@@ -104,7 +108,50 @@ class LoopMonitor(TrainingReports):
         """
         if loss is not None and not isinstance(loss, Tensor):
             raise TypeError(f"step() takes the loss as a tensor, or nothing; got {loss!r}. Leave out .item().")
-        self._running().end_batch(loss)
+        events = self._running()
+        if not events.ran and not self._warned and type(self.host.again) is LoopStepAgain:
+            self._warned = True
+            warn(
+                "watch: this batch's loss did not come from monitor.loss(batch). Call it in place of loss_function(batch): a step "
+                "can be run again only where its batch is known. This warning is shown once."
+            )
+        events.end_batch(loss)
+
+    def loss(self, batch: Any) -> Any:
+        """Call ``loss_function`` on a training batch, and return what it returns: if the step turns out bad, it is run again.
+
+        Args:
+            batch: What ``loss_function`` takes.
+
+        Raises:
+            RuntimeError: Outside of the block, or without a ``loss_function``.
+        """
+        return self.run(self._again().loss_function, batch)
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function with a training batch: as :meth:`loss`."""
+        return self._running().run(function, *args, **kwargs)
+
+    def batches(self, loader: Loader) -> Loader:
+        """Return the loader of the training batches. Where it is a ``DataLoader``, alerts about single steps name their samples.
+
+        Args:
+            loader: The loader.
+
+        Raises:
+            RuntimeError: Without a ``loss_function``.
+        """
+        self._again().record(loader)
+        return loader
+
+    def _again(self) -> LoopStepAgain:
+        again = self.host.again
+        if not isinstance(again, LoopStepAgain):
+            raise RuntimeError(
+                "loss(batch) and batches(loader) are for steps that are run again, which needs the function that gives a batch's "
+                "loss: watch(model, optimizer, loss_function=…)."
+            )
+        return again
 
     def end_window(self) -> dict[str, Any]:
         """End the window under way, as at an epoch's end.
@@ -155,6 +202,7 @@ class LoopMonitor(TrainingReports):
             raise
         self._events.stop()
         self._session.finish()
+        self.host.again.release()
         self._events = self._session = None
 
     def close(self, how: str, error: BaseException | None = None) -> None:
@@ -169,6 +217,7 @@ class LoopMonitor(TrainingReports):
             events.stop()
         if session is not None:
             session.close(how, error)
+            self.host.again.release()
 
     def subscribe(self, observer: Any) -> None:
         """Call a function with every new :class:`~lightning_hooks.Alert`, infos too, next to what ``on_alert`` says.

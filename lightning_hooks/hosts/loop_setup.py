@@ -35,6 +35,13 @@ def setup_of(model: nn.Module, **known: Any) -> TrainingSetup:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model in the wrapper that trains it on several ranks or devices."""
+    """The model in the wrappers that train it: Fabric's, and those for several ranks or devices."""
     wrappers = nn.parallel.DistributedDataParallel, nn.DataParallel
-    return unwrapped(model.module) if isinstance(model, wrappers) else model
+    inner = model.module if isinstance(model, wrappers) else model._modules.get("_forward_module")
+    return model if inner is None else unwrapped(inner)
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer in the wrapper of Accelerate's or Fabric's, which has no step hooks of its own."""
+    wrapped = {"AcceleratedOptimizer", "_FabricOptimizer"} & {kind.__name__ for kind in type(optimizer).__mro__}
+    return inner_optimizer(optimizer.optimizer) if wrapped else optimizer

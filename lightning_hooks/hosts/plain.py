@@ -34,6 +34,7 @@ class PlainHost(Host):
         global_step: The number of optimizer steps so far.
         epoch_ends: Whether the training batch that ends now is the epoch's last.
         should_stop: Whether an alert asks the loop to end.
+        runs_again: Whether a step is being run again, and nothing that the model does is the loop's.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class PlainHost(Host):
         log_dir: Path | None = None,
         scaler: Any = None,
     ) -> None:
-        self._wrapped, self._model = model, unwrapped(model)
+        self.wrapped, self._model = model, unwrapped(model)
         self._optimizers, self._scaler = list(optimizers), scaler
         self.setup = setup_of(model) if setup is None else setup
         self._trackers = Trackers(loggers if self.setup.is_global_zero else (), _fault)
@@ -55,7 +56,7 @@ class PlainHost(Host):
         self.files = LoopFiles(log_dir)
         self.epoch = self.batch = self.global_step = 0
         self.accumulation = 1
-        self.epoch_ends = self.should_stop = False
+        self.epoch_ends = self.should_stop = self.runs_again = False
 
     @property
     @override
@@ -84,7 +85,7 @@ class PlainHost(Host):
 
     @override
     def replicated_parameters(self) -> Sequence[nn.Parameter]:
-        return replicated(self._wrapped) if self.setup.world_size > 1 else ()
+        return replicated(self.wrapped) if self.setup.world_size > 1 else ()
 
     @override
     def stop(self) -> None:

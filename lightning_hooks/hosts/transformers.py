@@ -12,10 +12,9 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from typing_extensions import override
 
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
-from lightning_hooks.hosts.transformers_host import host_of, trainer_of
-from lightning_hooks.hosts.watch import check_arguments
+from lightning_hooks.hosts.transformers_host import TrainersLoss, host_of, trainer_of
+from lightning_hooks.hosts.watch import members_of
 from lightning_hooks.session.member import Member
-from lightning_hooks.session.training_members import TrainingMembers
 from lightning_hooks.session.training_reports import TrainingReports
 
 STATE = "lightning_hooks.pt"
@@ -29,7 +28,7 @@ class MonitorCallback(TrainerCallback, TrainingReports):
     training that goes on from a checkpoint goes on with its window. ``on_alert="stop"`` sets ``control.should_training_stop``.
 
     Args:
-        **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`, but ``progress_bar``, ``capsule`` and ``keep_batches``.
+        **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`, but ``progress_bar``.
 
     Raises:
         ImportError: If figures are asked for and matplotlib is not installed.
@@ -38,8 +37,7 @@ class MonitorCallback(TrainerCallback, TrainingReports):
     """
 
     def __init__(self, **arguments: Any) -> None:
-        check_arguments("MonitorCallback", arguments)
-        self._members = TrainingMembers(**arguments)
+        self._members = members_of("MonitorCallback", {"capsule": "auto", **arguments})
         self.loop: LoopMonitor | None = None
         self._epoch_over = False
 
@@ -58,11 +56,13 @@ class MonitorCallback(TrainerCallback, TrainingReports):
         trainer = trainer_of(args)
         if "train" not in vars(trainer):  # the callback came later than the Trainer
             self._close_after(trainer, "training_step")
-        self.loop = LoopMonitor(host_of(trainer, args, state), self._members.all, self._members.joining, self._members.outlets)
+        host = host_of(trainer, args, state)
+        self.loop = loop = LoopMonitor(host, self._members.all, self._members.joining, self._members.outlets)
         saved = _checkpoint(args, state) / STATE
         if state.global_step and saved.exists():
             self.loop.load_state_dict(torch.load(saved, map_location="cpu", weights_only=False))
-        self.loop.start()
+        host.again = TrainersLoss(host, trainer, loop.run)
+        loop.start()
 
     def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A batch ends whose gradients are accumulated."""

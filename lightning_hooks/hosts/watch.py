@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import nn
 
 from lightning_hooks.hosts.loggers import as_loggers
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
-from lightning_hooks.hosts.loop_setup import setup_of
+from lightning_hooks.hosts.loop_replay import LoopStepAgain
+from lightning_hooks.hosts.loop_setup import inner_optimizer, setup_of
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.training_members import TrainingMembers
 
@@ -25,6 +26,7 @@ def watch(
     loggers: Any = None,
     log_dir: str | os.PathLike[str] | None = None,
     batches_per_epoch: int | None = None,
+    loss_function: Callable[[Any], Any] | None = None,
     **arguments: Any,
 ) -> LoopMonitor:
     """Observe a training in plain PyTorch, as :class:`~lightning_hooks.TrainingMonitor` does in Lightning. Training is not altered.
@@ -33,7 +35,7 @@ def watch(
     read when ``loss.backward()`` returns, before anybody clips them, and again in ``optimizer.step()``.
 
     Args:
-        model: The model; with DDP the wrapper. Of several models an ``nn.ModuleDict``.
+        model: The model; with DDP or Fabric the wrapper. Of several models an ``nn.ModuleDict``.
         optimizer: Its optimizer, or several.
         scaler: The ``GradScaler``, where there is one: without it scaled gradients count as they are.
         loggers: Where values go: TensorBoard's ``SummaryWriter``, a run of W&B's or MLflow's, a function of (values by tag, step),
@@ -41,10 +43,13 @@ def watch(
         log_dir: Where the run's reports are written; None for nowhere.
         batches_per_epoch: How many batches come before each ``end_window()``, where that is known: ``report_every_n_steps="auto"``
             goes by it.
-        **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`, but ``progress_bar``, ``capsule`` and ``keep_batches``.
+        loss_function: What gives a batch's loss, so that a bad step can be run again; the loop calls ``monitor.loss(batch)`` in its
+            place. ``capsule`` and ``keep_batches`` need it, and what ``learning`` measures by running steps again.
+        **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`, but ``progress_bar``.
 
     Returns:
-        A context manager around the loop, with ``step(loss)`` for each batch's end, ``end_window()``, and the attributes of
+        A context manager around the loop, with ``step(loss)`` for each batch's end, ``end_window()``, ``loss(batch)`` and
+        ``batches(loader)`` where a bad step is to be run again, and the attributes of
         TrainingMonitor: ``alerts``, ``verdict``, ``features``, ``gradients``, ``clipping``, ``report``, ….
 
     Raises:
@@ -67,7 +72,6 @@ def watch(
         >>> monitor.clipping.optimizers["0-SGD"].steps
         3
     """
-    check_arguments("watch", arguments)
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a torch.nn.Module; got {model!r}.")
@@ -78,30 +82,45 @@ def watch(
     known = {} if batches_per_epoch is None else {"batches_per_epoch": float(batches_per_epoch)}
     host = PlainHost(
         model,
-        optimizers,
+        [inner_optimizer(each) for each in optimizers],
         setup=setup_of(model, automatic_optimization=len(optimizers) == 1, steps_announced=False, **known),
         loggers=as_loggers(loggers),
         log_dir=None if log_dir is None else Path(log_dir),
         scaler=scaler if scaler is not None and scaler.is_enabled() else None,
     )
-    members = TrainingMembers(**arguments)
+    return monitor_of("watch", host, loss_function, arguments)
+
+
+def monitor_of(name: str, host: PlainHost, loss_function: Callable[[Any], Any] | None, arguments: dict[str, Any]) -> LoopMonitor:
+    """The monitors of a loop that says what ends a batch.
+
+    Args:
+        name: What the arguments are given to, for messages.
+        host: The loop.
+        loss_function: What gives a batch's loss; None for nothing that can be run again.
+        arguments: Those of :class:`~lightning_hooks.TrainingMonitor`.
+
+    Raises:
+        TypeError: As :func:`watch`.
+        ValueError: As :func:`watch`.
+    """
+    kept = {each: arguments[each] for each in ("capsule", "keep_batches") if arguments.get(each)}
+    if loss_function is None and kept:
+        raise ValueError(
+            f"{name}: a bad step is kept where it can be run again, by the function that gives a batch's loss. Pass it, "
+            f"{name}(…, loss_function=…), and call monitor.loss(batch) in its place; got {kept!r} and no loss_function."
+        )
+    if loss_function is not None:
+        if not callable(loss_function):
+            raise TypeError(f"loss_function must be a function of a batch that returns its loss; got {loss_function!r}.")
+        host.again = LoopStepAgain(host, loss_function)
+        arguments = {"capsule": "auto", **arguments}
+    members = members_of(name, arguments)
     return LoopMonitor(host, members.all, members.joining, members.outlets)
 
 
-def check_arguments(name: str, arguments: dict[str, Any]) -> None:
-    """Check that arguments do not need Lightning's Trainer.
-
-    Args:
-        name: What they are given to, for the message.
-        arguments: The arguments.
-
-    Raises:
-        ValueError: If one does.
-    """
+def members_of(name: str, arguments: dict[str, Any]) -> TrainingMembers:
+    """What observes a training in a loop without a progress bar of Lightning's."""
     if arguments.get("progress_bar"):
         raise ValueError(f"{name}: progress_bar=True needs Lightning's Trainer, whose bar it is. Leave it out here.")
-    if arguments.get("capsule") is not None or arguments.get("keep_batches"):
-        raise ValueError(
-            f"{name}: a bad step is kept, to be run again, in Lightning's Trainer alone: this loop does not say how to run one. "
-            f"Leave out capsule and keep_batches; got {arguments.get('capsule')!r} and {arguments.get('keep_batches', 0)!r}."
-        )
+    return TrainingMembers(**arguments)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
@@ -79,6 +80,7 @@ class _Recording:
     def __init__(self, loader: DataLoader[Any], before: Any) -> None:
         self.loader, self.before = loader, before  # what stood on the instance
         self._samplers: dict[int, _Recorded] = {}
+        self.latest: Callable[[], Any] = lambda: None
 
     def __call__(self) -> Any:
         loader = self.loader
@@ -88,9 +90,11 @@ class _Recording:
         sampler = own[name]
         own[name] = self._samplers.setdefault(id(sampler), _Recorded(sampler))  # DataLoader's __setattr__ does not allow it
         try:
-            return self.before() if make is None else make(loader)
+            iterator = self.before() if make is None else make(loader)
         finally:
             own[name] = sampler
+        self.latest = ref(iterator)
+        return iterator
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self.loader, "_get_iterator")
@@ -109,6 +113,10 @@ class LoaderRows:
             recording = _Recording(loader, vars(loader).get("_get_iterator"))
             vars(loader)["_get_iterator"] = recording  # torch has no public way to see what is drawn
             self._loaders.append((loader, recording))
+
+    def latest(self) -> Any:
+        """The iterator that was made last of the loader that was recorded last; None where there is none any more."""
+        return self._loaders[-1][1].latest() if self._loaders else None
 
     def release(self) -> None:
         """Leave every loader as it was."""

@@ -42,6 +42,7 @@ class _UnderWay:
     batch: Any = None  # as training_step was given it
     rest: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # its other arguments
     loss: Tensor | None = None  # as it came to backward
+    returned: Tensor | None = None  # as it was returned, where that is known
     in_forward: bool = False
 
 
@@ -144,6 +145,13 @@ class StepWatch:
         self.ring.at_forward(now.evidence, self._generators.read())
 
     @_guarded
+    def returned(self, outputs: Any) -> None:
+        """``training_step`` has returned."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if self._now is not None and isinstance(loss, Tensor):
+            self._now.in_forward, self._now.returned = False, loss.detach()
+
+    @_guarded
     def before_backward(self, loss: Any) -> None:
         """Backward starts: look at the loss, on an accelerator without waiting for it."""
         now = self._now
@@ -235,6 +243,7 @@ class StepWatch:
         args, kwargs = guilty.rest
         scale = 1.0 / host.loss_scaling.accumulation
         buffers = self._buffers.pairs() if guilty is self._now else ()
+        before = guilty.loss / scale if guilty.returned is None and guilty.loss is not None else guilty.returned
 
         try:
             with self._unobserved():
@@ -248,7 +257,7 @@ class StepWatch:
                     generators=evidence.generators,
                     buffers=buffers,
                     scale=scale,
-                    loss=None if guilty.loss is None else guilty.loss / scale,
+                    loss=before,
                     crashed=crashed,
                     eager=bool(compiled_regions(host.model)),
                 )
