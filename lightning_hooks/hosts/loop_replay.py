@@ -37,7 +37,7 @@ class LoopStepAgain(StepAgain):
     def record(self, loader: Any) -> None:
         """Record which samples a loader draws from now on, and from no other."""
         if loader is not self._loader:
-            self.release()
+            self._rows.release()
             self._loader = loader
             self._rows.record(inner_loader(loader))
 

@@ -31,7 +31,7 @@ def replay(path: Path, model: str, data: str | None = None, output: Path | None 
 
     Args:
         path: The folder of the capsule.
-        model: What makes the model, as ``package.module:factory``.
+        model: What makes the model, or the model and the function that gives a batch's loss, as ``package.module:factory``.
         data: The data set, or what makes it, likewise; for a capsule without its batch.
         output: The page to write; None for next to the run's report.
 
@@ -42,16 +42,15 @@ def replay(path: Path, model: str, data: str | None = None, output: Path | None 
         CapsuleError: If the capsule cannot be read, or does not fit the model or the data.
     """
     capsule = read_capsule(path)
-    network = _network(capsule, model)
+    network, function = _network(capsule, model)
     batch, rows = _batch(capsule, data)
     precision = str(capsule.record.get("loop", {}).get("precision", ""))
-    _check(hasattr(network, "training_step"), f"{model} makes a {type(network).__name__}, which has no training_step.")
     if precision in _WHOLE:
         network = network.to(_WHOLE[precision])
 
     def step(part: Any) -> Any:
         with _precision(precision):
-            return network.training_step(part, *capsule.args, **capsule.kwargs)
+            return function(part, *capsule.args, **capsule.kwargs)
 
     named = dict(network.named_buffers())
     buffers = [(named[name], value) for name, value in capsule.before.items() if name in named and named[name].shape == value.shape]
@@ -99,10 +98,13 @@ def _now(name: str) -> str:
         return ""
 
 
-def _network(capsule: Capsule, source: str) -> Any:
-    """The model with the weights of the capsule, where it has them."""
-    made = _made(source, "--model")
-    _check(isinstance(made, nn.Module), f"--model {source} gave a {type(made).__name__}; expected a LightningModule.")
+def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
+    """The model with the weights of the capsule, where it has them, and what gives a batch's loss."""
+    found = _made(source, "--model")
+    made, function = found if isinstance(found, tuple) and len(found) == 2 else (found, getattr(found, "training_step", None))
+    wanted = "a LightningModule, or a model and the function that gives a batch's loss"
+    _check(isinstance(made, nn.Module), f"--model {source} gave a {type(made).__name__}; expected {wanted}.")
+    _check(callable(function), f"{source} makes a {type(made).__name__}, which has no training_step; expected {wanted}.")
     own = {**dict(made.named_parameters(remove_duplicate=False)), **dict(made.named_buffers(remove_duplicate=False))}
     state = capsule.state
     if state:
@@ -115,7 +117,7 @@ def _network(capsule: Capsule, source: str) -> Any:
         with torch.no_grad():
             for name, value in state.items():
                 own[name].data = value.clone() if own[name].dtype != value.dtype else own[name].data.copy_(value)
-    return made.train()
+    return made.train(), function
 
 
 def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]:

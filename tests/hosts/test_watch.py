@@ -362,8 +362,6 @@ def test_what_needs_lightning_and_what_is_wrong_is_an_error() -> None:
     optimizer = sgd(net)
     with pytest.raises(ValueError, match="progress_bar=True needs Lightning"):
         watch(net, optimizer, progress_bar=True)
-    with pytest.raises(ValueError, match="Leave out capsule and keep_batches; got 'auto' and 0"):
-        watch(net, optimizer, capsule="auto")
     with pytest.raises(TypeError, match="There is no argument 'every_n_step'"):
         watch(net, optimizer, every_n_step=3)
     with pytest.raises(TypeError, match=r"watch takes a torch.nn.Module; got 3"):
