@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.hosts.test_loop_replay import BAD
 from tests.support.rank_loops import BATCHES, CASES, CLIP, run
 from tests.support.two_processes import run_twice
 
@@ -14,8 +15,13 @@ pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    return run_twice("tests.support.rank_loops", tmp_path_factory.mktemp("ranks"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, list[Any]]:
+    return run_twice("tests.support.rank_loops", folder)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -36,3 +42,12 @@ def test_two_ranks_report_what_one_process_does(case: str, found: dict[str, list
     assert clips.norm_before == pytest.approx(expected.norm_before, rel=1e-4)
     assert clips.norm_after == pytest.approx(CLIP, rel=1e-3)
     assert first["gradients"].alerts == second["gradients"].alerts == one["gradients"].alerts
+
+
+def test_the_rank_with_the_bad_sample_writes_and_training_is_the_same(found: dict[str, list[Any]], folder: Path) -> None:
+    for of_rank in found["replay"]:
+        assert of_rank["with"]["left"] == of_rank["without"]["left"]
+        assert of_rank["with"]["samples"] == (BAD,)
+        assert "Run again, log at test_loop_replay.py:" in of_rank["with"]["text"]
+    [capsule] = (folder / "lightning_hooks" / "capsules").iterdir()
+    assert f"On rank {capsule.name[-1]}: " in found["replay"][0]["with"]["text"]

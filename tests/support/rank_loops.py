@@ -13,6 +13,7 @@ import torch.distributed
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_hooks import TrainingMonitor, watch
 
@@ -82,10 +83,34 @@ def run(case: str, rank: int, ranks: int) -> dict[str, Any]:
 CASES = ("ddp", "fsdp2", "fabric")
 
 
+def bad_sample(folder: Path | None) -> dict[str, Any]:
+    """DDP with buffers that ranks exchange, and a sample of one rank whose logarithm is infinite."""
+    from tests.hosts.test_loop_replay import Net as WithBuffers
+    from tests.hosts.test_loop_replay import adam, first, left_by, loader, loss_of
+
+    net = WithBuffers()
+    model = DistributedDataParallel(net)
+    data, optimizer, losses = loader("log"), adam(net), []
+    data = DataLoader(data.dataset, 8, sampler=DistributedSampler(data.dataset, seed=2))
+    function = loss_of(model)
+    given = {} if folder is None else {"loss_function": function, "log_dir": folder}
+    with watch(model, optimizer, summary=False, **given) as monitor:
+        for batch in data if folder is None else monitor.batches(data):
+            loss = function(batch) if folder is None else monitor.loss(batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+            losses.append(loss.item())
+    alert = first(monitor)
+    return {"left": left_by(net, losses, optimizer), "samples": alert.samples, "text": alert.diagnosis}
+
+
 if __name__ == "__main__":
     rank, folder = int(os.environ["LOCAL_RANK"]), Path(sys.argv[1])
     os.environ["RANK"] = str(rank)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     found = {case: run(case, rank, 2) for case in CASES}
+    found["replay"] = {"without": bad_sample(None), "with": bad_sample(folder)}
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
     torch.distributed.destroy_process_group()
