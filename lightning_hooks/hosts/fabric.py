@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
-from weakref import WeakSet
 
 from lightning.fabric import Fabric
 from torch import nn
@@ -53,7 +50,6 @@ class FabricLoop:
         self._modules: list[nn.Module] = []
         self._hooks: list[RemovableHandle] = []
         self.loop: LoopMonitor | None = None
-        _OPEN.add(self)
 
     @classmethod
     def set_up(cls, monitor: FabricMonitor, fabric: Fabric, module: Any, quiet: bool = False) -> None:
@@ -96,29 +92,13 @@ class FabricLoop:
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         """Training ends, if the loop says so: the report is written, and the hooks are removed."""
-        self.end()
-
-    def end(self, together: bool = True) -> None:
-        """Training is over. Harmless when it was over before.
-
-        Args:
-            together: Whether all ranks come here, and the window under way can end.
-        """
         while self._hooks:
             self._hooks.pop().remove()
         loop, self.loop = self.loop, None
         callbacks = self._fabric._callbacks
         callbacks[:] = [self.monitor if callback is self else callback for callback in callbacks]
         if loop is not None:
-            error = getattr(sys, "last_value", None)
-            if not together and isinstance(error, BaseException):
-                loop.close("exception", error)
-            else:
-                loop.finish(ends_window=together or loop.host.setup.world_size == 1)
-
-    def __del__(self) -> None:
-        self.end(together=False)
-
+            loop.finish()
 
 class _First(Listener):
     """Forward pre-hook that starts the monitors in the first forward in training."""
@@ -145,12 +125,3 @@ def _host(fabric: Fabric, model: nn.Module) -> PlainHost:
     folder = next((folder for logger in fabric.loggers if (folder := folder_of(logger)) is not None), None)
     scaler = getattr(precision, "scaler", None)
     return PlainHost(model, optimizers, setup=setup, loggers=fabric.loggers, log_dir=folder, scaler=scaler)
-
-
-_OPEN: WeakSet[FabricLoop] = WeakSet()
-
-
-@atexit.register
-def _end_all() -> None:
-    for loop in list(_OPEN):
-        loop.end(together=False)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from torch import Tensor, nn
 from typing_extensions import Self, override
@@ -23,7 +26,8 @@ Loader = TypeVar("Loader")
 class LoopMonitor(TrainingReports):
     """The monitors of one training in a loop: a context manager, around the loop.
 
-    Hooks are registered when the block starts, and removed when it ends, also where it raises.
+    Hooks are registered when the block starts, and removed when it ends, also where it raises. A block that is not left, as after
+    :meth:`start` alone, ends when the monitors are collected, or with the process.
 
     Args:
         host: The loop.
@@ -84,6 +88,7 @@ class LoopMonitor(TrainingReports):
         except BaseException:
             self.close("stopped")
             raise
+        _RUNNING.add(self)
         session.epoch_start()
         return self
 
@@ -205,6 +210,16 @@ class LoopMonitor(TrainingReports):
         self.host.again.release()
         self._events = self._session = None
 
+    def abandon(self) -> None:
+        """Nobody ends this training: the process ends, or what it belongs to is gone. Other ranks may not come here."""
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, BaseException):
+            self.close("exception", error)
+        else:
+            self.finish(ends_window=self.host.setup.world_size == 1)
+
+    __del__ = abandon
+
     def close(self, how: str, error: BaseException | None = None) -> None:
         """Remove the hooks and write the report. Harmless when that was done before.
 
@@ -242,3 +257,12 @@ class LoopMonitor(TrainingReports):
             name = NAMES.get(member.kind.prefix, member.kind.prefix)
             if name in state["monitors"]:
                 member.load_state_dict(state["monitors"][name])
+
+
+_RUNNING: WeakSet[LoopMonitor] = WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for monitor in list(_RUNNING):
+        monitor.abandon()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -456,3 +459,40 @@ def test_values_go_to_runs_of_wandb_and_mlflow(tmp_path: Path, monkeypatch: pyte
     finally:
         mlflow.set_tracking_uri(None)
     assert any(values.get("gradient_clip/rate") == 1.0 and values["trainer/global_step"] == 4 for values in run.logged)
+
+
+SCRIPT = """
+import sys, torch
+from lightning_hooks import watch
+def main(fails):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    monitor = watch(net, optimizer, log_dir=sys.argv[1]).start()
+    for _ in range(3):
+        loss = net(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
+    if fails:
+        raise ValueError("mine")
+    return monitor if len(sys.argv) > 3 else None
+kept = main(sys.argv[2] == "fail")
+print("main is over")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "how"), [(["pass"], "finished"), (["pass", "kept"], "finished"), (["fail"], "exception")], ids=str
+)
+def test_monitors_that_are_started_without_a_block_end_with_their_function_or_with_the_process(
+    arguments: list[str], how: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == int(how == "exception"), done.stderr
+    assert done.stdout.count("Monitors: ") == 1
+    if how == "finished":
+        assert (done.stdout.index("Monitors: ") > done.stdout.index("main is over")) == ("kept" in arguments)
+    health = json.loads((tmp_path / "lightning_hooks" / "health.json").read_text())
+    assert (health["training"], health["windows"]) == (how, how == "finished")
