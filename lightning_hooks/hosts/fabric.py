@@ -100,6 +100,7 @@ class FabricLoop:
         if loop is not None:
             loop.finish()
 
+
 class _First(Listener):
     """Forward pre-hook that starts the monitors in the first forward in training."""
 

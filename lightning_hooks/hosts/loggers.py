@@ -2,66 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
-class WriterLogger:
-    """A ``SummaryWriter`` of TensorBoard's."""
+class LoopLogger:
+    """What trackers ask of a Lightning logger.
 
-    def __init__(self, writer: Any) -> None:
-        self.experiment = writer
+    Args:
+        experiment: What it writes to; None for a function.
+        write: Writes (values by tag, step).
+        save: Writes what is buffered.
+        run_id: Of a run of MLflow's; None for others.
+    """
 
-    def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Write scalars."""
-        for tag, value in metrics.items():
-            self.experiment.add_scalar(tag, value, step)
-
-    def save(self) -> None:
-        """Write what is buffered."""
-        self.experiment.flush()
-
-
-class RunLogger:
-    """A run of W&B's. The step is a value, as Lightning logs it: the run counts its own."""
-
-    def __init__(self, run: Any) -> None:
-        self.experiment = run
+    def __init__(
+        self,
+        experiment: Any,
+        write: Callable[[dict[str, Any], int], Any],
+        save: Callable[[], Any] = lambda: None,
+        run_id: str | None = None,
+    ) -> None:
+        self.experiment, self.save, self.run_id, self._write = experiment, save, run_id, write
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Log values."""
-        self.experiment.log({**metrics, "trainer/global_step": step})
-
-    def save(self) -> None:
-        """Nothing: the run writes by itself."""
-
-
-class MLflowLogger:
-    """A run of MLflow's, by its client."""
-
-    def __init__(self, run: Any) -> None:
-        from mlflow.tracking import MlflowClient
-
-        self.experiment, self.run_id = MlflowClient(), str(run.info.run_id)
-
-    def save(self) -> None:
-        """Nothing: the client writes at once."""
-
-
-class FunctionLogger:
-    """A function that is called with (values by tag, step)."""
-
-    experiment = None
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Call it."""
-        self._function(dict(metrics), step)
-
-    def save(self) -> None:
-        """Nothing."""
+        """Write values."""
+        self._write(dict(metrics), step)
 
 
 def as_loggers(given: Any) -> list[Any]:
@@ -85,13 +51,18 @@ def _as_logger(given: Any) -> Any:
     if hasattr(given, "log_metrics") and hasattr(given, "save"):
         return given
     if hasattr(given, "add_scalar") and hasattr(given, "flush"):
-        return WriterLogger(given)
-    if hasattr(given, "log_artifact") and hasattr(given, "define_metric"):
-        return RunLogger(given)
+        return LoopLogger(given, lambda values, step: [given.add_scalar(*entry, step) for entry in values.items()], given.flush)
+    if hasattr(given, "log_artifact") and hasattr(given, "define_metric"):  # W&B's, which counts its own steps
+        return LoopLogger(given, lambda values, step: given.log({**values, "trainer/global_step": step}))
     if hasattr(getattr(given, "info", None), "run_id"):
-        return MLflowLogger(given)
+        from mlflow.tracking import MlflowClient
+
+        client, run = MlflowClient(), str(given.info.run_id)
+        return LoopLogger(
+            client, lambda values, step: [client.log_metric(run, *each, step=step) for each in values.items()], run_id=run
+        )
     if callable(given):
-        return FunctionLogger(given)
+        return LoopLogger(None, given)
     raise TypeError(
         "loggers must be TensorBoard's SummaryWriter, a run of W&B's or MLflow's, a function of (values, step), a logger of "
         f"Lightning's, or several of these; got {given!r}."

@@ -64,16 +64,13 @@ class MonitorCallback(TrainerCallback, TrainingReports):
         host.again = TrainersLoss(host, trainer, loop.run)
         loop.start()
 
-    def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A batch ends whose gradients are accumulated."""
-        if self.loop is not None:
-            self.loop.step()
-
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A batch ends, and with it an optimizer step."""
+        """A batch ends, and with it an optimizer step or, as a substep, none."""
         if self.loop is not None:
             self.loop.step()
             self._stop(control)
+
+    on_substep_end = on_step_end
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """An epoch ends; where an evaluation follows, its window ends after that."""
