@@ -13,7 +13,7 @@ from typing_extensions import override
 from lightning_hooks.hosts.host import StepAgain
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.replay.rows import LoaderRows
-from lightning_hooks.statistics.shards import is_distributed
+from lightning_hooks.statistics.weight_sample import is_distributed
 
 
 class LoopStepAgain(StepAgain):
