@@ -16,6 +16,7 @@ from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hosts.fabric import FabricLoop
 from lightning_hooks.hosts.lightning_adapter import Adapter
 from lightning_hooks.hosts.lightning_api import callbacks_of
+from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import (
     CapsulePlace,
@@ -124,6 +125,7 @@ class TrainingMonitor(SessionCallback, TrainingReports):
     ) -> None:
         super().__init__()
         self.outlets = Outlets(notify, live)
+        self.resumed: dict[str, int] | None = None
         self._features, self._gradients, self._clipping = self._parts = monitors(
             modules=modules,
             every_n_steps=every_n_steps,
@@ -166,10 +168,15 @@ class TrainingMonitor(SessionCallback, TrainingReports):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {member.kind.prefix: member.state_dict() for member in self.members}
+        state: dict[str, Any] = {member.kind.prefix: member.state_dict() for member in self.members}
+        session = self.members[0].session
+        if session is not None and isinstance(session.host, PlainHost):  # Fabric's, which stores no progress of its own
+            state["loop"] = session.host.progress
+        return state
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.resumed = state_dict.get("loop")
         for member in self.members:
             member.load_state_dict(state_dict.get(member.kind.prefix, {}))
 

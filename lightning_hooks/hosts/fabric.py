@@ -25,6 +25,7 @@ class FabricMonitor(Protocol):
     """A callback with the members that observe a training, and where it is sent to."""
 
     outlets: Outlets
+    resumed: dict[str, int] | None
 
     @property
     def members(self) -> Sequence[Member]:
@@ -76,9 +77,11 @@ class FabricLoop:
         several = {f"{place}-{type(model).__name__}": model for place, model in enumerate(models)}
         model = self._modules[0] if len(self._modules) == 1 else nn.ModuleDict(several)
         try:
-            monitor = self.monitor
+            monitor, host = self.monitor, _host(self._fabric, model)
             joining = partial(monitor.joining, None)
-            self.loop = LoopMonitor(_host(self._fabric, model), monitor.members, joining, monitor.outlets, ends_at_step=True)
+            self.loop = LoopMonitor(host, monitor.members, joining, monitor.outlets, ends_at_step=True)
+            if monitor.resumed is not None:
+                host.progress, monitor.resumed = monitor.resumed, None
             self.loop.start().forward_starts(module, args, kwargs)
         except Exception as error:
             if not self._quiet:

@@ -245,14 +245,12 @@ class LoopMonitor(TrainingReports):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed training needs. Ranks may be merged: every rank is asked."""
-        host = self.host
         monitors = {NAMES.get(member.kind.prefix, member.kind.prefix): member.state_dict() for member in self.members}
-        return {"epoch": host.epoch, "batch": host.batch, "global_step": host.global_step, "monitors": monitors}
+        return {**self.host.progress, "monitors": monitors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from an earlier training: call it before the block."""
-        host = self.host
-        host.epoch, host.batch, host.global_step = state["epoch"], state["batch"], state["global_step"]
+        self.host.progress = state
         for member in self.members:
             name = NAMES.get(member.kind.prefix, member.kind.prefix)
             if name in state["monitors"]:

@@ -59,6 +59,15 @@ class PlainHost(Host):
         self.epoch_ends = self.should_stop = self.runs_again = False
 
     @property
+    def progress(self) -> dict[str, int]:
+        """How far training is, for a checkpoint; to set it goes on from there."""
+        return {"epoch": self.epoch, "batch": self.batch, "global_step": self.global_step}
+
+    @progress.setter
+    def progress(self, progress: Mapping[str, int]) -> None:
+        self.epoch, self.batch, self.global_step = (progress[name] for name in ("epoch", "batch", "global_step"))
+
+    @property
     @override
     def model(self) -> nn.Module:
         return self._model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -191,3 +192,43 @@ def test_the_environment_never_ends_a_training(monkeypatch: pytest.MonkeyPatch) 
 
     with pytest.warns(UserWarning, match="LIGHTNING_HOOKS: this training runs without monitors, because of ValueError"):
         train(new_fabric(*callbacks_from_environment()), Bare())
+
+
+def test_a_resumed_training_reports_as_one_that_went_on(tmp_path: Path) -> None:
+    def trained(monitor: TrainingMonitor, net: nn.Module, fabric: Fabric, first: int, last: int, state: Any = None) -> Any:
+        model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+        whole = {"model": model, "optimizer": optimizer, "monitor": monitor}
+        if state is not None:
+            fabric.load(state, whole)
+        generator = torch.Generator().manual_seed(1)
+        for x in [torch.randn(8, 4, generator=generator) for _ in range(last)][first:]:
+            fabric.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        return whole
+
+    whole = monitor(report_every_n_steps=4)
+    trained(whole, mlp(), new_fabric(whole), 0, 8)
+    before = monitor(report_every_n_steps=4)
+    fabric = new_fabric(before)
+    fabric.save(tmp_path / "state.ckpt", trained(before, mlp(), fabric, 0, 6))
+    after = monitor(report_every_n_steps=4)
+    trained(after, mlp(), new_fabric(after), 6, 8, tmp_path / "state.ckpt")
+    assert after.features.sites == whole.features.sites
+    assert (after.features.epoch, after.features.step) == (whole.features.epoch, whole.features.step)
+    assert after.gradients.loss.mean == whole.gradients.loss.mean
+    assert after.gradients.loss.count == 4
+
+
+def test_the_variable_alone_adds_them_to_a_script(tmp_path: Path) -> None:
+    script = SCRIPT.replace(", callbacks=[TrainingMonitor(report_dir=sys.argv[1])]", "").replace(
+        "from lightning_hooks import", "# "
+    )
+    settings = tmp_path / "monitors.yaml"
+    settings.write_text(f"report_dir: {tmp_path}\n")
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    environment = {**os.environ, "LIGHTNING_HOOKS": str(settings)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "Monitors: " in done.stdout
+    assert (tmp_path / "lightning_hooks" / "report.html").exists()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_hooks.__main__ import main
 from tests.hosts.loops import EPOCHS, LOOPS, Result
 
 OWN = {"overhead", "planned_steps", "limit", "lr_initial"}
@@ -78,3 +79,12 @@ def test_the_reports_are_those_of_lightning(name: str, in_lightning: tuple[Resul
     assert found.verdict == expected.verdict == "Dead units at act, since epoch 0."
     assert alerts(tmp_path) == alerts(folder)
     assert page(tmp_path) == page(folder)
+
+
+def test_compare_finds_no_difference_between_two_loops(
+    in_lightning: tuple[Result, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, folder = in_lightning
+    LOOPS["plain"](tmp_path)
+    assert main(["compare", str(folder), str(tmp_path), "--output", str(tmp_path / "compare.html")]) == 0
+    assert "All numbers of epoch 1 that both runs have are the same." in capsys.readouterr().out

@@ -122,8 +122,6 @@ class OptimizerWatch:
             place = places.get(id(stored(scheduled.scheduler, "optimizer")), -1)
             found = schedules_of(scheduled) if scheduled.every == 1 else []
             self._schedules.setdefault(place, []).extend(each for each in found if each.length)
-                each for each in schedules_of(scheduled) if each.length and scheduled.every == 1
-            )
 
     def read(self, packed: Tensor) -> dict[str, OptimizerStats]:
         """Name the numbers of a packed table, next to the settings at the window's end."""
