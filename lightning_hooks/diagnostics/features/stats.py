@@ -63,25 +63,18 @@ def feature_stats(
         bounded: Whether the site's activation has bounds.
         masks: Whether zeros are those of masked inputs, which are not saturated; where nothing else is there, all is.
     """
-    pooled = pooled_stats(row)
     saturated, saturable = row[Column.SATURATED], row[Column.SATURABLE]
     if masks and row[Column.ZEROS] < saturable:
         saturated, saturable = saturated - row[Column.ZEROS], saturable - row[Column.ZEROS]
     return FeatureStats(
         calls=int(row[Column.CALLS]),
         count=int(row[Column.COUNT]),
-        mean=pooled["mean"],
-        std=pooled["std"],
-        min=pooled["min"],
-        max=pooled["max"],
-        rms=pooled["rms"],
-        zero_fraction=pooled["zero_fraction"],
-        nonfinite_fraction=pooled["nonfinite_fraction"],
         dead_fraction=dead_fraction,
         saturated_fraction=(saturated / saturable if saturable else math.nan) if bounded else None,
         first_nonfinite_batch=first_nonfinite(row[Column.FIRST_NONFINITE]),
         kurtosis=kurtosis_of(row[Column.MOMENT_COUNT], row[Column.MOMENT_M2], row[Column.MOMENT_M4]),
         unit_samples=None if dead_fraction is None else int(row[Column.COUNT] / row[Column.UNITS]),
+        **pooled_stats(row),
     )
 
 

@@ -50,7 +50,6 @@ class GradientStats:
 
 def gradient_stats(row: Sequence[float]) -> GradientStats:
     """Name the numbers of a row of a module-gradient table."""
-    pooled = pooled_stats(row)
     calls, seen = int(row[Column.CALLS]), row[Column.COUNT] > 0
     return GradientStats(
         calls=calls,
@@ -58,7 +57,7 @@ def gradient_stats(row: Sequence[float]) -> GradientStats:
         norm=row[Column.NORM] / calls if seen else math.nan,
         norm_max=row[Column.NORM_MAX] if seen else math.nan,
         first_nonfinite_batch=first_nonfinite(row[Column.FIRST_NONFINITE]),
-        **pooled,
+        **pooled_stats(row),
     )
 
 
