@@ -102,7 +102,7 @@ class Scheduled:
     Attributes:
         scheduler: The scheduler.
         by_epoch: Whether the loop steps it once per epoch; if not, at optimizer steps.
-        every: Once per so many of them.
+        every: At every how many of them.
     """
 
     scheduler: Any

@@ -22,7 +22,7 @@ from lightning_hooks.alerts import (
     SecondMomentStale,
 )
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
-from lightning_hooks.diagnostics.optimizer.table import Schedule
+from lightning_hooks.diagnostics.optimizer.table import ScheduleStats
 from tests.support.judged import judged
 from tests.support.models import Classifier, loader, mlp, trainer
 
@@ -194,8 +194,8 @@ def test_decay_that_outweighs_the_gradient(decay: float, gradient: float, alerts
     assert found(DecayDominates(), made, replace(made, total_norm=100 * made.total_norm)) == []  # it has converged
 
 
-COSINE = Schedule("CosineAnnealingLR", "T_max", 10, repeats=True, taken=15, by_epoch=False)
-CYCLE = Schedule("OneCycleLR", "total_steps", 1000, repeats=False, taken=1, by_epoch=True)
+COSINE = ScheduleStats("CosineAnnealingLR", "T_max", 10, repeats=True, taken=15, by_epoch=False)
+CYCLE = ScheduleStats("OneCycleLR", "total_steps", 1000, repeats=False, taken=1, by_epoch=True)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ CYCLE = Schedule("OneCycleLR", "total_steps", 1000, repeats=False, taken=1, by_e
         (CYCLE, 23, []),  # epochs of fewer than four steps
     ],
 )
-def test_a_schedule_is_made_for_the_steps_that_it_takes(schedule: Schedule, step: int, alerts: Any) -> None:
+def test_a_schedule_is_made_for_the_steps_that_it_takes(schedule: ScheduleStats, step: int, alerts: Any) -> None:
     assert found(ScheduleLength(), report(ADAM, step=step, schedules=(schedule,))) == alerts
 
 

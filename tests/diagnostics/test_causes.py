@@ -32,7 +32,7 @@ from lightning_hooks.diagnostics.causes.facts import Facts as AllFacts
 from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
-from lightning_hooks.diagnostics.optimizer.table import Schedule
+from lightning_hooks.diagnostics.optimizer.table import ScheduleStats
 from lightning_hooks.session.diagnosis import measured, with_causes
 
 NAN = math.nan
@@ -184,7 +184,7 @@ def test_parts_that_the_model_does_not_have_are_not_named() -> None:
 
 def test_a_schedule_that_is_too_short_is_made_as_long_as_the_training() -> None:
     over = flow(lr=0.0, lr_peak=1e-3, lr_initial=1e-3, low_steps=300)
-    facts = Facts(flow=over, schedules=(Schedule("CosineAnnealingLR", "T_max", 50, True, 0, False),), planned_steps=400)
+    facts = Facts(flow=over, schedules=(ScheduleStats("CosineAnnealingLR", "T_max", 50, True, 0, False),), planned_steps=400)
     cause = rates.wrong_schedule.judge(alert("lr_zero", "0-AdamW"), facts)
     assert cause is not None
     assert cause.decisive
@@ -192,7 +192,7 @@ def test_a_schedule_that_is_too_short_is_made_as_long_as_the_training() -> None:
         ("set", "scheduler.T_max", 50, 400),
         ("remove", "scheduler", "CosineAnnealingLR", None),
     ]
-    by_step = dataclasses.replace(facts, schedules=(Schedule("ExponentialLR", "", 0, False, 0, False),))
+    by_step = dataclasses.replace(facts, schedules=(ScheduleStats("ExponentialLR", "", 0, False, 0, False),))
     cause = rates.wrong_schedule.judge(alert("lr_zero", "0-AdamW"), by_step)
     assert cause is not None
     assert (cause.remedies[0].target, cause.remedies[0].to) == ("scheduler.interval", "epoch")

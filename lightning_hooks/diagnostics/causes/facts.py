@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lightning_hooks.diagnostics.excuses import weight_ratios
-from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, Schedule
+from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, ScheduleStats
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.setup.report import ParameterSetup
 
@@ -130,7 +130,7 @@ class Facts:
     automatic: bool = True
     precision: str = ""
     planned_steps: int | None = None
-    schedules: Sequence[Schedule] = ()
+    schedules: Sequence[ScheduleStats] = ()
     bad_step: BadStep | None = None
     first_rates: Mapping[tuple[int, int], float] = field(default_factory=dict)
 

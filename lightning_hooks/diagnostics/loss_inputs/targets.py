@@ -15,7 +15,8 @@ from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import Functional, FunctionalCall
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.diagnostics.calls.table import CallRows
-from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, MOST_LOSSES, LossLines, same_rows
+from lightning_hooks.diagnostics.loss_inputs.lines import MOST_LOSSES, LossLines
+from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, same_rows
 from lightning_hooks.hooks.functions import BINARY, DIVERGENCE, REGRESSION
 from lightning_hooks.hooks.graph import made_by
 from lightning_hooks.hooks.tensors import in_memory, plain_values

@@ -48,7 +48,7 @@ class GroupSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class ScheduleStats:
     """How long a learning rate scheduler is made for, and how often it is stepped.
 
     Attributes:
@@ -92,7 +92,7 @@ class OptimizerStats:
     instability: float | None = None
     stale_fraction: float | None = None
     groups: tuple[GroupSettings, ...] = ()
-    schedules: tuple[Schedule, ...] = ()
+    schedules: tuple[ScheduleStats, ...] = ()
 
 
 class OptimizerColumn(Columns):

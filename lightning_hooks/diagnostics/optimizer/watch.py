@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import Kept, Step
-from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, OptimizerTable, Schedule, second_moments
+from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, OptimizerTable, ScheduleStats, second_moments
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.tensors import as_number, read_number
 from lightning_hooks.hosts.host import Scheduled
@@ -55,7 +55,7 @@ class OptimizerWatch:
         self.table = OptimizerTable(len(self._names), context.host.setup.device)
         self._rates: dict[tuple[int, int], _Rate] = {}  # of each parameter group, by the places of its optimizer and its own
         self._settings: list[tuple[GroupSettings, ...]] = []
-        self._schedules: dict[int, list[Schedule]] = {}  # by the place of their optimizer
+        self._schedules: dict[int, list[ScheduleStats]] = {}  # by the place of their optimizer
         self._read_moments = context.guard(second_moments, "an optimizer's second moments")
 
     def _groups(self) -> Iterator[tuple[tuple[int, int], Mapping[str, Any]]]:
@@ -161,7 +161,7 @@ def settings_of(group: Mapping[str, Any]) -> GroupSettings:
     )
 
 
-def schedules_of(scheduled: Scheduled) -> list[Schedule]:
+def schedules_of(scheduled: Scheduled) -> list[ScheduleStats]:
     """What a scheduler says of itself; of one after another, what each says."""
     inner, found = stored(scheduled.scheduler, "_schedulers"), []
     for scheduler in inner if isinstance(inner, list) else [scheduled.scheduler]:
@@ -169,7 +169,7 @@ def schedules_of(scheduled: Scheduled) -> list[Schedule]:
         argument, length = next(((name, length) for name, length in lengths if isinstance(length, int)), ("", 0))
         taken = stored(scheduler, "last_epoch")
         taken = taken if isinstance(taken, int) and scheduled.every == 1 else 0
-        found.append(Schedule(type(scheduler).__name__, argument, length, argument == "T_max", taken, scheduled.by_epoch))
+        found.append(ScheduleStats(type(scheduler).__name__, argument, length, argument == "T_max", taken, scheduled.by_epoch))
     return found
 
 
