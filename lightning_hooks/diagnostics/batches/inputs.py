@@ -25,7 +25,6 @@ PARTS = ("training", "validation")
 
 COMPARED = 8
 """Samples of a batch that are compared with one another."""
-
 LEAST = 4
 """A batch with fewer samples is not compared: few may be alike by chance."""
 
