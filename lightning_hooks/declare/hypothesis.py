@@ -58,7 +58,7 @@ class Hypothesis:
     judge: Callable[[Any, Any], Cause | None]
 
 
-class Findings:
+class CauseEvidence:
     """Collects what speaks for and against a cause, with weights that add up to its score."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ Judgement = tuple[str, Sequence[Remedy]] | None
 """A cause in a sentence, and its remedies; None where it does not apply."""
 
 
-def hypothesis(*remedies: str) -> Callable[[Callable[[Any, Any, Findings], Judgement]], Hypothesis]:
+def hypothesis(*remedies: str) -> Callable[[Callable[[Any, Any, CauseEvidence], Judgement]], Hypothesis]:
     """Declare a hypothesis by the function that judges it: its docstring says what it supposes, and its name is the hypothesis's.
 
     The function is given an alert, the facts, and where to enter the evidence. There is no cause where nothing speaks for it, or
@@ -87,11 +87,11 @@ def hypothesis(*remedies: str) -> Callable[[Callable[[Any, Any, Findings], Judge
         *remedies: What is done about it, in words.
     """
 
-    def declare(function: Callable[[Any, Any, Findings], Judgement]) -> Hypothesis:
+    def declare(function: Callable[[Any, Any, CauseEvidence], Judgement]) -> Hypothesis:
         name = function.__name__
 
         def judge(alert: Any, facts: Any) -> Cause | None:
-            found = Findings()
+            found = CauseEvidence()
             stated = function(alert, facts, found)
             if stated is None or not found.pros or found.score <= 0:
                 return None

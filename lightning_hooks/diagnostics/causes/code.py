@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import Cause, Findings, Hypothesis, Judgement, hypothesis
+from lightning_hooks.declare.hypothesis import Cause, CauseEvidence, Hypothesis, Judgement, hypothesis
 from lightning_hooks.declare.remedy import Remedy
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import SOON, rate_too_high
@@ -13,7 +13,7 @@ from lightning_hooks.diagnostics.causes.weights import in_code, large_inputs, no
 
 
 @hypothesis("replace what is not finite in the batch")
-def nonfinite_data(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def nonfinite_data(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The data are not finite."""
     step = facts.bad_step
     if step is None or step.source != "data":
@@ -32,7 +32,7 @@ _SAFE = {
 
 
 @hypothesis("replace the operation by one that holds for such arguments, set the module's eps, or replace the mask")
-def nonfinite_operation(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def nonfinite_operation(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """An operation gives NaN or infinity of finite numbers."""
     step = facts.bad_step
     if step is None or step.source != "operation":
@@ -49,7 +49,7 @@ def nonfinite_operation(_: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 @hypothesis("set trainer.precision to bf16-mixed")
-def half_overflow(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def half_overflow(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Half precision overflows."""
     if "16" not in facts.precision or "bf16" in facts.precision:
         return None
@@ -61,7 +61,7 @@ def half_overflow(_: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 @hypothesis("set trainer.precision to bf16-mixed")
-def half_weights(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def half_weights(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Weights in half precision cannot hold small steps."""
     found.add("true" in facts.precision, 0.7, "the weights themselves are rounded")
     return f"The weights are kept in half precision (precision={facts.precision}).", [_precision(facts)]
@@ -76,7 +76,7 @@ def _precision(facts: Facts) -> Remedy:
 
 
 @hypothesis("add them to the optimizer")
-def in_no_optimizer(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def in_no_optimizer(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Parameters are in no optimizer."""
     setups = {} if facts.flow is None else facts.flow.setups
     left = [name for name, setup in setups.items() if setup.trains and setup.has_gradient and not setup.optimizers]
@@ -95,7 +95,7 @@ _BOUNDED = ("softmax", "sigmoid", "relu", "tanh", "logsoftmax", "hardtanh", "rel
 
 
 @hypothesis("remove the activation")
-def activation_before_loss(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def activation_before_loss(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """An activation stands before a loss that expects logits."""
     twice = "" if facts.flow is None else facts.flow.squashed_twice
     given, functions = ({}, {}) if facts.features is None else (facts.features.outputs, facts.features.functions)
@@ -113,7 +113,7 @@ def activation_before_loss(_: Alert, facts: Facts, found: Findings) -> Judgement
 
 
 @hypothesis("check its samples")
-def bad_batch(alert: Alert, facts: Facts, found: Findings) -> Judgement:
+def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """One batch is unlike the others."""
     if alert.batch is None:
         return None
@@ -129,7 +129,7 @@ def bad_batch(alert: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 @hypothesis("check a batch as the model receives it", "check the targets")
-def constant_data(alert: Alert, facts: Facts, found: Findings) -> Judgement:
+def constant_data(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The samples or the targets are all the same."""
     inputs = None if facts.features is None else facts.features.inputs.get("training")
     one = inputs is not None and inputs.count > 1 and inputs.min == inputs.max
@@ -143,7 +143,7 @@ def constant_data(alert: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 @hypothesis("remove the code that writes them")
-def written_back(alert: Alert, facts: Facts, found: Findings) -> Judgement:
+def written_back(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Code writes weights back after each step."""
     rate = facts.rate_at(alert.site)
     found.add(

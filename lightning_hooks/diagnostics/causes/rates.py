@@ -7,7 +7,7 @@ import statistics
 from typing import NamedTuple
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import Findings, Judgement, hypothesis
+from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
 from lightning_hooks.declare.remedy import Remedy, Setting
 from lightning_hooks.diagnostics.causes.facts import Facts, Rate
 from lightning_hooks.diagnostics.excuses import is_scale_free
@@ -60,7 +60,7 @@ def lower_rate(rate: Rate, facts: Facts) -> float:
 
 
 @hypothesis("set optimizer.lr, by the size of its steps and the optimizer's usual range", "remove what raises it")
-def rate_too_high(alert: Alert, facts: Facts, found: Findings) -> Judgement:
+def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The learning rate is too high."""
     rate = facts.rate_at(alert.site)
     if rate is None or not rate.lr > 0 or too_fast_group(facts) is not None:
@@ -103,7 +103,7 @@ def too_fast_group(facts: Facts) -> tuple[Rate, float] | None:
 
 
 @hypothesis("set that group's lr to the others', or to a usual one")
-def group_too_fast(alert: Alert, facts: Facts, found: Findings) -> Judgement:
+def group_too_fast(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """One parameter group has a much higher learning rate than the others."""
     group, here = too_fast_group(facts), facts.rate_at(alert.site)
     if group is None:
@@ -120,7 +120,7 @@ def group_too_fast(alert: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 @hypothesis("set optimizer.lr, by the size of its steps and the optimizer's usual range")
-def rate_too_low(alert: Alert, facts: Facts, found: Findings) -> Judgement:
+def rate_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The learning rate is too low."""
     rate = facts.rate_at(alert.site)
     if rate is None or not rate.lr > 0:
@@ -148,7 +148,7 @@ def _without_schedule(facts: Facts) -> Remedy:
 
 
 @hypothesis("set the scheduler's length or interval", "remove the scheduler")
-def wrong_schedule(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The schedule is over too early, has hardly begun, rises, or falls below zero."""
     rate = max(facts.rates(), key=lambda rate: rate.settings.low_steps, default=None)
     if rate is None or not facts.schedules:
@@ -180,7 +180,7 @@ _SETTINGS = {"momentum": (0.99, 0.9), "eps": (1e-3, 1e-8), "weight_decay": (0.3,
 
 
 @hypothesis("set optimizer.weight_decay, optimizer.momentum, optimizer.eps or optimizer.betas")
-def unusual_setting(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def unusual_setting(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A setting of the optimizer is far out of its usual range."""
     stated: list[str] = []
     remedies: list[Remedy] = []
@@ -209,7 +209,7 @@ def clip_at(facts: Facts, to: float) -> Remedy:
 
 
 @hypothesis("set trainer.gradient_clip_val to the usual norm")
-def unclipped(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def unclipped(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Nothing limits a single large gradient."""
     norm = facts.usual_norm
     if facts.clip is None or facts.clip_norm is not None or norm is None:
@@ -221,7 +221,7 @@ def unclipped(_: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 @hypothesis("set trainer.gradient_clip_val above the usual norm")
-def clip_too_low(alert: Alert, facts: Facts, found: Findings) -> Judgement:
+def clip_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The clipping threshold is far below the usual norm."""
     norm, summed = facts.usual_norm, loss_summed.judge(alert, facts)
     if facts.clip_norm is None or norm is None or not norm > facts.clip_norm:
@@ -240,7 +240,7 @@ def _scale_loss(to: float, code: str) -> list[Remedy]:
 
 
 @hypothesis("multiply the loss by one over the batch size")
-def loss_summed(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def loss_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss is a sum over the batch, not a mean."""
     flow, outputs = facts.flow, {} if facts.features is None else facts.features.outputs
     classes = max((stats.classes for stats in outputs.values()), default=0)
@@ -256,7 +256,7 @@ def loss_summed(_: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 @hypothesis("multiply the loss by one over the number of batches of a step")
-def accumulation_summed(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def accumulation_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The gradients of several batches are added up by hand, and not divided."""
     steps = max((setup.steps for setup in facts.flow.setups.values()), default=0) if facts.flow is not None else 0
     batches = round(facts.flow.batches / steps) if facts.flow is not None and steps else 0
@@ -269,7 +269,7 @@ def accumulation_summed(_: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 @hypothesis("multiply the loss")
-def loss_divided(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def loss_divided(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss or its gradient is divided too often."""
     norm = facts.usual_norm
     if norm is None:

@@ -6,7 +6,7 @@ import math
 import statistics
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import Findings, Judgement, hypothesis
+from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
 from lightning_hooks.declare.remedy import Remedy
 from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
 from lightning_hooks.diagnostics.causes.rates import SOON, clip_at, rounded
@@ -21,7 +21,7 @@ _SHUT = ("dead", "zero", "vanishing", "constant", "representation_collapse")
 
 
 @hypothesis("fill the bias with 0")
-def offset_bias(alert: Alert, facts: Facts, found: Findings) -> Judgement:
+def offset_bias(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A bias holds the units below zero, or one of them far above the others."""
     biases = [(m, name) for m in facts.before(alert.site, 3) for name in facts.parameters_of(m) if name.endswith("bias")]
     known = [(m, name, facts.start.get(name) or facts.now[name]) for m, name in biases if name in facts.now]
@@ -50,7 +50,7 @@ def offset_bias(alert: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 @hypothesis("initialise the layer at random, as large as the others")
-def constant_weights(alert: Alert, facts: Facts, found: Findings) -> Judgement:
+def constant_weights(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A layer's weights start with one number."""
     setups = {} if facts.flow is None else facts.flow.setups
     trained = {name for name, setup in setups.items() if setup.dimensions > 1 and setup.trains}
@@ -72,7 +72,7 @@ def constant_weights(alert: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 @hypothesis("multiply its weight by one over the factor")
-def initial_scale(alert: Alert, facts: Facts, found: Findings) -> Judgement:
+def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A layer starts with much larger or smaller weights than the others."""
     gains = {} if facts.features is None else {site: g for site, g in facts.features.initial_gains.items() if 0 < g < math.inf}
     if len(gains) < 3:
@@ -94,7 +94,7 @@ def initial_scale(alert: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 @hypothesis("multiply the input by one over its size")
-def large_inputs(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def large_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The model's inputs are not normalised."""
     stats = None if facts.features is None else facts.features.inputs.get("training")
     if facts.features is None or stats is None or not stats.rms > 8:
@@ -108,7 +108,7 @@ def large_inputs(_: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 @hypothesis("multiply the targets by one over their size")
-def large_targets(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def large_targets(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The targets of a regression are not normalised."""
     loss = None if facts.flow is None else facts.flow.loss
     if loss is None or not loss.start > 1e3 or facts.features is None or facts.features.outputs:
@@ -123,7 +123,7 @@ _SQUASHING = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh", "Softsign", "LogSigm
 
 
 @hypothesis("replace them by ReLU, with He initialisation")
-def squashing_chain(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def squashing_chain(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A chain of activations lets only a part of the gradient through."""
     names = [name for name, kind in facts.modules.items() if kind in _SQUASHING]
     if len(names) < 3:
@@ -138,7 +138,7 @@ def squashing_chain(_: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 @hypothesis("initialise it orthogonally", "set trainer.gradient_clip_val")
-def stretching_recurrence(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def stretching_recurrence(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A recurrent layer amplifies the gradient at each time step."""
     module = next((name for name, kind in facts.modules.items() if kind.removesuffix("Cell") in ("RNN", "LSTM", "GRU")), "")
     matrix = next((name for name in facts.start if module and name.startswith(f"{module}.weight_hh")), "")
@@ -157,7 +157,7 @@ _WANTED = {"p": 0.1, "eps": 1e-5, "momentum": 0.1}
 
 
 @hypothesis("set it to the usual value")
-def module_setting(alert: Alert, facts: Facts, found: Findings) -> Judgement:
+def module_setting(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A module's setting is far out of its usual range."""
     settings = {} if facts.flow is None else facts.flow.model_setup.settings
     known = [(module, name, value) for module, values in settings.items() for name, value in values.items() if name in _WANTED]
@@ -174,7 +174,7 @@ def module_setting(alert: Alert, facts: Facts, found: Findings) -> Judgement:
 
 
 @hypothesis("initialise the parameter, or load it again")
-def nonfinite_weights(_: Alert, facts: Facts, found: Findings) -> Judgement:
+def nonfinite_weights(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Weights are not finite since the start."""
     bad: list[tuple[str, TensorFacts]] = [(name, tensor) for name, tensor in facts.start.items() if tensor.nonfinite]
     if not bad:
