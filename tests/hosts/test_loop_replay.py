@@ -320,6 +320,26 @@ def test_learning_is_measured_as_in_lightning() -> None:
     assert measured.step_ratio is not None
 
 
+def accumulated(**arguments: Any) -> Any:
+    net = Net()
+    optimizer = adam(net)
+    with watch(net, optimizer, loss_function=loss_of(net), summary=False, **arguments) as monitor:
+        for index, batch in enumerate(loader("")):
+            loss = monitor.loss(batch)
+            (loss / 2).backward()
+            if index % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            monitor.step(loss)
+    return monitor
+
+
+def test_under_accumulation_no_step_is_measured_by_running_it_again() -> None:
+    with pytest.warns(UserWarning, match="no step is measured by running it again: gradients are accumulated over several batches"):
+        monitor = accumulated(learning=True)
+    assert monitor.learning.reruns == 0
+
+
 def model_and_loss() -> tuple[nn.Module, Callable[[Any], Tensor]]:
     net = Net()
     return net, loss_of(net)
