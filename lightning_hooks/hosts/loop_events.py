@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,17 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import HookManager, Listener
 from lightning_hooks.hooks.listener import all_closed
 from lightning_hooks.hooks.modes import insert_mode, lowest_place, outside_modes, remove_mode
-from lightning_hooks.hosts.backward_mode import BackwardMode, is_scaled
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.session import Session
 
 FORGOTTEN = 3
 """Steps of every optimizer within one batch after which ``step()`` seems to be forgotten."""
+SMALLEST_SCALE = 256.0
+"""From here on a factor of the loss is taken for a loss scale."""
 
 
 class LoopEvents:
@@ -288,3 +292,28 @@ def called_from_outside(model: nn.Module) -> Iterator[nn.Module]:
             yield from called_from_outside(child)
     else:
         yield model
+
+
+class BackwardMode(TorchFunctionMode):
+    """Passes each call on unchanged, and hands on those of ``Tensor.backward``."""
+
+    def __init__(self, backward: Callable[[Tensor, Callable[[], Any]], Any]) -> None:
+        super().__init__()
+        self._backward = backward
+
+    @override
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is Tensor.backward:
+            return self._backward(args[0], lambda: function(*args, **(kwargs or {})))
+        return function(*args, **(kwargs or {}))
+
+
+def is_scaled(loss: Tensor) -> bool:
+    """Whether a loss looks as if a GradScaler had scaled it. It waits for the device."""
+    node: Any = loss.grad_fn  # what a product is of has no public name
+    factor = getattr(node, "_saved_other", None) if type(node).__name__ == "MulBackward0" else None
+    if not isinstance(factor, Tensor) or factor.dim() or factor.requires_grad or not factor.is_floating_point():
+        return False
+    return float(factor) >= SMALLEST_SCALE and math.log2(float(factor)).is_integer()

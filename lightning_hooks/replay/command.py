@@ -101,8 +101,8 @@ def _now(name: str) -> str:
 def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
     """The model with the weights of the capsule, where it has them, and what gives a batch's loss."""
     found = _made(source, "--model")
-    function: Any
-    made, function = found if isinstance(found, tuple) and len(found) == 2 else (found, getattr(found, "training_step", None))
+    pair: Any = found if isinstance(found, tuple) and len(found) == 2 else (found, getattr(found, "training_step", None))
+    made, function = pair
     wanted = "a LightningModule, or a model and the function that gives a batch's loss"
     _check(isinstance(made, nn.Module), f"--model {source} gave a {type(made).__name__}; expected {wanted}.")
     _check(callable(function), f"{source} makes a {type(made).__name__}, which has no training_step; expected {wanted}.")

@@ -22,6 +22,7 @@ from lightning_hooks.replay.generators import Generators, GeneratorWatch
 from lightning_hooks.replay.rerun import StepRerun, shallow
 from lightning_hooks.replay.state import KeptState, NotRestoredError
 
+ACCUMULATES = "gradients are accumulated over several batches"
 LEVEL = 16
 """Batches whose losses make a level."""
 SINGLE, HALF = 1e-6, 4e-3
@@ -56,7 +57,7 @@ class StepMeasure:
         self._host, self._unobserved = host, unobserved
         self.why_not = ""
         self._receivers: list[Callable[[MeasuredLoss], None]] = []
-        self._tried = False
+        self._tried = self._accumulates = False  # the second: a backward was not followed by a step
         self._now: _Batch | None = None
         self._last: _Batch | None = None
         self._other_before: float | None = None
@@ -71,7 +72,7 @@ class StepMeasure:
             receive: Called after each step that was measured.
         """
         self._receivers.append(receive)
-        accumulated = "gradients are accumulated over several batches" if self._host.loss_scaling.accumulation > 1 else ""
+        accumulated = ACCUMULATES if self._host.loss_scaling.accumulation > 1 else ""
         compiled = "under torch.compile another graph would be compiled" if compiled_regions(self._host.model) else ""
         if self._host.loss_scaling.scaler is not None:
             accumulated = accumulated or "a loss scaler may skip the step"
@@ -119,6 +120,8 @@ class StepMeasure:
         """Keep what the forward pass begins from; return why the step cannot be measured, or nothing."""
         if not args or hasattr(type(args[0]), "__next__"):
             return "training_step fetches its batches by itself"
+        if self._accumulates:
+            return ACCUMULATES
         tried, self._tried = self._tried, True
         why_not = self._hooked() or ("" if tried else self._try(args, kwargs))
         if why_not or not is_measured(self._step):
@@ -142,6 +145,7 @@ class StepMeasure:
     def batch_end(self) -> None:
         """A training batch ends, and with it the step."""
         now, loss, self._in_batch = self._now, self._loss, False
+        self._accumulates |= loss is not None and self._host.position.global_step < self._step
         if now is None or self.why_not:
             return
         if loss is None or self._host.position.global_step != self._step:  # no step was taken

@@ -61,7 +61,7 @@ def distance(found: Tensor, labels: Tensor) -> Tensor:
 
 def loader(fault: str, workers: int = 0) -> DataLoader[Any]:
     persistent = {"num_workers": workers, "persistent_workers": True} if workers else {}
-    return DataLoader(Samples(fault), BATCH, shuffle=True, generator=torch.Generator().manual_seed(4), **persistent)
+    return DataLoader(Samples(fault), BATCH, shuffle=True, generator=torch.Generator().manual_seed(3), **persistent)
 
 
 def loss_of(model: nn.Module) -> Callable[[Any], Tensor]:
@@ -310,12 +310,34 @@ def test_several_optimizers_name_the_samples_alone(tmp_path: Path) -> None:
 
 
 def test_learning_is_measured_as_in_lightning() -> None:
-    monitor, left = in_plain_pytorch("", None, learning=True)
+    monitor, left = in_plain_pytorch("", None, learning=True, every_n_steps=1)
     assert left == in_plain_pytorch_alone("")
+    other, _ = in_plain_pytorch("", None, every_n_steps=1)
+    assert monitor.features.sites == other.features.sites, "steps that are run again are not recorded"
     measured = monitor.learning
     assert measured is not None
     assert measured.reruns > 0
     assert measured.step_ratio is not None
+
+
+def accumulated(**arguments: Any) -> Any:
+    net = Net()
+    optimizer = adam(net)
+    with watch(net, optimizer, loss_function=loss_of(net), summary=False, **arguments) as monitor:
+        for index, batch in enumerate(loader("")):
+            loss = monitor.loss(batch)
+            (loss / 2).backward()
+            if index % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            monitor.step(loss)
+    return monitor
+
+
+def test_under_accumulation_no_step_is_measured_by_running_it_again() -> None:
+    with pytest.warns(UserWarning, match="no step is measured by running it again: gradients are accumulated over several batches"):
+        monitor = accumulated(learning=True)
+    assert monitor.learning.reruns == 0
 
 
 def model_and_loss() -> tuple[nn.Module, Callable[[Any], Tensor]]:
