@@ -26,8 +26,8 @@ def names_in(reports: Iterable[Any]) -> set[str]:
                 found.update(key for key in value if isinstance(key, str))
             elif isinstance(value, str) and value:
                 found.add(value)
-            elif isinstance(value, tuple) and value and isinstance(value[0], str):
-                found.update(value)
+            elif isinstance(value, tuple):
+                found.update(part for part in value if isinstance(part, str))
         found.update(site for alert in report.alerts for site in (alert.site, *alert.also))
     return found
 

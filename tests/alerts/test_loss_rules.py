@@ -319,7 +319,7 @@ def test_labels_that_do_not_belong_to_their_inputs_are_learned_by_heart(planted:
     net = nn.Sequential(nn.Linear(8, 128), nn.ReLU(), nn.Linear(128, 4))
     monitor = TrainingMonitor(summary=False)
     training, validation = (DataLoader(TensorDataset(x[rows], y[rows]), 16) for rows in (slice(300), slice(300, None)))
-    trainer([monitor], max_epochs=6, limit_val_batches=1.0).fit(Guesser(net, 3e-3, torch.optim.Adam), training, validation)
+    trainer([monitor], max_epochs=12, limit_val_batches=1.0).fit(Guesser(net, 3e-3, torch.optim.Adam), training, validation)
     assert [(a.kind, a.site) for a in monitor.alerts if a.severity != "info"] == [("overfitting", "validation loss")] * planted
 
 

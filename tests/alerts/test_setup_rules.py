@@ -330,9 +330,8 @@ def test_an_optimizer_that_was_made_before_the_head_is_one_alert() -> None:
     trainer([monitor], max_epochs=2).fit(HeadReplaced(planted=True), loader())
     (alert,) = [alert for alert in monitor.alerts if alert.severity != "info"]
     assert (alert.kind, alert.site, alert.consequences) == ("not_optimized", "net.4.weight", ("not_optimized at net.4.bias",))
-    assert alert.diagnosis.startswith(
-        "0-SGD holds 2 tensors (3x16, 3) that are no parameters of the model: it was created before a layer was replaced."
-    )
+    held = "0-SGD holds 2 tensors (3x16, 3) that are no parameters of the model: it was created before a layer was replaced."
+    assert alert.diagnosis.startswith(held)
     assert alert.advice == ("Create the optimizer after the layer, in configure_optimizers",)
 
 

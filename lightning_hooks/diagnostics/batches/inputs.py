@@ -16,13 +16,13 @@ from typing_extensions import override
 from lightning_hooks.diagnostics.features.stats import feature_stats
 from lightning_hooks.hooks.tensors import MAX_DEPTH, as_real, dense, plain_values
 from lightning_hooks.statistics.columns import MAXIMUM, Columns, RowTable, row_dtype
+from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.reduction import Span, Spans, added, largest, paired
 from lightning_hooks.statistics.rows import Clock, Column, ValueTable
 from lightning_hooks.statistics.tables import Tables
 
 PARTS = ("training", "validation")
-
 COMPARED = 8
 """Samples of a batch that are compared with one another."""
 LEAST = 4
@@ -85,7 +85,7 @@ class InputTable(Tables):
     def _look_for_nonfinite(self, values: Tensor) -> None:
         """Note where the first value is that is not finite. On the CPU the counts say at once whether there is one."""
         known, rows = self._nonfinite, self._values.rows
-        if rows.is_cpu and (known is not None or not rows[0, Column.NONFINITE] > 0):
+        if rows.is_cpu and (known is not None or not number(rows[0, Column.NONFINITE])):
             return
         bad = values.isfinite().logical_not()
         new = torch.stack((bad.any().long(), *torch.unravel_index(bad.flatten().to(torch.uint8).argmax(), values.shape)))

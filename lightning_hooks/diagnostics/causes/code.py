@@ -8,6 +8,7 @@ from lightning_hooks.declare.remedy import Remedy
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import SOON, rate_too_high
 from lightning_hooks.diagnostics.causes.weights import in_code, large_inputs, nonfinite_weights
+from lightning_hooks.diagnostics.excuses import unused_tensors
 
 # What is not finite.
 
@@ -80,7 +81,7 @@ def in_no_optimizer(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Parameters are in no optimizer."""
     setups = {} if facts.flow is None else facts.flow.setups
     left = [name for name, setup in setups.items() if setup.trains and setup.has_gradient and not setup.optimizers]
-    if not left:
+    if facts.flow is None or not left or unused_tensors(facts.flow):  # what an optimizer holds instead is in the words of the rule
         return None
     found.add(True, 0.8, "they have a gradient, and no optimizer holds them")
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in left))

@@ -183,6 +183,7 @@ def test_an_alert_that_lasts_keeps_its_causes_and_a_resumed_training_too() -> No
     assert alert.diagnosis == alert.causes[0].statement == "net.0.bias is -20 in all 32 units, since the start."
     resumed = TrainingMonitor(every_n_steps=2, summary=False)
     resumed.load_state_dict(monitor.state_dict())
-    states = [one.state_dict()["features"]["alerts"]["open"] for one in (resumed, monitor)]
+    states = [one.state_dict()["features"]["alerts"]["problems"] for one in (resumed, monitor)]
     assert states[0] == states[1]
-    assert states[0][0][1]["causes"][0]["name"] == "offset_bias"
+    ((*_, (stretch,)),) = (problem for problem in states[0] if problem[0] == "dead")
+    assert stretch["passed_on"]["causes"][0]["name"] == "offset_bias"

@@ -83,7 +83,8 @@ def test_compiled_training_gives_the_same_numbers_under_the_same_tags(net: str, 
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     found, tags, more_graphs, more_breaks = fit(build, shape, what, backend)
-    unseen = ("outputs", "softmax", "dropout", "loss_sign")  # calls of functions and operations, which graphs do not show
+    # Calls of functions and operations, and what the inputs of layers are, which graphs do not show.
+    unseen = ("outputs", "softmax", "dropout", "loss_sign", "feature_scales", "linear_layers", "over_constant")
     assert_same(tuple(found), tuple(expected), rel=1e-3 if net == "cnn" else 1e-4, skip=unseen, tiny=1e-6)
     assert tags == expected_tags
     assert more_breaks == breaks == 0
@@ -171,7 +172,7 @@ def test_what_is_compiled_within_a_step_is_recorded_whether_or_not_that_step_is_
     expected = reports(-1)
     found = reports(first)
     assert sum(torch._dynamo.utils.counters["graph_break"].values()) == 0
-    assert_same(tuple(found), tuple(expected), rel=1e-4, skip=("loss_sign",), tiny=1e-6)
+    assert_same(tuple(found), tuple(expected), rel=1e-4, skip=("loss_sign", "feature_scales", "linear_layers"), tiny=1e-6)
     assert all(stats.calls == 3 for stats in found[0].sites.values())
 
 

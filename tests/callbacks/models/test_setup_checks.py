@@ -73,7 +73,7 @@ class Functional(nn.Module):
         self.dropout, self.first, self.head = dropout, nn.Linear(8, 8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.dropout(self.first(x.flatten(1)), self.dropout, self.training))
+        return self.head(F.dropout(self.first(x.flatten(1)).relu(), self.dropout, self.training))
 
 
 @pytest.mark.parametrize(("dropout", "mode", "warned"), [(0.1, False, True), (0.1, True, False), (0.0, False, False)])

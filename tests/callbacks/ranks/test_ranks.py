@@ -28,7 +28,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[s
 
 # What counts batches counts each rank's: calls, norms of a call, batch counts and how much the samples of a batch differ are other
 # numbers in one process by nature.
-PER_CALL = frozenset({"calls", "norm", "norm_max", "sampled_batches", "batches", "alerts", "representations"})
+PER_CALL = frozenset({"calls", "norm", "norm_max", "sampled_batches", "batches", "alerts", "representations", "feature_scales"})
 BY_BATCH = PER_CALL | {"kurtosis", "representations"}  # of some batches: one process has twice as many
 
 
