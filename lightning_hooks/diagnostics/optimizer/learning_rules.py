@@ -120,12 +120,14 @@ class LearnedByHeart(Rule):
             return
         known = [one.loss for earlier in (*history, report) if earlier.loss is not None for one in earlier.loss.validations]
         over = None if report.learning is None else report.learning.over_constant
-        measured = loss.mean / over if over else loss.start
-        guessing = min(measured, loss.start)  # the first is of a sample of the batches
+        guessing = loss.mean / over if over else loss.start  # over that is of a sample of the batches
         last, now = loss.validations[-2:]
-        never = min(known) > 0.98 * max(guessing, known[0]) and min(last.loss, now.loss) > self.worse * known[0]
+        never = (
+            min(known) > max((0.95 if over else 0.98) * guessing, 0.98 * known[0])
+            and min(last.loss, now.loss) > self.worse * known[0]
+        )
         if guessing > 0 and never and now.training < self.better * guessing:
-            what = "guessing has, without a look at the input," if measured < loss.start else "training began with,"
+            what = "guessing has, without a look at the input," if over else "training began with,"
             yield self.alert(
                 report, VALIDATION_SITE, now.loss / guessing, 1.0, "warning",
                 f"the validation loss is {now.loss:.3g} and was never clearly below the {guessing:.3g} that {what} while the "
