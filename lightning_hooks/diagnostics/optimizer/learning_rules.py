@@ -122,7 +122,8 @@ class LearnedByHeart(Rule):
         over = None if report.learning is None else report.learning.over_constant
         guessing = loss.mean / over if over else loss.start  # over that is of a sample of the batches
         last, now = loss.validations[-2:]
-        never = (
+        rises = min(last.loss, now.loss) > self.worse * known[0]
+        never = rises and min(known) > max((0.95 if over else 0.98) * guessing, 0.98 * known[0])
             min(known) > max((0.95 if over else 0.98) * guessing, 0.98 * known[0])
             and min(last.loss, now.loss) > self.worse * known[0]
         )
