@@ -124,9 +124,6 @@ class LearnedByHeart(Rule):
         last, now = loss.validations[-2:]
         rises = min(last.loss, now.loss) > self.worse * known[0]
         never = rises and min(known) > max((0.95 if over else 0.98) * guessing, 0.98 * known[0])
-            min(known) > max((0.95 if over else 0.98) * guessing, 0.98 * known[0])
-            and min(last.loss, now.loss) > self.worse * known[0]
-        )
         if guessing > 0 and never and now.training < self.better * guessing:
             what = "guessing has, without a look at the input," if over else "training began with,"
             yield self.alert(
