@@ -127,7 +127,7 @@ def test_vanishing_in_a_deep_sigmoid_stack_names_the_early_layers() -> None:
     assert "net.0" in found
     assert "net.16" not in found
     assert all((alert.severity, alert.cause) == ("info", root.name) for alert in rest)
-    assert "ReLU or GELU" in monitor.report.alerts[0].text
+    assert "Replace nn.Sigmoid by nn.ReLU" in monitor.report.alerts[0].text
 
 
 def test_exploding_names_the_layers_before_the_cause() -> None:

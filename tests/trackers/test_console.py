@@ -97,7 +97,7 @@ def test_a_stream_that_takes_nothing_gets_nothing(stream: Any, monkeypatch: pyte
 @pytest.mark.parametrize("summary", [True, "full"])
 def test_a_fit_ends_well_whatever_its_standard_output_is(stream: Any, summary: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    net = nn.Sequential(OrderedDict({"größe": nn.Linear(8, 8), "kopf": nn.Linear(8, 3)}))
+    net = nn.Sequential(OrderedDict({"größe": nn.Linear(8, 8), "relu": nn.ReLU(), "kopf": nn.Linear(8, 3)}))
     ours = monitors(every_n_steps=1, summary=summary)
     run = trainer(ours)
     out = stream()

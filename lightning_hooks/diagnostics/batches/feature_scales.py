@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.hooks import Recorder
+from lightning_hooks.hooks.attributes import stored_count
 from lightning_hooks.hooks.tensors import in_memory
 from lightning_hooks.statistics.columns import MAXIMUM, Columns, RowTable
 
@@ -56,8 +57,8 @@ class ScaleTable(RowTable):
 
     def __init__(self, context: Context, sites: Sequence[tuple[str, nn.Module]]) -> None:
         layers = [(name, module) for name, module in sites if isinstance(module, nn.Linear)]
-        layers = [(name, module) for name, module in layers if 1 < module.in_features <= MOST_FEATURES]
-        self._features = {name: module.in_features for name, module in layers}
+        layers = [(name, module) for name, module in layers if 1 < stored_count(module, "in_features") <= MOST_FEATURES]
+        self._features = {name: stored_count(module, "in_features") for name, module in layers}
         super().__init__(len(layers), context.host.setup.device)
         for line, (name, module) in enumerate(layers):
             context.listen(name, module, _ScaleRecorder(self, context, line))
@@ -88,7 +89,7 @@ class _ScaleRecorder(Recorder):
     @override
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         given = args[1][0] if args[1] else None
-        if self._context.details.detailed and isinstance(given, Tensor) and not given.requires_grad and in_memory(given):
+        if self._context.details.detailed and torch.is_grad_enabled() and in_memory(given) and not given.requires_grad:
             self._table.add(self._line, given)
 
     @override
