@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,6 +205,21 @@ class StepAgain:
     def why_not(self) -> str:
         """Why a step cannot be run again in the run; empty where it can."""
         return "this loop does not say how: watch(…, loss_function=…) does"
+
+    @staticmethod
+    def why_not_on(model: nn.Module, device: torch.device, ranks_apart: Callable[[], bool]) -> str:
+        """Why a step of this model cannot be run again here, in any loop; empty where it can.
+
+        Args:
+            model: The model.
+            device: Where it is.
+            ranks_apart: Whether ranks may not come to the same step; asked last.
+        """
+        if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+            return "with SyncBatchNorm ranks wait for each other"
+        if device.type != "cpu":
+            return "on an accelerator a bad step is known only later"
+        return "ranks may not come to the same step" if ranks_apart() else ""
 
 
 class Host(ABC):

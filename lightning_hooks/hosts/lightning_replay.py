@@ -121,13 +121,11 @@ class LightningStepAgain(StepAgain):
             return "under manual optimisation a step updates the weights"
         if sharded:
             return f"under {sharded} ranks hold shards, and wait for each other"
-        if any(isinstance(module, nn.SyncBatchNorm) for module in pl_module.modules()):
-            return "with SyncBatchNorm ranks wait for each other"
-        if pl_module.device.type != "cpu":
-            return "on an accelerator a bad step is known only later"
-        if trainer.world_size > 1 and not lightning_api.replicated_parameters(trainer, pl_module):
-            return "ranks may not come to the same step"
-        return ""
+        return self.why_not_on(
+            pl_module,
+            pl_module.device,
+            lambda: trainer.world_size > 1 and not lightning_api.replicated_parameters(trainer, pl_module),
+        )
 
 
 def _names(iterables: Any, count: int) -> list[str]:

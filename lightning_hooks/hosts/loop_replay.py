@@ -93,13 +93,7 @@ class LoopStepAgain(StepAgain):
             return "with several optimizers a step is not that of one loss"
         if setup.unreadable_shards or any(map(is_distributed, host.model.parameters())):
             return "ranks hold shards of the model, and wait for each other"
-        if any(isinstance(module, nn.SyncBatchNorm) for module in host.model.modules()):
-            return "with SyncBatchNorm ranks wait for each other"
-        if setup.device.type != "cpu":
-            return "on an accelerator a bad step is known only later"
-        if setup.world_size > 1 and not host.replicated_parameters():
-            return "ranks may not come to the same step"
-        return ""
+        return self.why_not_on(host.model, setup.device, lambda: setup.world_size > 1 and not host.replicated_parameters())
 
 
 def inner_loader(loader: Any) -> Any:

@@ -8,10 +8,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.hooks import Recorder
 from lightning_hooks.hooks.attributes import stored_count
 from lightning_hooks.hooks.tensors import in_memory
 from lightning_hooks.statistics.columns import MAXIMUM, Columns, RowTable
@@ -56,12 +54,21 @@ class ScaleTable(RowTable):
     columns: ClassVar[type[Columns]] = ScaleColumn
 
     def __init__(self, context: Context, sites: Sequence[tuple[str, nn.Module]]) -> None:
-        layers = [(name, module) for name, module in sites if isinstance(module, nn.Linear)]
-        layers = [(name, module) for name, module in layers if 1 < stored_count(module, "in_features") <= MOST_FEATURES]
-        self._features = {name: stored_count(module, "in_features") for name, module in layers}
-        super().__init__(len(layers), context.host.setup.device)
-        for line, (name, module) in enumerate(layers):
-            context.listen(name, module, _ScaleRecorder(self, context, line))
+        sizes = {name: stored_count(module, "in_features") for name, module in sites if isinstance(module, nn.Linear)}
+        self._features = {name: size for name, size in sizes.items() if 1 < size <= MOST_FEATURES}
+        self._lines = {name: line for line, name in enumerate(self._features)}
+        self._context = context
+        super().__init__(len(self._features), context.host.setup.device)
+
+    def line_of(self, name: str) -> int | None:
+        """The line of a module; None for one that is not looked at."""
+        return self._lines.get(name)
+
+    def take(self, line: int, args: tuple[Any, ...]) -> None:
+        """Record what a layer is given, in a batch that is looked at in detail."""
+        given = args[0] if args else None
+        if self._context.details.detailed and torch.is_grad_enabled() and in_memory(given) and not given.requires_grad:
+            self.add(line, given)
 
     def add(self, line: int, values: Tensor) -> None:
         """Record what a layer is given, features last. No host sync."""
@@ -78,19 +85,3 @@ class ScaleTable(RowTable):
         lines = zip(self._features.items(), self.lines(packed), strict=True)
         found = {name: FeatureScales(row[0], int(row[1]), features, row[2]) for (name, features), row in lines if row[0]}
         return {"feature_scales": found}
-
-
-class _ScaleRecorder(Recorder):
-    """Forward hook of a linear layer."""
-
-    def __init__(self, table: ScaleTable, context: Context, line: int) -> None:
-        self._table, self._context, self._line = table, context, line
-
-    @override
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        given = args[1][0] if args[1] else None
-        if self._context.details.detailed and torch.is_grad_enabled() and in_memory(given) and not given.requires_grad:
-            self._table.add(self._line, given)
-
-    @override
-    def trace(self, number: Tensor, *args: Any) -> None: ...

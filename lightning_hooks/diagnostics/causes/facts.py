@@ -158,9 +158,9 @@ class Facts:
 
     def rate_at(self, site: str) -> Rate | None:
         """The group that an alert is about: of its optimizer, of the optimizer that holds its parameters, else the fastest."""
-        rates = self.rates()
-        names = {name for name, setup in self._setups_at(site).items() for name in setup.optimizers} | {site}
-        rate_here = max((setup.lr or 0.0 for setup in self._setups_at(site).values()), default=None)
+        rates, setups = self.rates(), self._setups_at(site).values()
+        names = {name for setup in setups for name in setup.optimizers} | {site}
+        rate_here = max((setup.lr or 0.0 for setup in setups), default=None)
         held = [rate for rate in rates if rate.optimizer in names] or rates
         exact = [rate for rate in held if rate.settings.lr == rate_here]
         return max(exact or held, key=lambda rate: rate.lr, default=None)

@@ -71,9 +71,10 @@ class FeatureCollector(Collector[FeatureReport]):
             self._checks = checks, context.guard(checks.batch_end, "the check within the epoch")
         self._inputs = InputTable(self.table.clock, host.setup.device)
         self._outputs = OutputParts(context, sites)
+        scales = ScaleTable(context, sites)
         self._reported: dict[str, ReportedTable] = {
             "inputs": self._inputs,
-            "scales": ScaleTable(context, sites),
+            "scales": scales,
             **self._outputs.tables,
         }
         blocks = blocks_around(host.model, sites)
@@ -98,7 +99,7 @@ class FeatureCollector(Collector[FeatureReport]):
             with context.loading():
                 self._functional.load_state_dict(state["functional"])
         for index, (name, module) in enumerate(sites):
-            context.listen(name, module, _FeatureRecorder(self.table, self._outputs, index))
+            context.listen(name, module, _FeatureRecorder(self.table, self._outputs, index, scales, scales.line_of(name)))
         self.table.reserved = self.table.capacity if host.setup.world_size > 1 else None
         self.set_tables(
             rectifiers=HostNumbers(lambda: [len(self.table.rectifiers)], largest),
@@ -266,10 +267,11 @@ class FeatureCollector(Collector[FeatureReport]):
 
 
 class _FeatureRecorder(OutputRecorder):
-    """Forward hook of one site."""
+    """Forward hook of one site; ``line`` is that of the layer among the scales, if it is one whose inputs are looked at."""
 
-    def __init__(self, table: FeatureTable, outputs: OutputParts, index: int) -> None:
+    def __init__(self, table: FeatureTable, outputs: OutputParts, index: int, scales: ScaleTable, line: int | None) -> None:
         self.table, self.outputs, self.index = table, outputs, index
+        self.scales, self.line = scales, line
         self.reads_input = table.reads_input(index)
 
     @override
@@ -280,6 +282,8 @@ class _FeatureRecorder(OutputRecorder):
         self.table.add(self.index, args, output)
         if self.outputs.compares and not torch.compiler.is_compiling():
             self.outputs.take(self.index, output)
+        if self.line is not None and module is not None:  # a compiled graph calls without the module
+            self.scales.take(self.line, args)
 
 
 def _unusual(std: float, median: float) -> float:

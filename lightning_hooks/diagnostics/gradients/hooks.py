@@ -173,10 +173,6 @@ class Seen(NamedTuple):
         return cls(names[squashed], bool(aligned), (0, 1, -1)[sign], names[user], elements, names[first], names[last], layers)
 
 
-N_SEEN = len(Seen._fields)
-"""How many numbers :meth:`OutputNodes.numbers` gives."""
-
-
 def owners(sites: Sequence[tuple[str, nn.Module]], steps: OptimizerSteps) -> list[frozenset[int]] | None:
     """Of each site, the optimizers that hold parameters of it; None where there is but one optimizer."""
     if len(steps.optimizer_names) < 2:
