@@ -15,6 +15,7 @@ from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.collector import Collector, R
 from lightning_hooks.hooks import Faults
 from lightning_hooks.hosts.lightning_adapter import Adapter
+from lightning_hooks.hosts.lightning_api import callbacks_of
 from lightning_hooks.hosts.lightning_callback import EitherPackage
 from lightning_hooks.hosts.lightning_replay import record_rows
 from lightning_hooks.session.closing import run_report
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 
 def _nothing() -> None:
     """No loader is recorded."""
+
+
+def names_of_callbacks(trainer: Trainer | None) -> set[str]:
+    """The classes of a trainer's callbacks by name; none in a loop without a trainer."""
+    return set() if trainer is None else {type(callback).__name__ for callback in callbacks_of(trainer)}
 
 
 class SessionCallback(EitherPackage):

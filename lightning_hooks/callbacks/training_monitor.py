@@ -9,14 +9,14 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from typing_extensions import override
 
-from lightning_hooks.callbacks.monitor import SessionCallback
-from lightning_hooks.callbacks.trio import monitors
+from lightning_hooks.callbacks.monitor import SessionCallback, names_of_callbacks
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hosts.fabric import FabricLoop
 from lightning_hooks.hosts.lightning_adapter import Adapter
 from lightning_hooks.hosts.lightning_api import callbacks_of
 from lightning_hooks.hosts.plain import PlainHost
+from lightning_hooks.hosts.training_reports import TrainingReports
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import (
     CapsulePlace,
@@ -29,8 +29,7 @@ from lightning_hooks.session.settings import (
     Rules,
     Summary,
 )
-from lightning_hooks.session.sinks import Outlets
-from lightning_hooks.session.training_reports import TrainingReports
+from lightning_hooks.session.training_members import TrainingMembers, joining
 from lightning_hooks.sinks.webhook import Address
 
 
@@ -124,9 +123,10 @@ class TrainingMonitor(SessionCallback, TrainingReports):
         live: bool = False,
     ) -> None:
         super().__init__()
-        self.outlets = Outlets(notify, live)
         self.resumed: dict[str, int] | None = None
-        self._features, self._gradients, self._clipping = self._parts = monitors(
+        self.observers = TrainingMembers(
+            notify=notify,
+            live=live,
             modules=modules,
             every_n_steps=every_n_steps,
             report_every_n_steps=report_every_n_steps,
@@ -151,16 +151,16 @@ class TrainingMonitor(SessionCallback, TrainingReports):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         session = Adapter.of(trainer).session_of(trainer, pl_module)
-        self.outlets.add_to(session.sinks, session.host, session.members)
+        self.observers.outlets.add_to(session.sinks, session.host, session.members)
 
     @property
     @override
     def members(self) -> Sequence[Member]:
-        return [member for part in self._parts for member in part.members]
+        return self.observers.all
 
     @override
     def joining(self, trainer: Trainer | None, model: nn.Module) -> Sequence[Member]:
-        return [member for part in self._parts for member in part.joining(trainer, model)]
+        return joining(self.members, model, names_of_callbacks(trainer))
 
     @override
     def on_after_setup(self, fabric: Any, module: Any) -> None:
@@ -183,7 +183,7 @@ class TrainingMonitor(SessionCallback, TrainingReports):
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(modules=self._features.member.selection)
+        return self._generate_state_key(modules=self.members[0].selection)
 
 
 class MonitorsFromEnvironment(TrainingMonitor):
@@ -209,15 +209,15 @@ class MonitorsFromEnvironment(TrainingMonitor):
         others = [each for each in callbacks_of(trainer) if isinstance(each, SessionCallback) and each is not self]
         present = {member.kind.prefix for other in others for member in other.members}
         session = Adapter.of(trainer).session_of(trainer, pl_module)
-        for part in self._parts:
-            if part.member.kind.prefix in present:
+        for members in self.observers.groups:
+            if members[0].kind.prefix in present:
                 continue
             try:
-                for member in part.joining(trainer, pl_module):
+                for member in joining(members, pl_module, names_of_callbacks(trainer)):
                     session.join(member)
             except Exception as error:  # noqa: BLE001  any error: the script must run as it does without us
                 warn(
-                    f"LIGHTNING_HOOKS: this fit runs without {type(part).__name__}, because of {type(error).__name__}: {error} "
+                    f"LIGHTNING_HOOKS: this fit runs without {members[0].name}, because of {type(error).__name__}: {error} "
                     "Training goes on."
                 )
-        self.outlets.add_to(session.sinks, session.host, session.members)
+        self.observers.outlets.add_to(session.sinks, session.host, session.members)

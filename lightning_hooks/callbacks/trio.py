@@ -10,15 +10,15 @@ from torch import nn
 from typing_extensions import override
 
 from lightning_hooks.alerts import AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
-from lightning_hooks.callbacks.monitor import Monitor
+from lightning_hooks.callbacks.monitor import Monitor, names_of_callbacks
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
+from lightning_hooks.diagnostics.collectors import FEATURES, OF_TRAINING
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
 from lightning_hooks.diagnostics.gradients.collector import GradientCollector
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.hooks import ModuleSelector
-from lightning_hooks.hosts.lightning_api import callbacks_of
-from lightning_hooks.session.built_in import BuiltIn
+from lightning_hooks.hosts.training_reports import latest
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import (
     CapsulePlace,
@@ -32,7 +32,7 @@ from lightning_hooks.session.settings import (
     Settings,
     Summary,
 )
-from lightning_hooks.session.training_members import arguments_of_each
+from lightning_hooks.session.training_members import arguments_of_each, joining, members_of
 
 
 class FeatureStatsMonitor(Monitor[FeatureReport]):
@@ -78,54 +78,55 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         progress_bar: bool = False,
         functional: bool = True,
     ) -> None:
-        self._built_in = BuiltIn(
-            Settings(
-                modules=modules,
-                every_n_steps=every_n_steps,
-                report_every_n_steps=report_every_n_steps,
-                on_alert=on_alert,
-                rules=rules,
-                summary=summary,
-                logged=logged,
-                max_overhead=max_overhead,
-                report_dir=report_dir,
-                histograms=histograms,
-                figures=figures,
-                check_every_n_steps=check_every_n_steps,
-                progress_bar=progress_bar,
-                functional=functional,
-            )
+        own, *others = arguments_of_each(
+            [(kind,) for kind in FEATURES],
+            others=FeatureReport,
+            modules=modules,
+            every_n_steps=every_n_steps,
+            report_every_n_steps=report_every_n_steps,
+            on_alert=on_alert,
+            rules=rules,
+            summary=summary,
+            logged=logged,
+            max_overhead=max_overhead,
+            report_dir=report_dir,
+            histograms=histograms,
+            figures=figures,
+            check_every_n_steps=check_every_n_steps,
+            progress_bar=progress_bar,
+            functional=functional,
         )
-        super().__init__(self._built_in.own)
+        super().__init__(Settings(**own))
+        self._others = members_of(FEATURES[1:], others)
 
     @property
     @override
     def members(self) -> Sequence[Member]:
-        return (self.member, *self._built_in.members)
+        return (self.member, *self._others)
 
     @override
     def joining(self, trainer: Trainer | None, model: nn.Module) -> Sequence[Member]:
-        listed = () if trainer is None else {type(callback).__name__ for callback in callbacks_of(trainer)}
-        return (self.member, *self._built_in.joining(model, listed))
+        return (self.member, *joining(self._others, model, names_of_callbacks(trainer)))
 
     @property
     def attention(self) -> AttentionReport | None:
         """The latest report of attention; None before the first, and where the model has none or an AttentionMonitor reports it."""
-        return self._built_in.attention_report
+        report = latest(self._others, AttentionReport)
+        return report if report is not None and report.sites else None
 
     @property
     def routers(self) -> RouterReport | None:
         """The latest report of routers; None before the first, and where the model has none or a RouterMonitor reports it."""
-        return self._built_in.router_report
+        return latest(self._others, RouterReport)
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), **{member.kind.prefix: member.state_dict() for member in self._built_in.members}}
+        return {**super().state_dict(), **{member.kind.prefix: member.state_dict() for member in self._others}}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        for member in self._built_in.members:
+        for member in self._others:
             if member.kind.prefix in state_dict:
                 member.load_state_dict(state_dict[member.kind.prefix])
 
@@ -285,6 +286,7 @@ def monitors(
         >>> trainer = Trainer(callbacks=monitors(), logger=False)
     """
     of_features, of_gradients, of_clipping = arguments_of_each(
+        OF_TRAINING,
         modules=modules,
         every_n_steps=every_n_steps,
         report_every_n_steps=report_every_n_steps,

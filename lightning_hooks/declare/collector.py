@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.context import Context
@@ -148,6 +148,12 @@ class Collector(BatchEvents, OptimizerEvents, WindowTables[R], ReportView[R]):
         state: What :meth:`state_dict` returned in an earlier run.
     """
 
+    monitor: ClassVar[str] = ""
+    """The name of the monitor that measures it alone."""
+    report_name: ClassVar[str] = ""
+    """What a monitor of several collectors calls its report; empty for the prefix."""
+    takes: ClassVar[tuple[str, ...]] = ()
+    """The arguments of monitors that it takes, next to those that all take."""
     every_step: ClassVar[bool] = False
     """Whether it does the same at a step that is not sampled."""
     checks_early: ClassVar[bool] = False
@@ -159,6 +165,17 @@ class Collector(BatchEvents, OptimizerEvents, WindowTables[R], ReportView[R]):
 
     def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
         self.context = context
+
+    @classmethod
+    def applies(cls, model: nn.Module, functional: bool, listed: bool) -> bool:  # noqa: ARG003  for those that override it
+        """Whether it has something to measure in a training that others observe too.
+
+        Args:
+            model: The model.
+            functional: Whether the user wants the calls of functions as sites.
+            listed: Whether its own monitor observes the training separately.
+        """
+        return True
 
     def agreed(self, stride: int) -> int:
         """The stride that all ranks take where they must sample alike; 0 while one of them has not found one (0) yet."""

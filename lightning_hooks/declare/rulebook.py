@@ -201,14 +201,14 @@ class RuleBook:
         return [dataclasses.replace(rule, **fields) for rule in fits]
 
 
-def hand_out(
-    given: Sequence[RuleSpec], defaults: Mapping[type[Any], Sequence[RuleLike]], others: type[Any] | None = None
+def rules_by_report(
+    given: Sequence[RuleSpec], built_in: Mapping[type[Any], Sequence[RuleLike]], others: type[Any] | None = None
 ) -> dict[type[Any], list[RuleSpec]]:
-    """Give each entry to the monitors it is for: a rule to those that make its report, a mute to all.
+    """Sort entries by the reports that they are for: a rule by those that it reads; a mute is for all.
 
     Args:
         given: The user's entries.
-        defaults: The class of a monitor's reports to its built-in rules.
+        built_in: The classes of reports to the built-in rules that read them.
         others: The class of the reports that an entry is for which names none; None if that is an error.
 
     Returns:
@@ -220,7 +220,7 @@ def hand_out(
     """
     if isinstance(given, str | dict) or not isinstance(given, Sequence):
         raise TypeError(f"rules must be a list of rules; got {given!r}.")
-    handed: dict[type[Any], list[RuleSpec]] = {reads: [] for reads in defaults}
+    by_report: dict[type[Any], list[RuleSpec]] = {reads: [] for reads in built_in}
     for entry in given:
         if isinstance(entry, dict) and "class_path" in entry:
             entry = instance_of(entry)
@@ -229,28 +229,23 @@ def hand_out(
                 f"rules: {_name(entry)} does not say which report it reads. Annotate its first parameter, as in "
                 "def rule(report: FeatureReport), or give it to one monitor."
             )
-        chosen = readers(entry, defaults) or ([] if others is None else [others])
+        chosen = _reports_for(entry, built_in) or ([] if others is None else [others])
         if not chosen:
-            known = dict.fromkeys(rule.kind for rules in defaults.values() for rule in rules if isinstance(rule, Rule))
+            known = dict.fromkeys(rule.kind for rules in built_in.values() for rule in rules if isinstance(rule, Rule))
             raise ValueError(f"rules: {entry!r} fits none of the monitors, whose kinds are {', '.join(known)}.")
         for reads in chosen:
-            handed[reads].append(entry)
-    return handed
+            by_report[reads].append(entry)
+    return by_report
 
 
-def readers(entry: RuleSpec, defaults: Mapping[type[Any], Sequence[RuleLike]]) -> list[type[Any]]:
-    """The classes of reports that an entry is for: those that its rule reads; all for a mute.
-
-    Args:
-        entry: The user's, with no class path.
-        defaults: The classes of reports to the built-in rules that read them.
-    """
+def _reports_for(entry: RuleSpec, built_in: Mapping[type[Any], Sequence[RuleLike]]) -> list[type[Any]]:
+    """The classes of reports that an entry is for: those that its rule reads; all for a mute."""
     if isinstance(entry, dict) and "mute" not in entry:
         kind, names = entry.get("kind"), {*entry} - {"kind"}
-        fits = {reads: [names <= _fields(rule) for rule in rules if _is_of(rule, kind)] for reads, rules in defaults.items()}
+        fits = {reads: [names <= _fields(rule) for rule in rules if _is_of(rule, kind)] for reads, rules in built_in.items()}
         # Where no rule of the kind has the fields, an error names those there are.
         return [reads for reads, known in fits.items() if any(known)] or [reads for reads, known in fits.items() if known]
-    return [reads for reads in defaults if not callable(entry) or reads in reports_of(entry)]
+    return [reads for reads in built_in if not callable(entry) or reads in reports_of(entry)]
 
 
 def _is_of(rule: RuleLike, kind: Any) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any, Protocol
 
 from lightning.fabric import Fabric
@@ -17,22 +15,14 @@ from lightning_hooks.hosts.lightning_folder import folder_of
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
 from lightning_hooks.hosts.loop_setup import setup_of, unwrapped
 from lightning_hooks.hosts.plain import PlainHost
-from lightning_hooks.session.member import Member
-from lightning_hooks.session.sinks import Outlets
+from lightning_hooks.session.training_members import TrainingMembers
 
 
 class FabricMonitor(Protocol):
     """A callback with the members that observe a training, and where it is sent to."""
 
-    outlets: Outlets
+    observers: TrainingMembers
     resumed: dict[str, int] | None
-
-    @property
-    def members(self) -> Sequence[Member]:
-        """All of them."""
-
-    def joining(self, trainer: None, model: nn.Module) -> Sequence[Member]:
-        """Return those that have something to measure in a model."""
 
 
 class FabricLoop:
@@ -78,8 +68,7 @@ class FabricLoop:
         model = self._modules[0] if len(self._modules) == 1 else nn.ModuleDict(several)
         try:
             monitor, host = self.monitor, _host(self._fabric, model)
-            joining = partial(monitor.joining, None)
-            self.loop = LoopMonitor(host, monitor.members, joining, monitor.outlets, ends_at_step=True)
+            self.loop = LoopMonitor(host, monitor.observers, ends_at_step=True)
             if monitor.resumed is not None:
                 host.progress, monitor.resumed = monitor.resumed, None
             self.loop.start().forward_starts(module, args, kwargs)

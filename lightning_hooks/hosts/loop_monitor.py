@@ -15,10 +15,10 @@ from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts.loop_events import LoopEvents
 from lightning_hooks.hosts.loop_replay import LoopStepAgain
 from lightning_hooks.hosts.plain import PlainHost
+from lightning_hooks.hosts.training_reports import TrainingReports
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.session import Session
-from lightning_hooks.session.sinks import Outlets
-from lightning_hooks.session.training_reports import NAMES, TrainingReports
+from lightning_hooks.session.training_members import TrainingMembers, joining
 
 Loader = TypeVar("Loader")
 
@@ -31,24 +31,15 @@ class LoopMonitor(TrainingReports):
 
     Args:
         host: The loop.
-        members: What is observed.
-        joining: Which of the members have something to measure in a model.
-        outlets: Where the run is sent to.
+        observers: The members that observe it, and where the run is sent to.
         ends_at_step: Whether each optimizer step ends a batch; otherwise :meth:`step` does.
 
     Attributes:
         host: The loop.
     """
 
-    def __init__(
-        self,
-        host: PlainHost,
-        members: Sequence[Member],
-        joining: Callable[[nn.Module], Sequence[Member]],
-        outlets: Outlets,
-        ends_at_step: bool = False,
-    ) -> None:
-        self.host, self._members, self._joining, self._outlets = host, members, joining, outlets
+    def __init__(self, host: PlainHost, observers: TrainingMembers, ends_at_step: bool = False) -> None:
+        self.host, self._observers = host, observers
         self._ends_at_step, self._warned = ends_at_step, False
         self._session: Session | None = None
         self._events: LoopEvents | None = None
@@ -56,7 +47,7 @@ class LoopMonitor(TrainingReports):
     @property
     @override
     def members(self) -> Sequence[Member]:
-        return self._members
+        return self._observers.all
 
     @property
     def should_stop(self) -> bool:
@@ -81,9 +72,9 @@ class LoopMonitor(TrainingReports):
         self._events = events = LoopEvents(session, self.host, self._ends_at_step)
         try:
             events.prepare()
-            for member in self._joining(self.host.model):
+            for member in joining(self.members, self.host.model):
                 session.join(member)
-            self._outlets.add_to(session.sinks, session.host, session.members)
+            self._observers.outlets.add_to(session.sinks, session.host, session.members)
             events.start()
         except BaseException:
             self.close("stopped")
@@ -245,14 +236,14 @@ class LoopMonitor(TrainingReports):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed training needs. Ranks may be merged: every rank is asked."""
-        monitors = {NAMES.get(member.kind.prefix, member.kind.prefix): member.state_dict() for member in self.members}
+        monitors = {member.report_name: member.state_dict() for member in self.members}
         return {**self.host.progress, "monitors": monitors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from an earlier training: call it before the block."""
         self.host.progress = state
         for member in self.members:
-            name = NAMES.get(member.kind.prefix, member.kind.prefix)
+            name = member.report_name
             if name in state["monitors"]:
                 member.load_state_dict(state["monitors"][name])
 

@@ -12,10 +12,10 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from typing_extensions import override
 
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
+from lightning_hooks.hosts.training_reports import TrainingReports
 from lightning_hooks.hosts.transformers_host import TrainersLoss, host_of, trainer_of
-from lightning_hooks.hosts.watch import members_of
+from lightning_hooks.hosts.watch import observers_of
 from lightning_hooks.session.member import Member
-from lightning_hooks.session.training_reports import TrainingReports
 
 STATE = "lightning_hooks.pt"
 """The file of the monitors' state in a checkpoint's folder."""
@@ -37,14 +37,14 @@ class MonitorCallback(TrainerCallback, TrainingReports):
     """
 
     def __init__(self, **arguments: Any) -> None:
-        self._members = members_of("MonitorCallback", {"capsule": "auto", **arguments})
+        self._observers = observers_of("MonitorCallback", {"capsule": "auto", **arguments})
         self.loop: LoopMonitor | None = None
         self._epoch_over = False
 
     @property
     @override
     def members(self) -> Sequence[Member]:
-        return self._members.all
+        return self._observers.all
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A Trainer is made: what ends its training is known to nobody but its ``train``."""
@@ -57,7 +57,7 @@ class MonitorCallback(TrainerCallback, TrainingReports):
         if "train" not in vars(trainer):  # the callback came later than the Trainer
             self._close_after(trainer, "training_step")
         host = host_of(trainer, args, state)
-        self.loop = loop = LoopMonitor(host, self._members.all, self._members.joining, self._members.outlets)
+        self.loop = loop = LoopMonitor(host, self._observers)
         saved = _checkpoint(args, state) / STATE
         if state.global_step and saved.exists():
             self.loop.load_state_dict(torch.load(saved, map_location="cpu", weights_only=False))

@@ -115,11 +115,10 @@ def monitor_of(name: str, host: PlainHost, loss_function: Callable[[Any], Any] |
             raise TypeError(f"loss_function must be a function of a batch that returns its loss; got {loss_function!r}.")
         host.again = LoopStepAgain(host, loss_function)
         arguments = {"capsule": "auto", **arguments}
-    members = members_of(name, arguments)
-    return LoopMonitor(host, members.all, members.joining, members.outlets)
+    return LoopMonitor(host, observers_of(name, arguments))
 
 
-def members_of(name: str, arguments: dict[str, Any]) -> TrainingMembers:
+def observers_of(name: str, arguments: dict[str, Any]) -> TrainingMembers:
     """What observes a training in a loop without a progress bar of Lightning's."""
     if arguments.get("progress_bar"):
         raise ValueError(f"{name}: progress_bar=True needs Lightning's Trainer, whose bar it is. Leave it out here.")

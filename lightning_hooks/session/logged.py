@@ -132,12 +132,12 @@ class LoggedScalars:
         return tag in self._risen or FAULTS.search(tag) is None
 
 
-def of_each(logged: Logged, *rankings: Sequence[str]) -> list[Logged]:
-    """What of ``logged`` each of several monitors knows.
+def statistics_by_ranking(logged: Logged, rankings: Sequence[Sequence[str]]) -> list[Logged]:
+    """Return what of ``logged`` is in each of several rankings.
 
     Raises:
         TypeError: As :class:`LoggedScalars`.
-        ValueError: If it names a statistic that none has.
+        ValueError: If it names a statistic that is in none.
     """
     wanted = _wanted(logged, tuple(dict.fromkeys(statistic for ranking in rankings for statistic in ranking)))
     if wanted is None or logged == "all":

@@ -178,6 +178,11 @@ class Member(MemberContext):
         }
 
     @property
+    def report_name(self) -> str:
+        """What a monitor of several members calls its report."""
+        return self.kind.report_name or self.kind.prefix
+
+    @property
     def latest_report(self) -> Any:
         """The report of the last finished window, or of the epoch that ended with it; None before."""
         return self.report if self.epoch_report is None else self.epoch_report

@@ -1,69 +1,87 @@
-"""The members that observe a whole training: features with attention and routers, gradients, clipping."""
+"""The members that observe a whole training, and what each of them is given of a monitor's arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from torch import nn
 
-from lightning_hooks.alerts import RULES, AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
-from lightning_hooks.declare.rulebook import hand_out
-from lightning_hooks.diagnostics.attention.collector import AttentionCollector
-from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
-from lightning_hooks.diagnostics.features.collector import FeatureCollector
-from lightning_hooks.diagnostics.gradients.collector import GradientCollector
-from lightning_hooks.diagnostics.routers.collector import RouterCollector
-from lightning_hooks.session.built_in import BuiltIn
-from lightning_hooks.session.logged import of_each
+from lightning_hooks.alerts import RULES
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.declare.rulebook import rules_by_report
+from lightning_hooks.diagnostics.collectors import OF_TRAINING
+from lightning_hooks.session.logged import statistics_by_ranking
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.sinks import Outlets
 
-SHARED = ("report_every_n_steps", "on_alert", "summary", "report_dir", "figures", "progress_bar")
-"""The arguments that all members take."""
-OF_SITES = ("modules", "every_n_steps", "max_overhead", "histograms", "check_every_n_steps")
-"""Those that members which observe modules take too."""
-OF_STEPS = ("capsule", "max_capsule_mb", "keep_batches", "learning")
-"""Those about single steps, which the gradient flow takes."""
+Collectors = Sequence[type[Collector[Any]]]
+
+TAKEN_BY_ALL = ("report_every_n_steps", "on_alert", "summary", "report_dir", "figures", "progress_bar")
+"""The arguments that all members take; :attr:`Collector.takes` names the others."""
 
 
-def arguments_of_each(**arguments: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the arguments of the feature statistics, of the gradient flow and of the clipping events.
+def arguments_of_each(groups: Sequence[Collectors], others: type[Any] | None = None, **arguments: Any) -> list[dict[str, Any]]:
+    """Return the arguments of each group of collectors: the rules and statistics that it knows, and of the others those it takes.
 
     Args:
+        groups: The collectors, those together that are given the same arguments.
+        others: The class of the reports that a function is given which does not say what it reads; None if that is an error.
         **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`; what is left out has its default.
 
     Raises:
-        TypeError: If there is no argument of a name.
+        TypeError: If there is no argument of a name, or one is of a wrong type.
+        ValueError: If a rule or a statistic is for none of them.
     """
-    known = {field.name for field in fields(Settings)}
-    unknown = sorted(arguments.keys() - known)
+    known = sorted(field.name for field in fields(Settings))
+    unknown = sorted(arguments.keys() - set(known))
     if unknown:
-        raise TypeError(f"There is no argument {unknown[0]!r}; there are {', '.join(sorted(known))}.")
-    given = {name: arguments[name] for name in SHARED if name in arguments}
-    of_sites = {**given, **{name: arguments[name] for name in OF_SITES if name in arguments}}
-    handed = hand_out(arguments.get("rules", ()), RULES)
-    ranking = (*FeatureCollector.ranking, *AttentionCollector.ranking, *RouterCollector.ranking)
-    feature_tags, gradient_tags = of_each(arguments.get("logged", "auto"), ranking, GradientCollector.ranking)
-    of_features = list(
-        {id(rule): rule for report in (FeatureReport, AttentionReport, RouterReport) for rule in handed[report]}.values()
-    )
-    features = {**of_sites, "rules": of_features, "logged": feature_tags, "functional": arguments.get("functional", True)}
-    evidence = {name: arguments[name] for name in OF_STEPS if name in arguments}
-    gradients = {**of_sites, **evidence, "rules": handed[GradientFlowReport], "logged": gradient_tags}
-    return features, gradients, {**given, "rules": handed[ClipReport]}
+        raise TypeError(f"There is no argument {unknown[0]!r}; there are {', '.join(known)}.")
+    built_in = {kind.report_type: RULES[kind.report_type] for group in groups for kind in group if kind.report_type is not None}
+    rules = rules_by_report(arguments.get("rules", ()), built_in, others)
+    rankings = [[statistic for kind in group for statistic in kind.ranking] for group in groups]
+    found = []
+    for group, statistics in zip(groups, statistics_by_ranking(arguments.get("logged", "auto"), rankings), strict=True):
+        taken = {*TAKEN_BY_ALL, *(name for kind in group for name in kind.takes)}
+        own = {id(rule): rule for kind in group if kind.report_type is not None for rule in rules[kind.report_type]}
+        given = {**arguments, "rules": list(own.values()), "logged": statistics}
+        found.append({name: value for name, value in given.items() if name in {"rules", *taken}})
+    return found
+
+
+def members_of(kinds: Collectors, arguments: Sequence[Mapping[str, Any]]) -> list[Member]:
+    """Make the members of some collectors, each with its arguments."""
+    return [Member(kind.monitor, kind, Settings(**given)) for kind, given in zip(kinds, arguments, strict=True)]
+
+
+def joining(members: Sequence[Member], model: nn.Module, listed: Collection[str] = ()) -> list[Member]:
+    """Return the members that have something to measure in a model; the others have no report of the run.
+
+    Args:
+        members: The members.
+        model: The model.
+        listed: The names of the monitors that observe the training separately.
+    """
+    joins = {member: member.kind.applies(model, member.settings.functional, member.name in listed) for member in members}
+    for member in (member for member, wanted in joins.items() if not wanted):
+        member.report = member.epoch_report = None
+    return [member for member, wanted in joins.items() if wanted]
 
 
 class TrainingMembers:
     """The members that observe a whole training.
 
     Args:
-        **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`.
+        notify: As for :class:`~lightning_hooks.TrainingMonitor`, as are the others.
+        live: Whether the page is shown.
+        **arguments: The others.
 
     Attributes:
         outlets: Where the run is sent to: what ``notify`` and ``live`` say.
+        groups: The members of each of the three monitors that measure the same.
+        all: All members, in the order in which they join.
 
     Raises:
         ImportError: If figures are asked for and matplotlib is not installed.
@@ -73,19 +91,7 @@ class TrainingMembers:
 
     def __init__(self, *, notify: Any = None, live: bool = False, **arguments: Any) -> None:
         self.outlets = Outlets(notify, live)
-        of_features, of_gradients, of_clipping = arguments_of_each(**arguments)
-        self._built_in = BuiltIn(Settings(**of_features))
-        features = Member("FeatureStatsMonitor", FeatureCollector, self._built_in.own)
-        gradients = Member("GradientFlowMonitor", GradientCollector, Settings(**of_gradients))
-        clipping = Member("GradientClipMonitor", ClipCollector, Settings(**of_clipping))
-        clipping.selection = features.selection
-        self._features, self._others = features, (gradients, clipping)
-
-    @property
-    def all(self) -> Sequence[Member]:
-        """All of them, in the order in which they join."""
-        return (self._features, *self._built_in.members, *self._others)
-
-    def joining(self, model: nn.Module) -> Sequence[Member]:
-        """Return those that have something to measure in a model."""
-        return (self._features, *self._built_in.joining(model), *self._others)
+        given = iter(arguments_of_each([(kind,) for group in OF_TRAINING for kind in group], **arguments))
+        self.groups = [members_of(group, [next(given) for _ in group]) for group in OF_TRAINING]
+        self.all = [member for group in self.groups for member in group]
+        self.all[-1].selection = self.all[0].selection  # clipping events have no modules of their own

@@ -28,7 +28,7 @@ from lightning_hooks.alerts import (
     Vanishing,
     WastedClip,
 )
-from lightning_hooks.declare.rulebook import hand_out
+from lightning_hooks.declare.rulebook import rules_by_report
 
 
 def book(*given: Any) -> RuleBook:
@@ -135,10 +135,10 @@ def test_what_a_rule_does_not_take(fields: Any, error: type[Exception], words: s
 
 
 def test_a_kind_of_several_monitors_is_handed_to_those_whose_rule_has_the_fields() -> None:
-    handed = hand_out([{"kind": "exploding", "relative": 1e5}, {"kind": "nonfinite", "severity": "warning"}], RULES)
+    handed = rules_by_report([{"kind": "exploding", "relative": 1e5}, {"kind": "nonfinite", "severity": "warning"}], RULES)
     assert [len(handed[report]) for report in (FeatureReport, GradientFlowReport, ClipReport)] == [1, 2, 1]
     assert handed[GradientFlowReport][0] == {"kind": "exploding", "relative": 1e5}
-    unknown = hand_out([{"kind": "exploding", "relativ": 1e5}], RULES)
+    unknown = rules_by_report([{"kind": "exploding", "relativ": 1e5}], RULES)
     with pytest.raises(ValueError, match="got 'relativ'"):
         RuleBook(RULES[GradientFlowReport], unknown[GradientFlowReport], GradientFlowReport)
 
@@ -149,14 +149,14 @@ def test_rules_are_handed_to_the_monitors_they_are_for() -> None:
 
     dead, quiet, mute = Dead(0.9), {"kind": "vanishing", "relative": 1e-6}, "-silent"
     said = {"class_path": "lightning_hooks.alerts.AlwaysClipped", "init_args": {"threshold": 0.5}}
-    handed = hand_out([dead, quiet, own, mute, said], RULES)
+    handed = rules_by_report([dead, quiet, own, mute, said], RULES)
     assert handed[FeatureReport] == [dead, mute]
     assert handed[GradientFlowReport] == [quiet, mute]
     assert [type(entry).__name__ for entry in handed[ClipReport]] == ["function", "str", "AlwaysClipped"]
     with pytest.raises(ValueError, match=r"<lambda> does not say which report it reads. Annotate its first parameter"):
-        hand_out([lambda report: ()], RULES)
+        rules_by_report([lambda report: ()], RULES)
     with pytest.raises(ValueError, match=r"\{'kind': 'ded'\} fits none of the monitors, whose kinds are id_out_of_range"):
-        hand_out([{"kind": "ded"}], RULES)
+        rules_by_report([{"kind": "ded"}], RULES)
 
 
 def test_a_name_with_brackets_is_matched_as_it_is() -> None:

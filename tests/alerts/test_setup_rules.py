@@ -33,7 +33,7 @@ from lightning_hooks.alerts import (
     VectorDecay,
 )
 from lightning_hooks.alerts.causes import in_order_of_cause
-from lightning_hooks.declare.rulebook import hand_out, reports_of
+from lightning_hooks.declare.rulebook import reports_of, rules_by_report
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.loss.report import LossReport
 from tests.support.models import Classifier, loader, mlp, trainer
@@ -306,7 +306,7 @@ def test_labels_that_are_ignored_are_one_rule_over_two_reports():
     """A limit of the user's own holds for the batches of the one and for the calls of the other."""
     assert reports_of(LabelsIgnored()) == (FeatureReport, GradientFlowReport)
     for entry in ({"kind": "labels_ignored", "threshold": 0.9}, LabelsIgnored(0.9)):
-        handed = hand_out([entry], RULES)
+        handed = rules_by_report([entry], RULES)
         for reads in (FeatureReport, GradientFlowReport):
             (rule,) = [rule for rule in RuleBook(RULES[reads], handed[reads], reads).rules if rule.kind == "labels_ignored"]
             assert rule.threshold == 0.9

@@ -51,6 +51,8 @@ class AttentionCollector(Collector[AttentionReport]):
 
     prefix: ClassVar[str] = "attention"
     report_type: ClassVar[type[Report] | None] = AttentionReport
+    monitor: ClassVar[str] = "AttentionMonitor"
+    takes: ClassVar[tuple[str, ...]] = ("modules", "every_n_steps", "max_overhead", "logged", "functional")
     ranking: ClassVar[tuple[str, ...]] = ("entropy", "max_logit", "first_token_share", "masked_rows", "nonfinite_rows")
 
     def __init__(self, context: Context, state: Mapping[str, Any], *, expected: bool = False) -> None:
@@ -67,6 +69,11 @@ class AttentionCollector(Collector[AttentionReport]):
                 functional.restore(state["functional"])
         context.on_call(FUNCTIONS, self._record, layers=True)
         self.set_tables(heads=self.table)
+
+    @classmethod
+    @override
+    def applies(cls, model: nn.Module, functional: bool, listed: bool) -> bool:
+        return functional and not listed
 
     def _record(self, call: FunctionalCall) -> None:
         name = call.site.name

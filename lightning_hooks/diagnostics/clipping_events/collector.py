@@ -45,6 +45,8 @@ class ClipCollector(Collector[ClipReport]):
 
     prefix: ClassVar[str] = "gradient_clip"
     report_type: ClassVar[type[Report] | None] = ClipReport
+    monitor: ClassVar[str] = "GradientClipMonitor"
+    report_name: ClassVar[str] = "clipping"
     every_step: ClassVar[bool] = True
     watches_steps: ClassVar[bool] = True
 

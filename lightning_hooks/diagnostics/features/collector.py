@@ -49,6 +49,10 @@ class FeatureCollector(Collector[FeatureReport]):
 
     prefix: ClassVar[str] = "features"
     report_type: ClassVar[type[Report] | None] = FeatureReport
+    monitor: ClassVar[str] = "FeatureStatsMonitor"
+    takes: ClassVar[tuple[str, ...]] = (
+        *("modules", "every_n_steps", "max_overhead", "histograms", "check_every_n_steps", "logged", "functional"),
+    )
     ranking: ClassVar[tuple[str, ...]] = (
         *("rms", "std", "dead_fraction", "saturated_fraction", "nonfinite_fraction", "zero_fraction"),
         *("mean", "max", "min", "kurtosis"),

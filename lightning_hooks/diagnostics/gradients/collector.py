@@ -41,6 +41,12 @@ from lightning_hooks.statistics.tables import HostNumbers, first_calls, in_order
 class GradientCollector(GradientSites):
     """The gradients at module outputs and of parameters, updates of weights, optimizers, the loss, how parameters are set up."""
 
+    monitor: ClassVar[str] = "GradientFlowMonitor"
+    report_name: ClassVar[str] = "gradients"
+    takes: ClassVar[tuple[str, ...]] = (
+        *("modules", "every_n_steps", "max_overhead", "histograms", "check_every_n_steps", "logged"),
+        *("capsule", "max_capsule_mb", "keep_batches", "learning"),
+    )
     records_recomputation: ClassVar[bool] = True  # reentrant checkpointing builds the graph when it recomputes
     watches_steps: ClassVar[bool] = True
     checks_early: ClassVar[bool] = True

@@ -206,6 +206,8 @@ class RouterCollector(Collector[RouterReport]):
 
     prefix: ClassVar[str] = "routers"
     report_type: ClassVar[type[Report] | None] = RouterReport
+    monitor: ClassVar[str] = "RouterMonitor"
+    takes: ClassVar[tuple[str, ...]] = ("every_n_steps", "max_overhead", "logged", "functional")
     ranking: ClassVar[tuple[str, ...]] = (*OF_ROUTERS, *OF_CODEBOOKS)
 
     def __init__(
@@ -233,6 +235,11 @@ class RouterCollector(Collector[RouterReport]):
         for index, (name, module, _) in enumerate(self._codebooks):
             context.listen(name, module, _CodeRecorder(self.table, index))
         self.set_tables(routing=self.table)
+
+    @classmethod
+    @override
+    def applies(cls, model: nn.Module, functional: bool, listed: bool) -> bool:
+        return not listed and bool(find_routers(model))
 
     @property
     @override

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NAMES = {"gradient_flow": "gradients", "gradient_clip": "clipping"}
-"""The prefix of a monitor's tags to its name here, where they differ."""
+
+def latest(members: Sequence[Member], kind: type[T]) -> T | None:
+    """The latest report of a class; None before the first, and where none of the members makes such reports in this run."""
+    return next((member.latest_report for member in members if member.kind.report_type is kind), None)
 
 
 class TrainingReports(ABC):
@@ -33,29 +35,26 @@ class TrainingReports(ABC):
     def members(self) -> Sequence[Member]:
         """What it measures."""
 
-    def _latest(self, name: str, _: type[T]) -> T | None:
-        return next((member.latest_report for member in self.members if _name(member) == name), None)
-
     @property
     def features(self) -> FeatureReport | None:
         """The latest report of module outputs; None before the first."""
-        return self._latest("features", FeatureReport)
+        return latest(self.members, FeatureReport)
 
     @property
     def attention(self) -> AttentionReport | None:
         """The latest report of attention; None before the first, and where the model has none or an AttentionMonitor reports it."""
-        report = self._latest("attention", AttentionReport)
+        report = latest(self.members, AttentionReport)
         return report if report is not None and report.sites else None
 
     @property
     def routers(self) -> RouterReport | None:
         """The latest report of routers; None before the first, and where the model has none or a RouterMonitor reports it."""
-        return self._latest("routers", RouterReport)
+        return latest(self.members, RouterReport)
 
     @property
     def gradients(self) -> GradientFlowReport | None:
         """The latest report of gradients; None before the first."""
-        return self._latest("gradients", GradientFlowReport)
+        return latest(self.members, GradientFlowReport)
 
     @property
     def learning(self) -> LearningReport | None:
@@ -65,12 +64,12 @@ class TrainingReports(ABC):
     @property
     def clipping(self) -> ClipReport | None:
         """The latest report of clipping events; None before the first."""
-        return self._latest("clipping", ClipReport)
+        return latest(self.members, ClipReport)
 
     @property
     def history(self) -> dict[str, deque[Any]]:
         """The reports of this fit, oldest first, of ``features``, ``gradients``, ``clipping``, ``attention`` and ``routers``."""
-        return {_name(member): member.history.reports for member in self.members}
+        return {member.report_name: member.history.reports for member in self.members}
 
     @property
     def report(self) -> RunReport:
@@ -103,7 +102,7 @@ class TrainingReports(ABC):
         return self._history_of(monitor).to_frame()
 
     def _history_of(self, monitor: str) -> History:
-        known = {_name(member): member.history for member in self.members}
+        known = {member.report_name: member.history for member in self.members}
         if monitor not in known:
             raise ValueError(f"monitor must be one of {', '.join(known)}; got {monitor!r}.")
         return known[monitor]
@@ -123,7 +122,3 @@ class TrainingReports(ABC):
     def status(self) -> Status:
         """The verdict in a word: ``failed``, ``critical``, ``warning``, ``healthy`` or ``unknown``, as before the first report."""
         return verdict_of(self.members).status
-
-
-def _name(member: Member) -> str:
-    return NAMES.get(member.kind.prefix, member.kind.prefix)
