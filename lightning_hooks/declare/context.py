@@ -1,26 +1,27 @@
-"""What a collector asks of the session that it is part of."""
+"""What a collector has of the session that it is part of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 from torch import nn
 
+from lightning_hooks.declare.alert import AlertError
 from lightning_hooks.declare.book import Early
 from lightning_hooks.declare.functional import Functional, FunctionalCall, FunctionalSite
 from lightning_hooks.declare.measured import MeasuredLoss
-from lightning_hooks.declare.rulebook import RuleBook
 from lightning_hooks.declare.step import OptimizerSteps
-from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, Recorder, guarded
+from lightning_hooks.declare.warn import loading_state
+from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, ModuleSelector, Recorder, select_modules
+from lightning_hooks.hooks.selection import selects_call
+from lightning_hooks.hooks.tensors import UnreadableError
+from lightning_hooks.hooks.wrappers import is_transformed, skipping
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.statistics.histograms import HistogramTable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    Figures = Mapping[str, Callable[[], Figure]]
 
 
 class Measure(Protocol):
@@ -37,47 +38,76 @@ class Measure(Protocol):
         """Call a function after each step that was measured; where none can be, warn."""
 
 
-class SampledBatches(Protocol):
-    """Where training is, and whether hooks record there."""
+class ForwardHooks(Protocol):
+    """The forward hooks of a session."""
 
-    @property
-    def gate(self) -> Gate:
-        """Whether the batch under way is sampled."""
-
-    @property
-    def details(self) -> DetailGate:
-        """Whether costly statistics are taken in this batch: the first sixteen sampled ones of a window, and each sixteenth."""
-
-    @property
-    def meter(self) -> Meter | None:
-        """Where the time of hooks is added up."""
-
-    @property
-    def batches(self) -> int:
-        """Training batches of the window so far, the one under way among them."""
-
-    @property
-    def batch(self) -> int:
-        """The training batch under way, from 0 in each epoch."""
-
-    @property
-    def sampled_batches(self) -> int:
-        """Those of them that are sampled."""
+    def add(self, owner: object, name: str, module: nn.Module, recorder: skipping) -> None:
+        """Call ``recorder`` with each output of a module."""
 
 
-class FunctionCalls(Protocol):
-    """The calls of functions that a collector can have."""
+@dataclass(eq=False)
+class Context:
+    """What a collector has of the session that it is part of, for one run.
+
+    Attributes:
+        name: The monitor's name, for messages.
+        host: The training loop.
+        steps: The optimizers.
+        hooks: The forward hooks.
+        calls: The calls of functions.
+        measure: What some steps gain.
+        gate: Whether the batch under way is sampled.
+        details: Whether costly statistics are taken in this batch: the first sixteen sampled ones of a window, and each sixteenth.
+        meter: Where the time of hooks is added up; None for nowhere.
+        faults: The sites whose hook raised.
+        early: Its part in the checks within a window; None without them.
+        judge_urgent: Applies the urgent rules of all monitors now; returns whether the fit is to stop.
+        new_histograms: Makes the table of the histograms that the user asks for, of the names of the sites and whether the loss is
+            scaled; None for none.
+        modules: The modules that the user selects.
+        records_functional: Whether the user wants the calls of functions as sites.
+        learning: Whether it is measured what of the training learns: True, False, or ``auto``.
+        batch: The training batch under way, from 0 in each epoch.
+        batches: Training batches of the window so far, the one under way among them.
+        sampled_batches: Those of them that are sampled.
+    """
+
+    name: str
+    host: Host
+    steps: OptimizerSteps
+    hooks: ForwardHooks
+    calls: Functional
+    measure: Measure
+    gate: Gate
+    details: DetailGate
+    meter: Meter | None
+    faults: Faults
+    early: Early | None
+    judge_urgent: Callable[[], bool]
+    new_histograms: Callable[..., HistogramTable | None]
+    modules: ModuleSelector | None
+    records_functional: bool
+    learning: bool | str
+    batch: int = 0
+    batches: int = 0
+    sampled_batches: int = 0
 
     @property
     def functional(self) -> Functional | None:
         """The calls of functions in this run; None under ``torch.compile``, which does not show them."""
+        return self.calls if self.calls.available() else None
 
-    @property
-    def records_functional(self) -> bool:
-        """Whether the user wants the calls of functions as sites."""
+    def select(self) -> list[tuple[str, nn.Module]]:
+        """Return the (name, module) pairs to observe."""
+        return select_modules(self.host.model, self.modules, calls=self.records_functional)
 
     def selects_call(self, site: FunctionalSite, module: nn.Module) -> bool:
         """Whether the user selects the calls at a site, which ``module`` makes."""
+        return selects_call(self.modules, site.name, site.module, module)
+
+    def listen(self, name: str, module: nn.Module, recorder: Recorder) -> None:
+        """Call ``recorder`` with each output of a module, in sampled batches."""
+        self.hooks.add(self, name, module, skipping(recorder, name, self.faults, when=self.gate, meter=self.meter))
 
     def on_call(
         self,
@@ -96,57 +126,25 @@ class FunctionCalls(Protocol):
             in_validation: Those of the first batch of each validation instead, at sites that are known from training.
             detailed: Only in the batches that ``details`` opens for.
         """
+        if not self.calls.available():
+            return
 
+        def record(call: FunctionalCall) -> None:
+            if is_transformed():  # a table that is made there would be too
+                raise UnreadableError(call.output)
+            recorder(call)
 
-class Context(SampledBatches, FunctionCalls, Protocol):
-    """What a collector asks of the session that it is part of."""
+        new = partial(skipping, record, on_fault=self.faults, meter=self.meter, observes=True)
+        self.calls.add(self, functions, self.details if detailed else self.gate, lambda site: new(site=site), layers, in_validation)
 
-    @property
-    def name(self) -> str:
-        """The monitor's name, for messages."""
-
-    @property
-    def host(self) -> Host:
-        """The training loop."""
-
-    @property
-    def steps(self) -> OptimizerSteps:
-        """The optimizers."""
-
-    @property
-    def faults(self) -> Faults:
-        """The sites whose hook raised."""
-
-    @property
-    def book(self) -> RuleBook:
-        """The rules in force."""
-
-    @property
-    def learning(self) -> bool | str:
-        """Whether it is measured what of the training learns: True, False, or ``auto``."""
-
-    @property
-    def measure(self) -> Measure:
-        """What some steps gain."""
-
-    @property
-    def early(self) -> Early | None:
-        """Its part in the checks within a window; None without them."""
-
-    def select(self) -> list[tuple[str, nn.Module]]:
-        """Return the (name, module) pairs to observe."""
-
-    def listen(self, name: str, module: nn.Module, recorder: Recorder) -> None:
-        """Call ``recorder`` with each output of a module, in sampled batches."""
-
-    def guard(self, function: Callable[..., Any], site: str) -> guarded:
+    def guard(self, function: Callable[..., Any], site: str, meter: Meter | None = None) -> skipping:
         """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""
+        return skipping(function, site, self.faults, passes=(AlertError,), meter=meter, observes=True)
 
-    def new_histograms(self, names: Sequence[str], loss_scaled: bool = False) -> HistogramTable | None:
-        """Make the table of the histograms that the user asks for; None for none."""
-
-    def judge_urgent(self) -> bool:
-        """Apply the urgent rules of all monitors now; return whether the fit is to stop."""
+    def close(self) -> None:
+        """The run is over: let go of the loop and the model, which what still has this context does not need any more."""
+        del self.host, self.steps, self.hooks, self.calls, self.measure, self.judge_urgent, self.new_histograms
 
     def loading(self) -> AbstractContextManager[None]:
         """A block in which an error is a warning that the checkpoint's state cannot be read."""
+        return loading_state(self.name)

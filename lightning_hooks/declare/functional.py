@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import nn
+
+from lightning_hooks.hooks import DetailGate, Gate, guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,20 @@ class Functional(Protocol):
     @property
     def used(self) -> bool:
         """Whether somebody records calls."""
+
+    def available(self) -> bool:
+        """Whether calls can be seen: not under ``torch.compile``, of which one message says so."""
+
+    def add(
+        self,
+        owner: object,
+        functions: Sequence[str],
+        gate: Gate | DetailGate,
+        new: Callable[[str], guarded],
+        layers: bool = False,
+        in_validation: bool = False,
+    ) -> None:
+        """Record each call of some functions while a gate is open: as :meth:`Context.on_call`."""
 
     def state(self) -> list[tuple[str, str, str]]:
         """The sites, in plain types."""

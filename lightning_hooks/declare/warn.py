@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch.distributed
 from typing_extensions import override
@@ -68,6 +70,22 @@ def skipped_message(calls: int) -> str:
 def _is_rank_zero() -> bool:
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return not distributed or torch.distributed.get_rank() == 0
+
+
+@contextmanager
+def loading_state(name: str) -> Iterator[None]:
+    """Within this block an error warns that a monitor starts afresh: what a checkpoint holds harms no training.
+
+    Args:
+        name: The monitor's.
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  it may be from any version, or from another callback of the same name
+        warn(
+            f"{name}: its state in the checkpoint cannot be read ({type(error).__name__}: {error}), perhaps because another "
+            "version wrote it. It starts afresh; training is not affected."
+        )
 
 
 def warn_of_faults(name: str, faults: Faults) -> None:

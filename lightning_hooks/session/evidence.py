@@ -13,7 +13,6 @@ from lightning_hooks.replay.capsule import CapsuleWriter
 from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.functional_calls import FunctionalCalls
-from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.optimizer_state import StepObserver
 from lightning_hooks.session.settings import Settings
@@ -27,15 +26,15 @@ class SessionEvidence(StepWatch):
         host: The training loop.
         calls: The calls of functions.
         hooks: The forward hooks.
-        members: Returns the members of the session.
+        window_so_far: Returns the reports of the window under way, in plain types.
 
     Attributes:
         measure: What some steps gain.
     """
 
-    def __init__(self, host: Host, calls: FunctionalCalls, hooks: ModuleHooks, members: Callable[[], Sequence[Member]]) -> None:
+    def __init__(self, host: Host, calls: FunctionalCalls, hooks: ModuleHooks, window_so_far: Callable[[], dict[str, Any]]) -> None:
         super().__init__(host, self.unrecorded)
-        self._calls, self._hooks, self._members = calls, hooks, members
+        self._calls, self._hooks, self._window_so_far = calls, hooks, window_so_far
         self.measure = StepMeasure(host, self.unrecorded)
 
     @override
@@ -73,9 +72,6 @@ class SessionEvidence(StepWatch):
         """Judge each optimizer step, after all others: what they have read of the gradients is not read again."""
         if self.on:
             probe.subscribe(self, StepObserver(self.gradients, _nothing, _nothing, _nothing, _nothing))
-
-    def _window_so_far(self) -> dict[str, Any]:
-        return {member.kind.prefix: member.so_far(member.live.tables.pack()).to_dict() for member in self._members()}
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:

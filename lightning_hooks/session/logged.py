@@ -203,12 +203,12 @@ class MemberLog:
         self._unit = "epoch"
         self._drawn: dict[str, int] = {}  # picture -> the window it was drawn of last
 
-    def histogram_table(self, names: Sequence[str], host: Host, loss_scaled: bool = False) -> HistogramTable | None:
+    def histogram_table(self, host: Host, names: Sequence[str], loss_scaled: bool = False) -> HistogramTable | None:
         """Make the table of the histograms that are asked for; None for none.
 
         Args:
-            names: All sites.
             host: The training loop.
+            names: All sites.
             loss_scaled: As for :class:`~lightning_hooks.statistics.histograms.HistogramTable`.
 
         Raises:

@@ -6,8 +6,9 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -16,17 +17,23 @@ from lightning_hooks.alerts.defaults import rules_of
 from lightning_hooks.declare.book import Early
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.warn import warn_of_faults, warn_of_tracing
-from lightning_hooks.hooks import DetailGate, Faults
+from lightning_hooks.declare.warn import loading_state, warn_of_faults, warn_of_tracing
+from lightning_hooks.hooks import DetailGate, Faults, Gate
 from lightning_hooks.hooks.recorder import IN_GRAPHS
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
+from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.alerting import Alerting, check_sites
+from lightning_hooks.session.evidence import SessionEvidence
+from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.history import History
 from lightning_hooks.session.logged import MemberLog
-from lightning_hooks.session.member_context import MemberContext, Parts
+from lightning_hooks.session.module_hooks import ModuleHooks
+from lightning_hooks.session.optimizer_state import StepObserver
+from lightning_hooks.session.overhead import Overhead
 from lightning_hooks.session.rank_merge import merged
 from lightning_hooks.session.sampling import Sampling
 from lightning_hooks.session.settings import Settings
+from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.windows import Windows, load_window, save_window, window_length
 from lightning_hooks.statistics.histograms import Histogram
 
@@ -36,7 +43,27 @@ DETAILED = 16
 NewCollector = Callable[[Context, Mapping[str, Any]], Collector[Any]]
 
 
-class Member(MemberContext):
+class Run(Protocol):
+    """What a member needs of its session."""
+
+    host: Host
+    probe: StepProbe
+    hooks: ModuleHooks
+    calls: FunctionalCalls
+    evidence: SessionEvidence
+
+    @property
+    def overheads(self) -> list[Overhead]:
+        """What each member costs."""
+
+    def judge_urgent(self) -> bool:
+        """Apply the urgent rules of all members."""
+
+    def release(self, member: Any) -> None:
+        """Remove what a member registered."""
+
+
+class Member:
     """One collector in a session. Outside of a run it keeps the settings, the last reports and what a checkpoint holds.
 
     Args:
@@ -50,11 +77,9 @@ class Member(MemberContext):
         epoch_report: That of the last finished epoch, where windows are shorter and none has ended since; else None.
         histograms: Site to (edges, counts) of the last finished window, where they are asked for.
         session: The session under way; None outside of a run.
+        context: What its collector has of the session; None outside of a run.
         end: How the run ended; None before.
         collector: Of the run under way, or of the last one.
-        batch: The training batch under way, from 0 in each epoch.
-        batches: Training batches of the window under way.
-        sampled_batches: Those of them that are sampled.
         window_end_seconds: What the end of the last window took.
         table_bytes: The size of the window's table.
     """
@@ -67,7 +92,6 @@ class Member(MemberContext):
         self.log = MemberLog(name, settings, kind)
         every = 1 if kind.every_step else settings.every_n_steps
         self.sampling = Sampling(name, every, settings.max_overhead, kind.every_step)
-        self.details = DetailGate(self.gate)
         self.selection = describe_selector(settings.modules)  # distinguishes two monitors of a kind in a checkpoint
         self.history = History(name)
         self.end: dict[str, Any] | None = None
@@ -75,10 +99,10 @@ class Member(MemberContext):
         self.report: Any = None
         self.epoch_report: Any = None
         self.histograms: dict[str, Histogram] = {}
-        self.session: Parts | None = None
+        self.session: Run | None = None
+        self.context: Context | None = None
         self.collector: Collector[Any] | None = None
         self.faults = Faults()
-        self.batches = self.sampled_batches = self.batch = 0
         self.window_end_seconds, self.table_bytes = float("nan"), 0
         self.folder: Path | None = None  # of the run's files
         self._loaded: dict[str, Any] = {}  # what a checkpoint holds for the next run
@@ -86,14 +110,54 @@ class Member(MemberContext):
         self._goes_on = False  # from a checkpoint, since the last run
         self._regions: list[str] = []  # compiled modules not yet checked
 
+    @property
+    def _session(self) -> Run:
+        assert self.session is not None, "training is over"
+        return self.session
+
+    @property
+    def _context(self) -> Context:
+        assert self.context is not None, "training is over"
+        return self.context
+
+    @property
+    def host(self) -> Host:
+        """The training loop."""
+        return self._session.host
+
+    @property
+    def steps(self) -> StepProbe:
+        """The optimizers."""
+        return self._session.probe
+
+    @property
+    def gate(self) -> Gate:
+        """Whether the batch under way is sampled."""
+        return self.sampling.gate
+
+    @property
+    def live(self) -> Collector[Any]:
+        """The collector."""
+        assert self.collector is not None, "training has not started"
+        return self.collector
+
+    @property
+    def batches(self) -> int:
+        """Training batches of the window under way."""
+        return 0 if self.context is None else self.context.batches
+
+    @property
+    def sampled_batches(self) -> int:
+        """Those of them that are sampled."""
+        return 0 if self.context is None else self.context.sampled_batches
+
     # A run.
 
-    def attach(self, session: Parts) -> None:
+    def attach(self, session: Run) -> None:
         """A run starts: make the collector, which registers its hooks."""
         self.detach()
         self.session, host = session, session.host
         self.faults = Faults()
-        self.batches = self.sampled_batches = 0
         self.report = self.epoch_report = None
         self.histograms = {}
         self.history.reports.clear()
@@ -108,16 +172,55 @@ class Member(MemberContext):
         state, self._loaded = {**lasting, **self._loaded}, {}
         self._capsules = set(state.get("capsules", ()))
         session.evidence.keep(self.settings, self._capsules)
+        self.context = context = self._new_context(session)
         if self.kind.watches_steps:
-            self._watch_steps()
-        self.collector = collector = self._new(self, state)
+            self._watch_steps(session, context)
+        self.collector = collector = self._new(context, state)
         check_sites(self.name, self.alerting.rules, collector.names)
-        with self.loading():
+        with context.loading():
             if "epoch" in state:
                 window = load_window(self.name, collector, self.windows, state["epoch"], host.setup.is_global_zero)
-                self.batches, self.sampled_batches = window
-        if self._regions and not IN_GRAPHS and session.hooks.of(self):
+                context.batches, context.sampled_batches = window
+        if self._regions and not IN_GRAPHS and session.hooks.of(context):
             warn_of_tracing()
+
+    def _new_context(self, session: Run) -> Context:
+        overhead = self.sampling.overhead
+        return Context(
+            name=self.name,
+            host=session.host,
+            steps=session.probe,
+            hooks=session.hooks,
+            calls=session.calls,
+            measure=session.evidence.measure,
+            gate=self.gate,
+            details=DetailGate(self.gate),
+            meter=None if overhead is None else overhead.meter,
+            faults=self.faults,
+            early=self.early,
+            judge_urgent=session.judge_urgent,
+            new_histograms=partial(self.log.histogram_table, session.host),
+            modules=self.settings.modules,
+            records_functional=self.settings.functional,
+            learning=self.settings.learning,
+        )
+
+    def _watch_steps(self, session: Run, context: Context) -> None:
+        """Pass the events of optimizer steps on to the collector.
+
+        Raises:
+            RuntimeError: If parameters are sharded in a way that does not say how.
+        """
+        session.host.setup.check_gradients(self.name)
+
+        def safe(event: str) -> Callable[[Any], Any]:
+            def call(value: Any) -> None:  # the collector is made after this
+                getattr(self.live, event)(value)
+
+            return context.guard(call, f"optimizer step ({event})", context.meter)
+
+        observer = StepObserver(*(safe(f"on_{event}") for event in ("gradients", "clipped", "taken", "skipped", "changed")))
+        session.probe.subscribe(self, observer)
 
     def detach(self) -> None:
         """The run is over, or never started. Harmless when it was over before."""
@@ -125,17 +228,21 @@ class Member(MemberContext):
         self.gate.stop()
         if session is not None:
             session.release(self)
+        if self.context is not None:
+            self.context.close()
+        self.context = None
         if self.collector is not None:
             self.collector.detach()
 
     def batch_start(self, batch_idx: int, batch: Any) -> None:
         """A training batch starts."""
+        context = self._context
         everyone = self._session.overheads if not self.sampling.decided else ()
-        self.sampling.batch_start(self.batches, everyone, self.live.agreed)
-        self.batches += 1
-        self.batch = batch_idx
-        self.sampled_batches += self.gate.sampled
-        self.details.detailed = self.sampled_batches <= DETAILED or self.sampled_batches % DETAILED == 0
+        self.sampling.batch_start(context.batches, everyone, self.live.agreed)
+        context.batches += 1
+        context.batch = batch_idx
+        context.sampled_batches += self.gate.sampled
+        context.details.detailed = context.sampled_batches <= DETAILED or context.sampled_batches % DETAILED == 0
         self.live.batch_start(batch)
 
     def batch_end(self, outputs: Any = None) -> None:
@@ -150,8 +257,8 @@ class Member(MemberContext):
     def skip_batch(self) -> None:
         """A batch started and was skipped with the rest of its epoch."""
         if self.gate.running:
-            self.batches -= 1
-            self.sampled_batches -= self.gate.sampled
+            self._context.batches -= 1
+            self._context.sampled_batches -= self.gate.sampled
         self.gate.stop()
 
     def _check_compiled(self) -> None:
@@ -227,7 +334,7 @@ class Member(MemberContext):
         alerts = self.alerting.judge(report, whole, self._checked_alerts(report))
         self.report, self.epoch_report = dataclasses.replace(report, alerts=alerts), None
         collector.reset()
-        self.batches = self.sampled_batches = 0
+        self._context.batches = self._context.sampled_batches = 0
         self.window_end_seconds, self.table_bytes = time.perf_counter() - began, packed.nbytes
 
     def new_alerts(self) -> list[Alert]:
@@ -273,13 +380,13 @@ class Member(MemberContext):
         if self.collector is not None:
             state |= self.collector.state_dict()
         if (self.batches or self.windows.index) and self.session is not None:  # in the middle of an epoch
-            state["epoch"] = save_window(self.live, merged([self.live])[0][0], self.windows, self.batches, self.sampled_batches)
+            state["epoch"] = save_window(self._context, self.live, merged([self.live])[0][0], self.windows)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of an earlier run, for the next one."""
         self._goes_on, self._loaded = False, {}
-        with self.loading():
+        with loading_state(self.name):
             self.alerting.load_state_dict(state["alerts"], self.kind.report_type)
             self._loaded = dict(state)
             self._goes_on = True
@@ -287,4 +394,4 @@ class Member(MemberContext):
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what belongs to the run under way."""
         sampling = Sampling(self.name, self.sampling.every, self.sampling.budget, self.sampling.every_step)
-        return {**vars(self), "session": None, "collector": None, "sampling": sampling, "details": DetailGate(sampling.gate)}
+        return {**vars(self), "session": None, "context": None, "collector": None, "sampling": sampling}

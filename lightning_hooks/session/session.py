@@ -52,7 +52,7 @@ class Session:
         self.hooks = ModuleHooks()
         self.calls = FunctionalCalls(host)
         self.probe = StepProbe(host)
-        self.evidence = SessionEvidence(host, self.calls, self.hooks, lambda: self.members)
+        self.evidence = SessionEvidence(host, self.calls, self.hooks, self._window_so_far)
         self.sinks = Sinks(TrackerSink(host, lambda: self.members), Terminal(host, lambda: self.members))
         self.alerts = RunAlerts(host, self.evidence, self.sinks)
         self._skipped, self._closed = SkippedCalls(), False
@@ -80,10 +80,15 @@ class Session:
 
     def release(self, member: Member) -> None:
         """Remove what a member registered."""
-        self.calls.release(member)
+        if member.context is not None:
+            self.calls.release(member.context)
+            self.hooks.release(member.context)
         self.probe.unsubscribe(member)
-        self.hooks.release(member)
         self.members = [other for other in self.members if other is not member]
+
+    def _window_so_far(self) -> dict[str, Any]:
+        """The reports of the window under way by monitor, in plain types."""
+        return {member.kind.prefix: member.so_far(member.live.tables.pack()).to_dict() for member in self.members}
 
     @property
     def overheads(self) -> list[Overhead]:

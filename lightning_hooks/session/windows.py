@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_hooks.declare.collector import Collector, WindowTables
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.session.settings import ReportEvery
 
@@ -133,23 +134,22 @@ LAYOUT = 9
 """Of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped."""
 
 
-def save_window(collector: Collector[Any], table: Tensor, windows: Windows, batches: int, sampled_batches: int) -> dict[str, Any]:
+def save_window(context: Context, collector: Collector[Any], table: Tensor, windows: Windows) -> dict[str, Any]:
     """Return a window under way in plain types and tensors.
 
     Args:
+        context: Counts its batches.
         collector: Its collector.
         table: Its packed tables, of all ranks together.
         windows: Those that have ended.
-        batches: Training batches so far.
-        sampled_batches: Those of them that were sampled.
     """
     return {
         "places": collector.names,
         "layout": LAYOUT,
         "tables": {name: packed.clone() for name, packed in collector.tables.split(table.to("cpu")).items()},
         "histograms": [] if collector.histograms is None else collector.histograms.names,
-        "batches": batches,
-        "sampled_batches": sampled_batches,
+        "batches": context.batches,
+        "sampled_batches": context.sampled_batches,
         "windows": windows.state_dict(),
     }
 
