@@ -12,7 +12,7 @@ from lightning_hooks.diagnostics.attention.collector import AttentionCollector
 from lightning_hooks.diagnostics.routers.collector import RouterCollector
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.selection import check_selector
-from lightning_hooks.session.settings import Logged, OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
+from lightning_hooks.session.settings import Logged, OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary, arguments_in
 
 
 class AttentionMonitor(Monitor[AttentionReport]):
@@ -54,19 +54,7 @@ class AttentionMonitor(Monitor[AttentionReport]):
         figures: bool | int = False,
         progress_bar: bool = False,
     ) -> None:
-        settings = Settings(
-            modules=modules,
-            every_n_steps=every_n_steps,
-            report_every_n_steps=report_every_n_steps,
-            on_alert=on_alert,
-            rules=rules,
-            summary=summary,
-            logged=logged,
-            max_overhead=max_overhead,
-            report_dir=report_dir,
-            figures=figures,
-            progress_bar=progress_bar,
-        )
+        settings = Settings(**arguments_in(locals()))
         super().__init__(settings, partial(AttentionCollector, expected=True))
 
 

@@ -28,12 +28,13 @@ from lightning_hooks.session.settings import (
     ReportEvery,
     Rules,
     Summary,
+    arguments_in,
 )
 from lightning_hooks.session.training_members import TrainingMembers, joining
 from lightning_hooks.sinks.webhook import Address
 
 
-class TrainingMonitor(SessionCallback, TrainingReports):
+class TrainingMonitor(TrainingReports, SessionCallback):
     """Observes a training: feature statistics, gradient flow and clipping events, with alerts and one health report.
 
     It is :class:`~lightning_hooks.FeatureStatsMonitor`, :class:`~lightning_hooks.GradientFlowMonitor` and
@@ -122,41 +123,16 @@ class TrainingMonitor(SessionCallback, TrainingReports):
         notify: Address | str | Mapping[str, str] | None = None,
         live: bool = False,
     ) -> None:
+        arguments = arguments_in(locals())
         super().__init__()
         self.resumed: dict[str, int] | None = None
-        self.observers = TrainingMembers(
-            notify=notify,
-            live=live,
-            modules=modules,
-            every_n_steps=every_n_steps,
-            report_every_n_steps=report_every_n_steps,
-            on_alert=on_alert,
-            rules=rules,
-            summary=summary,
-            logged=logged,
-            max_overhead=max_overhead,
-            report_dir=report_dir,
-            histograms=histograms,
-            figures=figures,
-            check_every_n_steps=check_every_n_steps,
-            progress_bar=progress_bar,
-            functional=functional,
-            capsule=capsule,
-            max_capsule_mb=max_capsule_mb,
-            keep_batches=keep_batches,
-            learning=learning,
-        )
+        self.observers = TrainingMembers(**arguments)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         session = Adapter.of(trainer).session_of(trainer, pl_module)
         self.observers.outlets.add_to(session.sinks, session.host, session.members)
-
-    @property
-    @override
-    def members(self) -> Sequence[Member]:
-        return self.observers.all
 
     @override
     def joining(self, trainer: Trainer | None, model: nn.Module) -> Sequence[Member]:

@@ -31,6 +31,7 @@ from lightning_hooks.session.settings import (
     Rules,
     Settings,
     Summary,
+    arguments_in,
 )
 from lightning_hooks.session.training_members import arguments_of_each, joining, members_of
 
@@ -81,20 +82,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         own, *others = arguments_of_each(
             [(kind,) for kind in FEATURES],
             others=FeatureReport,
-            modules=modules,
-            every_n_steps=every_n_steps,
-            report_every_n_steps=report_every_n_steps,
-            on_alert=on_alert,
-            rules=rules,
-            summary=summary,
-            logged=logged,
-            max_overhead=max_overhead,
-            report_dir=report_dir,
-            histograms=histograms,
-            figures=figures,
-            check_every_n_steps=check_every_n_steps,
-            progress_bar=progress_bar,
-            functional=functional,
+            **arguments_in(locals()),
         )
         super().__init__(Settings(**own))
         self._others = members_of(FEATURES[1:], others)
@@ -179,27 +167,7 @@ class GradientFlowMonitor(Monitor[GradientFlowReport]):
         keep_batches: int = 0,
         learning: Learning = "auto",
     ) -> None:
-        super().__init__(
-            Settings(
-                modules=modules,
-                every_n_steps=every_n_steps,
-                report_every_n_steps=report_every_n_steps,
-                on_alert=on_alert,
-                rules=rules,
-                summary=summary,
-                logged=logged,
-                max_overhead=max_overhead,
-                report_dir=report_dir,
-                histograms=histograms,
-                figures=figures,
-                check_every_n_steps=check_every_n_steps,
-                progress_bar=progress_bar,
-                capsule=capsule,
-                max_capsule_mb=max_capsule_mb,
-                keep_batches=keep_batches,
-                learning=learning,
-            )
-        )
+        super().__init__(Settings(**arguments_in(locals())))
 
     @property
     def learning(self) -> LearningReport | None:
@@ -239,17 +207,7 @@ class GradientClipMonitor(Monitor[ClipReport]):
         figures: bool | int = False,
         progress_bar: bool = False,
     ) -> None:
-        super().__init__(
-            Settings(
-                report_every_n_steps=report_every_n_steps,
-                on_alert=on_alert,
-                rules=rules,
-                summary=summary,
-                report_dir=report_dir,
-                figures=figures,
-                progress_bar=progress_bar,
-            )
-        )
+        super().__init__(Settings(**arguments_in(locals())))
 
 
 def monitors(
@@ -285,27 +243,7 @@ def monitors(
         >>> from lightning_hooks import monitors
         >>> trainer = Trainer(callbacks=monitors(), logger=False)
     """
-    of_features, of_gradients, of_clipping = arguments_of_each(
-        OF_TRAINING,
-        modules=modules,
-        every_n_steps=every_n_steps,
-        report_every_n_steps=report_every_n_steps,
-        on_alert=on_alert,
-        rules=rules,
-        summary=summary,
-        logged=logged,
-        max_overhead=max_overhead,
-        report_dir=report_dir,
-        histograms=histograms,
-        figures=figures,
-        check_every_n_steps=check_every_n_steps,
-        progress_bar=progress_bar,
-        functional=functional,
-        capsule=capsule,
-        max_capsule_mb=max_capsule_mb,
-        keep_batches=keep_batches,
-        learning=learning,
-    )
+    of_features, of_gradients, of_clipping = arguments_of_each(OF_TRAINING, **locals())
     features, gradients = FeatureStatsMonitor(**of_features), GradientFlowMonitor(**of_gradients)
     clipping = GradientClipMonitor(**of_clipping)
     clipping.selection = features.selection  # so that a checkpoint distinguishes two lists

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 from torch import Tensor, nn
-from typing_extensions import Self, override
+from typing_extensions import Self
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts.loop_events import LoopEvents
 from lightning_hooks.hosts.loop_replay import LoopStepAgain
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.hosts.training_reports import TrainingReports
-from lightning_hooks.session.member import Member
 from lightning_hooks.session.session import Session
 from lightning_hooks.session.training_members import TrainingMembers, joining
 
@@ -39,15 +38,10 @@ class LoopMonitor(TrainingReports):
     """
 
     def __init__(self, host: PlainHost, observers: TrainingMembers, ends_at_step: bool = False) -> None:
-        self.host, self._observers = host, observers
+        self.host, self.observers = host, observers
         self._ends_at_step, self._warned = ends_at_step, False
         self._session: Session | None = None
         self._events: LoopEvents | None = None
-
-    @property
-    @override
-    def members(self) -> Sequence[Member]:
-        return self._observers.all
 
     @property
     def should_stop(self) -> bool:
@@ -74,7 +68,7 @@ class LoopMonitor(TrainingReports):
             events.prepare()
             for member in joining(self.members, self.host.model):
                 session.join(member)
-            self._observers.outlets.add_to(session.sinks, session.host, session.members)
+            self.observers.outlets.add_to(session.sinks, session.host, session.members)
             events.start()
         except BaseException:
             self.close("stopped")

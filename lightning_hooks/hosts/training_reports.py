@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +13,7 @@ from lightning_hooks.run_report.verdict import Status
 from lightning_hooks.session.closing import open_alerts, run_report, verdict_of
 from lightning_hooks.session.history import History
 from lightning_hooks.session.member import Member
+from lightning_hooks.session.training_members import TrainingMembers
 
 if TYPE_CHECKING:
     import pandas
@@ -27,13 +27,19 @@ def latest(members: Sequence[Member], kind: type[T]) -> T | None:
     return next((member.latest_report for member in members if member.kind.report_type is kind), None)
 
 
-class TrainingReports(ABC):
-    """What several members have reported."""
+class TrainingReports:
+    """What the members that observe a training have reported.
+
+    Attributes:
+        observers: The members.
+    """
+
+    observers: TrainingMembers
 
     @property
-    @abstractmethod
     def members(self) -> Sequence[Member]:
         """What it measures."""
+        return self.observers.all
 
     @property
     def features(self) -> FeatureReport | None:

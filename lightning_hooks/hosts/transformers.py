@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from typing_extensions import override
 
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
 from lightning_hooks.hosts.training_reports import TrainingReports
 from lightning_hooks.hosts.transformers_host import TrainersLoss, host_of, trainer_of
 from lightning_hooks.hosts.watch import observers_of
-from lightning_hooks.session.member import Member
 
 STATE = "lightning_hooks.pt"
 """The file of the monitors' state in a checkpoint's folder."""
@@ -37,14 +35,9 @@ class MonitorCallback(TrainerCallback, TrainingReports):
     """
 
     def __init__(self, **arguments: Any) -> None:
-        self._observers = observers_of("MonitorCallback", {"capsule": "auto", **arguments})
+        self.observers = observers_of("MonitorCallback", {"capsule": "auto", **arguments})
         self.loop: LoopMonitor | None = None
         self._epoch_over = False
-
-    @property
-    @override
-    def members(self) -> Sequence[Member]:
-        return self._observers.all
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A Trainer is made: what ends its training is known to nobody but its ``train``."""
@@ -57,7 +50,7 @@ class MonitorCallback(TrainerCallback, TrainingReports):
         if "train" not in vars(trainer):  # the callback came later than the Trainer
             self._close_after(trainer, "training_step")
         host = host_of(trainer, args, state)
-        self.loop = loop = LoopMonitor(host, self._observers)
+        self.loop = loop = LoopMonitor(host, self.observers)
         saved = _checkpoint(args, state) / STATE
         if state.global_step and saved.exists():
             self.loop.load_state_dict(torch.load(saved, map_location="cpu", weights_only=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -33,6 +33,11 @@ ReportEvery = int | Literal["auto"] | None
 """How many training batches make a window: a number, ``auto``, or None for an epoch."""
 
 ON_ALERT = ("log", "warn", "stop", "raise")
+
+
+def arguments_in(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a constructor, of its ``locals()`` at its start: each is written once, in its signature."""
+    return {name: value for name, value in variables.items() if name not in ("self", "__class__")}
 
 
 @dataclass(frozen=True, kw_only=True)

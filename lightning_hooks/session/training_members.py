@@ -76,6 +76,7 @@ class TrainingMembers:
     Args:
         notify: As for :class:`~lightning_hooks.TrainingMonitor`, as are the others.
         live: Whether the page is shown.
+        functional: Whether calls of functions are sites.
         **arguments: The others.
 
     Attributes:
@@ -89,9 +90,10 @@ class TrainingMembers:
         ValueError: If an argument is out of range.
     """
 
-    def __init__(self, *, notify: Any = None, live: bool = False, **arguments: Any) -> None:
+    def __init__(self, *, notify: Any = None, live: bool = False, functional: bool = True, **arguments: Any) -> None:
         self.outlets = Outlets(notify, live)
-        given = iter(arguments_of_each([(kind,) for group in OF_TRAINING for kind in group], **arguments))
+        kinds = [(kind,) for group in OF_TRAINING for kind in group]
+        given = iter(arguments_of_each(kinds, functional=functional, **arguments))
         self.groups = [members_of(group, [next(given) for _ in group]) for group in OF_TRAINING]
         self.all = [member for group in self.groups for member in group]
         self.all[-1].selection = self.all[0].selection  # clipping events have no modules of their own
