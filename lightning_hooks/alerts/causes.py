@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.book import AlertBook, Stretch
+from lightning_hooks.declare.book import AlertBook, Occurrence
 from lightning_hooks.declare.kinds import BACKWARD, FORWARD, KINDS, STEP, Link, Node, gravity
 from lightning_hooks.declare.links import in_a_row
 from lightning_hooks.declare.site_names import place_of
@@ -92,26 +92,28 @@ def _add_earlier_causes(nodes: list[Node], alerts: list[Alert], books: Sequence[
     roots = [node for node in nodes if node.cause is None and node.serious] if books else []
     new = [node for node in roots if not books[node.report].is_open(alerts[node.number])]
     names = {alert.name for alert in alerts}
-    lasting = [(place, stretch) for place, book in enumerate(books) for _, stretch in book.lasting] if new else []
-    for place, stretch in sorted(lasting, key=lambda entry: _began(entry[1].passed_on)):
-        if stretch.passed_on.name in names:
+    lasting = [(place, occurrence) for place, book in enumerate(books) for _, occurrence in book.lasting] if new else []
+    for place, occurrence in sorted(lasting, key=lambda entry: _began(entry[1].passed_on)):
+        if occurrence.passed_on.name in names:
             continue
-        root, *_ = earlier = list(_nodes_of(stretch, place, len(alerts), places))
-        able = [node for node in new if node.cause is None and gravity(stretch.severity) <= gravity(node.severity)]
+        root, *_ = earlier = list(_nodes_of(occurrence, place, len(alerts), places))
+        able = [node for node in new if node.cause is None and gravity(occurrence.severity) <= gravity(node.severity)]
         for node in able:
-            if _began(stretch.passed_on) <= _began(books[node.report].first(alerts[node.number])) and _follows_one(node, earlier):
+            if _began(occurrence.passed_on) <= _began(books[node.report].first(alerts[node.number])) and _follows_one(
+                node, earlier
+            ):
                 node.cause = root
         if any(node.cause is root for node in able):
             nodes.append(root)
-            alerts.append(stretch.passed_on)
+            alerts.append(occurrence.passed_on)
 
 
-def _nodes_of(stretch: Stretch, report: int, number: int, places: Mapping[str, float]) -> Iterator[Node]:
+def _nodes_of(occurrence: Occurrence, report: int, number: int, places: Mapping[str, float]) -> Iterator[Node]:
     """A problem of an earlier window and its consequences, before all that is in this one."""
-    for name in (stretch.passed_on.name, *islice(stretch.consequences, MOST_CONSEQUENCES)):
+    for name in (occurrence.passed_on.name, *islice(occurrence.consequences, MOST_CONSEQUENCES)):
         kind, _, site = name.partition(" at ")
-        value = stretch.passed_on.value if name == stretch.passed_on.name else math.nan
-        yield Node(kind, site, value, stretch.passed_on.severity, report, number, place_of(site, places), STEP, -1.0, -1.0)
+        value = occurrence.passed_on.value if name == occurrence.passed_on.name else math.nan
+        yield Node(kind, site, value, occurrence.passed_on.severity, report, number, place_of(site, places), STEP, -1.0, -1.0)
 
 
 def _follows_one(effect: Node, causes: Sequence[Node]) -> bool:

@@ -18,14 +18,14 @@ from lightning_hooks.declare.kinds import REARM, SEVERITIES
 from lightning_hooks.declare.plain import from_plain, to_plain
 from lightning_hooks.declare.rulebook import Candidate
 
-MOST_STRETCHES = 50
-"""How many stretches of windows with one kind are kept."""
+MOST_OCCURRENCES = 50
+"""How many occurrences of one kind are kept."""
 
 Key = tuple[str, bool]
 """Kind, and whether it is more than an info: the identity of a problem while it lasts."""
 
 
-class Early(NamedTuple):
+class EarlyChecks(NamedTuple):
     """One monitor's part in the checks within a window, which ``check_every_n_steps`` asks for.
 
     Attributes:
@@ -47,8 +47,8 @@ class _Hits:
 
 
 @dataclass(slots=True)
-class Stretch:
-    """A stretch of windows with one problem: root causes of one kind, at whatever sites.
+class Occurrence:
+    """One occurrence of a problem, from its first window to its last: root causes of one kind, at whatever sites.
 
     Attributes:
         passed_on: The alert as it was passed on first, with the highest severity that was.
@@ -77,7 +77,7 @@ class Stretch:
     consequences: dict[str, None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Stretch:
+    def of(cls, plain: Mapping[str, Any]) -> Occurrence:
         """One in plain types."""
         alerts = {name: from_plain(Alert, plain[name]) for name in ("passed_on", "first")}
         return cls(**{**plain, **alerts, **{table: dict.fromkeys(plain[table]) for table in ("sites", "consequences")}})
@@ -115,7 +115,7 @@ class AlertBook:
         windows: How many there were.
         last: The place of the last one; -1 before the first.
         losses: The mean loss of the first window and of the last one that have a finite one; empty before.
-        problems: Kind, and whether it is more than an info, to the stretches of windows with it, in the order in which they began.
+        problems: Kind, and whether it is more than an info, to the occurrences, in the order in which problems began.
         cleared: What was over at the last :meth:`new_alerts`.
         early: What checks within the window under way have found, by kind and site.
         reported: The kinds that one of them passed on.
@@ -128,8 +128,8 @@ class AlertBook:
         self.rearm, self.unit = rearm, unit
         self.windows, self.last = 0, -1
         self.losses: tuple[float, ...] = ()
-        self.problems: dict[Key, list[Stretch]] = {}
-        self.cleared: list[Stretch] = []
+        self.problems: dict[Key, list[Occurrence]] = {}
+        self.cleared: list[Occurrence] = []
         self.early: dict[tuple[str, str], Alert] = {}
         self.reported: set[str] = set()
         self.of_epoch: dict[tuple[str, str], Alert] = {}
@@ -138,30 +138,30 @@ class AlertBook:
     @property
     def open(self) -> list[Alert]:
         """The root causes that last, each as it was passed on first, with the highest severity since."""
-        return [stretch.passed_on for _, stretch in self.lasting if stretch.root]
+        return [occurrence.passed_on for _, occurrence in self.lasting if occurrence.root]
 
     @property
-    def ended(self) -> list[Stretch]:
+    def ended(self) -> list[Occurrence]:
         """What is over, in the order in which it ended."""
-        over = (stretch for known in self.problems.values() for stretch in known if stretch.over)
-        return sorted(over, key=lambda stretch: stretch.number)
+        over = (occurrence for known in self.problems.values() for occurrence in known if occurrence.over)
+        return sorted(over, key=lambda occurrence: occurrence.number)
 
     def is_open(self, alert: Alert) -> bool:
         """Whether an alert belongs to a problem that was a root cause in the last window."""
-        stretch = self._open(alert)
-        return stretch is not None and stretch.root
+        occurrence = self._open(alert)
+        return occurrence is not None and occurrence.root
 
     def first(self, alert: Alert) -> Alert:
         """The alert by which the problem of an alert was passed on, while it lasts; else the alert."""
-        stretch = self._open(alert)
-        return alert if stretch is None else stretch.passed_on
+        occurrence = self._open(alert)
+        return alert if occurrence is None else occurrence.passed_on
 
     @property
-    def lasting(self) -> list[tuple[Key, Stretch]]:
+    def lasting(self) -> list[tuple[Key, Occurrence]]:
         """The problems that were passed on and last."""
         return [(key, known[-1]) for key, known in self.problems.items() if not known[-1].over]
 
-    def _open(self, alert: Alert) -> Stretch | None:
+    def _open(self, alert: Alert) -> Occurrence | None:
         """The problem that lasts and that an alert belongs to."""
         known = self.problems.get(_key(alert))
         return known[-1] if known and not known[-1].over else None
@@ -209,10 +209,10 @@ class AlertBook:
 
     def _dated(self, alert: Alert, group: Iterable[Alert]) -> Alert:
         also = tuple(other.site for other in group if other is not alert)
-        stretch = None if alert.cause else self._open(alert)
-        if stretch is None:
+        occurrence = None if alert.cause else self._open(alert)
+        if occurrence is None:
             return dataclasses.replace(alert, also=also)
-        known = stretch.passed_on
+        known = occurrence.passed_on
         if (alert.site, alert.epoch) == (known.site, known.epoch):
             severity = max(known.severity, alert.severity, key=SEVERITIES.index)
             return dataclasses.replace(known, also=also, consequences=alert.consequences, step=alert.step, severity=severity)
@@ -223,13 +223,13 @@ class AlertBook:
         """Enter alerts found in the middle of a window; return those to pass on. Nothing ends before the window does."""
         new = self.fresh(alerts)
         for alert in new:
-            stretch = self._open(alert)
-            if stretch is None:
+            occurrence = self._open(alert)
+            if occurrence is None:
                 known = self.problems.setdefault(_key(alert), [])
-                known.append(Stretch(alert, alert, self.windows, alert.epoch))
-                del known[:-MOST_STRETCHES]
+                known.append(Occurrence(alert, alert, self.windows, alert.epoch))
+                del known[:-MOST_OCCURRENCES]
             else:
-                stretch.passed_on = dataclasses.replace(stretch.passed_on, severity=alert.severity)
+                occurrence.passed_on = dataclasses.replace(occurrence.passed_on, severity=alert.severity)
         return new
 
     def fresh(self, alerts: Iterable[Alert]) -> list[Alert]:
@@ -269,19 +269,19 @@ class AlertBook:
             known[-1].add(at, group, [*alerts, *others])
         self.of_epoch.update({(alert.kind, alert.site): alert for alert in alerts})
         self.cleared = []
-        for key, stretch in self.lasting:
-            stretch.root = key in groups
+        for key, occurrence in self.lasting:
+            occurrence.root = key in groups
             if key[0] in kinds:
-                stretch.number, stretch.last_epoch = self.windows, max(alert.epoch for alert in alerts)
-            elif self.windows - stretch.number >= self.rearm:
-                stretch.over = True
-                self.cleared.append(stretch)
+                occurrence.number, occurrence.last_epoch = self.windows, max(alert.epoch for alert in alerts)
+            elif self.windows - occurrence.number >= self.rearm:
+                occurrence.over = True
+                self.cleared.append(occurrence)
         return new
 
     def holds(self, alert: Alert) -> bool:
         """Whether an alert was the root cause of a problem that lasts."""
-        stretches = (stretch for key, stretch in self.lasting if key[0] == alert.kind)
-        return any(alert.site in stretch.sites or alert.site == stretch.passed_on.site for stretch in stretches)
+        occurrences = (occurrence for key, occurrence in self.lasting if key[0] == alert.kind)
+        return any(alert.site in occurrence.sites or alert.site == occurrence.passed_on.site for occurrence in occurrences)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` needs, in plain types."""
@@ -293,7 +293,7 @@ class AlertBook:
             "reported": sorted(self.reported),
             "of_epoch": [alert.record() for alert in self.of_epoch.values()],
             "hits": [[*key, hits.recent, hits.since_step, hits.span] for key, hits in self._hits.items()],
-            "problems": [[*key, [to_plain(stretch) for stretch in known]] for key, known in self.problems.items()],
+            "problems": [[*key, [to_plain(occurrence) for occurrence in known]] for key, known in self.problems.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -309,7 +309,7 @@ class AlertBook:
             for kind, site, recent, since, span in state["hits"]
         }
         self.problems = {
-            (kind, bool(serious)): [Stretch.of(plain) for plain in known] for kind, serious, known in state["problems"]
+            (kind, bool(serious)): [Occurrence.of(plain) for plain in known] for kind, serious, known in state["problems"]
         }
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from lightning_hooks.declare.alert import AlertError
-from lightning_hooks.declare.book import Early
+from lightning_hooks.declare.book import EarlyChecks
 from lightning_hooks.declare.functional import Functional, FunctionalCall, FunctionalSite
 from lightning_hooks.declare.measured import MeasuredLoss
 from lightning_hooks.declare.step import OptimizerSteps
@@ -82,7 +82,7 @@ class Context:
     details: DetailGate
     meter: Meter | None
     faults: Faults
-    early: Early | None
+    early: EarlyChecks | None
     judge_urgent: Callable[[], bool]
     new_histograms: Callable[..., HistogramTable | None]
     modules: ModuleSelector | None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.book import AlertBook, Stretch
+from lightning_hooks.declare.book import AlertBook, Occurrence
 from lightning_hooks.declare.kinds import inside_a_sentence, known_kind
 from lightning_hooks.declare.records import record_of
 from lightning_hooks.declare.site_names import readable
@@ -89,7 +89,7 @@ def problems_of(book: AlertBook, last: int) -> list[Problem]:
     return [_problem(known, known[-1].until == book.last == last, book.unit) for known in found if known]
 
 
-def _problem(stretches: Sequence[Stretch], lasts: bool, unit: str) -> Problem:
+def _problem(stretches: Sequence[Occurrence], lasts: bool, unit: str) -> Problem:
     *earlier, stretch = stretches
     first = stretch.first
     return Problem(

@@ -110,9 +110,9 @@ class Alerting:
     def over_lines(self) -> list[str]:
         """What the full summary says of alerts that are over."""
         over = [
-            f"{stretch.passed_on.name} (epoch {stretch.passed_on.epoch}"
-            + (f" to {stretch.last_epoch})" * (stretch.last_epoch > stretch.passed_on.epoch) or ")")
-            for stretch in self.book.ended
+            f"{occurrence.passed_on.name} (epoch {occurrence.passed_on.epoch}"
+            + (f" to {occurrence.last_epoch})" * (occurrence.last_epoch > occurrence.passed_on.epoch) or ")")
+            for occurrence in self.book.ended
         ]
         return [f"  Over: {some(over)}"] if over else []
 

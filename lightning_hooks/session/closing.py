@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from lightning_hooks.run_report.lines import FOLDER, REPORTS
 from lightning_hooks.run_report.run import read_run, run_of_reports
 from lightning_hooks.run_report.shown import RunReport
 from lightning_hooks.run_report.verdict import Verdict, conclude, is_observed
-from lightning_hooks.session.described import mean_loss
 from lightning_hooks.session.member import Member
 from lightning_hooks.trackers import coloured, show
 
@@ -144,3 +144,9 @@ def run_report(members: Sequence[Member]) -> RunReport:
         windows.setdefault(report.at, []).append(report)
     losses = {at: loss for at, found in sorted(windows.items()) if (loss := mean_loss(found)) is not None}
     return RunReport(run_of_reports(reports, losses, members[0].end), None)
+
+
+def mean_loss(reports: Iterable[Any]) -> float | None:
+    """The mean loss of the window, from the report that has it; None where none has."""
+    losses = [report.loss for report in reports if getattr(report, "loss", None) is not None]
+    return next((loss.mean for loss in losses if math.isfinite(loss.mean)), None)

@@ -49,8 +49,7 @@ class LoggedScalars:
         self.ranking = tuple(ranking)
         self.logged = logged
         wanted = _wanted(logged, self.ranking)
-        self.named = wanted is not None
-        """Whether the user named the statistics (or ``all``)."""
+        self._named = wanted is not None
         chosen = wanted if wanted is not None else self.ranking if defaults is None else defaults
         self._wanted = tuple(stat for stat in self.ranking if stat in chosen)
         self.start()
@@ -60,15 +59,8 @@ class LoggedScalars:
         self._kinds: set[str] = set()  # tags of alerts that were raised so far
         self._sites: set[str] = set()  # that had an alert
         self._risen: set[str] = set()  # tags of faults that were above 0 so far
-        self.statistics = self._wanted
-        """The statistics of a site that are logged where sites are, best first; after the first epoch, those that some site has."""
-        self.of_sites = self.named
-        """Whether the statistics of every site are logged, rather than those of the whole model."""
-
-    @property
-    def written(self) -> Written:
-        """The same for collectors, which make charts and figures."""
-        return Written(self.statistics, self.of_sites, self.named)
+        self.written = Written(self._wanted, self._named, self._named)
+        """For charts and figures; after the first epoch its statistics are those that some site has."""
 
     def chosen(
         self,
@@ -105,14 +97,14 @@ class LoggedScalars:
             elif name == "model":
                 of_model += [] if tag in not_by_default else [tag]
             elif stat not in self.ranking or not tag.startswith(f"{prefix}/"):
-                others += [] if tag in not_by_default and not self.named else [tag]
-            elif stat in self._wanted and (self.named or tag not in not_by_default):
+                others += [] if tag in not_by_default and not self._named else [tag]
+            elif stat in self._wanted and (self._named or tag not in not_by_default):
                 sites.setdefault(name, []).append(tag)
         found = {tag.rpartition("/")[2] for tags in sites.values() for tag in tags}
-        self.statistics = tuple(stat for stat in self._wanted if stat in found)
         all_sites = [tag for tags in sites.values() for tag in tags]
-        self.of_sites = self.named or (n_modules <= SMALL_MODEL and len(all_sites) <= MOST_SITE_TAGS)
-        if self.of_sites:
+        of_sites = self._named or (n_modules <= SMALL_MODEL and len(all_sites) <= MOST_SITE_TAGS)
+        self.written = Written(tuple(stat for stat in self._wanted if stat in found), of_sites, self._named)
+        if of_sites:
             chosen.update((*all_sites, *others))
         else:
             chosen.update(tag for tag in (*of_model, *others) if self._is_seen(tag, scalars[tag]))
@@ -187,11 +179,6 @@ class MemberLog:
         self.histograms: bool | Sequence[str] = [patterns] if isinstance(patterns, str) else patterns
         self.figures = settings.figures
         self.start()
-
-    @property
-    def written(self) -> Written:
-        """Which statistics are logged, for the collector's charts and figures."""
-        return self.scalars.written
 
     def start(self) -> None:
         """A fit starts."""

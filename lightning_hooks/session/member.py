@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_hooks.alerts import Alert, RuleBook
 from lightning_hooks.alerts.defaults import rules_of
-from lightning_hooks.declare.book import Early
+from lightning_hooks.declare.book import EarlyChecks
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.warn import loading_state, warn_of_faults, warn_of_tracing
@@ -295,10 +295,10 @@ class Member:
         return self.report if self.epoch_report is None else self.epoch_report
 
     @property
-    def early(self) -> Early | None:
+    def early(self) -> EarlyChecks | None:
         """Its part in the checks within a window; None without them."""
         every = self.settings.check_every_n_steps
-        return None if every is None else Early(every, self.alerting.book.reported)
+        return None if every is None else EarlyChecks(every, self.alerting.book.reported)
 
     @property
     def has_reported(self) -> bool:
@@ -337,9 +337,9 @@ class Member:
         self._context.batches = self._context.sampled_batches = 0
         self.window_end_seconds, self.table_bytes = time.perf_counter() - began, packed.nbytes
 
-    def new_alerts(self) -> list[Alert]:
-        """Enter the window, whose alerts are in order of cause, into the alert book; return those to pass on."""
-        report, book = self.report, self.alerting.book
+    def enter(self, report: Any) -> list[Alert]:
+        """Take a window's report, whose alerts are in order of cause, and enter it into the alert book; return those to pass on."""
+        self.report, book = report, self.alerting.book
         loss = getattr(report, "loss", None)
         book.unit = report.unit
         return book.new_alerts(report.alerts, report.at, math.nan if loss is None else loss.mean)
@@ -347,8 +347,8 @@ class Member:
     def finish_epoch(self) -> bool:
         """Merge the epoch's windows into its report, where there are several; return whether there are."""
         several = self.windows.index > 1
-        if several and self.windows.epoch.table is not None:
-            last, whole = self.report, self.so_far(self.windows.epoch.table)
+        if several and self.windows.epoch is not None:
+            last, whole = self.report, self.so_far(self.windows.epoch)
             known = {"overhead": last.overhead, "every_n_steps": last.every_n_steps}
             self.epoch_report = dataclasses.replace(whole, **known, alerts=tuple(self.alerting.book.of_epoch.values()))
         self.windows.end_epoch()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from lightning_hooks.alerts import Alert, AlertBook, AlertError
-from lightning_hooks.alerts.causes import Ordered, in_order_of_cause
+from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.harm import weighed
 from lightning_hooks.declare.warn import info
 from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_range
@@ -51,16 +51,13 @@ class RunAlerts:
         """
         dated = [self._dated(member.report) for member in members]
         reports = weighed(dated, [member.alerting.soft for member in members])
-        ordered = self._in_order(members, reports)
-        fresh: dict[tuple[int, str], Alert] = {}
-        ended: list[Notice] = []
-        for place, (member, alerts) in enumerate(zip(members, ordered.of_report, strict=True)):
-            member.report = report = dataclasses.replace(reports[place], alerts=alerts)
-            fresh.update({(place, alert.name): alert for alert in member.new_alerts()})
-            for over in member.alerting.book.cleared:
-                alert = dataclasses.replace(over.passed_on, epoch=report.epoch, step=report.step)
-                ended.append(Notice(alert, member, over=over))
-        self._pass_on(_notices(members, ordered.roots, fresh, reports), ended)
+        _, notices = self._enter(members, reports, Member.enter)
+        ended = [
+            Notice(dataclasses.replace(over.passed_on, epoch=member.report.epoch, step=member.report.step), member, over=over)
+            for member in members
+            for over in member.alerting.book.cleared
+        ]
+        self._pass_on(notices, ended)
 
     def judge_urgent(self, members: Sequence[Member], last: bool = False, lookup: MissedRow | None = None) -> bool:
         """Apply the urgent rules to what members have so far, and pass on what is new, causes first.
@@ -89,19 +86,14 @@ class RunAlerts:
             alerts = member.urgent(report)
             member.alerting.book.early.update({(alert.kind, alert.site): alert for alert in alerts})
             reports.append(self._dated(dataclasses.replace(report, alerts=alerts)))
-        ordered = self._in_order(members, reports)
-        fresh: dict[tuple[int, str], Alert] = {}
-        for place, (member, alerts) in enumerate(zip(members, ordered.of_report, strict=True)):
-            fresh.update({(place, alert.name): alert for alert in member.alerting.book.at_once(alerts)})
-        notices = _notices(members, ordered.roots, fresh, reports)
+        complete, notices = self._enter(members, reports, lambda member, report: member.alerting.book.at_once(report.alerts))
         for member in members:
             member.alerting.book.reported.update(notice.alert.kind for notice in notices)
         if not notices:
             return False
         if last or any("raise" in notice.actions for notice in notices):  # there will be no end of this window
-            for member, report, alerts in zip(members, whole, ordered.of_report, strict=True):
-                member.report = dataclasses.replace(report, alerts=alerts)
-                member.new_alerts()
+            for member, report in zip(members, complete, strict=True):
+                member.enter(report)
         self._pass_on(notices)
         return any("stop" in notice.actions for notice in notices)
 
@@ -122,12 +114,36 @@ class RunAlerts:
                 observed = [member for member in members if member.sampled_batches or found is not None]
                 self.judge_urgent(observed, last=True, lookup=found)
 
-    def _in_order(self, members: Sequence[Member], reports: Sequence[Any]) -> Ordered:
-        """The alerts of reports in order of cause, each as it is passed on and shown."""
+    def _enter(
+        self, members: Sequence[Member], reports: Sequence[Any], enter: Callable[[Member, Any], list[Alert]]
+    ) -> tuple[list[Any], list[Notice]]:
+        """Put the alerts of reports in order of cause, each as it is passed on and shown, and enter them into the books.
+
+        Args:
+            members: Those that made the reports.
+            reports: Their reports.
+            enter: Enters a report into its member's book; returns the alerts to pass on.
+
+        Returns:
+            The reports with their alerts in order, and the root causes that are new, with the actions of the affected members.
+        """
         books = [member.alerting.book for member in members]
         ordered = in_order_of_cause(reports, books)
-        completed = (self._completed(alerts, book, reports) for alerts, book in zip(ordered.of_report, books, strict=True))
-        return ordered._replace(of_report=[book.grouped(alerts) for book, alerts in zip(books, completed, strict=True)])
+        alerts = [self._completed(found, book, reports) for found, book in zip(ordered.of_report, books, strict=True)]
+        grouped = [book.grouped(found) for book, found in zip(books, alerts, strict=True)]
+        complete = [dataclasses.replace(report, alerts=found) for report, found in zip(reports, grouped, strict=True)]
+        found = [report.alerts for report in reports]
+        fresh = {
+            (place, alert.name): alert
+            for place, (member, report) in enumerate(zip(members, complete, strict=True))
+            for alert in enter(member, report)
+        }
+        notices = [
+            Notice(fresh[place, root.name], members[place], actions_on(root, members, found))
+            for place, root in ordered.roots
+            if (place, root.name) in fresh
+        ]
+        return complete, notices
 
     def _completed(self, alerts: Sequence[Alert], book: AlertBook, reports: Sequence[Any]) -> list[Alert]:
         """Root causes with what running their step again has shown, and those that are to be passed on with their causes."""
@@ -152,21 +168,6 @@ class RunAlerts:
         fatal = [notice.alert for notice in notices if "raise" in notice.actions]
         if fatal:
             raise AlertError(fatal)
-
-
-def _notices(
-    members: Sequence[Member],
-    roots: Sequence[tuple[int, Alert]],
-    fresh: Mapping[tuple[int, str], Alert],
-    reports: Sequence[Any],
-) -> list[Notice]:
-    """The root causes that are new, with the actions of the members that are affected."""
-    found = [report.alerts for report in reports]
-    return [
-        Notice(fresh[place, alert.name], members[place], actions_on(alert, members, found))
-        for place, alert in roots
-        if (place, alert.name) in fresh
-    ]
 
 
 def actions_on(root: Alert, members: Sequence[Member], found: Sequence[Sequence[Alert]]) -> frozenset[str]:

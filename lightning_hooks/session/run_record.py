@@ -5,18 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.warn import info, warn
+from lightning_hooks.hooks.attributes import contents, stored
+from lightning_hooks.hooks.selection import named_sites
+from lightning_hooks.hooks.tensors import read_number
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.run_report.budget import MOST_BYTES, thin
 from lightning_hooks.run_report.files import write_health, write_whole
@@ -35,12 +40,14 @@ from lightning_hooks.run_report.lines import (
 )
 from lightning_hooks.run_report.run import MOST_EPOCHS, read_run, run_name
 from lightning_hooks.run_report.source import Source
-from lightning_hooks.session.closing import command_for, print_closing, verdict_of
-from lightning_hooks.session.described import layers, learning_rates, mean_loss
+from lightning_hooks.session.closing import command_for, mean_loss, print_closing, verdict_of
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.sources import Sources
 from lightning_hooks.sinks.sink import Notice, Sink
+
+MOST_LAYERS = 2000
+LONGEST_DETAIL = 90
 
 
 def open_record(member: Member, host: Host, sinks: Sinks) -> None:
@@ -253,6 +260,48 @@ def _description(host: Host) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters() if not is_lazy(parameter)),
         "layers": layers(model),
     }
+
+
+def layers(model: nn.Module) -> dict[str, list[Any]]:
+    """The leaves of a model by columns: name, type, what its ``repr`` says of its shape, number of its parameters."""
+    table: dict[str, list[Any]] = {"name": [], "type": [], "detail": [], "parameters": []}
+    for name, module in named_sites(model):
+        if next(module.children(), None) is not None:
+            continue
+        if len(table["name"]) == MOST_LAYERS:
+            break
+        sizes = [parameter.numel() for parameter in module.parameters() if not is_lazy(parameter)]
+        for column, value in zip(table.values(), (name, type(module).__name__, _detail(module), sum(sizes)), strict=True):
+            column.append(value)
+    return table
+
+
+def _detail(module: nn.Module) -> str:
+    """What torch's ``extra_repr`` says of what a module holds; one of a user's own is not called."""
+    describe = next(vars(kind)["extra_repr"] for kind in type(module).__mro__ if "extra_repr" in vars(kind))
+    if not (isinstance(describe, FunctionType) and describe.__module__.startswith("torch.")):
+        return ""
+    held = SimpleNamespace(**{"bias": stored(module, "bias"), **contents(module)})  # the module itself may compute its bias
+    try:
+        return str(describe(held))[:LONGEST_DETAIL]
+    except Exception:  # noqa: BLE001  a subclass may lack what its base says
+        return ""
+
+
+def learning_rates(optimizers: Iterable[Any]) -> dict[str, float]:
+    """The learning rate of each parameter group now, by the name that LearningRateMonitor gives it, numbered like the reports.
+
+    A group whose ``lr`` is not one number is left out.
+    """
+    found = {}
+    for number, optimizer in enumerate(optimizers):
+        groups = optimizer.param_groups
+        for place, group in enumerate(groups):
+            rate = read_number(group.get("lr"))
+            if rate is not None:
+                name = f"{number}-{type(optimizer).__name__}"
+                found[name if len(groups) == 1 else f"{name}/pg{place + 1}"] = rate
+    return found
 
 
 def _version(package: str) -> str:

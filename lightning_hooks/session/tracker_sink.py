@@ -208,7 +208,7 @@ def _alert_counts(prefix: str, kinds: Iterable[str], peers: Sequence[Member]) ->
 
 def _figures(member: Member, last: bool) -> Figures:
     try:
-        figures = dict(member.live.figures(evenly(list(member.history.reports), MOST_PICTURED), member.log.written, last))
+        figures = dict(member.live.figures(evenly(list(member.history.reports), MOST_PICTURED), member.log.scalars.written, last))
         if member.live.histograms is not None:
             from lightning_hooks.plots import colourful_dimension
 
@@ -227,7 +227,7 @@ def _introduce(trackers: Trackers, host: Host, members: Sequence[Member]) -> Non
     }  # the user's own first
     for member in members:
         member.log.introduced = True
-        every = {**member.live.charts(member.log.written), "Alerts": {"alerts of each kind": Lines((".+/alerts/.+$",))}}
+        every = {**member.live.charts(member.log.scalars.written), "Alerts": {"alerts of each kind": Lines((".+/alerts/.+$",))}}
         for category, charts in every.items():
             layout.setdefault(category, {}).update(charts)
     trackers.layout({category: charts for category, charts in layout.items() if charts})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -34,55 +33,25 @@ def window_length(every: ReportEvery, batches_per_epoch: float) -> int | None:
     return every
 
 
-@dataclass(slots=True)
-class Merged:
-    """The tables of several windows in a row, merged, on the host.
-
-    Attributes:
-        table: As collectors pack it; None for no window.
-        batches: Training batches in it.
-    """
-
-    table: Tensor | None = None
-    batches: int = 0
-
-    def add(self, collector: WindowTables[Any], table: Tensor, batches: int) -> None:
-        """Add a window."""
-        self.table = table if self.table is None else collector.merge_windows(self.table, table)
-        self.batches += batches
-
-    def clear(self) -> None:
-        """Start again."""
-        self.table, self.batches = None, 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what :meth:`load_state_dict` needs."""
-        return {"table": self.table, "batches": self.batches}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of an earlier run."""
-        self.table, self.batches = state["table"], int(state["batches"])
-
-
 class Windows:
-    """The windows of one member in the epoch under way.
+    """The windows of one member in the epoch under way. Tables are as collectors pack them, of all ranks, on the host.
 
     Attributes:
         length: Training batches of a window; None for an epoch.
         index: The windows of this epoch that have ended.
-        epoch: These, merged.
-        long: The windows since rules that judge epochs were applied, merged.
+        epoch: Their tables, merged; None for none.
+        long: The tables of the windows since rules that judge epochs were applied, merged; None for none.
+        long_batches: Training batches in these.
     """
 
     def __init__(self) -> None:
-        self.length: int | None = None
-        self.index = 0
-        self.epoch, self.long = Merged(), Merged()
+        self.start(None)
 
     def start(self, length: int | None) -> None:
         """A run starts."""
         self.length = length
-        self.long.clear()
+        self.long: Tensor | None = None
+        self.long_batches = 0
         self.end_epoch()
 
     def is_full(self, batches: int) -> bool:
@@ -94,43 +63,39 @@ class Windows:
 
         Args:
             collector: What its table is of.
-            table: Its table, of all ranks, on the host.
+            table: Its table.
             batches: Its training batches.
             epoch_ends: Whether the epoch ends with it.
 
         Returns:
             The table that rules which judge epochs are to be applied to; None if they wait for more windows.
         """
+        alike, epoch = self.long is self.epoch, self.epoch  # alike: both are of the same windows, which are merged once
         self.index += 1
-        began_together = self.long.table is self.epoch.table
-        self.epoch.add(collector, table, batches)
-        if began_together:  # both are of the same windows, which are merged once
-            self.long = Merged(self.epoch.table, self.long.batches + batches)
-        else:
-            self.long.add(collector, table, batches)
-        if self.long.batches < ENOUGH and not epoch_ends:
+        self.epoch = table if epoch is None else collector.merge_windows(epoch, table)
+        self.long = self.epoch if alike else table if self.long is None else collector.merge_windows(self.long, table)
+        self.long_batches += batches
+        if self.long_batches < ENOUGH and not epoch_ends:
             return None
-        found = self.long.table
-        self.long.clear()
+        found, self.long, self.long_batches = self.long, None, 0
         return found
 
     def end_epoch(self) -> None:
         """The epoch is over."""
         self.index = 0
-        self.epoch.clear()
+        self.epoch: Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` needs."""
-        return {"index": self.index, "epoch": self.epoch.state_dict(), "long": self.long.state_dict()}
+        return {name: getattr(self, name) for name in ("index", "epoch", "long", "long_batches")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of an earlier run."""
-        self.index = int(state["index"])
-        self.epoch.load_state_dict(state["epoch"])
-        self.long.load_state_dict(state["long"])
+        for name in self.state_dict():
+            setattr(self, name, state[name])
 
 
-LAYOUT = 9
+LAYOUT = 10
 """Of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.book import Stretch
+from lightning_hooks.declare.book import Occurrence
 
 
 class Notice(NamedTuple):
@@ -22,7 +22,7 @@ class Notice(NamedTuple):
     alert: Alert
     member: Any = None
     actions: frozenset[str] = frozenset()
-    over: Stretch | None = None
+    over: Occurrence | None = None
 
 
 class Sink:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.book import Early
+from lightning_hooks.declare.book import EarlyChecks
 from lightning_hooks.declare.step import Kept, Step
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.hooks import guarded
@@ -124,7 +124,7 @@ class StepChecks:
 
     def __init__(
         self,
-        early: Early,
+        early: EarlyChecks,
         names: Sequence[str],
         world_size: int,
         look: Look,
@@ -282,7 +282,7 @@ class BatchChecks:
         look: What to do when something is wrong.
     """
 
-    def __init__(self, early: Early, world_size: int, look: Look) -> None:
+    def __init__(self, early: EarlyChecks, world_size: int, look: Look) -> None:
         self._early, self._world_size, self._look = early, world_size, look
         self._copies = HostCopies(polls=world_size == 1)
         self._affected = 0

@@ -185,5 +185,5 @@ def test_an_alert_that_lasts_keeps_its_causes_and_a_resumed_training_too() -> No
     resumed.load_state_dict(monitor.state_dict())
     states = [one.state_dict()["features"]["alerts"]["problems"] for one in (resumed, monitor)]
     assert states[0] == states[1]
-    ((*_, (stretch,)),) = (problem for problem in states[0] if problem[0] == "dead")
-    assert stretch["passed_on"]["causes"][0]["name"] == "offset_bias"
+    ((*_, (occurrence,)),) = (problem for problem in states[0] if problem[0] == "dead")
+    assert occurrence["passed_on"]["causes"][0]["name"] == "offset_bias"

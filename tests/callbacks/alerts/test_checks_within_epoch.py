@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import Alert, FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, TrainingMonitor, monitors
 from lightning_hooks.alerts import AlertError, FeatureReport
-from lightning_hooks.declare.book import Early
+from lightning_hooks.declare.book import EarlyChecks
 from lightning_hooks.declare.step import Step
 from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
 from lightning_hooks.diagnostics.nonfinite.checks import LINES, StepChecks
@@ -358,7 +358,7 @@ def test_a_rank_that_cannot_read_its_gradients_takes_part_in_checks(monkeypatch:
     shared: list[torch.Tensor] = []
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: shared.append(tensor.clone()))
     faults = Faults()
-    checks = StepChecks(Early(1, set()), ["a", "b"], 2, lambda: False, on_fault=faults)
+    checks = StepChecks(EarlyChecks(1, set()), ["a", "b"], 2, lambda: False, on_fault=faults)
 
     class UnreadableError(nn.Parameter):
         @property

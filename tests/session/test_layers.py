@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lightning_hooks.session.described import layers
+from lightning_hooks.session.run_record import layers
 from tests.support.torch_modules import CASES, reads_draw
 
 
