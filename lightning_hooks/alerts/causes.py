@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook, Occurrence
-from lightning_hooks.declare.kinds import BACKWARD, FORWARD, KINDS, STEP, Link, Node, gravity
+from lightning_hooks.declare.kinds import BACKWARD, FORWARD, KINDS, STEP, Link, Node, gravity, kind_of
 from lightning_hooks.declare.links import in_a_row
 from lightning_hooks.declare.site_names import place_of
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, Report
@@ -98,10 +98,9 @@ def _add_earlier_causes(nodes: list[Node], alerts: list[Alert], books: Sequence[
             continue
         root, *_ = earlier = list(_nodes_of(occurrence, place, len(alerts), places))
         able = [node for node in new if node.cause is None and gravity(occurrence.severity) <= gravity(node.severity)]
+        began = _began(occurrence.passed_on)
         for node in able:
-            if _began(occurrence.passed_on) <= _began(books[node.report].first(alerts[node.number])) and _follows_one(
-                node, earlier
-            ):
+            if began <= _began(books[node.report].first(alerts[node.number])) and _follows_one(node, earlier):
                 node.cause = root
         if any(node.cause is root for node in able):
             nodes.append(root)
@@ -191,8 +190,7 @@ def _first(stats: Any, name: str) -> float:
 
 
 def _rank(node: Node) -> tuple[float, tuple[float, int, float]]:
-    known = KINDS.get(node.kind)
-    return math.inf if known is None else known.rank, node.moment
+    return kind_of(node.kind).rank, node.moment
 
 
 @cache
@@ -212,7 +210,7 @@ def links() -> Mapping[str, Mapping[str, Link]]:
 
 def _heads(kind: str, alike: list[Node], unaffected: Sequence[float]) -> list[Node]:
     """Of the alerts of one kind, those that the others follow from; infos separately: no warning follows from one."""
-    spread = KINDS[kind].spreads if kind in KINDS else None
+    spread = kind_of(kind).spreads
     for group in ([node for node in alike if node.serious is serious] for serious in (True, False)):
         if spread is not None and group:
             spread(group, unaffected)

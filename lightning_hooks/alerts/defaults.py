@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.declare.kinds import KINDS, kind_of
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.declare.rulebook import reports_of
 
@@ -46,4 +46,4 @@ def kinds_of(report: type[Any] | None) -> tuple[str, ...]:
 def limit_of(kind: str, alerts: Iterable[Alert]) -> float:
     """The threshold of a rule: that of its last alert, which the user may have set, or the default."""
     thresholds = [alert.threshold for alert in alerts if alert.kind == kind]
-    return thresholds[-1] if thresholds else KINDS[kind].limit if kind in KINDS else 0.0
+    return thresholds[-1] if thresholds else kind_of(kind).limit

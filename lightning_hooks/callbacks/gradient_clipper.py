@@ -185,7 +185,7 @@ class GradientClipper(Monitor[ClipReport]):
 
     def _new_state(self, optimizer: str) -> dict[str, Tensor]:
         """The policy's state before the first step, or as it was loaded."""
-        device, loaded = self.member.host.setup.device, self._loaded.get(optimizer, {})
+        device, loaded = self.member.context.host.setup.device, self._loaded.get(optimizer, {})
         fresh: dict[str, Tensor] = self.policy.initial(device, row_dtype(device))
         return {key: loaded.get(key, value).to(value) for key, value in fresh.items()}
 

@@ -127,12 +127,13 @@ class TrainingMonitor(TrainingReports, SessionCallback):
         super().__init__()
         self.resumed: dict[str, int] | None = None
         self.observers = TrainingMembers(**arguments)
+        self.outlets = self.observers.outlets
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         session = Adapter.of(trainer).session_of(trainer, pl_module)
-        self.observers.outlets.add_to(session.sinks, session.host, session.members)
+        self.outlets.add_to(session.sinks, session.host, session.members)
 
     @override
     def joining(self, trainer: Trainer | None, model: nn.Module) -> Sequence[Member]:
@@ -196,4 +197,4 @@ class MonitorsFromEnvironment(TrainingMonitor):
                     f"LIGHTNING_HOOKS: this fit runs without {members[0].name}, because of {type(error).__name__}: {error} "
                     "Training goes on."
                 )
-        self.observers.outlets.add_to(session.sinks, session.host, session.members)
+        self.outlets.add_to(session.sinks, session.host, session.members)

@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from torch import nn
 from typing_extensions import override
 
-from lightning_hooks.alerts import AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
+from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.callbacks.monitor import Monitor, names_of_callbacks
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
@@ -18,7 +18,7 @@ from lightning_hooks.diagnostics.features.collector import FeatureCollector
 from lightning_hooks.diagnostics.gradients.collector import GradientCollector
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.hooks import ModuleSelector
-from lightning_hooks.hosts.training_reports import latest
+from lightning_hooks.hosts.training_reports import ModelReports
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import (
     CapsulePlace,
@@ -36,7 +36,7 @@ from lightning_hooks.session.settings import (
 from lightning_hooks.session.training_members import arguments_of_each, joining, members_of
 
 
-class FeatureStatsMonitor(Monitor[FeatureReport]):
+class FeatureStatsMonitor(ModelReports, Monitor[FeatureReport]):
     """Logs exact epoch statistics of module outputs, and finds dead, saturated, constant and non-finite layers.
 
     Statistics pool every value of the sampled batches, of all calls and all ranks: they are those of the concatenated data, not
@@ -95,17 +95,6 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     @override
     def joining(self, trainer: Trainer | None, model: nn.Module) -> Sequence[Member]:
         return (self.member, *joining(self._others, model, names_of_callbacks(trainer)))
-
-    @property
-    def attention(self) -> AttentionReport | None:
-        """The latest report of attention; None before the first, and where the model has none or an AttentionMonitor reports it."""
-        report = latest(self._others, AttentionReport)
-        return report if report is not None and report.sites else None
-
-    @property
-    def routers(self) -> RouterReport | None:
-        """The latest report of routers; None before the first, and where the model has none or a RouterMonitor reports it."""
-        return latest(self._others, RouterReport)
 
     @override
     def state_dict(self) -> dict[str, Any]:

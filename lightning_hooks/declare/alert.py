@@ -11,7 +11,7 @@ from hashlib import blake2s
 from typing import Any
 
 from lightning_hooks.declare.hypothesis import Cause
-from lightning_hooks.declare.kinds import Severity, inside_a_sentence, title_of
+from lightning_hooks.declare.kinds import Severity, inside_a_sentence, kind_of
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.declare.records import Record, record_of
 from lightning_hooks.declare.remedy import Remedy
@@ -73,7 +73,7 @@ class Alert:
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # frozen for everybody else
         if not self.title:
-            set_field(self, "title", title_of(self.kind))
+            set_field(self, "title", kind_of(self.kind).title)
         if not self.message or (self.diagnosis and self.message.startswith(self.diagnosis)):  # as written by earlier versions
             set_field(self, "message", self.diagnosis)
             set_field(self, "diagnosis", "")
@@ -141,7 +141,7 @@ class Alert:
 
     def __repr__(self) -> str:
         """The arguments that make an equal alert, without those that are as by default."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)} | {"title": title_of(self.kind)}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)} | {"title": kind_of(self.kind).title}
         given = {name: getattr(self, name) for name in defaults}
         return f"Alert({', '.join(f'{name}={value!r}' for name, value in given.items() if value != defaults[name])})"
 

@@ -151,7 +151,7 @@ class Collector(BatchEvents, OptimizerEvents, WindowTables[R], ReportView[R]):
     monitor: ClassVar[str] = ""
     """The name of the monitor that measures it alone."""
     report_name: ClassVar[str] = ""
-    """What a monitor of several collectors calls its report; empty for the prefix."""
+    """What a monitor of several collectors calls its report."""
     takes: ClassVar[tuple[str, ...]] = ()
     """The arguments of monitors that it takes, next to those that all take."""
     every_step: ClassVar[bool] = False

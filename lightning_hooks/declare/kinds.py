@@ -102,7 +102,7 @@ class Kind:
     meaning: str
     formula: str
     advice: tuple[str, ...]
-    rank: int
+    rank: float
     severities: str = "warning"
     about: Literal["window", "batch", "nonfinite"] = "window"
     measures: Literal["share", "number", "nothing"] = "number"
@@ -138,22 +138,10 @@ def _shown_kinds() -> dict[str, ShownKind]:
     return {name: ShownKind(*values) for name, values in json.loads(text).items()}
 
 
-def title_of(kind: str) -> str:
-    """What a kind is called: its title, or the name of a user's own kind in plain words."""
-    known = KINDS.get(kind)
-    return known.title if known is not None else kind.replace("_", " ").capitalize()
-
-
-def subject_of(kind: str) -> str:
-    """What alerts of a kind are about: :attr:`Kind.about`; a window where the kind is not known here."""
-    known = KINDS.get(kind)
-    return "window" if known is None else known.about
-
-
-def advice_for(kind: str) -> tuple[str, ...]:
-    """What to try; empty for a kind that is not known here."""
-    known = KINDS.get(kind)
-    return () if known is None else known.advice
+def kind_of(name: str) -> Kind:
+    """A kind by its name; for one of a user's own, which no rule here raises, what its name says."""
+    title = name.replace("_", " ").capitalize()
+    return KINDS.get(name) or Kind(name, title, group="", meaning="", formula="", advice=(), rank=math.inf)
 
 
 def inside_a_sentence(title: str) -> str:

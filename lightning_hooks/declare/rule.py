@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.excuses import Excuse
-from lightning_hooks.declare.kinds import SEVERITIES, Severity, advice_for
+from lightning_hooks.declare.kinds import SEVERITIES, Severity, kind_of
 
 Judges = Literal["window", "epoch"]
 
@@ -94,7 +94,8 @@ class Rule:
         """
         return Alert(
             self.kind, site, value, threshold, report.epoch, report.step, self.severity or severity,
-            message, since_step, batch=batch, diagnosis=diagnosis.strip(), advice=advice or self.advice or advice_for(self.kind),
+            message, since_step, batch=batch, diagnosis=diagnosis.strip(),
+            advice=advice or self.advice or kind_of(self.kind).advice,
         )  # fmt: skip
 
 

@@ -185,7 +185,7 @@ class LoopMonitor(TrainingReports):
         if self._events is None or self._session is None:
             return
         try:
-            if ends_window and any(member.batches for member in self._session.members):
+            if ends_window and any(member.context.batches for member in self._session.members):
                 self._events.end_epoch()
         except BaseException as error:
             self.close("exception", error)
@@ -230,14 +230,14 @@ class LoopMonitor(TrainingReports):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed training needs. Ranks may be merged: every rank is asked."""
-        monitors = {member.report_name: member.state_dict() for member in self.members}
+        monitors = {member.kind.report_name: member.state_dict() for member in self.members}
         return {**self.host.progress, "monitors": monitors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from an earlier training: call it before the block."""
         self.host.progress = state
         for member in self.members:
-            name = member.report_name
+            name = member.kind.report_name
             if name in state["monitors"]:
                 member.load_state_dict(state["monitors"][name])
 

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from typing_extensions import override
+
 from lightning_hooks.alerts import Alert, AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.run_report.shown import RunReport
@@ -22,12 +24,31 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def latest(members: Sequence[Member], kind: type[T]) -> T | None:
-    """The latest report of a class; None before the first, and where none of the members makes such reports in this run."""
-    return next((member.latest_report for member in members if member.kind.report_type is kind), None)
+class ModelReports:
+    """The reports of what only some models have."""
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """What it measures."""
+        raise NotImplementedError
+
+    def latest(self, kind: type[T]) -> T | None:
+        """The latest report of a class; None before the first, and where none of the members makes such reports in this run."""
+        return next((member.latest_report for member in self.members if member.kind.report_type is kind), None)
+
+    @property
+    def attention(self) -> AttentionReport | None:
+        """The latest report of attention; None before the first, and where the model has none or an AttentionMonitor reports it."""
+        report = self.latest(AttentionReport)
+        return report if report is not None and report.sites else None
+
+    @property
+    def routers(self) -> RouterReport | None:
+        """The latest report of routers; None before the first, and where the model has none or a RouterMonitor reports it."""
+        return self.latest(RouterReport)
 
 
-class TrainingReports:
+class TrainingReports(ModelReports):
     """What the members that observe a training have reported.
 
     Attributes:
@@ -37,30 +58,19 @@ class TrainingReports:
     observers: TrainingMembers
 
     @property
+    @override
     def members(self) -> Sequence[Member]:
-        """What it measures."""
         return self.observers.all
 
     @property
     def features(self) -> FeatureReport | None:
         """The latest report of module outputs; None before the first."""
-        return latest(self.members, FeatureReport)
-
-    @property
-    def attention(self) -> AttentionReport | None:
-        """The latest report of attention; None before the first, and where the model has none or an AttentionMonitor reports it."""
-        report = latest(self.members, AttentionReport)
-        return report if report is not None and report.sites else None
-
-    @property
-    def routers(self) -> RouterReport | None:
-        """The latest report of routers; None before the first, and where the model has none or a RouterMonitor reports it."""
-        return latest(self.members, RouterReport)
+        return self.latest(FeatureReport)
 
     @property
     def gradients(self) -> GradientFlowReport | None:
         """The latest report of gradients; None before the first."""
-        return latest(self.members, GradientFlowReport)
+        return self.latest(GradientFlowReport)
 
     @property
     def learning(self) -> LearningReport | None:
@@ -70,12 +80,12 @@ class TrainingReports:
     @property
     def clipping(self) -> ClipReport | None:
         """The latest report of clipping events; None before the first."""
-        return latest(self.members, ClipReport)
+        return self.latest(ClipReport)
 
     @property
     def history(self) -> dict[str, deque[Any]]:
         """The reports of this fit, oldest first, of ``features``, ``gradients``, ``clipping``, ``attention`` and ``routers``."""
-        return {member.report_name: member.history.reports for member in self.members}
+        return {member.kind.report_name: member.history.reports for member in self.members}
 
     @property
     def report(self) -> RunReport:
@@ -108,7 +118,7 @@ class TrainingReports:
         return self._history_of(monitor).to_frame()
 
     def _history_of(self, monitor: str) -> History:
-        known = {member.report_name: member.history for member in self.members}
+        known = {member.kind.report_name: member.history for member in self.members}
         if monitor not in known:
             raise ValueError(f"monitor must be one of {', '.join(known)}; got {monitor!r}.")
         return known[monitor]

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import subject_of
+from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.diagnostics.causes.facts import BadStep
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame
@@ -52,7 +52,7 @@ class ReplayResults:
 
     def explained(self, alert: Alert) -> Alert:
         """An alert about a single step with its samples, and with what running that step again has shown."""
-        if not self._open or subject_of(alert.kind) == "window" or alert.samples:
+        if not self._open or kind_of(alert.kind).about == "window" or alert.samples:
             return alert
         several, shown = self._host.setup.world_size > 1, self._shown(alert)
         if shown:
@@ -64,7 +64,7 @@ class ReplayResults:
             older = self._resumed and alert.batch is not None and not self._ring.of(alert.epoch, max(alert.batch - 1, 0))
             why = "The samples of that batch are not known: the evidence begins again where a run is resumed." if older else ""
             return dataclasses.replace(alert, diagnosis=f"{alert.diagnosis} {why}".strip())
-        if subject_of(alert.kind) == "nonfinite":
+        if kind_of(alert.kind).about == "nonfinite":
             entry = self._ring.guilty(entry, entry.step)
         samples = () if entry.rows is None else entry.rows.samples()
         return dataclasses.replace(alert, samples=tuple(f"rank 0: {sample}" for sample in samples) if several else samples)
@@ -86,7 +86,7 @@ class ReplayResults:
 
     def _shown(self, alert: Alert) -> list[tuple[int, Mapping[str, Any]]]:
         """What running the bad step again has shown of an alert, by rank; empty where it is about an earlier step."""
-        if not self._open or subject_of(alert.kind) != "nonfinite":
+        if not self._open or kind_of(alert.kind).about != "nonfinite":
             return []
         own = [] if self.own is None else [_record(*self.own)]
         last = math.inf if alert.batch is None else alert.batch

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import subject_of
+from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
@@ -288,7 +288,7 @@ class StepWatch:
     def passed_on(self, alerts: Iterable[Alert]) -> None:
         """These alerts hold: write the capsule of the first of a kind that no step's judgement has written."""
         for alert in alerts if self.writer is not None else ():
-            about = subject_of(alert.kind)
+            about = kind_of(alert.kind).about
             if about != "window" and alert.severity != "info" and alert.batch is not None and not alert.cause:
                 kind = alert.kind if about == "batch" else about
                 entry = self.ring.of(alert.epoch, alert.batch)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import ranked
-from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
 from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
@@ -129,8 +129,7 @@ def measured(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, TensorFacts]
 
 def with_causes(alert: Alert, facts: Facts, on_fault: Any = None) -> Alert:
     """An alert with its causes, in the words of the one that much speaks for; without advice that does not apply."""
-    kind = KINDS.get(alert.kind)
-    causes = ranked(alert, facts, () if kind is None else kind.hypotheses, on_fault)
+    causes = ranked(alert, facts, kind_of(alert.kind).hypotheses, on_fault)
     advice = tuple(step for step in alert.advice if _applies(step, facts))
     diagnosis = re.sub(r"(Common causes?: )([^.]*)\.", lambda found: _list(found[1], found[2], facts), alert.diagnosis)
     best = causes[0] if causes else None

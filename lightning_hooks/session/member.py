@@ -6,9 +6,8 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -18,18 +17,13 @@ from lightning_hooks.declare.book import EarlyChecks
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.warn import loading_state, warn_of_faults, warn_of_tracing
-from lightning_hooks.hooks import DetailGate, Faults, Gate
+from lightning_hooks.hooks import Faults, Gate
 from lightning_hooks.hooks.recorder import IN_GRAPHS
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.alerting import Alerting, check_sites
-from lightning_hooks.session.evidence import SessionEvidence
-from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.history import History
 from lightning_hooks.session.logged import MemberLog
-from lightning_hooks.session.module_hooks import ModuleHooks
-from lightning_hooks.session.optimizer_state import StepObserver
-from lightning_hooks.session.overhead import Overhead
+from lightning_hooks.session.member_context import OpenSession, compiled_before, new_context, watch_steps
 from lightning_hooks.session.rank_merge import merged
 from lightning_hooks.session.sampling import Sampling
 from lightning_hooks.session.settings import Settings
@@ -41,26 +35,6 @@ DETAILED = 16
 """Sampled batches of a window, the first ones, in which costly statistics are taken too; after them each sixteenth."""
 
 NewCollector = Callable[[Context, Mapping[str, Any]], Collector[Any]]
-
-
-class Run(Protocol):
-    """What a member needs of its session."""
-
-    host: Host
-    probe: StepProbe
-    hooks: ModuleHooks
-    calls: FunctionalCalls
-    evidence: SessionEvidence
-
-    @property
-    def overheads(self) -> list[Overhead]:
-        """What each member costs."""
-
-    def judge_urgent(self) -> bool:
-        """Apply the urgent rules of all members."""
-
-    def release(self, member: Any) -> None:
-        """Remove what a member registered."""
 
 
 class Member:
@@ -77,7 +51,6 @@ class Member:
         epoch_report: That of the last finished epoch, where windows are shorter and none has ended since; else None.
         histograms: Site to (edges, counts) of the last finished window, where they are asked for.
         session: The session under way; None outside of a run.
-        context: What its collector has of the session; None outside of a run.
         end: How the run ended; None before.
         collector: Of the run under way, or of the last one.
         window_end_seconds: What the end of the last window took.
@@ -99,8 +72,8 @@ class Member:
         self.report: Any = None
         self.epoch_report: Any = None
         self.histograms: dict[str, Histogram] = {}
-        self.session: Run | None = None
-        self.context: Context | None = None
+        self.session: OpenSession | None = None
+        self._context: Context | None = None
         self.collector: Collector[Any] | None = None
         self.faults = Faults()
         self.window_end_seconds, self.table_bytes = float("nan"), 0
@@ -111,19 +84,15 @@ class Member:
         self._regions: list[str] = []  # compiled modules not yet checked
 
     @property
-    def _session(self) -> Run:
+    def _session(self) -> OpenSession:
         assert self.session is not None, "training is over"
         return self.session
 
     @property
-    def _context(self) -> Context:
-        assert self.context is not None, "training is over"
-        return self.context
-
-    @property
-    def host(self) -> Host:
-        """The training loop."""
-        return self._session.host
+    def context(self) -> Context:
+        """What its collector has of the session under way."""
+        assert self._context is not None, "training is over"
+        return self._context
 
     @property
     def steps(self) -> StepProbe:
@@ -141,19 +110,7 @@ class Member:
         assert self.collector is not None, "training has not started"
         return self.collector
 
-    @property
-    def batches(self) -> int:
-        """Training batches of the window under way."""
-        return 0 if self.context is None else self.context.batches
-
-    @property
-    def sampled_batches(self) -> int:
-        """Those of them that are sampled."""
-        return 0 if self.context is None else self.context.sampled_batches
-
-    # A run.
-
-    def attach(self, session: Run) -> None:
+    def attach(self, session: OpenSession) -> None:
         """A run starts: make the collector, which registers its hooks."""
         self.detach()
         self.session, host = session, session.host
@@ -172,9 +129,9 @@ class Member:
         state, self._loaded = {**lasting, **self._loaded}, {}
         self._capsules = set(state.get("capsules", ()))
         session.evidence.keep(self.settings, self._capsules)
-        self.context = context = self._new_context(session)
+        self._context = context = new_context(session, self.name, self.settings, self.sampling, self.faults, self.early, self.log)
         if self.kind.watches_steps:
-            self._watch_steps(session, context)
+            watch_steps(session, context, lambda: self.live)
         self.collector = collector = self._new(context, state)
         check_sites(self.name, self.alerting.rules, collector.names)
         with context.loading():
@@ -184,59 +141,21 @@ class Member:
         if self._regions and not IN_GRAPHS and session.hooks.of(context):
             warn_of_tracing()
 
-    def _new_context(self, session: Run) -> Context:
-        overhead = self.sampling.overhead
-        return Context(
-            name=self.name,
-            host=session.host,
-            steps=session.probe,
-            hooks=session.hooks,
-            calls=session.calls,
-            measure=session.evidence.measure,
-            gate=self.gate,
-            details=DetailGate(self.gate),
-            meter=None if overhead is None else overhead.meter,
-            faults=self.faults,
-            early=self.early,
-            judge_urgent=session.judge_urgent,
-            new_histograms=partial(self.log.histogram_table, session.host),
-            modules=self.settings.modules,
-            records_functional=self.settings.functional,
-            learning=self.settings.learning,
-        )
-
-    def _watch_steps(self, session: Run, context: Context) -> None:
-        """Pass the events of optimizer steps on to the collector.
-
-        Raises:
-            RuntimeError: If parameters are sharded in a way that does not say how.
-        """
-        session.host.setup.check_gradients(self.name)
-
-        def safe(event: str) -> Callable[[Any], Any]:
-            def call(value: Any) -> None:  # the collector is made after this
-                getattr(self.live, event)(value)
-
-            return context.guard(call, f"optimizer step ({event})", context.meter)
-
-        observer = StepObserver(*(safe(f"on_{event}") for event in ("gradients", "clipped", "taken", "skipped", "changed")))
-        session.probe.subscribe(self, observer)
-
     def detach(self) -> None:
         """The run is over, or never started. Harmless when it was over before."""
         session, self.session = self.session, None
+        context, self._context = self._context, None
         self.gate.stop()
-        if session is not None:
-            session.release(self)
-        if self.context is not None:
-            self.context.close()
-        self.context = None
+        if session is not None and context is not None:
+            session.release(context)
         if self.collector is not None:
             self.collector.detach()
+        if context is not None:
+            context.close()
 
     def batch_start(self, batch_idx: int, batch: Any) -> None:
         """A training batch starts."""
-        context = self._context
+        context = self.context
         everyone = self._session.overheads if not self.sampling.decided else ()
         self.sampling.batch_start(context.batches, everyone, self.live.agreed)
         context.batches += 1
@@ -248,8 +167,11 @@ class Member:
     def batch_end(self, outputs: Any = None) -> None:
         """A training batch ends; with what ``training_step`` returned."""
         self.live.batch_end(outputs)
-        if self._regions and self.gate.sampled:
-            self._check_compiled()
+        if self._regions and self.gate.sampled:  # the first sampled batch is over
+            late = compiled_before(self._regions, self.live, self.faults)
+            self._regions = []
+            if late:
+                self._session.hooks.warn_of_compiled(self.name, late)
         self.sampling.batch_end()
         if self.faults.unreported:
             warn_of_faults(self.name, self.faults)
@@ -257,37 +179,11 @@ class Member:
     def skip_batch(self) -> None:
         """A batch started and was skipped with the rest of its epoch."""
         if self.gate.running:
-            self._context.batches -= 1
-            self._context.sampled_batches -= self.gate.sampled
+            self.context.batches -= 1
+            self.context.sampled_batches -= self.gate.sampled
         self.gate.stop()
 
-    def _check_compiled(self) -> None:
-        """After the first sampled batch: a region all of whose sites are silent was compiled before the hooks came."""
-        regions, self._regions = self._regions, []
-        silent = set(self.live.silent_sites()).difference(self.faults.errors)
-        late = []
-        for region in regions:
-            inside = [name for name in self.live.names if not region or name == region or name.startswith(f"{region}.")]
-            if inside and silent.issuperset(inside):
-                late += inside
-        if late:
-            self._session.hooks.warn_of_compiled(self.name, late)
-
     # The end of a window.
-
-    @property
-    def schedule(self) -> dict[str, int | None]:
-        """The arguments that say when ranks merge what they have, as they hold in this run."""
-        return {
-            "report_every_n_steps": self.windows.length,
-            "every_n_steps": self.settings.every_n_steps,
-            "check_every_n_steps": self.settings.check_every_n_steps,
-        }
-
-    @property
-    def report_name(self) -> str:
-        """What a monitor of several members calls its report."""
-        return self.kind.report_name or self.kind.prefix
 
     @property
     def latest_report(self) -> Any:
@@ -305,11 +201,6 @@ class Member:
         """Whether a window of the run has ended; not of a collector for which the model has nothing to measure."""
         return self.alerting.book.windows > 0 and not getattr(self.collector, "unused", False)
 
-    @property
-    def window_is_full(self) -> bool:
-        """Whether the window under way is complete, as far as its batches count."""
-        return self.windows.is_full(self.batches)
-
     def finish_window(self, merged_table: Tensor, epoch_ends: bool) -> None:
         """Make the window's report, with what its own rules find.
 
@@ -321,7 +212,7 @@ class Member:
         warn_of_faults(self.name, self.faults)
         packed = merged_table.to("cpu")  # the one copy to the host
         self.histograms = collector.read_histograms(packed)
-        cost, stride = self.sampling.window_end(self.batches)
+        cost, stride = self.sampling.window_end(self.context.batches)
         index = None if self.windows.length is None else self.windows.index
 
         def read(table: Tensor) -> Any:
@@ -329,12 +220,12 @@ class Member:
 
         whole = report = read(packed)
         if index is not None:
-            waited_for = self.windows.add(collector, packed, self.batches, epoch_ends)
+            waited_for = self.windows.add(collector, packed, self.context.batches, epoch_ends)
             whole = None if waited_for is None else read(waited_for)
         alerts = self.alerting.judge(report, whole, self._checked_alerts(report))
         self.report, self.epoch_report = dataclasses.replace(report, alerts=alerts), None
         collector.reset()
-        self._context.batches = self._context.sampled_batches = 0
+        self.context.batches = self.context.sampled_batches = 0
         self.window_end_seconds, self.table_bytes = time.perf_counter() - began, packed.nbytes
 
     def enter(self, report: Any) -> list[Alert]:
@@ -357,7 +248,7 @@ class Member:
 
     def so_far(self, packed: Tensor) -> Any:
         """A report of packed tables of all ranks, without alerts. It waits for the device."""
-        at = self.host.position
+        at = self.context.host.position
         return self.live.read(self.live.tables.split(packed.to("cpu")), at.epoch, at.global_step)
 
     def urgent(self, report: Any) -> tuple[Alert, ...]:
@@ -379,8 +270,8 @@ class Member:
         state["capsules"] = sorted(self._capsules)
         if self.collector is not None:
             state |= self.collector.state_dict()
-        if (self.batches or self.windows.index) and self.session is not None:  # in the middle of an epoch
-            state["epoch"] = save_window(self._context, self.live, merged([self.live])[0][0], self.windows)
+        if self.session is not None and (self.context.batches or self.windows.index):  # in the middle of an epoch
+            state["epoch"] = save_window(self.context, self.live, merged([self.live])[0][0], self.windows)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -394,4 +285,4 @@ class Member:
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what belongs to the run under way."""
         sampling = Sampling(self.name, self.sampling.every, self.sampling.budget, self.sampling.every_step)
-        return {**vars(self), "session": None, "context": None, "collector": None, "sampling": sampling}
+        return {**vars(self), "session": None, "_context": None, "collector": None, "sampling": sampling}

@@ -111,7 +111,7 @@ class RunAlerts:
         if members and self._host.setup.world_size == 1:
             with suppress(Exception, KeyboardInterrupt):  # the run ends anyway, and its device may be what failed
                 found = id_out_of_range(error, self._host.model, batch, batch_idx)
-                observed = [member for member in members if member.sampled_batches or found is not None]
+                observed = [member for member in members if member.context.sampled_batches or found is not None]
                 self.judge_urgent(observed, last=True, lookup=found)
 
     def _enter(

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_hooks.alerts import AlertError
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import SkippedCalls
 from lightning_hooks.hooks.modes import outside_modes
@@ -26,6 +27,15 @@ from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.terminal import Terminal
 from lightning_hooks.session.tracker_sink import TrackerSink
+
+
+def merging_times(member: Member) -> dict[str, int | None]:
+    """The arguments that say when ranks merge what a member has, as they hold in this run."""
+    return {
+        "report_every_n_steps": member.windows.length,
+        "every_n_steps": member.settings.every_n_steps,
+        "check_every_n_steps": member.settings.check_every_n_steps,
+    }
 
 
 class Session:
@@ -68,7 +78,7 @@ class Session:
         self.hooks.restore()
         try:
             member.attach(self)
-            check_ranks_agree(member.name, member.live, member.schedule)
+            check_ranks_agree(member.name, member.live, merging_times(member))
         except BaseException:
             member.detach()
             raise
@@ -78,13 +88,12 @@ class Session:
         open_record(member, self.host, self.sinks)
         self.evidence.subscribe(self.probe)
 
-    def release(self, member: Member) -> None:
-        """Remove what a member registered."""
-        if member.context is not None:
-            self.calls.release(member.context)
-            self.hooks.release(member.context)
-        self.probe.unsubscribe(member)
-        self.members = [other for other in self.members if other is not member]
+    def release(self, context: Context) -> None:
+        """Remove what was registered for a member."""
+        self.calls.release(context)
+        self.probe.unsubscribe(context)
+        self.hooks.release(context)
+        self.members = [member for member in self.members if member.session is self]
 
     def _window_so_far(self) -> dict[str, Any]:
         """The reports of the window under way by monitor, in plain types."""
@@ -168,7 +177,7 @@ class Session:
         if self.host.position.epoch_ends:
             self.hooks.suspend(self.host.model)
             return  # the last window ends with the epoch, after validation
-        full = [member for member in self.members if member.window_is_full]
+        full = [member for member in self.members if member.windows.is_full(member.context.batches)]
         if full:
             self._end_windows(full)
 
@@ -200,7 +209,9 @@ class Session:
         self.hooks.gate.stop()
         self.hooks.suspend(self.host.model)
         self.probe.epoch_end()
-        self._end_windows([member for member in self.members if member.batches or not member.windows.index], epoch_ends=True)
+        self._end_windows(
+            [member for member in self.members if member.context.batches or not member.windows.index], epoch_ends=True
+        )
         self.sinks.reports([member for member in self.members if member.finish_epoch()], of_epoch=True)
 
     def _end_windows(self, members: Sequence[Member], epoch_ends: bool = False) -> None:

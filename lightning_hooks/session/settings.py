@@ -35,6 +35,14 @@ ReportEvery = int | Literal["auto"] | None
 ON_ALERT = ("log", "warn", "stop", "raise")
 
 
+def _check_positive(value: object, expected: str) -> None:
+    """Raise, with a text, if a value is no integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(expected)
+    if value < 1:
+        raise ValueError(expected)
+
+
 def arguments_in(variables: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a constructor, of its ``locals()`` at its start: each is written once, in its signature."""
     return {name: value for name, value in variables.items() if name not in ("self", "__class__")}
@@ -104,10 +112,7 @@ class Settings:
         expected = (
             f"check_every_n_steps must be None (alerts at the end of each window) or an integer of at least 1; got {every!r}."
         )
-        if isinstance(every, bool) or not isinstance(every, int):
-            raise TypeError(expected)
-        if every < 1:
-            raise ValueError(expected)
+        _check_positive(every, expected)
         if not can:
             raise ValueError(
                 f"{name} has nothing to check within a window; got check_every_n_steps={every!r}. Give it to "
@@ -143,10 +148,7 @@ class Settings:
         expected = (
             f"report_every_n_steps must be a number of training batches of at least 1, 'auto', or None for epochs; got {window!r}."
         )
-        if isinstance(window, bool) or not isinstance(window, int):
-            raise TypeError(expected)
-        if window < 1:
-            raise ValueError(expected)
+        _check_positive(window, expected)
 
     def _check_histograms(self) -> None:
         patterns = [self.histograms] if isinstance(self.histograms, str) else self.histograms

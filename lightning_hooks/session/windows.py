@@ -44,14 +44,18 @@ class Windows:
         long_batches: Training batches in these.
     """
 
+    length: int | None
+    index: int
+    epoch: Tensor | None
+    long: Tensor | None
+    long_batches: int
+
     def __init__(self) -> None:
         self.start(None)
 
     def start(self, length: int | None) -> None:
         """A run starts."""
-        self.length = length
-        self.long: Tensor | None = None
-        self.long_batches = 0
+        self.length, self.long, self.long_batches = length, None, 0
         self.end_epoch()
 
     def is_full(self, batches: int) -> bool:
@@ -82,8 +86,7 @@ class Windows:
 
     def end_epoch(self) -> None:
         """The epoch is over."""
-        self.index = 0
-        self.epoch: Tensor | None = None
+        self.index, self.epoch = 0, None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` needs."""

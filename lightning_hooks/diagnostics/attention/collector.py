@@ -52,6 +52,7 @@ class AttentionCollector(Collector[AttentionReport]):
     prefix: ClassVar[str] = "attention"
     report_type: ClassVar[type[Report] | None] = AttentionReport
     monitor: ClassVar[str] = "AttentionMonitor"
+    report_name: ClassVar[str] = "attention"
     takes: ClassVar[tuple[str, ...]] = ("modules", "every_n_steps", "max_overhead", "logged", "functional")
     ranking: ClassVar[tuple[str, ...]] = ("entropy", "max_logit", "first_token_share", "masked_rows", "nonfinite_rows")
 

@@ -50,6 +50,7 @@ class FeatureCollector(Collector[FeatureReport]):
     prefix: ClassVar[str] = "features"
     report_type: ClassVar[type[Report] | None] = FeatureReport
     monitor: ClassVar[str] = "FeatureStatsMonitor"
+    report_name: ClassVar[str] = "features"
     takes: ClassVar[tuple[str, ...]] = (
         *("modules", "every_n_steps", "max_overhead", "histograms", "check_every_n_steps", "logged", "functional"),
     )

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.excuses import Excuse
-from lightning_hooks.declare.kinds import Kind, Severity, advice_for
+from lightning_hooks.declare.kinds import Kind, Severity, kind_of
 from lightning_hooks.declare.links import backward, from_first, upstream
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.causes.code import bad_batch
@@ -141,7 +141,7 @@ class Exploding(Rule):
             f"its gradient {what}: weights may become NaN.",
             f"{course}{scale}Common causes: a learning rate or an initialisation that is too large, or a recurrent network without "
             "clipping.",
-            advice=(*advice, *advice_for(self.kind)),
+            advice=(*advice, *kind_of(self.kind).advice),
         )  # fmt: skip
 
 
