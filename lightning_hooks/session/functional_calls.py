@@ -11,7 +11,7 @@ import torch
 import torch.distributed
 from torch import nn
 
-from lightning_hooks.declare.events import BatchEvents
+from lightning_hooks.declare.collector import BatchEvents
 from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.declare.warn import info, warn
 from lightning_hooks.hooks import DetailGate, Gate, guarded

@@ -56,9 +56,8 @@ class LoggedScalars:
 
     def start(self) -> None:
         """A fit starts."""
-        self._kinds: set[str] = set()  # tags of alerts that were raised so far
         self._sites: set[str] = set()  # that had an alert
-        self._risen: set[str] = set()  # tags of faults that were above 0 so far
+        self._risen: set[str] = set()  # tags of alerts and of the whole model that were above 0 so far
         self.written = Written(self._wanted, self._named, self._named)
         """For charts and figures; after the first epoch its statistics are those that some site has."""
 
@@ -87,19 +86,21 @@ class LoggedScalars:
         """
         sites: dict[str, list[str]] = {}
         chosen = {tag for tag in watched if tag in scalars}
+        alerts: list[str] = []
         of_model: list[str] = []
         others: list[str] = []
-        for tag, value in scalars.items():
+        for tag in scalars:
             name, _, stat = tag.removeprefix(f"{prefix}/").rpartition("/")
             if name == "alerts":
-                if value > 0:
-                    self._kinds.add(tag)
+                alerts.append(tag)
             elif name == "model":
                 of_model += [] if tag in not_by_default else [tag]
             elif stat not in self.ranking or not tag.startswith(f"{prefix}/"):
                 others += [] if tag in not_by_default and not self._named else [tag]
             elif stat in self._wanted and (self._named or tag not in not_by_default):
                 sites.setdefault(name, []).append(tag)
+        self._risen.update(tag for tag in (*alerts, *of_model, *others) if scalars[tag] > 0)
+        chosen.update(tag for tag in alerts if tag in self._risen)
         found = {tag.rpartition("/")[2] for tags in sites.values() for tag in tags}
         all_sites = [tag for tags in sites.values() for tag in tags]
         of_sites = self._named or (n_modules <= SMALL_MODEL and len(all_sites) <= MOST_SITE_TAGS)
@@ -107,21 +108,15 @@ class LoggedScalars:
         if of_sites:
             chosen.update((*all_sites, *others))
         else:
-            chosen.update(tag for tag in (*of_model, *others) if self._is_seen(tag, scalars[tag]))
+            # No card is flat at 0 for a whole run: a fault is logged from the first time on.
+            chosen.update(tag for tag in (*of_model, *others) if tag in self._risen or FAULTS.search(tag) is None)
             left = MOST_ALERTED_TAGS - sum(len(sites.get(site, ())) for site in self._sites)
             for site in dict.fromkeys(alerted):
                 if site in sites and site not in self._sites and len(sites[site]) <= left:
                     self._sites.add(site)
                     left -= len(sites[site])
             chosen.update(tag for site in self._sites for tag in sites.get(site, ()))
-        chosen |= self._kinds
         return {tag: value for tag, value in scalars.items() if tag in chosen}
-
-    def _is_seen(self, tag: str, value: float) -> bool:
-        """Whether a tag is no fault's, or one that was above 0 so far: no card is flat at 0 for a whole run."""
-        if value > 0:
-            self._risen.add(tag)
-        return tag in self._risen or FAULTS.search(tag) is None
 
 
 def statistics_by_ranking(logged: Logged, rankings: Sequence[Sequence[str]]) -> list[Logged]:

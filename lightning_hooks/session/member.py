@@ -24,11 +24,10 @@ from lightning_hooks.session.alerting import Alerting, check_sites
 from lightning_hooks.session.history import History
 from lightning_hooks.session.logged import MemberLog
 from lightning_hooks.session.member_context import OpenSession, compiled_before, new_context, watch_steps
-from lightning_hooks.session.rank_merge import merged
 from lightning_hooks.session.sampling import Sampling
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.step_probe import StepProbe
-from lightning_hooks.session.windows import Windows, load_window, save_window, window_length
+from lightning_hooks.session.windows import Windows, load_window, merged, save_window, window_length
 from lightning_hooks.statistics.histograms import Histogram
 
 DETAILED = 16

@@ -18,8 +18,8 @@ from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.diagnosis import Diagnosis
 from lightning_hooks.session.member import Member
-from lightning_hooks.session.rank_merge import merged
 from lightning_hooks.session.sinks import Sinks
+from lightning_hooks.session.windows import merged
 from lightning_hooks.sinks.sink import Notice
 
 

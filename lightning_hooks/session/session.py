@@ -20,13 +20,13 @@ from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.overhead import Overhead
-from lightning_hooks.session.rank_merge import check_ranks_agree, merged
 from lightning_hooks.session.run_alerts import RunAlerts
 from lightning_hooks.session.run_record import open_record
 from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.terminal import Terminal
 from lightning_hooks.session.tracker_sink import TrackerSink
+from lightning_hooks.session.windows import check_ranks_agree, merged
 
 
 def merging_times(member: Member) -> dict[str, int | None]:
