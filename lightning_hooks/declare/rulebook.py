@@ -72,17 +72,16 @@ class RuleBook:
     """
 
     def __init__(self, defaults: Sequence[RuleLike], given: Sequence[RuleSpec] = (), reads: type[Any] | None = None) -> None:
-        if isinstance(given, str | dict) or not isinstance(given, Sequence):
-            raise TypeError(f"rules must be a list of rules; got {given!r}.")
+        entries = _parsed(given)
         self.defaults = tuple(defaults)
         self.reads = reads
         self.mutes: list[Mute] = []
         self._groups: dict[object, list[RuleLike]] = {}
         for rule in self.defaults:
             self._add(rule)
-        open_ended = any(callable(entry) for entry in given)  # an own rule may have a kind of its own
-        for entry in given:
-            self._take(entry, open_ended)
+        open_ended = any(callable(entry) for entry in entries)  # an own rule may have a kind of its own
+        for entry in entries:
+            self._enter(entry, open_ended)
 
     @property
     def rules(self) -> tuple[RuleLike, ...]:
@@ -154,17 +153,11 @@ class RuleBook:
             group.clear()
         group.append(rule)
 
-    def _take(self, entry: RuleSpec, open_ended: bool) -> None:
-        if isinstance(entry, dict) and "class_path" not in entry and "mute" not in entry:
+    def _enter(self, entry: RuleSpec, open_ended: bool) -> None:
+        if isinstance(entry, dict):
             for rule in self._rules_of(entry):
                 self._add(rule)
-            return
-        if isinstance(entry, str):
-            entry = _mute_of(entry)
-        elif isinstance(entry, dict):
-            fields = dict(entry)
-            entry = instance_of(entry) if "class_path" in entry else Mute(fields.pop("mute"), **fields)
-        if isinstance(entry, Mute):
+        elif isinstance(entry, Mute):
             if entry.kind not in ("*", *KINDS) and not open_ended:
                 raise ValueError(f"Mute: no rule raises {entry.kind!r}.{_closest(entry.kind, KINDS)}")
             self.mutes.append(entry)
@@ -184,21 +177,42 @@ class RuleBook:
 
     def _rules_of(self, entry: dict[str, Any]) -> list[Rule]:
         """The built-in rules of a kind that have all the fields that are given, with these."""
-        fields = dict(entry)
-        kind = fields.pop("kind", None)
-        of_kind = [rule for rule in self.defaults if isinstance(rule, Rule) and rule.kind == kind]
+        of_kind, fields = _rules_of_kind(entry, self.defaults), {name: value for name, value in entry.items() if name != "kind"}
         if not of_kind:
             kinds = list(dict.fromkeys(rule.kind for rule in self.defaults if isinstance(rule, Rule)))
             raise ValueError(
                 f"rules: {entry!r} needs the 'kind' of a rule of this monitor ({', '.join(kinds)}), or 'mute'."
-                f"{_closest(str(kind), kinds)}"
+                f"{_closest(str(entry.get('kind')), kinds)}"
             )
-        fits = [rule for rule in of_kind if fields.keys() <= _fields(rule)]
+        fits = [rule for rule, has_fields in of_kind if has_fields]
         if not fits:
-            names = {type(rule).__name__: [field.name for field in dataclasses.fields(rule)] for rule in of_kind}
+            names = {type(rule).__name__: [field.name for field in dataclasses.fields(rule)] for rule, _ in of_kind}
             have = ", ".join(f"{rule} has the fields {', '.join(known)}" for rule, known in names.items())
             raise ValueError(f"rules: {have}; got {', '.join(map(repr, fields))} in {entry!r}.")
         return [dataclasses.replace(rule, **fields) for rule in fits]
+
+
+def _parsed(given: Sequence[RuleSpec]) -> list[RuleSpec]:
+    """The user's entries, with mutes and what a class path names as objects."""
+    if isinstance(given, str | dict) or not isinstance(given, Sequence):
+        raise TypeError(f"rules must be a list of rules; got {given!r}.")
+    entries: list[RuleSpec] = []
+    for entry in given:
+        if isinstance(entry, str):
+            entry = _mute_of(entry)
+        elif isinstance(entry, dict) and "class_path" in entry:
+            entry = instance_of(entry)
+        elif isinstance(entry, dict) and "mute" in entry:
+            entry = Mute(entry["mute"], **{name: value for name, value in entry.items() if name != "mute"})
+        entries.append(entry)
+    return entries
+
+
+def _rules_of_kind(entry: Mapping[str, Any], rules: Sequence[RuleLike]) -> list[tuple[Rule, bool]]:
+    """The rules of the kind that an entry names, each with whether it has all the fields that are given."""
+    names = entry.keys() - {"kind"}
+    of_kind = [rule for rule in rules if isinstance(rule, Rule) and rule.kind == entry.get("kind")]
+    return [(rule, names <= {field.name for field in dataclasses.fields(rule)}) for rule in of_kind]
 
 
 def rules_by_report(
@@ -218,12 +232,8 @@ def rules_by_report(
         TypeError: If ``given`` is no list.
         ValueError: If an entry is for none of them, or a function does not say which report it reads.
     """
-    if isinstance(given, str | dict) or not isinstance(given, Sequence):
-        raise TypeError(f"rules must be a list of rules; got {given!r}.")
     by_report: dict[type[Any], list[RuleSpec]] = {reads: [] for reads in built_in}
-    for entry in given:
-        if isinstance(entry, dict) and "class_path" in entry:
-            entry = instance_of(entry)
+    for entry in _parsed(given):
         if others is None and callable(entry) and not reports_of(entry):
             raise ValueError(
                 f"rules: {_name(entry)} does not say which report it reads. Annotate its first parameter, as in "
@@ -240,20 +250,11 @@ def rules_by_report(
 
 def _reports_for(entry: RuleSpec, built_in: Mapping[type[Any], Sequence[RuleLike]]) -> list[type[Any]]:
     """The classes of reports that an entry is for: those that its rule reads; all for a mute."""
-    if isinstance(entry, dict) and "mute" not in entry:
-        kind, names = entry.get("kind"), {*entry} - {"kind"}
-        fits = {reads: [names <= _fields(rule) for rule in rules if _is_of(rule, kind)] for reads, rules in built_in.items()}
+    if isinstance(entry, dict):
+        fits = {reads: [has_fields for _, has_fields in _rules_of_kind(entry, rules)] for reads, rules in built_in.items()}
         # Where no rule of the kind has the fields, an error names those there are.
         return [reads for reads, known in fits.items() if any(known)] or [reads for reads, known in fits.items() if known]
     return [reads for reads in built_in if not callable(entry) or reads in reports_of(entry)]
-
-
-def _is_of(rule: RuleLike, kind: Any) -> bool:
-    return isinstance(rule, Rule) and rule.kind == kind
-
-
-def _fields(rule: Any) -> set[str]:
-    return {field.name for field in dataclasses.fields(rule)}
 
 
 def reports_of(rule: Any) -> tuple[type[Any], ...]:
