@@ -132,6 +132,10 @@ class ReportView(ABC, Generic[R]):
         """
         return {}
 
+    def progress(self, report: R) -> dict[str, float]:
+        """What a progress bar shows of a report, next to the number of alerts; of several monitors the largest."""
+        return {}
+
     @abstractmethod
     def summary_lines(self, report: R) -> list[str]:
         """What ``summary="full"`` prints of the last report."""

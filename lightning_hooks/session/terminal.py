@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ from typing_extensions import override
 
 from lightning_hooks.declare.site_names import readable
 from lightning_hooks.declare.warn import info, warn
-from lightning_hooks.diagnostics.reports import ClipReport
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.closing import print_closing
 from lightning_hooks.session.member import Member
@@ -69,7 +67,7 @@ class Terminal(Sink):
     def window_end(self, members: Sequence[Member]) -> None:
         everyone = self._members()
         if any(member.settings.progress_bar for member in everyone):
-            self._host.console.show_progress(in_short(member.report for member in everyone))
+            self._host.console.show_progress(in_short(everyone))
 
     @override
     def end(self, end: Mapping[str, Any], headline: str) -> None:
@@ -88,13 +86,14 @@ def _ended(notice: Notice) -> str:
     )
 
 
-def in_short(reports: Iterable[Any]) -> dict[str, Any]:
-    """How many alerts there are, and the share of clipped steps."""
-    known = [report for report in reports if report is not None]
-    alerts = {(alert.kind, alert.site) for report in known for alert in getattr(report, "alerts", ()) if alert.severity != "info"}
-    clips = [stats for report in known if isinstance(report, ClipReport) for stats in report.optimizers.values()]
-    rates = [stats.rate for stats in clips if not math.isnan(stats.rate)]
-    return {"alerts": _Count(len(alerts)), **({"clip_rate": max(rates)} if rates else {})}
+def in_short(members: Iterable[Member]) -> dict[str, Any]:
+    """How many alerts there are, and what collectors show in a progress bar."""
+    known = [member for member in members if member.report is not None]
+    alerts = {(alert.kind, alert.site) for member in known for alert in member.report.alerts if alert.severity != "info"}
+    shown: dict[str, Any] = {"alerts": _Count(len(alerts))}
+    for name, value in (entry for member in known for entry in member.live.progress(member.report).items()):
+        shown[name] = max(value, shown.get(name, value))
+    return shown
 
 
 class _Count(int):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -201,6 +202,11 @@ class ClipCollector(Collector[ClipReport]):
         from lightning_hooks.plots import clip_history
 
         return {"clip history": partial(clip_history, reports)}
+
+    @override
+    def progress(self, report: ClipReport) -> dict[str, float]:
+        rates = [stats.rate for stats in report.optimizers.values() if not math.isnan(stats.rate)]
+        return {"clip_rate": max(rates)} if rates else {}
 
     @override
     def summary_lines(self, report: ClipReport) -> list[str]:
