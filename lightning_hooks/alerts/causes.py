@@ -26,14 +26,14 @@ MOST_CONSEQUENCES = 200
 """Consequences of one problem of earlier windows, of which further consequences are looked for."""
 
 
-class Ordered(NamedTuple):
+class CauseOrder(NamedTuple):
     """Alerts in order of cause."""
 
     of_report: list[tuple[Alert, ...]]  # for each report its alerts: roots first, then consequences of something, as infos
     roots: list[tuple[int, Alert]]  # (place of the report, alert) of the roots of all reports, first causes first
 
 
-def in_order_of_cause(reports: Sequence[Report], books: Sequence[AlertBook] = ()) -> Ordered:
+def in_order_of_cause(reports: Sequence[Report], books: Sequence[AlertBook] = ()) -> CauseOrder:
     """Put the alerts of a window's reports in order of cause.
 
     Args:
@@ -75,7 +75,7 @@ def in_order_of_cause(reports: Sequence[Report], books: Sequence[AlertBook] = ()
         if node.cause is not None:
             alert, cause = alerts[node.number], alerts[_root(node).number].name
             ordered[node.report].append(dataclasses.replace(alert, severity="info", cause=cause, consequences=()))
-    return Ordered([tuple(alerts) for alerts in ordered], roots)
+    return CauseOrder([tuple(alerts) for alerts in ordered], roots)
 
 
 def _root(node: Node) -> Node:

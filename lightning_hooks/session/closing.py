@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_hooks.alerts import Alert
+from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.run_report.files import PAGE
 from lightning_hooks.run_report.lines import FOLDER, REPORTS
@@ -22,13 +23,12 @@ from lightning_hooks.session.member import Member
 from lightning_hooks.trackers import coloured, show
 
 LONGEST_ERROR = 500
-ORDER = {"critical": 0, "warning": 1}
 
 
 def open_alerts(members: Sequence[Member]) -> list[Alert]:
     """The problems that last, one alert each, as first passed on, the most severe first."""
-    lasting = [alert for member in members for alert in member.alerting.book.open if alert.severity in ORDER]
-    return sorted(lasting, key=lambda alert: ORDER[alert.severity])
+    lasting = [alert for member in members for alert in member.alerting.book.open if alert.severity != "info"]
+    return sorted(lasting, key=lambda alert: gravity(alert.severity))
 
 
 def ending(host: Host, how: str, error: BaseException | None = None, stopped_by: Alert | None = None) -> dict[str, Any]:

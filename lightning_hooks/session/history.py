@@ -13,8 +13,6 @@ from lightning_hooks.plots.picture import picture
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-if TYPE_CHECKING:
-    import pandas
 
 MOST_EPOCHS = 1000
 MOST_ROWS = 100_000

@@ -276,7 +276,7 @@ def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
     trackers.save()
 
 
-class _Ordered(NamedTuple):
+class _Drawing(NamedTuple):
     tag: str
     step: int
     drawn: Future[Picture]
@@ -291,12 +291,12 @@ class DrawingThread:
         import PIL.Image  # noqa: F401
 
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="lightning_hooks figures")
-        self._waiting: deque[_Ordered] = deque()
+        self._waiting: deque[_Drawing] = deque()
         self._failed: set[str] = set()
 
     def ask(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
         """Have a picture drawn; it is written under its tag and step by a later :meth:`write`."""
-        self._waiting.append(_Ordered(tag, step, self._executor.submit(lambda: Picture.of_figure(draw()))))
+        self._waiting.append(_Drawing(tag, step, self._executor.submit(lambda: Picture.of_figure(draw()))))
 
     def write(self, trackers: Trackers, wait: bool = False) -> None:
         """Write what is drawn, the oldest first, on the thread that calls.
