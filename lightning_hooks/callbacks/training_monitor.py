@@ -15,8 +15,8 @@ from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hosts.fabric import FabricLoop
 from lightning_hooks.hosts.lightning_adapter import Adapter
 from lightning_hooks.hosts.lightning_api import callbacks_of
+from lightning_hooks.hosts.observers import TrainingMembers, TrainingReports, joining
 from lightning_hooks.hosts.plain import PlainHost
-from lightning_hooks.hosts.training_reports import TrainingReports
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import (
     CapsulePlace,
@@ -30,7 +30,6 @@ from lightning_hooks.session.settings import (
     Summary,
     arguments_in,
 )
-from lightning_hooks.session.training_members import TrainingMembers, joining
 from lightning_hooks.sinks.webhook import Address
 
 

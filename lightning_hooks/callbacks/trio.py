@@ -13,12 +13,11 @@ from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.callbacks.monitor import Monitor, names_of_callbacks
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
-from lightning_hooks.diagnostics.collectors import FEATURES, OF_TRAINING
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
 from lightning_hooks.diagnostics.gradients.collector import GradientCollector
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.hooks import ModuleSelector
-from lightning_hooks.hosts.training_reports import ModelReports
+from lightning_hooks.hosts.observers import FEATURES, OF_TRAINING, ModelReports, arguments_of_each, joining, members_of
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import (
     CapsulePlace,
@@ -33,7 +32,6 @@ from lightning_hooks.session.settings import (
     Summary,
     arguments_in,
 )
-from lightning_hooks.session.training_members import arguments_of_each, joining, members_of
 
 
 class FeatureStatsMonitor(ModelReports, Monitor[FeatureReport]):

@@ -233,7 +233,7 @@ def rules_by_report(
         ValueError: If an entry is for none of them, or a function does not say which report it reads.
     """
     by_report: dict[type[Any], list[RuleSpec]] = {reads: [] for reads in built_in}
-    for entry in _parsed(given):
+    for as_given, entry in zip(given, _parsed(given), strict=True):
         if others is None and callable(entry) and not reports_of(entry):
             raise ValueError(
                 f"rules: {_name(entry)} does not say which report it reads. Annotate its first parameter, as in "
@@ -244,7 +244,7 @@ def rules_by_report(
             known = dict.fromkeys(rule.kind for rules in built_in.values() for rule in rules if isinstance(rule, Rule))
             raise ValueError(f"rules: {entry!r} fits none of the monitors, whose kinds are {', '.join(known)}.")
         for reads in chosen:
-            by_report[reads].append(entry)
+            by_report[reads].append(entry if callable(entry) else as_given)
     return by_report
 
 

@@ -14,8 +14,8 @@ from lightning_hooks.hosts.found_objects import optimizers_of
 from lightning_hooks.hosts.lightning_folder import folder_of
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
 from lightning_hooks.hosts.loop_setup import setup_of, unwrapped
+from lightning_hooks.hosts.observers import TrainingMembers
 from lightning_hooks.hosts.plain import PlainHost
-from lightning_hooks.session.training_members import TrainingMembers
 
 
 class FabricMonitor(Protocol):

@@ -14,10 +14,9 @@ from typing_extensions import Self
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts.loop_events import LoopEvents
 from lightning_hooks.hosts.loop_replay import LoopStepAgain
+from lightning_hooks.hosts.observers import TrainingMembers, TrainingReports, joining
 from lightning_hooks.hosts.plain import PlainHost
-from lightning_hooks.hosts.training_reports import TrainingReports
 from lightning_hooks.session.session import Session
-from lightning_hooks.session.training_members import TrainingMembers, joining
 
 Loader = TypeVar("Loader")
 

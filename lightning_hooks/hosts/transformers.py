@@ -11,7 +11,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
-from lightning_hooks.hosts.training_reports import TrainingReports
+from lightning_hooks.hosts.observers import TrainingReports
 from lightning_hooks.hosts.transformers_host import TrainersLoss, host_of, trainer_of
 from lightning_hooks.hosts.watch import observers_of
 

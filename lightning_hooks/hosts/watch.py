@@ -14,8 +14,8 @@ from lightning_hooks.hosts.loggers import as_loggers
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
 from lightning_hooks.hosts.loop_replay import LoopStepAgain
 from lightning_hooks.hosts.loop_setup import inner_optimizer, setup_of
+from lightning_hooks.hosts.observers import TrainingMembers
 from lightning_hooks.hosts.plain import PlainHost
-from lightning_hooks.session.training_members import TrainingMembers
 
 
 def watch(
