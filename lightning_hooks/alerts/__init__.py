@@ -23,16 +23,17 @@ from lightning_hooks.diagnostics.features import constant_rules
 from lightning_hooks.diagnostics.features import rules as activation_rules
 from lightning_hooks.diagnostics.features.constant_rules import *
 from lightning_hooks.diagnostics.features.rules import *
-from lightning_hooks.diagnostics.gradients import exploding_rules, still_weight_rules, update_rules, vanishing_rules, weight_rules
+from lightning_hooks.diagnostics.gradients import exploding_rules, update_rules, vanishing_rules, weight_rules
 from lightning_hooks.diagnostics.gradients.exploding_rules import *
-from lightning_hooks.diagnostics.gradients.still_weight_rules import *
 from lightning_hooks.diagnostics.gradients.update_rules import *
 from lightning_hooks.diagnostics.gradients.vanishing_rules import *
 from lightning_hooks.diagnostics.gradients.weight_rules import *
 from lightning_hooks.diagnostics.learning import rules as step_rules
 from lightning_hooks.diagnostics.learning.report import LearningReport, ParameterLearning
 from lightning_hooks.diagnostics.learning.rules import *
+from lightning_hooks.diagnostics.loss import learning_rules
 from lightning_hooks.diagnostics.loss import rules as loss_rules
+from lightning_hooks.diagnostics.loss.learning_rules import *
 from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss.rules import *
 from lightning_hooks.diagnostics.loss_inputs import rules as loss_input_rules
@@ -41,9 +42,7 @@ from lightning_hooks.diagnostics.loss_inputs.rules import *
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.nonfinite import rules as nonfinite_rules
 from lightning_hooks.diagnostics.nonfinite.rules import *
-from lightning_hooks.diagnostics.optimizer import learning_rules
 from lightning_hooks.diagnostics.optimizer import rules as optimizer_rules
-from lightning_hooks.diagnostics.optimizer.learning_rules import *
 from lightning_hooks.diagnostics.optimizer.rules import *
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, RangeReport
@@ -56,17 +55,12 @@ from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 from lightning_hooks.diagnostics.routers import rules as router_rules
 from lightning_hooks.diagnostics.routers.routing import RouterReport
 from lightning_hooks.diagnostics.routers.rules import *
-from lightning_hooks.diagnostics.setup import registration_rules
+from lightning_hooks.diagnostics.setup import initial_rules, registration_rules
 from lightning_hooks.diagnostics.setup import rules as setup_rules
+from lightning_hooks.diagnostics.setup.checks import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
+from lightning_hooks.diagnostics.setup.initial_rules import *
+from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
 from lightning_hooks.diagnostics.setup.registration_rules import *
-from lightning_hooks.diagnostics.setup.report import (
-    BatchCounts,
-    LabelCounts,
-    ModelSetup,
-    ParameterSetup,
-    UnregisteredModules,
-    VectorDecay,
-)
 from lightning_hooks.diagnostics.setup.rules import *
 
 __all__ = [
@@ -114,6 +108,7 @@ __all__ += call_rules.__all__
 __all__ += clip_rules.__all__
 __all__ += constant_rules.__all__
 __all__ += exploding_rules.__all__
+__all__ += initial_rules.__all__
 __all__ += learning_rules.__all__
 __all__ += loss_input_rules.__all__
 __all__ += loss_rules.__all__
@@ -126,7 +121,6 @@ __all__ += router_rules.__all__
 __all__ += scale_rules.__all__
 __all__ += setup_rules.__all__
 __all__ += step_rules.__all__
-__all__ += still_weight_rules.__all__
 __all__ += update_rules.__all__
 __all__ += vanishing_rules.__all__
 __all__ += weight_rules.__all__

@@ -34,7 +34,8 @@ from lightning_hooks.diagnostics.ranks import RankDifference
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 from lightning_hooks.diagnostics.routers.routing import RouterReport
-from lightning_hooks.diagnostics.setup.report import ModelSetup, ParameterSetup
+from lightning_hooks.diagnostics.setup.checks import ModelSetup
+from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
 from lightning_hooks.quantization import ActivationRange
 
 

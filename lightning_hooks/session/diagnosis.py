@@ -76,15 +76,15 @@ class Diagnosis:
             warn(f"The causes of alerts: {what} raised {type(error).__name__}: {error}; training goes on.")
 
     def _facts(self, alerts: Sequence[Alert], reports: Sequence[Any], bad_step: BadStep | None) -> Facts:
-        host, last = self._host, {type(report): report for report in reports}
-        features, flow, clip = (last.get(kind) for kind in (FeatureReport, GradientFlowReport, ClipReport))
+        host, last, nothing = self._host, {type(report): report for report in reports}, Facts()
+        features, flow = last.get(FeatureReport, nothing.features), last.get(GradientFlowReport, nothing.flow)
         classes = {clean_name(name): type(module).__name__ for name, module in host.model.named_modules() if name}
-        called = [site for site in (features.sites if features is not None else ()) if site in classes]
+        called = [site for site in features.sites if site in classes]
         facts = Facts(
             features,
             flow,
-            clip,
-            optimizers=self._optimizers() if flow is None else flow.optimizers,
+            last.get(ClipReport, nothing.clip),
+            optimizers=flow.optimizers if GradientFlowReport in last else self._optimizers(),
             modules={name: classes[name] for name in (*called, *(name for name in classes if name not in called))},
             start=self._start,
             others=[(alert.kind, alert.site) for report in reports for alert in report.alerts],

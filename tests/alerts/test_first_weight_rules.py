@@ -40,12 +40,6 @@ def test_weights_of_one_sign(means: dict[str, float], epoch: int, found: list[An
     assert all(alert.severity == "warning" and alert.seen.startswith(text) for alert in alerts)
 
 
-def test_one_time_step_for_all_heads() -> None:
-    (alert,) = ConstantWeights()(report({}, constant_weights={"a": 0.5, "mixer.dt_bias": 1.0}))
-    assert (alert.site, alert.value) == ("mixer.dt_bias", 1.0)
-    assert "with time steps of 1.3 where" in alert.seen
-
-
 @pytest.mark.parametrize(
     ("order", "untrained", "setups", "found"),
     [

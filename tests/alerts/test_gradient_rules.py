@@ -375,11 +375,3 @@ def test_gradients_that_grow_are_not_critical_while_the_loss_falls(gradients):
     assert "critical" in {alert.severity for alert in judged(Exploding(), high)}
     assert {alert.severity for alert in judged(Exploding(), low, [high])} == {"warning"}
     assert "critical" in {alert.severity for alert in judged(Exploding(), high, [low])}
-
-
-@pytest.mark.parametrize(("start", "named"), [(2.5e9, True), (2.5, False)])
-def test_targets_that_are_not_normalised_are_named(gradients, start, named):
-    loss = LossReport(40, start, 0.0, start, start, start)
-    (alert,) = judged(Exploding(), replace(gradients(*rms(2e3)), loss=replace(loss, start=start)))
-    assert ("The loss started at 2.5e+09, as with targets that are not normalised." in alert.diagnosis) is named
-    assert (alert.advice[0] == "Normalise the targets, or divide the loss by their variance") is named

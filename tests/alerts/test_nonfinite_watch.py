@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from lightning_hooks.diagnostics.nonfinite.checks import Moment, NonfiniteWatch
+from lightning_hooks.diagnostics.nonfinite.checks import CheckedStep, NonfiniteWatch
 
 
 def feed(to: NonfiniteWatch, *steps: list[float]) -> list[bool]:
-    return [to.add(np.array(norms), Moment(10 + step, step)) for step, norms in enumerate(steps)]
+    return [to.add(np.array(norms), CheckedStep(10 + step, step)) for step, norms in enumerate(steps)]
 
 
 def test_the_first_step_that_is_not_finite_is_kept_for_each_parameter() -> None:
@@ -23,11 +23,11 @@ def test_the_first_step_that_is_not_finite_is_kept_for_each_parameter() -> None:
     assert seen.first == seen.parameters() == {}
 
 
-def test_a_step_that_the_optimizer_leaves_out_itself_is_forgiven() -> None:
+def test_a_step_that_the_optimizer_leaves_out_itself_is_left_out() -> None:
     seen = NonfiniteWatch(3)
-    assert not seen.add(np.array([math.nan, 1.0, 1.0]), Moment(0, 0, forgiven=True))
-    assert seen.add(np.array([math.nan, 1.0, 1.0]), Moment(1, 1))
-    assert seen.first[0] == Moment(1, 1)
+    assert not seen.add(np.array([math.nan, 1.0, 1.0]), CheckedStep(0, 0, left_out=True))
+    assert seen.add(np.array([math.nan, 1.0, 1.0]), CheckedStep(1, 1))
+    assert seen.first[0] == CheckedStep(1, 1)
 
 
 def test_parameters_that_come_later_have_a_place() -> None:

@@ -158,12 +158,6 @@ def test_modules_with_one_setting_are_one_alert() -> None:
         "batch norm has 2 values per channel and batch (limit 4): its mean and variance are noise, and unlike those of "
         "validation. The same: bn2. Common cause: very small batches."
     )
-    (stages,) = ModuleSettings()(report(settings={"backbone": {"frozen_stages": 2.0}}))
-    assert stages.site == "backbone"
-    assert stages.seen == (
-        "its frozen_stages is 2, but all its parameters require a gradient: no stage is frozen. Common cause: a backbone that "
-        "freezes its stages in train(), which Lightning does not call when fit starts."
-    )
     (momentum,) = ModuleSettings()(report(settings={"bn": {"momentum": 0.0}}))
     assert momentum.seen == (
         "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are. Validation uses them. "

@@ -19,7 +19,7 @@ from lightning_hooks.alerts import (
 )
 from lightning_hooks.diagnostics.excuses import weight_ratios
 from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
-from lightning_hooks.diagnostics.gradients.still_weight_rules import NotUpdated
+from lightning_hooks.diagnostics.gradients.weight_rules import NotUpdated
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from tests.support.judged import judged
 
@@ -259,9 +259,16 @@ def test_missing_asks_every_step() -> None:
     assert [alert.site for alert in judged(Missing(), replace(faulty, setups={}))] == ["0.weight"]
 
 
+def moved(ratio: float | None) -> bool | None:
+    return None if ratio is None else ratio > 0
+
+
 def still(ratios: dict[str, float | None], changes: dict[str, dict[str, Any]] | None = None, **stats: Any) -> list[tuple[str, str]]:
     """Sites and messages of what is said of weights with these names and update ratios."""
-    measured = {name: replace(MEASURED, steps=4, norm=0.5, update_ratio=ratio, **stats) for name, ratio in ratios.items()}
+    measured = {
+        name: replace(MEASURED, steps=4, norm=0.5, update_ratio=ratio, moved=moved(ratio), **stats)
+        for name, ratio in ratios.items()
+    }
     held = {name: replace(HELD, **(changes or {}).get(name, {})) for name in ratios}
     found = GradientFlowReport(3, 120, {}, measured, 1.0, sampled_batches=4, batches=40, setups=held)
     return [(alert.site, alert.seen) for alert in NotUpdated()(found)]
@@ -295,7 +302,8 @@ def test_weights_that_do_not_change_next_to_others_are_named_by_their_module() -
 def test_weights_that_may_stand_still(changes: dict[str, Any], stats: dict[str, Any]) -> None:
     ratios = {"encoder.weight": 0.0, "decoder.weight": 1e-3}
     assert [site for site, _ in still(ratios)] == ["encoder.weight"]
-    measured = {name: replace(MEASURED, **{"steps": 4, "norm": 0.5, **stats}, update_ratio=ratio) for name, ratio in ratios.items()}
+    given = {"steps": 4, "norm": 0.5, **stats}
+    measured = {name: replace(MEASURED, **given, update_ratio=ratio, moved=moved(ratio)) for name, ratio in ratios.items()}
     held = {"encoder.weight": replace(HELD, **changes), "decoder.weight": HELD}
     report = GradientFlowReport(3, 120, {}, measured, 1.0, sampled_batches=4, batches=40, setups=held)
     assert list(NotUpdated()(report)) == []

@@ -17,6 +17,7 @@ from lightning_hooks.alerts import (
     FeatureReport,
     GradientFlowReport,
     GroupSettings,
+    LossReport,
     OptimizerStats,
     ParameterSetup,
 )
@@ -180,6 +181,15 @@ def test_parts_that_the_model_does_not_have_are_not_named() -> None:
     assert with_causes(given, Facts(modules={"net.lstm": "LSTM", "net.a": "MultiheadAttention"})).diagnosis.startswith(
         given.diagnosis
     )
+
+
+@pytest.mark.parametrize(("start", "named"), [(2.5e9, True), (2.5, False)])
+def test_targets_that_are_not_normalised_are_named(start: float, named: bool) -> None:
+    loss = LossReport(40, start, 0.0, start, start, start, start=start)
+    found = with_causes(alert("exploding", "net.fc"), Facts(flow=dataclasses.replace(flow(), loss=loss)))
+    assert [cause.name for cause in found.causes if cause.decisive] == ["large_targets"] * named
+    assert ("The loss starts at 2.5e+09, as with targets of a size near 50000." in found.diagnosis) is named
+    assert (found.advice[0] == "Multiply targets by 2e-05: target = target / 50000") is named
 
 
 def test_a_schedule_that_is_too_short_is_made_as_long_as_the_training() -> None:

@@ -63,13 +63,6 @@ def test_untrained(layer: nn.Module, untrained: bool) -> None:
     assert bool(first_weights(nn.Sequential(layer).requires_grad_(False)).untrained) is untrained
 
 
-@pytest.mark.parametrize(("values", "found"), [([1.0, 1.0, 1.0], {"0.dt_bias": 1.0}), ([1.0, 1.0, 0.9], {}), ([1.0], {})])
-def test_the_time_step_bias_of_a_state_space_layer(values: list[float], found: dict[str, float]) -> None:
-    layer = nn.Module()
-    layer.dt_bias, layer.scale = nn.Parameter(torch.tensor(values)), nn.Parameter(torch.ones(3))
-    assert first_weights(nn.Sequential(layer)).constant == found
-
-
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell])
 def test_the_matrices_of_recurrent_layers(kind: Any) -> None:
     layer = kind(16, 16)

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from lightning_hooks.clipping import merge_tallies, tally
 from lightning_hooks.clipping.stats import ClipColumn
 from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn, empty_events
-from lightning_hooks.diagnostics.clipping_events.collector import MERGED_EVENTS, N_CARELESS, OVER_RANKS, OVER_WINDOWS, ClipCollector
+from lightning_hooks.diagnostics.clipping_events.collector import (
+    MERGED_EVENTS,
+    N_STEP_COUNTS,
+    OVER_RANKS,
+    OVER_WINDOWS,
+    ClipCollector,
+)
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
 from lightning_hooks.diagnostics.features.table import FeatureTable
 from lightning_hooks.diagnostics.gradients.collector import GradientCollector
@@ -217,9 +223,9 @@ def test_tallies_of_ranks_that_step_together() -> None:
     for _ in range(WORLD):
         before = torch.rand((5, 3), generator=generator, dtype=torch.float64)
         found = tally(before, before * 0.5, torch.rand(5, generator=generator) < 0.8)
-        tables.append(torch.cat((empty_events(), torch.zeros(N_CARELESS), found))[None])
+        tables.append(torch.cat((empty_events(), torch.zeros(N_STEP_COUNTS), found))[None])
     spans = (Span(tables[0].numel(), by_columns(OVER_RANKS), by_columns(OVER_WINDOWS)),)
-    before_tally = N_EVENT_COLUMNS + N_CARELESS
+    before_tally = N_EVENT_COLUMNS + N_STEP_COUNTS
     found = on_ranks(spans, tables)[0][:, before_tally:]
     stacked = torch.stack(tables)[..., before_tally:]
     counts = [ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColumn.SKIPPED]

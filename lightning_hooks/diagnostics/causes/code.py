@@ -54,8 +54,8 @@ def half_overflow(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Half precision overflows."""
     if "16" not in facts.precision or "bf16" in facts.precision:
         return None
-    sites = {} if facts.features is None else facts.features.sites
-    largest = max((max(abs(stats.min), abs(stats.max)) for stats in sites.values() if stats.count), default=0.0)
+    sites = facts.features.sites.values()
+    largest = max((max(abs(stats.min), abs(stats.max)) for stats in sites if stats.count), default=0.0)
     found.add(True, 0.35, "the largest number of float16 is 65504")
     found.add(largest > 1e4, 0.25, f"an output is {largest:.3g}")
     return f"precision is {facts.precision}, whose numbers end at 65504.", [_precision(facts)]
@@ -79,9 +79,9 @@ def _precision(facts: Facts) -> Remedy:
 @hypothesis("add them to the optimizer")
 def in_no_optimizer(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Parameters are in no optimizer."""
-    setups = {} if facts.flow is None else facts.flow.setups
-    left = [name for name, setup in setups.items() if setup.trains and setup.has_gradient and not setup.optimizers]
-    if facts.flow is None or not left or unused_tensors(facts.flow):  # what an optimizer holds instead is in the words of the rule
+    setups = facts.flow.setups.items()
+    left = [name for name, setup in setups if setup.trains and setup.has_gradient and not setup.optimizers]
+    if not left or unused_tensors(facts.flow):  # what an optimizer holds instead is in the words of the rule
         return None
     found.add(True, 0.8, "they have a gradient, and no optimizer holds them")
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in left))
@@ -98,12 +98,11 @@ _BOUNDED = ("softmax", "sigmoid", "relu", "tanh", "logsoftmax", "hardtanh", "rel
 @hypothesis("remove the activation")
 def activation_before_loss(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """An activation stands before a loss that expects logits."""
-    twice = "" if facts.flow is None else facts.flow.squashed_twice
-    given, functions = ({}, {}) if facts.features is None else (facts.features.outputs, facts.features.functions)
-    called = [] if facts.features is None else [site for site in facts.features.sites if site not in given]
+    twice, given = facts.flow.squashed_twice, facts.features.outputs
+    called = [site for site in facts.features.sites if site not in given]
     leaves = [site for site in called if not any(other.startswith((f"{site}.", f"{site}/")) for other in called)]
     last = twice or (leaves[-1] if leaves and given else "")
-    kind = facts.modules.get(last) or functions.get(last, "")
+    kind = facts.modules.get(last) or facts.features.functions.get(last, "")
     if not twice and kind.lower() not in _BOUNDED:
         return None
     found.add(bool(twice), 0.85, "the loss applies a softmax or sigmoid itself")
@@ -132,10 +131,10 @@ def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @hypothesis("check a batch as the model receives it", "check the targets")
 def constant_data(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The samples or the targets are all the same."""
-    inputs = None if facts.features is None else facts.features.inputs.get("training")
+    inputs, same = facts.features.inputs.get("training"), facts.features.same_samples is True
     one = inputs is not None and inputs.count > 1 and inputs.min == inputs.max
-    same = facts.features is not None and facts.features.same_samples is True
-    found.add(one, 0.8, f"all numbers of the input are {inputs.min if inputs is not None else 0:.3g}")
+    if inputs is not None:
+        found.add(one, 0.8, f"all numbers of the input are {inputs.min:.3g}")
     found.add(same and not one, 0.8, "the samples of a batch are equal to the bit")
     targets = not (one or same) and alert.value > 0.5 and alert.threshold > 0.5  # agreement of the gradients at the last layer
     found.add(targets, 0.7, "samples differ, and their gradients at the last layer do not")
@@ -179,25 +178,12 @@ def fact(name: str, title: str, op: str, target: str, to: str | None = None, cod
     return Hypothesis(name, title, (f"{op} {target.format(site='SITE', code='SITE')}{f': {to}' if to else ''}",), judge)
 
 
-CUT_PATH = fact("cut_path", "no gradient reaches it from the loss", "remove",
-                "what cuts the path from {site} to the loss (detach, no_grad, argmax, a forward without it)")  # fmt: skip
 WRONG_DIMENSION = fact("wrong_dimension", "a softmax is along the wrong dimension", "set", "{site}.dim", "-1", "softmax(x, dim=-1)")
 WRONG_MASK = fact(
     "wrong_mask", "a mask hides all keys", "replace", "the mask of {site}", "its opposite, if that was meant", "~mask"
 )
 NO_LOGITS = fact("no_logits", "the loss is given no logits", "replace", "what {site} is given",
                  "the output of the last linear layer", at="cross_entropy")  # fmt: skip
-NEVER_ZEROED = fact("never_zeroed", "gradients add up, or are lost, between steps", "call",
-                    "optimizer.zero_grad() once after each step", code="optimizer.zero_grad()")  # fmt: skip
-CLIPS_IN_VAIN = fact("clips_in_vain", "gradients are clipped where it has no effect", "replace", "the call that clips",
-                     "gradient_clip_val", "Trainer(gradient_clip_val=1.0)")  # fmt: skip
-ONE_LAYER_SHARED = fact("one_layer_shared", "one layer stands in several places", "replace", "{site}", "layers of their own",
-                        "[make_layer() for _ in range(n)]")  # fmt: skip
-NOT_REGISTERED = fact("not_registered", "the model does not know these modules or tensors", "replace", "{site}",
-                      "an nn.ModuleList or nn.ModuleDict", "{code} = nn.ModuleList(…)")  # fmt: skip
-LEFT_IN_EVAL_MODE = fact(
-    "left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {site}", code="{code}.train()"
-)
 LABELS_LOST = fact(
     "labels_lost", "labels are masked, or ignored as a class", "check", "the labels that the loss is given, and ignore_index"
 )
@@ -206,7 +192,6 @@ OTHER_UNITS = fact("other_units", "validation has other units than training", "r
                    "those of training")  # fmt: skip
 DROPS_IN_EVAL = fact("drops_in_eval", "dropout acts in validation", "set", "training of {site}", "self.training",
                      "F.dropout(x, p, training=self.training)")  # fmt: skip
-FOLLOWS_DATA = fact("follows_data", "a frozen batch norm is in training mode", "call", "eval() of {site}", code="{code}.eval()")
 NOT_CAST = fact("not_cast", "autocast does not reach it", "remove", "autocast(enabled=False) or .float() around {site}")
 NONFINITE = (nonfinite_weights, nonfinite_data, nonfinite_operation, half_overflow, large_inputs, rate_too_high)
 """What makes values NaN or infinite."""

@@ -1,4 +1,7 @@
-"""What is known of a training when an alert is raised, as plain data: what hypotheses about causes are judged by."""
+"""What is known of a training when an alert is raised, as plain data: what hypotheses about causes are judged by.
+
+A number that is not known is NaN: no comparison with it holds, so it speaks neither for a cause nor against one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import dataclass, field
 from lightning_hooks.diagnostics.excuses import weight_ratios
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, ScheduleStats
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport
-from lightning_hooks.diagnostics.setup.report import ParameterSetup
+from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class Facts:
     """What is known when an alert is raised.
 
     Attributes:
-        features: The last report of the outputs; None without one.
+        features: The last report of the outputs; an empty one where there is none, as for the next two.
         flow: That of the gradients and optimizers.
         clip: That of optimizer steps.
         optimizers: The optimizers, by name.
@@ -118,9 +121,9 @@ class Facts:
         first_rates: The learning rates when training started, by the places of the optimizer and of the group.
     """
 
-    features: FeatureReport | None = None
-    flow: GradientFlowReport | None = None
-    clip: ClipReport | None = None
+    features: FeatureReport = field(default_factory=lambda: FeatureReport(0, 0, {}))
+    flow: GradientFlowReport = field(default_factory=lambda: GradientFlowReport(0, 0, {}, {}, math.nan))
+    clip: ClipReport = field(default_factory=lambda: ClipReport(0, 0, {}))
     optimizers: Mapping[str, OptimizerStats] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
     now: Mapping[str, TensorFacts] = field(default_factory=dict)
@@ -166,42 +169,29 @@ class Facts:
         return max(exact or held, key=lambda rate: rate.lr, default=None)
 
     def _setups_at(self, site: str) -> Mapping[str, ParameterSetup]:
-        setups = {} if self.flow is None else self.flow.setups
         module = self.module_of(site)
-        return {name: setup for name, setup in setups.items() if name == site or (module and name.startswith(f"{module}."))}
-
-    def update_ratios(self, optimizer: str = "") -> dict[str, float]:
-        """The measured update ratios of weights, of one optimizer or all."""
-        if self.flow is None:
-            return {}
         return {
-            name: ratio
-            for name, ratio in weight_ratios(self.flow).items()
-            if not optimizer or optimizer in self.flow.setups[name].optimizers
+            name: setup for name, setup in self.flow.setups.items() if name == site or (module and name.startswith(f"{module}."))
         }
 
-    def usual_ratio(self, optimizer: str = "") -> float | None:
-        """Their median; None without any."""
-        known = [ratio for ratio in self.update_ratios(optimizer).values() if math.isfinite(ratio)]
-        return statistics.median(known) if known else None
+    def usual_ratio(self, optimizer: str) -> float:
+        """The median of the measured update ratios of an optimizer's weights."""
+        ratios = weight_ratios(self.flow).items()
+        known = [ratio for name, ratio in ratios if optimizer in self.flow.setups[name].optimizers and math.isfinite(ratio)]
+        return statistics.median(known) if known else math.nan
 
     @property
-    def step_ratio(self) -> float | None:
-        """What a step gains of what its gradient predicts; None where that is not measured."""
-        return None if self.flow is None or self.flow.learning is None else self.flow.learning.step_ratio
+    def step_ratio(self) -> float:
+        """What a step gains of what its gradient predicts."""
+        known = None if self.flow.learning is None else self.flow.learning.step_ratio
+        return math.nan if known is None else known
 
     @property
-    def usual_norm(self) -> float | None:
-        """The usual norm of the gradients before clipping: of the steps before a spike, else the mean; None where not known."""
-        if self.clip is None:
-            return None
-        known = []
-        for name, stats in self.clip.optimizers.items():
-            events = self.clip.events.get(name)
-            leapt = events is not None and events.jump > 3 and events.jump_before > 0
-            known.append(events.jump_mean if leapt and events is not None else stats.norm_before)
-        finite = [norm for norm in known if math.isfinite(norm) and norm > 0]
-        return max(finite, default=None)
+    def usual_norm(self) -> float:
+        """The usual norm of the gradients before clipping: of the steps before a spike, else the mean."""
+        leapt = {name: events for name, events in self.clip.events.items() if events.jump > 3 and events.jump_before > 0}
+        norms = [leapt[name].jump_mean if name in leapt else stats.norm_before for name, stats in self.clip.optimizers.items()]
+        return max((norm for norm in norms if 0 < norm < math.inf), default=math.nan)
 
     # Modules.
 

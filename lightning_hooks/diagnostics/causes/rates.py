@@ -27,17 +27,18 @@ _USUAL = {
 }  # fmt: skip
 _ADAM = Range(1e-5, 3e-3, 1e-2)
 """Of Adam and of what else divides by the size of the gradient."""
+_UNKNOWN = Range(math.nan, math.nan, math.nan)
 USUAL_UPDATE = 3e-3
 """A usual share of a weight that a step changes."""
 SOON = 50
 """Optimizer steps after which a cure of the step size shows."""
 
 
-def usual(rate: Rate) -> Range | None:
-    """The usual learning rates of a group's optimizer; None for a class that is not known."""
-    found = _USUAL.get(rate.kind, _ADAM if is_scale_free(rate.optimizer) else None)
+def usual(rate: Rate) -> Range:
+    """The usual learning rates of a group's optimizer; NaN for a class that is not known."""
+    found = _USUAL.get(rate.kind, _ADAM if is_scale_free(rate.optimizer) else _UNKNOWN)
     slower = 1 - min(rate.settings.momentum or 0.0, 0.99) if rate.kind == "SGD" else 1.0  # momentum adds up steps
-    return found._replace(typical=rounded(found.typical * slower)) if found is not None else None
+    return found._replace(typical=rounded(found.typical * slower))
 
 
 def rounded(value: float) -> float:
@@ -53,9 +54,9 @@ def _set(rate: Rate, setting: str, now: Setting, to: Setting, effect: str = "ste
 def lower_rate(rate: Rate, facts: Facts) -> float:
     """A learning rate for steps of a usual size: by what a step gains and how much of a weight it changes; or a usual one."""
     known, ratio, gains = usual(rate), facts.usual_ratio(rate.optimizer), facts.step_ratio
-    if known is not None and rate.lr > known.high:
+    if rate.lr > known.high:
         return known.typical  # steps of this size say nothing about those of a usual one
-    factors = [0.1, USUAL_UPDATE / ratio if ratio else 1.0, 1 / (2 * (1 - gains)) if gains is not None and gains < 0.5 else 1.0]
+    factors = [0.1, USUAL_UPDATE / ratio if ratio > 0 else 1.0, 1 / (2 * (1 - gains)) if gains < 0.5 else 1.0]
     return rounded(rate.lr * min(factors))
 
 
@@ -66,20 +67,15 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     if rate is None or not rate.lr > 0 or too_fast_group(facts) is not None:
         return None
     known, ratio, gains, began = usual(rate), facts.usual_ratio(rate.optimizer), facts.step_ratio, rate.began or math.inf
-    text = f"The learning rate is {rate.lr:.3g}"
-    if known is not None:
-        range_, over = f"{rate.kind}'s usual range is {known.low:g} to {known.high:g}", rate.lr / known.high
-        found.add(over > 1, min(0.4 + 0.15 * math.log10(max(over, 1.0)), 0.7), range_)
-        found.add(over <= 0.3, -0.1, f"{rate.lr:.3g} is usual for {rate.kind}")
-        text += f"; {range_}" * (over > 1)
-    if ratio is not None:
-        size = f"a step changes a weight by {ratio:.2g} of its size"
-        found.add(ratio > 0.02, 0.3, f"{size}, where {USUAL_UPDATE:g} is usual")
-        found.add(ratio < 2 * USUAL_UPDATE, -0.3, f"{size}, which is usual")
-        text += f"; {size}" * (ratio > 0.02)
-    if gains is not None:
-        gained = f"its steps gain {gains:.2g} of what their gradients predict"
-        found.add(gains < 0.1 or gains > 0.5, 0.3 if gains < 0.1 else -0.3, gained)
+    over, range_ = rate.lr / known.high, f"{rate.kind}'s usual range is {known.low:g} to {known.high:g}"
+    size = f"a step changes a weight by {ratio:.2g} of its size"
+    gained = f"its steps gain {gains:.2g} of what their gradients predict"
+    found.add(over > 1, min(0.4 + 0.15 * math.log10(max(over, 1.0)), 0.7), range_)
+    found.add(over <= 0.3, -0.1, f"{rate.lr:.3g} is usual for {rate.kind}")
+    found.add(ratio > 0.02, 0.3, f"{size}, where {USUAL_UPDATE:g} is usual")
+    found.add(ratio < 2 * USUAL_UPDATE, -0.3, f"{size}, which is usual")
+    found.add(gains < 0.1, 0.3, gained)
+    found.add(gains > 0.5, -0.3, gained)
     found.add(rate.lr > 1.5 * began, 0.45, f"it began with {began:.2g} and was raised to {rate.lr:.2g}")
     others = ("update_too_large", "loss_diverging", "step_too_long", "loss_spike", "weights_growing")
     related = [kind for kind in facts.raised(*others) if kind != alert.kind]
@@ -89,7 +85,7 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     if rate.lr > 1.5 * began:
         raises = Remedy("remove", f"what raises {rate.target}", None, None, "no scheduler is configured", effect, SOON)
         remedies.insert(0, _without_schedule(facts) if facts.schedules else raises)
-    return f"{text}.", remedies
+    return f"The learning rate is {rate.lr:.3g}{f'; {range_}' * (over > 1)}{f'; {size}' * (ratio > 0.02)}.", remedies
 
 
 def too_fast_group(facts: Facts) -> tuple[Rate, float] | None:
@@ -113,7 +109,7 @@ def group_too_fast(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     found.add(True, 0.45, f"it is {times}")
     found.add(here is not None and here.target == rate.target, 0.2, "it is the group of this site")
     values = [others]
-    if known is not None and rate.lr > known.high and "[" in rate.target.partition(".")[0]:  # an optimizer of its own
+    if rate.lr > known.high and "[" in rate.target.partition(".")[0]:  # an optimizer of its own
         values.insert(0, known.typical)
     text = f"The learning rate of {rate.target.removesuffix('.lr')} is {rate.lr:.3g}, {times}."
     return text, [_set(rate, "lr", rate.lr, to, "update ratios like those of the others") for to in dict.fromkeys(values)]
@@ -126,16 +122,15 @@ def rate_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if rate is None or not rate.lr > 0:
         return None
     ratio, known, gains = facts.usual_ratio(rate.optimizer), usual(rate), facts.step_ratio
-    size = "" if ratio is None else f"a step changes a weight by {ratio:.2g} of its size"
-    found.add(ratio is not None and ratio < 1e-4, 0.4, f"{size}; {USUAL_UPDATE:g} is usual")
-    to = rate.lr * USUAL_UPDATE / ratio if ratio else rate.lr * 1000
-    if known is not None:
-        found.add(rate.lr < known.low, 0.4, f"{rate.kind}'s usual range is {known.low:g} to {known.high:g}")
-        found.add(rate.lr >= known.typical, -0.3, f"{rate.lr:.3g} is usual for {rate.kind}")
-        to = known.typical if rate.lr < known.low else min(to, known.typical)
-    found.add(gains is not None and gains > 0.99, 0.2, f"its steps gain {gains or 0:.3g} of what their gradients predict")
+    size = f"a step changes a weight by {ratio:.2g} of its size"
+    found.add(ratio < 1e-4, 0.4, f"{size}; {USUAL_UPDATE:g} is usual")
+    found.add(rate.lr < known.low, 0.4, f"{rate.kind}'s usual range is {known.low:g} to {known.high:g}")
+    found.add(rate.lr >= known.typical, -0.3, f"{rate.lr:.3g} is usual for {rate.kind}")
+    found.add(gains > 0.99, 0.2, f"its steps gain {gains:.3g} of what their gradients predict")
+    to = rate.lr * USUAL_UPDATE / ratio if ratio > 0 else rate.lr * 1000
+    to = known.typical if rate.lr < known.low else min(to, known.typical)  # min with NaN is the first
     values = rounded(to), rounded(to / 10)
-    text = f"The learning rate is {rate.lr:.3g}{f'; {size}' * bool(size)}."
+    text = f"The learning rate is {rate.lr:.3g}{f'; {size}' * math.isfinite(ratio)}."
     return text, [_set(rate, "lr", rate.lr, value, f"update ratios near {USUAL_UPDATE:g}") for value in values]
 
 
@@ -186,8 +181,8 @@ def unusual_setting(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     remedies: list[Remedy] = []
     for rate in facts.rates():
         for name, (limit, to) in _SETTINGS.items():
-            value = getattr(rate.settings, name)
-            if value is not None and value >= limit and (name != "eps" or is_scale_free(rate.optimizer)):
+            value = getattr(rate.settings, name) or 0.0
+            if value >= limit and (name != "eps" or is_scale_free(rate.optimizer)):
                 found.add(not stated, 0.7, f"{to:g} is usual")
                 stated.append(f"{name} of {rate.optimizer} is {value:g}; {to:g} is usual.")
                 remedies.append(_set(rate, name, value, to))
@@ -212,7 +207,7 @@ def clip_at(facts: Facts, to: float) -> Remedy:
 def unclipped(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Nothing limits a single large gradient."""
     norm = facts.usual_norm
-    if facts.clip is None or facts.clip_norm is not None or norm is None:
+    if facts.clip_norm is not None or not norm > 0:
         return None
     top = max(stats.norm_before_max for stats in facts.clip.optimizers.values())
     found.add(top > 10 * norm, 0.45, f"a step had a gradient norm of {top:.3g}, and {norm:.3g} is usual")
@@ -224,7 +219,7 @@ def unclipped(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 def clip_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The clipping threshold is far below the usual norm."""
     norm, summed = facts.usual_norm, loss_summed.judge(alert, facts)
-    if facts.clip_norm is None or norm is None or not norm > facts.clip_norm:
+    if facts.clip_norm is None or not norm > facts.clip_norm:
         return None
     found.add(True, 0.3, f"the usual norm is {norm:.3g}")
     found.add(norm > 10 * facts.clip_norm, 0.3, f"that is {norm / facts.clip_norm:.3g} times the threshold")
@@ -242,13 +237,13 @@ def _scale_loss(to: float, code: str) -> list[Remedy]:
 @hypothesis("multiply the loss by one over the batch size")
 def loss_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss is a sum over the batch, not a mean."""
-    flow, outputs = facts.flow, {} if facts.features is None else facts.features.outputs
-    classes = max((stats.classes for stats in outputs.values()), default=0)
-    rows = max((stats.rows / stats.calls for stats in outputs.values() if stats.calls), default=0.0)
-    size = (flow.learning.batch_size if flow is not None and flow.learning is not None else None) or rows
-    if flow is None or flow.loss is None or size < 4 or classes < 2:
+    loss, learning, outputs = facts.flow.loss, facts.flow.learning, facts.features.outputs.values()
+    classes = max((stats.classes for stats in outputs), default=0)
+    rows = max((stats.rows / stats.calls for stats in outputs if stats.calls), default=0.0)
+    size = (None if learning is None else learning.batch_size) or rows
+    if loss is None or size < 4 or classes < 2:
         return None
-    first = flow.loss.recent[0] if flow.epoch == 0 and flow.loss.recent else flow.loss.start
+    first = loss.recent[0] if facts.flow.epoch == 0 and loss.recent else loss.start
     guess = math.log(classes)
     found.add(0.6 < first / guess / size < 1.7, 0.75, f"it starts at {first:.3g}, {first / guess:.3g} times that of guessing")
     text = f"The loss starts at {first:.3g}, about {size:.0f} times that of guessing ({guess:.2g}): it is summed over the batch."
@@ -258,12 +253,12 @@ def loss_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @hypothesis("multiply the loss by one over the number of batches of a step")
 def accumulation_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The gradients of several batches are added up by hand, and not divided."""
-    steps = max((setup.steps for setup in facts.flow.setups.values()), default=0) if facts.flow is not None else 0
-    batches = round(facts.flow.batches / steps) if facts.flow is not None and steps else 0
-    ratio = facts.usual_ratio()
-    if facts.automatic or batches < 2 or facts.flow is None or len(facts.flow.optimizers) > 1:
+    steps = max((setup.steps for setup in facts.flow.setups.values()), default=0)
+    batches = round(facts.flow.batches / steps) if steps else 0
+    if facts.automatic or batches < 2 or len(facts.flow.optimizers) != 1:
         return None
-    found.add(ratio is not None and ratio > 0.02, 0.6, f"a step changes a weight by {ratio or 0:.2g} of its size")
+    ratio = facts.usual_ratio(*facts.flow.optimizers)
+    found.add(ratio > 0.02, 0.6, f"a step changes a weight by {ratio:.2g} of its size")
     text = f"{batches} batches make a step under manual optimisation, and steps are as large as if their gradients were summed."
     return text, _scale_loss(float(f"{1 / batches:.2g}"), f"self.manual_backward(loss / {batches})")
 
@@ -272,8 +267,6 @@ def accumulation_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
 def loss_divided(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss or its gradient is divided too often."""
     norm = facts.usual_norm
-    if norm is None:
-        return None
     found.add(norm < 1e-5, 0.6, "Adam's eps is 1e-8 for each element")
     return f"The usual norm of the gradients is {norm:.2g}.", _scale_loss(rounded(1 / norm), f"loss * {1 / norm:.0e}")
 

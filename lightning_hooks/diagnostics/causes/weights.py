@@ -31,12 +31,11 @@ def offset_bias(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if not known:
         return None
     module, name, bias = known[0] if alert.kind in _SHUT else max(known, key=lambda entry: entry[2].size)
-    stats = None if facts.features is None else facts.features.sites.get(module)
     if alert.kind in _SHUT:
         found.add(True, 0.4 if bias.constant else 0.2, f"all its numbers are {'one, ' * bias.constant}below 0")
-        shut = stats is not None and stats.max <= 0 < stats.max - bias.mean
-        shown = f"the largest output of {module} is {stats.max:.3g}, without it {stats.max - bias.mean:.3g}" if stats else ""
-        found.add(shut, 0.35, shown)
+        largest = facts.features.sites[module].max if module in facts.features.sites else math.nan
+        shown = f"the largest output of {module} is {largest:.3g}, without it {largest - bias.mean:.3g}"
+        found.add(largest <= 0 < largest - bias.mean, 0.35, shown)
     else:
         found.add(bias.size >= 2 and bias.high - bias.low > 2, 0.55, f"it is as large as {bias.size:.3g}")
     found.add(name in facts.start and found.score > 0, 0.2, "it has been so since the start")
@@ -52,8 +51,7 @@ def offset_bias(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @hypothesis("initialise the layer at random, as large as the others")
 def constant_weights(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A layer's weights start with one number."""
-    setups = {} if facts.flow is None else facts.flow.setups
-    trained = {name for name, setup in setups.items() if setup.dimensions > 1 and setup.trains}
+    trained = {name for name, setup in facts.flow.setups.items() if setup.dimensions > 1 and setup.trains}
     flat = [name for name, tensor in facts.start.items() if name in trained and tensor.constant and tensor.elements > 1]
     modules = {facts.module_of(alert.site), *facts.before(alert.site)}
     near = [name for name in flat if name == alert.site or name.rpartition(".")[0] in modules]
@@ -64,17 +62,22 @@ def constant_weights(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgem
     found.add(bool(near), 0.45, "it is at this site, or next to it")
     found.add(not near, 0.2, f"{len(flat)} of the model's weights start so")
     found.add(now is not None and now.constant, 0.3, "it is so still")
-    gains = [] if facts.features is None else [gain for gain in facts.features.initial_gains.values() if 0 < gain < math.inf]
+    gains = _gains(facts).values()
     gain = float(f"{statistics.median(gains) if gains else 1.0:.2g}")
     code = f"nn.init.kaiming_normal_({in_code(name)}).mul_({gain / math.sqrt(2):.2g})"
     remedy = Remedy("initialise", name, first.mean, gain, "", "outputs that differ from unit to unit", SOON, code)
     return f"{name} started with {first.mean:.3g} in all of its {first.elements} numbers.", [remedy]
 
 
+def _gains(facts: Facts) -> dict[str, float]:
+    """The gains of the initial weights that are not all zeros."""
+    return {site: gain for site, gain in facts.features.initial_gains.items() if 0 < gain < math.inf}
+
+
 @hypothesis("multiply its weight by one over the factor")
 def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A layer starts with much larger or smaller weights than the others."""
-    gains = {} if facts.features is None else {site: g for site, g in facts.features.initial_gains.items() if 0 < g < math.inf}
+    gains = _gains(facts)
     if len(gains) < 3:
         return None
     middle, here = statistics.median(gains.values()), facts.module_of(alert.site)
@@ -96,8 +99,8 @@ def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
 @hypothesis("multiply the input by one over its size")
 def large_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The model's inputs are not normalised."""
-    stats = None if facts.features is None else facts.features.inputs.get("training")
-    if facts.features is None or stats is None or not stats.rms > 8:
+    stats = facts.features.inputs.get("training")
+    if stats is None or not stats.rms > 8:
         return None
     place, bytes_ = f"batch{facts.features.input_place}", stats.min >= 0 and 200 < stats.max <= 255
     found.add(True, min(0.35 + 0.15 * math.log10(stats.rms / 8 + 1), 0.6), f"its root mean square is {stats.rms:.3g}")
@@ -110,8 +113,8 @@ def large_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @hypothesis("multiply the targets by one over their size")
 def large_targets(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The targets of a regression are not normalised."""
-    loss = None if facts.flow is None else facts.flow.loss
-    if loss is None or not loss.start > 1e3 or facts.features is None or facts.features.outputs:
+    loss = facts.flow.loss
+    if loss is None or not loss.start > 1e3 or facts.features.outputs:
         return None
     size = rounded(math.sqrt(loss.start))
     found.add(True, 0.55, "it is no cross entropy")
@@ -149,7 +152,7 @@ def stretching_recurrence(_: Alert, facts: Facts, found: CauseEvidence) -> Judge
     found.add(facts.clip_norm is None, 0.2, "nothing clips")
     code = f"nn.init.orthogonal_({in_code(matrix)})"
     remedies = [Remedy("initialise", matrix, None, "orthogonal", "", "gradients of one size over time", SOON, code)]
-    remedies += [clip_at(facts, rounded(min(norm or 1.0, 1.0)))] if facts.clip_norm is None else []
+    remedies += [clip_at(facts, rounded(min(1.0, norm)))] if facts.clip_norm is None else []
     return f"{module} ({kind}) multiplies gradients by {matrix} at each time step.", remedies
 
 
@@ -159,8 +162,8 @@ _WANTED = {"p": 0.1, "eps": 1e-5, "momentum": 0.1}
 @hypothesis("set it to the usual value")
 def module_setting(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A module's setting is far out of its usual range."""
-    settings = {} if facts.flow is None else facts.flow.model_setup.settings
-    known = [(module, name, value) for module, values in settings.items() for name, value in values.items() if name in _WANTED]
+    settings = facts.flow.model_setup.settings.items()
+    known = [(module, name, value) for module, values in settings for name, value in values.items() if name in _WANTED]
     if not known:
         return None
     module, name, value = known[0]

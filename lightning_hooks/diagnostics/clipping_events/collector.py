@@ -37,7 +37,7 @@ LOGGED = (
     *("steps", "clipped_steps", "rate", "norm_before", "norm_before_max", "norm_after", "norm_after_max", "coefficient"),
     *("nonfinite_steps", "skipped_steps"),
 )
-N_CARELESS = 3
+N_STEP_COUNTS = 3
 """Counts of an optimizer: steps with gradients not zeroed, or changed in vain, and batches whose gradients were never used."""
 
 
@@ -64,7 +64,7 @@ class ClipCollector(Collector[ClipReport]):
             if name in past:
                 with context.loading():
                     ledger.watch.load(past[name])
-        self._careless = [[0] * N_CARELESS for _ in self.ledgers]
+        self._counts = [[0] * N_STEP_COUNTS for _ in self.ledgers]
         self.before: dict[int, Tensor] = {}
         self.after: dict[int, Tensor] = {}
         self.limit = context.host.setup.clip_norm
@@ -80,7 +80,7 @@ class ClipCollector(Collector[ClipReport]):
         for ledger in self.ledgers:
             ledger.grow(len(self._steps.names))
         self.ledgers = [self._new_ledger() if old is None else self.ledgers[old] for old in kept]
-        self._careless = [[0] * N_CARELESS if old is None else self._careless[old] for old in kept]
+        self._counts = [[0] * N_STEP_COUNTS if old is None else self._counts[old] for old in kept]
         for norms in (self.before, self.after):
             found = {now: norms[old] for now, old in enumerate(kept) if old in norms}
             norms.clear()
@@ -115,10 +115,10 @@ class ClipCollector(Collector[ClipReport]):
         if before is not None and step.indices:
             ledger = self.ledgers[step.optimizer]
             ledger.write(before, before if after is None else after, taken, step.skips_nonfinite, self.context.batch)
-            counts = self._careless[step.optimizer], (step.unzeroed, step.wasted, step.discarded)
-            self._careless[step.optimizer] = [before + new for before, new in zip(*counts, strict=True)]
+            counts = self._counts[step.optimizer], (step.unzeroed, step.wasted, step.discarded)
+            self._counts[step.optimizer] = [before + new for before, new in zip(*counts, strict=True)]
 
-    # The window's table: for each optimizer its events, its counts of careless steps, and its tally.
+    # The window's table: for each optimizer its events, its counts, and its tally.
 
     @property
     def spans(self) -> Spans:
@@ -128,20 +128,20 @@ class ClipCollector(Collector[ClipReport]):
 
     @property
     def _width(self) -> int:
-        return N_COUNTED + N_CLIP_COLUMNS + len(self._steps.names)
+        return TALLY_START + N_CLIP_COLUMNS + len(self._steps.names)
 
     def pack(self) -> Tensor:
         """Return the window's numbers as one vector."""
-        careless = torch.tensor(self._careless, dtype=row_dtype(self._device)).to(self._device, non_blocking=True)
-        rows = [torch.cat((each.events, known, each.total)) for each, known in zip(self.ledgers, careless, strict=True)]
+        counts = torch.tensor(self._counts, dtype=row_dtype(self._device)).to(self._device, non_blocking=True)
+        rows = [torch.cat((each.events, known, each.total)) for each, known in zip(self.ledgers, counts, strict=True)]
         return torch.cat(rows) if rows else torch.empty(0, device=self._device)
 
     def unpack(self, packed: Tensor) -> None:
         """Load what :meth:`pack` or a merge returned."""
         for place, (ledger, row) in enumerate(zip(self.ledgers, packed.view(-1, self._width), strict=True)):
             ledger.watch.events = row[:N_EVENT_COLUMNS].to(ledger.watch.events)
-            self._careless[place] = [int(count) for count in row[N_EVENT_COLUMNS:N_COUNTED]]
-            ledger.load(row[N_COUNTED:])
+            self._counts[place] = [int(count) for count in row[N_EVENT_COLUMNS:TALLY_START]]
+            ledger.load(row[TALLY_START:])
 
     @property
     @override
@@ -158,16 +158,16 @@ class ClipCollector(Collector[ClipReport]):
         optimizers, events = {}, {}
         rows = packed["steps"].view(-1, self._width).tolist()
         for name, row in zip(self._optimizer_names, rows, strict=True):
-            head, careless, total = row[:N_EVENT_COLUMNS], row[N_EVENT_COLUMNS:N_COUNTED], row[N_COUNTED:]
+            head, counts, total = row[:N_EVENT_COLUMNS], row[N_EVENT_COLUMNS:TALLY_START], row[TALLY_START:]
             optimizers[name] = clip_stats(total, self._steps.names, self.limit)
-            events[name] = step_events(head, self._steps.names, *map(int, careless))
+            events[name] = step_events(head, self._steps.names, *map(int, counts))
         return ClipReport(epoch, step, optimizers, events=events)
 
     @override
     def reset(self) -> None:
         for ledger in self.ledgers:
             ledger.reset()
-        self._careless = [[0] * N_CARELESS for _ in self.ledgers]
+        self._counts = [[0] * N_STEP_COUNTS for _ in self.ledgers]
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -250,18 +250,18 @@ def _of_first(own: Tensor, among: TableIndex) -> Merging:
     return torch.cat((torch.where(torch.isinf(first), torch.inf, found[..., 0])[..., None], found[..., 1:]), -1)
 
 
-N_COUNTED = N_EVENT_COLUMNS + N_CARELESS
+TALLY_START = N_EVENT_COLUMNS + N_STEP_COUNTS
 MERGED_EVENTS: Sequence[tuple[Merge, Sequence[int]]] = (
     (_of_largest, range(EventColumn.JUMP, EventColumn.GROWTH)),
     (_of_largest, range(EventColumn.GROWTH, EventColumn.BAD_BATCH)),
     (_of_first, range(EventColumn.BAD_BATCH, N_EVENT_COLUMNS)),
 )
 """How step events merge: the jump and the growth are those where they are largest, the nonfinite step the first one."""
-_MAXIMA = [N_COUNTED + column for column in (ClipColumn.BEFORE_MAX, ClipColumn.AFTER_MAX)]
-_STEPS = [N_COUNTED + column for column in (ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColumn.SKIPPED)]
+_MAXIMA = [TALLY_START + column for column in (ClipColumn.BEFORE_MAX, ClipColumn.AFTER_MAX)]
+_STEPS = [TALLY_START + column for column in (ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColumn.SKIPPED)]
 OVER_WINDOWS = (*MERGED_EVENTS, (largest, _MAXIMA))
 """How the rows of other steps merge."""
-OVER_RANKS = (*MERGED_EVENTS, (largest, [*range(N_EVENT_COLUMNS, N_COUNTED), *_MAXIMA, *_STEPS]))
+OVER_RANKS = (*MERGED_EVENTS, (largest, [*range(N_EVENT_COLUMNS, TALLY_START), *_MAXIMA, *_STEPS]))
 """How the rows that ranks have of the same steps merge.
 
 Ranks step together, so counts are not summed: the largest of any rank is taken. Norms, coefficients and shares are sums over the

@@ -10,7 +10,7 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import CLIPS_IN_VAIN, NEVER_ZEROED, half_overflow
+from lightning_hooks.diagnostics.causes.code import fact, half_overflow
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, clip_too_low, rate_too_high
 from lightning_hooks.diagnostics.excuses import is_scale_free
 from lightning_hooks.diagnostics.reports import ClipReport
@@ -43,28 +43,31 @@ class AlwaysClipped(Rule):
     def __call__(self, report: ClipReport, history: Sequence[ClipReport] = ()) -> Iterator[Alert]:
         """Yield an info per optimizer whose steps were nearly all clipped; a warning where that is harmful."""
         for site, stats in report.optimizers.items():
-            if stats.steps >= self.min_steps and stats.rate > self.threshold:
-                top = stats.top_parameters[0][0] if stats.top_parameters else "?"
-                before = [earlier.optimizers[site].norm_before for earlier in history if site in earlier.optimizers]
-                first = max(before[:2]) if len(before) > 1 else math.nan
-                grown = stats.norm_before > self.growth * first
-                harmful = grown or (stats.coefficient < self.left and not is_scale_free(site))
-                usual = f"{stats.norm_before:.3g}"
-                since = f"In the first two epochs the norm before clipping was at most {first:.3g}: it grows." if grown else ""
-                if not since and harmful and stats.coefficient:
-                    since = (
-                        f"So the learning rate is in effect 1/{1 / stats.coefficient:.3g} of what is set. Common cause: a loss "
-                        "that is summed over the batch, where clipping was chosen for its mean."
-                    )
-                yield self.alert(
-                    report, site, stats.rate, self.threshold,
-                    "warning" if harmful else "info",
-                    f"{percent(stats.rate)} of its steps were clipped (limit {percent(self.threshold)}), on average to "
-                    f"{percent(stats.coefficient)} of their norm, mostly because of {top}: the clipping threshold, not the "
-                    "learning rate, sets the step size.",
-                    since,
-                    advice=(f"Raise the clipping threshold above the usual norm ({usual}), or lower the learning rate",),
-                )  # fmt: skip
+            if stats.steps < self.min_steps or not stats.rate > self.threshold:
+                continue
+            top = stats.top_parameters[0][0] if stats.top_parameters else "?"
+            before = [earlier.optimizers[site].norm_before for earlier in history if site in earlier.optimizers]
+            first = max(before[:2]) if len(before) > 1 else math.nan
+            grown = stats.norm_before > self.growth * first
+            little = stats.coefficient < self.left and not is_scale_free(site)
+            harm = ""
+            if grown:
+                harm = f"In the first two epochs the norm before clipping was at most {first:.3g}: it grows."
+            elif little and stats.coefficient:
+                harm = (
+                    f"So the learning rate is in effect 1/{1 / stats.coefficient:.3g} of what is set. Common cause: a loss that "
+                    "is summed over the batch, where clipping was chosen for its mean."
+                )
+            yield self.alert(
+                report, site, stats.rate, self.threshold, "warning" if grown or little else "info",
+                f"{percent(stats.rate)} of its steps were clipped (limit {percent(self.threshold)}), on average to "
+                f"{percent(stats.coefficient)} of their norm, mostly because of {top}: the clipping threshold, not the learning "
+                "rate, sets the step size.",
+                harm,
+                advice=(
+                    f"Raise the clipping threshold above the usual norm ({stats.norm_before:.3g}), or lower the learning rate",
+                ),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,7 +224,10 @@ KINDS = (
     ),
     Kind(
         "clip_ineffective", "Clipping without effect", group="Clipping", rank=1300,
-        hypotheses=(CLIPS_IN_VAIN,),
+        hypotheses=(
+            fact("clips_in_vain", "gradients are clipped where it has no effect", "replace", "the call that clips",
+                "gradient_clip_val", "Trainer(gradient_clip_val=1.0)"),
+        ),
         meaning="A step was taken with a larger norm than the configured limit, or gradients were clipped when the step was "
         "already taken.",
         formula="alert if norm after clipping > configured limit * (1 + {ClipIneffective.tolerance})\n"
@@ -230,7 +236,10 @@ KINDS = (
     ),
     Kind(
         "not_zeroed", "Gradients that are cleared too late or too early", group="Updates", rank=610,
-        hypotheses=(NEVER_ZEROED,),
+        hypotheses=(
+            fact("never_zeroed", "gradients add up, or are lost, between steps", "call",
+                "optimizer.zero_grad() once after each step", code="optimizer.zero_grad()"),
+        ),
         meaning="Gradients were not set to zero between two steps, so that each step follows the sum of all gradients so far; or "
         "they were set to zero before each batch of an accumulation, so that all but the last are thrown away.",
         formula="alert if gradients were not zeroed before {NotZeroed.threshold} or more steps of the epoch\n"

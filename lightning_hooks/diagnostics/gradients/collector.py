@@ -23,7 +23,7 @@ from lightning_hooks.diagnostics.gradients.hooks import (
     owners,
 )
 from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
-from lightning_hooks.diagnostics.gradients.view import GradientSites, GradientView
+from lightning_hooks.diagnostics.gradients.view import GradientSites
 from lightning_hooks.diagnostics.learning.collector import LearningWatch
 from lightning_hooks.diagnostics.loss.table import LossWatch
 from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
@@ -31,8 +31,7 @@ from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
 from lightning_hooks.diagnostics.ranks import ReplicaWatch, rank_difference
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.checks import SetupChecks
-from lightning_hooks.diagnostics.setup.parameters import SetupWatch, with_gradients, with_reasons
-from lightning_hooks.diagnostics.setup.report import ParameterSetup
+from lightning_hooks.diagnostics.setup.parameters import ParameterSetup, SetupWatch, with_gradients, with_reasons
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.tables import HostNumbers, first_calls, in_order, parameters_in_order, sites_in_order
@@ -58,7 +57,6 @@ class GradientCollector(GradientSites):
         self._steps, self._sites = steps, context.select()
         self.modules = GradientTable([name for name, _ in self._sites], device, loss_scaled)
         self.parameters = ParameterTable(steps.names, len(steps.optimizer_names), device)
-        self.view = GradientView(self.prefix, self.modules.names, self.parameters)
         self._loss = LossWatch(context)
         self._replicas = ReplicaWatch(context)
         self.modules.owners = owners(self._sites, self._steps)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.excuses import Excuse
-from lightning_hooks.declare.kinds import Kind, Severity, kind_of
+from lightning_hooks.declare.kinds import Kind, Severity
 from lightning_hooks.declare.links import backward, from_first, upstream
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.causes.code import bad_batch
@@ -81,6 +81,9 @@ class Exploding(Rule):
 
     kind: ClassVar[str] = "exploding"
     excuses: ClassVar[tuple[Excuse, ...]] = (LOSS_FALLS,)
+    _CAUSES: ClassVar[str] = (
+        "Common causes: a learning rate or an initialisation that is too large, or a recurrent network without clipping."
+    )
 
     relative: float = 1e4
     absolute: float = HUGE
@@ -92,57 +95,37 @@ class Exploding(Rule):
         absolute = math.inf if exempt else self.absolute
         flow = GradientCourse(report)
         near_loss = max(flow.rms[-max(1, len(flow.rms) // 8) :], default=0.0)
-        before = math.inf
-        grown, huge = [], []
-        for place, rms in enumerate(flow.rms):
-            before = min(before, rms)
-            if rms > self.relative * near_loss and before > 0.01 * self.relative * near_loss:
-                grown.append(place)
-            elif rms > absolute:
-                huge.append(place)
-        sites = [(flow.sites[place], flow.rms[place]) for place in grown]
-        course = ""
+        limit, least = self.relative * near_loss, list(accumulate(flow.rms, min))
+        grown = {
+            site: rms for site, rms, low in zip(flow.sites, flow.rms, least, strict=True) if rms > limit and low > 0.01 * limit
+        }
+        severity: Severity = "info" if self._spares_weights(report, grown) else "critical"
+        course, shown = "", dict(grown)
         if grown:
-            course, culprit = flow.course(max(grown, key=flow.norm.__getitem__), len(flow.sites) - 1)
-            if culprit is not None and flow.sites.index(culprit) not in grown:
-                sites.insert(0, (culprit, flow.rms[grown[-1]]))
-        spared = self._spares_weights(report, [flow.sites[place] for place in grown])
-        severity: Severity = "info" if spared else "critical"
-        for site, rms in sites:
-            ratio = rms / near_loss
-            what = f"grows in the backward pass (RMS {rms:.1e}, {ratio:.1e} times that near the loss, limit {self.relative:.0e})"
-            yield self._found(report, site, ratio, self.relative, what, f"It grows {course}. ", severity)
-        large = [(flow.sites[place], flow.rms[place]) for place in huge]
-        large += [(site, stats.rms) for site, stats in report.parameters.items() if stats.rms > absolute]
-        for site, rms in large:  # a warning: it may be in the units of the loss
-            what = f"is very large (RMS {rms:.1e}, limit {self.absolute:.0e})"
-            yield self._found(report, site, rms, self.absolute, what, "", "warning")
+            largest = max(map(flow.sites.index, grown), key=flow.norm.__getitem__)
+            course, culprit = flow.course(largest, len(flow.sites) - 1)
+            if culprit is not None and culprit not in grown:
+                shown = {culprit: list(grown.values())[-1], **grown}
+        for site, rms in shown.items():
+            yield self.alert(
+                report, site, rms / near_loss, self.relative, severity,
+                f"its gradient grows in the backward pass (RMS {rms:.1e}, {rms / near_loss:.1e} times that near the loss, limit "
+                f"{self.relative:.0e}): weights may become NaN.",
+                f"It grows {course}. {self._CAUSES}",
+            )  # fmt: skip
+        huge = [(site, rms) for site, rms in zip(flow.sites, flow.rms, strict=True) if rms > absolute and site not in grown]
+        huge += [(site, stats.rms) for site, stats in report.parameters.items() if stats.rms > absolute]
+        for site, rms in huge:  # a warning: it may be in the units of the loss
+            yield self.alert(
+                report, site, rms, self.absolute, "warning",
+                f"its gradient is very large (RMS {rms:.1e}, limit {self.absolute:.0e}): weights may become NaN.",
+                self._CAUSES,
+            )  # fmt: skip
 
-    def _spares_weights(self, report: GradientFlowReport, sites: Sequence[str]) -> bool:
+    def _spares_weights(self, report: GradientFlowReport, sites: Collection[str]) -> bool:
         """Whether nothing of the gradients at these modules reaches their weights, as that of an embedding's padding does not."""
         own = {name: stats.rms for name, stats in report.parameters.items() if name.rpartition(".")[0] in sites}
         return bool(own) and all(rms < self.spares * report.modules[name.rpartition(".")[0]].rms for name, rms in own.items())
-
-    def _found(
-        self,
-        report: GradientFlowReport,
-        site: str,
-        value: float,
-        threshold: float,
-        what: str,
-        course: str,
-        severity: Severity,
-    ) -> Alert:
-        start = 0.0 if report.loss is None or course else report.loss.start  # what grows on the way is not the loss's own
-        scale = f"The loss started at {start:.1e}, as with targets that are not normalised. " if start > HUGE else ""
-        advice = ("Normalise the targets, or divide the loss by their variance",) if scale else ()
-        return self.alert(
-            report, site, value, threshold, severity,
-            f"its gradient {what}: weights may become NaN.",
-            f"{course}{scale}Common causes: a learning rate or an initialisation that is too large, or a recurrent network without "
-            "clipping.",
-            advice=(*advice, *kind_of(self.kind).advice),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -74,9 +74,8 @@ class UpdateTooSmall(Rule):
         by_optimizer: dict[str, dict[str, float]] = {}
         for name, ratio in weight_ratios(report).items():
             setup = report.setups[name]
-            if setup.lr and setup.lr_peak is not None and setup.lr >= self.scheduled * setup.lr_peak:  # a rate of 0 is meant
-                for optimizer in setup.optimizers:
-                    by_optimizer.setdefault(optimizer, {})[name] = ratio
+            for optimizer in setup.optimizers if setup.has_rate(self.scheduled) else ():
+                by_optimizer.setdefault(optimizer, {})[name] = ratio
         for optimizer, all_ratios in by_optimizer.items():
             ratios = _of_usual_size(report, all_ratios)
             largest = max(ratios, key=ratios.__getitem__)
@@ -137,13 +136,13 @@ class UpdateTooLarge(Rule):
         if only_the_first_step(report):
             return  # an optimizer that solves for its step, as LBFGS does, makes a large first one
         grown = {name for earlier in history for name in weight_ratios(earlier)}
-        ratios = {
-            name: ratio for name, ratio in weight_ratios(report).items() if name in grown or not report.setups[name].starts_at_zero
-        }
-        if loss_falls(report, history):  # a step of theirs is many, along a direction that they have searched
-            ratios = {
-                name: ratio for name, ratio in ratios.items() if not any(map(takes_many_steps, report.setups[name].optimizers))
-            }
+        falls = loss_falls(report, history)
+        ratios = {}
+        for name, ratio in weight_ratios(report).items():
+            setup = report.setups[name]
+            searches = falls and any(map(takes_many_steps, setup.optimizers))  # along a direction that it has tried
+            if not searches and (name in grown or not setup.starts_at_zero):
+                ratios[name] = ratio
         usual = statistics.median(ratios.values()) if ratios else 0.0
         starts_well = not history and falls_within(report)
         if usual < self.usual or starts_well:
@@ -208,17 +207,16 @@ class UpdateSpike(Rule):
     def _usual(self, report: GradientFlowReport, history: Sequence[GradientFlowReport], name: str) -> float | None:
         """The usual update ratio of a weight; None where it is not known, or where its largest one is explained."""
         stats, rate = report.parameters[name], report.setups[name].lr
-        past = [earlier.parameters[name] for earlier in history[-3:] if name in earlier.parameters]
-        rates = [earlier.setups[name].lr or 0.0 for earlier in history[-3:] if name in earlier.setups]
-        means = [entry.update_ratio for entry in past if entry.update_ratio is not None]
+        past = [earlier for earlier in history[-3:] if name in earlier.parameters and name in earlier.setups]
+        known = [earlier.parameters[name] for earlier in past if earlier.parameters[name].update_ratio is not None]
         top, mean = stats.update_ratio_max, stats.update_ratio
-        tops = [entry.update_ratio_max for entry in past if entry.update_ratio_max is not None]
-        if top is None or mean is None or len(means) < 2 or not rates or top <= self.peak * max(tops, default=0.0):
+        if top is None or mean is None or rate is None or len(known) < 2:
             return None
-        if rate is None or rate > self.rise * max(rates):
+        before = max(entry.update_ratio_max or 0.0 for entry in known)
+        if top <= self.peak * before or rate > self.rise * max(earlier.setups[name].lr or 0.0 for earlier in past):
             return None
         others = (mean * stats.steps - top) / (stats.steps - 1) if stats.steps > 1 else 0.0
-        return max(*means, others)
+        return max(*(entry.update_ratio or 0.0 for entry in known), others)
 
 
 def _nothing_moved(effect: Node, _: Node) -> bool:

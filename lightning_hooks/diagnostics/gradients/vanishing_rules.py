@@ -13,7 +13,7 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import backward, from_first, in_a_row, of_whole, upstream
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import CUT_PATH, activation_before_loss
+from lightning_hooks.diagnostics.causes.code import activation_before_loss, fact
 from lightning_hooks.diagnostics.causes.weights import (
     constant_weights,
     initial_scale,
@@ -65,45 +65,42 @@ class Vanishing(Rule):
         flow = GradientCourse(report)
         holders = {name.rpartition(".")[0] for name in report.parameters}
         counted = [not holders.intersection(flow.sites) or site in holders for site in flow.sites]
-        largest_after = _maxima_after([rms * counts for rms, counts in zip(flow.rms, counted, strict=True)])
-        largest_norm_after = _maxima_after([norm * counts for norm, counts in zip(flow.norm, counted, strict=True)])
-        alike = _largest_alike_after(flow)
-        before = norm_before = 0.0
+        after = _maxima_after([rms * counts for rms, counts in zip(flow.rms, counted, strict=True)])
+        norm_after = _maxima_after([norm * counts for norm, counts in zip(flow.norm, counted, strict=True)])
+        before, norm_before = list(accumulate(flow.rms, max)), list(accumulate(flow.norm, max))
+        alike, learning = _largest_alike_after(flow), self._learning(report)
         lost = []
-        for place, (rms, norm) in enumerate(zip(flow.rms, flow.norm, strict=True)):
-            before, norm_before = max(before, rms), max(norm_before, norm)
-            after, norm_after = largest_after[place], largest_norm_after[place]
-            if rms > self.alike * alike[place] > self.absolute or self._learns(report, flow.sites[place]):
+        for place, (site, rms) in enumerate(zip(flow.sites, flow.rms, strict=True)):
+            arrives = before[place] >= self.relative * after[place] or norm_before[place] >= self.relative * norm_after[place]
+            if rms > self.alike * alike[place] > self.absolute or site in learning:
                 continue
-            if before < self.relative * after and norm_before < self.relative * norm_after:
-                what = f"{rms / after:.1e} times that of a layer after it (limit {self.relative:.0e})"
-                lost.append((place, rms / after, self.relative, what))
-            elif before < self.absolute:
-                lost.append((place, rms, self.absolute, f"below the limit of {self.absolute:.0e}"))
+            if not arrives:
+                what = f"{rms / after[place]:.1e} times that of a layer after it (limit {self.relative:.0e})"
+                lost.append((site, rms / after[place], self.relative, what))
+            elif before[place] < self.absolute:
+                lost.append((site, rms, self.absolute, f"below the limit of {self.absolute:.0e}"))
         if not lost:
             return
-        frontier, value, threshold, _ = lost[-1]
+        frontier = flow.sites.index(lost[-1][0])
         largest = max(range(frontier, len(flow.sites)), key=flow.norm.__getitem__)
         course, culprit = flow.course(min(range(frontier + 1), key=flow.norm.__getitem__), largest)
-        course = f"It falls {course}. " if largest > frontier else ""
-        if culprit is not None and culprit not in flow.sites[: frontier + 1] and course:
-            yield self._found(report, culprit, value, threshold, "and almost nothing of it reaches the layers before", course)
-        for place, value, threshold, what in lost:
-            yield self._found(report, flow.sites[place], value, threshold, what, course)
+        if culprit is not None and culprit in flow.sites[frontier + 1 :]:
+            lost.insert(0, (culprit, *lost[-1][1:3], "and almost nothing of it reaches the layers before"))
+        falls = f"It falls {course}. " if largest > frontier else ""
+        for site, value, threshold, what in lost:
+            yield self.alert(
+                report, site, value, threshold, "warning",
+                f"the gradient RMS at its output is {report.modules[site].rms:.1e}, {what}: it and the layers before hardly learn.",
+                f"{falls}Common causes: saturating activations (sigmoid, tanh), a small initialisation, or depth without residual "
+                "connections.",
+            )  # fmt: skip
 
-    def _learns(self, report: GradientFlowReport, site: str) -> bool:
-        setup, stats = report.setups.get(f"{site}.weight"), report.parameters.get(f"{site}.weight")
-        if setup is None or stats is None or stats.update_ratio is None or any(map(is_scale_free, setup.optimizers)):
-            return False
-        return bool(setup.optimizers) and setup.decay < self.learns / 2 and stats.update_ratio >= self.learns
-
-    def _found(self, report: GradientFlowReport, site: str, value: float, threshold: float, what: str, course: str) -> Alert:
-        return self.alert(
-            report, site, value, threshold, "warning",
-            f"the gradient RMS at its output is {report.modules[site].rms:.1e}, {what}: it and the layers before hardly learn.",
-            f"{course}Common causes: saturating activations (sigmoid, tanh), a small initialisation, or depth without residual "
-            "connections.",
-        )  # fmt: skip
+    def _learning(self, report: GradientFlowReport) -> set[str]:
+        """The modules whose weight moves by a usual share, under optimizers whose steps are as large as the gradient."""
+        moving = [name for name, stats in report.parameters.items() if (stats.update_ratio or 0.0) >= self.learns]
+        setups = {name: report.setups[name] for name in moving if name in report.setups}
+        held = {name: setup.optimizers for name, setup in setups.items() if setup.optimizers and setup.decay < self.learns / 2}
+        return {name.removesuffix(".weight") for name, optimizers in held.items() if not any(map(is_scale_free, optimizers))}
 
 
 def _maxima_after(values: Sequence[float]) -> list[float]:
@@ -261,7 +258,10 @@ KINDS = (
     ),
     Kind(
         "missing", "Parameters without a gradient", group="Backward", rank=600, measures="nothing",
-        hypotheses=(CUT_PATH,),
+        hypotheses=(
+            fact("cut_path", "no gradient reaches it from the loss", "remove",
+                "what cuts the path from {site} to the loss (detach, no_grad, argmax, a forward without it)"),
+        ),
         meaning="A parameter requires a gradient but its `.grad` is None at every measured step. The loss does not depend on it.",
         formula="alert if .grad is None at every measured step of the epoch",
         advice=("Use it in forward", "Remove what breaks the path to the loss",

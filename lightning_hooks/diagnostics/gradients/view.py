@@ -6,16 +6,17 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
 from lightning_hooks.declare.collector import Collector, Written
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
 from lightning_hooks.diagnostics.learning.report import PARAMETER_STATS as LEARNING_PARAMETER_STATS
 from lightning_hooks.diagnostics.learning.report import learning_scalars
-from lightning_hooks.diagnostics.loss.report import LOSS_STATS
+from lightning_hooks.diagnostics.loss.report import loss_scalars
 from lightning_hooks.diagnostics.reports import GradientFlowReport, Report
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.trackers import Table, some
@@ -41,115 +42,12 @@ OPTIMIZER_STATS = ("update_rms", "instability", "stale_fraction")
 BAND = ("median", "min", "max")
 
 
-class GradientView:
-    """Shows the reports of one collector.
-
-    Args:
-        prefix: First part of its tags.
-        modules: The names of its modules.
-        parameters: The table of its parameters, whose names grow.
-    """
-
-    def __init__(self, prefix: str, modules: Sequence[str], parameters: ParameterTable) -> None:
-        self._prefix, self._modules, self._parameters = prefix, modules, parameters
-        self._known: dict[str, set[str]] = {}  # of each optimizer, what was measured so far
-
-    def scalars(self, report: GradientFlowReport) -> dict[str, float]:
-        """The values of a report by tag."""
-        known = sorted(stats.rms for stats in report.modules.values() if math.isfinite(stats.rms))
-        over_modules = (statistics.median(known), known[0], known[-1]) if known else (math.nan,) * 3
-        return {
-            **stat_scalars(self._prefix, self._modules, report.modules, MODULE_STATS),
-            **stat_scalars(self._prefix, self._parameters.names, report.parameters, PARAMETER_STATS),
-            **self._of_some(report),
-            f"{self._prefix}/total_norm": report.total_norm,
-            **{f"{self._prefix}/model/rms_{what}": value for what, value in zip(BAND, over_modules, strict=True)},
-            **model_scalars(self._prefix, report.modules.values(), ["rms"]),
-            **model_scalars(self._prefix, report.parameters.values(), ["norm", "update_ratio"]),
-            **learning_scalars(report.learning, self._known.setdefault("learning", set())),
-            **{f"loss/{stat}": math.nan if report.loss is None else float(getattr(report.loss, stat)) for stat in LOSS_STATS},
-        }
-
-    def _of_some(self, report: GradientFlowReport) -> dict[str, float]:
-        """Values that not every parameter and optimizer has: each from the first window in which it is measured."""
-        lost = {name: stats for name, stats in report.parameters.items() if stats.lost_fraction is not None}
-        scalars = stat_scalars(self._prefix, lost, lost, ["lost_fraction"])
-        for name, stats in report.optimizers.items():
-            scalars[f"{self._prefix}/{name}/lr"] = max(stats.lr, default=math.nan)
-            known = self._known.setdefault(name, {"update_rms"})
-            known.update(stat for stat in OPTIMIZER_STATS if getattr(stats, stat) is not None)
-            scalars.update(
-                stat_scalars(self._prefix, [name], report.optimizers, [stat for stat in OPTIMIZER_STATS if stat in known])
-            )
-        return scalars
-
-    def not_logged_by_default(self) -> set[str]:
-        """Of modules all but the RMS, of parameters all but the norm, and none of what each learns."""
-        tags = {f"{self._prefix}/{name}/norm" for name in self._modules}
-        tags |= {f"{self._prefix}/{name}/rms" for name in self._parameters.names}
-        return tags | {f"learning/{name}/{stat}" for name in self._parameters.names for stat in LEARNING_PARAMETER_STATS}
-
-    def charts(self, written: Written) -> Layout:
-        """Charts of many curves: category to title to chart."""
-        return {"Gradient flow": self._chart_model()} if not written.of_sites else self._chart_sites(written)
-
-    def _chart_model(self) -> dict[str, Chart]:
-        band = Band(*(f"{self._prefix}/model/rms_{what}" for what in BAND))
-        return {"RMS of modules: median, smallest and largest": band, **of_model(self._prefix, ("norm", "update_ratio"))}
-
-    def _chart_sites(self, written: Written) -> Layout:
-        modules, stats = self._modules, written.statistics
-        of_modules, of_parameters = (stats, stats) if written.named else (("rms",), ("norm", "update_ratio", "weight_norm"))
-        chosen = [stat for stat in MODULE_STATS if stat in of_modules], [stat for stat in PARAMETER_STATS if stat in of_parameters]
-        charts: dict[str, Mapping[str, Chart]] = {
-            "Gradient flow": {
-                **by_statistic(self._prefix, chosen[0], modules, "modules"),
-                **by_statistic(self._prefix, chosen[1], self._parameters.names, "parameters"),
-            }
-        }
-        if {"mean", "min", "max"} <= {*stats}:
-            charts["Gradient: mean, least and largest value"] = margins(self._prefix, modules)
-        return charts
-
-    def figures(self, reports: Sequence[GradientFlowReport], written: Written, last: bool) -> Figures:
-        """Figures of the reports of a run so far."""
-        from lightning_hooks.plots import gradient_flow, heatmap, update_ratios
-
-        now = reports[-1]
-        figures: dict[str, Callable[[], Figure]] = {
-            "gradient flow": partial(gradient_flow, now),
-            "gradient flow of parameters": partial(gradient_flow, now, of="parameters"),
-            "update ratios": partial(update_ratios, now),
-        }
-        for noun, stats, found in (("module", MODULE_STATS, now.modules), ("parameter", PARAMETER_STATS, now.parameters)):
-            shown = [stat for stat in stats if stat in written.statistics and any(getattr(entry, stat) for entry in found.values())]
-            for stat in shown if last or written.named else ["rms"][: noun == "module"]:
-                figures[f"{stat} of {noun}s by epoch"] = partial(heatmap, reports, stat, of=noun)
-        return figures
-
-    def summary_lines(self, report: GradientFlowReport) -> list[str]:
-        """What ``summary="full"`` prints of the last report."""
-        total = len(report.modules) + len(report.silent)
-        lines = [
-            f"Gradient flow, epoch {report.epoch}: {len(report.modules)} of {total} modules and "
-            f"{len(report.parameters)} parameters recorded, in {report.sampled_batches} of {report.batches} batches; "
-            f"total norm {report.total_norm:.4g}."
-        ]
-        if report.silent:
-            lines.append(f"  No gradient at: {some(report.silent)}")
-        ranked = sorted(report.modules.items(), key=lambda item: (math.isnan(item[1].rms), item[1].rms))
-        ends = ranked if len(ranked) <= 6 else ranked[:3] + ranked[-3:]
-        rows = [(name, s.rms, s.norm, s.zero_fraction, s.nonfinite_fraction) for name, s in ends]
-        return [*lines, Table(("module", "rms", "norm", "zeros", "NaN, inf"), rows)]
-
-
 class GradientSites(Collector[GradientFlowReport]):
     """The sites of gradients, and what is shown of them.
 
     Attributes:
         modules: The table of the gradients at module outputs.
         parameters: That of the parameters' gradients.
-        view: How they are shown.
     """
 
     prefix: ClassVar[str] = "gradient_flow"
@@ -159,7 +57,10 @@ class GradientSites(Collector[GradientFlowReport]):
     histogram_of: ClassVar[str] = "gradient"
     modules: GradientTable
     parameters: ParameterTable
-    view: GradientView
+
+    def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
+        super().__init__(context, state)
+        self._known: dict[str, set[str]] = {}  # of each optimizer, what was measured so far
 
     @override
     def silent_sites(self) -> list[str]:
@@ -178,20 +79,93 @@ class GradientSites(Collector[GradientFlowReport]):
 
     @override
     def scalars(self, report: GradientFlowReport) -> dict[str, float]:
-        return self.view.scalars(report)
+        """The values of a report by tag."""
+        known = sorted(stats.rms for stats in report.modules.values() if math.isfinite(stats.rms))
+        over_modules = (statistics.median(known), known[0], known[-1]) if known else (math.nan,) * 3
+        return {
+            **stat_scalars(self.prefix, self.modules.names, report.modules, MODULE_STATS),
+            **stat_scalars(self.prefix, self.parameters.names, report.parameters, PARAMETER_STATS),
+            **self._of_some(report),
+            f"{self.prefix}/total_norm": report.total_norm,
+            **{f"{self.prefix}/model/rms_{what}": value for what, value in zip(BAND, over_modules, strict=True)},
+            **model_scalars(self.prefix, report.modules.values(), ["rms"]),
+            **model_scalars(self.prefix, report.parameters.values(), ["norm", "update_ratio"]),
+            **learning_scalars(report.learning, self._known.setdefault("learning", set())),
+            **loss_scalars(report.loss),
+        }
+
+    def _of_some(self, report: GradientFlowReport) -> dict[str, float]:
+        """Values that not every parameter and optimizer has: each from the first window in which it is measured."""
+        lost = {name: stats for name, stats in report.parameters.items() if stats.lost_fraction is not None}
+        scalars = stat_scalars(self.prefix, lost, lost, ["lost_fraction"])
+        for name, stats in report.optimizers.items():
+            scalars[f"{self.prefix}/{name}/lr"] = max(stats.lr, default=math.nan)
+            known = self._known.setdefault(name, {"update_rms"})
+            known.update(stat for stat in OPTIMIZER_STATS if getattr(stats, stat) is not None)
+            scalars.update(
+                stat_scalars(self.prefix, [name], report.optimizers, [stat for stat in OPTIMIZER_STATS if stat in known])
+            )
+        return scalars
 
     @override
     def not_logged_by_default(self) -> set[str]:
-        return self.view.not_logged_by_default()
+        """Of modules all but the RMS, of parameters all but the norm, and none of what each learns."""
+        tags = {f"{self.prefix}/{name}/norm" for name in self.modules.names}
+        tags |= {f"{self.prefix}/{name}/rms" for name in self.parameters.names}
+        return tags | {f"learning/{name}/{stat}" for name in self.parameters.names for stat in LEARNING_PARAMETER_STATS}
 
     @override
     def charts(self, written: Written) -> Layout:
-        return self.view.charts(written)
+        """Charts of many curves: category to title to chart."""
+        return {"Gradient flow": self._chart_model()} if not written.of_sites else self._chart_sites(written)
+
+    def _chart_model(self) -> dict[str, Chart]:
+        band = Band(*(f"{self.prefix}/model/rms_{what}" for what in BAND))
+        return {"RMS of modules: median, smallest and largest": band, **of_model(self.prefix, ("norm", "update_ratio"))}
+
+    def _chart_sites(self, written: Written) -> Layout:
+        modules, stats = self.modules.names, written.statistics
+        of_modules, of_parameters = (stats, stats) if written.named else (("rms",), ("norm", "update_ratio", "weight_norm"))
+        chosen = [stat for stat in MODULE_STATS if stat in of_modules], [stat for stat in PARAMETER_STATS if stat in of_parameters]
+        charts: dict[str, Mapping[str, Chart]] = {
+            "Gradient flow": {
+                **by_statistic(self.prefix, chosen[0], modules, "modules"),
+                **by_statistic(self.prefix, chosen[1], self.parameters.names, "parameters"),
+            }
+        }
+        if {"mean", "min", "max"} <= {*stats}:
+            charts["Gradient: mean, least and largest value"] = margins(self.prefix, modules)
+        return charts
 
     @override
     def figures(self, reports: Sequence[GradientFlowReport], written: Written, last: bool) -> Figures:
-        return self.view.figures(reports, written, last)
+        """Figures of the reports of a run so far."""
+        from lightning_hooks.plots import gradient_flow, heatmap, update_ratios
+
+        now = reports[-1]
+        figures: dict[str, Callable[[], Figure]] = {
+            "gradient flow": partial(gradient_flow, now),
+            "gradient flow of parameters": partial(gradient_flow, now, of="parameters"),
+            "update ratios": partial(update_ratios, now),
+        }
+        for noun, stats, found in (("module", MODULE_STATS, now.modules), ("parameter", PARAMETER_STATS, now.parameters)):
+            shown = [stat for stat in stats if stat in written.statistics and any(getattr(entry, stat) for entry in found.values())]
+            for stat in shown if last or written.named else ["rms"][: noun == "module"]:
+                figures[f"{stat} of {noun}s by epoch"] = partial(heatmap, reports, stat, of=noun)
+        return figures
 
     @override
     def summary_lines(self, report: GradientFlowReport) -> list[str]:
-        return self.view.summary_lines(report)
+        """What ``summary="full"`` prints of the last report."""
+        total = len(report.modules) + len(report.silent)
+        lines = [
+            f"Gradient flow, epoch {report.epoch}: {len(report.modules)} of {total} modules and "
+            f"{len(report.parameters)} parameters recorded, in {report.sampled_batches} of {report.batches} batches; "
+            f"total norm {report.total_norm:.4g}."
+        ]
+        if report.silent:
+            lines.append(f"  No gradient at: {some(report.silent)}")
+        ranked = sorted(report.modules.items(), key=lambda item: (math.isnan(item[1].rms), item[1].rms))
+        ends = ranked if len(ranked) <= 6 else ranked[:3] + ranked[-3:]
+        rows = [(name, s.rms, s.norm, s.zero_fraction, s.nonfinite_fraction) for name, s in ends]
+        return [*lines, Table(("module", "rms", "norm", "zeros", "NaN, inf"), rows)]

@@ -1,173 +1,173 @@
-"""Weights: those that a training starts from, and those that grow fast or while the loss rises."""
+"""Weights that do not change, though they have a gradient, and weights that grow: fast, or while the loss rises."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
-from lightning_hooks.declare.rule import Rule
-from lightning_hooks.diagnostics.causes.rates import STEP_SIZE
-from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale
-from lightning_hooks.diagnostics.excuses import takes_many_steps
+from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.causes.code import half_weights, written_back
+from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low, wrong_schedule
+from lightning_hooks.diagnostics.excuses import CONVERGED, is_scale_free
 from lightning_hooks.diagnostics.loss.rules import rises
-from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
-from lightning_hooks.diagnostics.setup.initial import TEXTBOOK, TIME_STEP
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PoorInit(Rule):
-    """A layer whose initial weights are much larger, or smaller, than those of all layers of the same role.
+class NotUpdated(Rule):
+    """Weights that do not change although they have a gradient, while others do.
 
-    SageMaker's rule flags variances that differ by more than a factor of 10 between layers. Healthy models differ by more (GPT-2
-    starts the last layer of each residual branch small, T5 its heads large, PPO the head of its policy small), so only layers of
-    one role (``FeatureReport.initial_roles``) are compared, and heads have none. A layer counts only if no other of its role is
-    close and its own gain is not that of a common initialisation. Where most layers of a model have one small standard deviation,
-    whatever their width is, a layer that has it too is none to mend.
+    Frozen weights, those with a learning rate of 0 and those whose step would be lost in rounding do not count, nor does a
+    training without any change, which is :class:`UpdateTooSmall`'s. Of a large weight a sample of the elements is compared; it is
+    judged only where its gradient is not sparse.
 
     Attributes:
-        factor: Gain over the median gain of the layers of its role, or the inverse.
-        textbook: Gains of common initialisations: 0.58 is PyTorch's for linear layers, 1 is LeCun's and Glorot's (1998, 2010), 1.4
-            is He's (2015), 0.33 to 0.58 that of the first layer of a sine network (Sitzmann et al. 2020) with up to three inputs.
-        near: Factor within which another layer is close.
-        min_layers: A role with fewer layers is not judged.
-        small: Standard deviation up to which layers share one: 0.02 is common.
-        same: By how much it may differ, as that of few numbers does.
+        min_steps: Measured optimizer steps below which a window is not judged.
+        min_steps_of_all: The same where none of an optimizer's weights moves, in this window and the one before: it may take its
+            steps together every few calls.
+        sparse: Share of zeros in the gradient of a large weight above which updates of other elements could have been missed.
+        rounding: A step below this is lost in the rounding of a float32 weight of about 1 (2 ** -24).
     """
 
-    kind: ClassVar[str] = "poor_init"
-    soft: ClassVar[bool] = True
+    kind: ClassVar[str] = "not_updated"
+    shares: ClassVar[tuple[str, ...]] = ("sparse",)
 
-    factor: float = 7.0
-    textbook: tuple[float, float] = TEXTBOOK
-    near: float = 2.0
-    min_layers: int = 3
-    small: float = 0.1
-    same: float = 0.15
+    min_steps: int = 3
+    min_steps_of_all: int = 5
+    sparse: float = 0.9
+    rounding: float = 6e-8
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per layer whose initial weights are unlike the others. Zeros have rules of their own."""
-        roles: dict[str, dict[str, float]] = {}
-        for site, gain in report.initial_gains.items():
-            if 0 < gain < math.inf and site in report.initial_roles:
-                roles.setdefault(report.initial_roles[site], {})[site] = gain
-        alike = self._of_one_size(report)
-        for gains in roles.values():
-            if report.epoch == 0 and len(gains) >= self.min_layers:
-                yield from self._alone(report, gains, alike)
-
-    def _of_one_size(self, report: FeatureReport) -> set[str]:
-        """The layers with the small standard deviation that most share."""
-        usual = statistics.median(report.initial_rms.values()) if report.initial_rms else 0.0
-        if not 0 < usual <= self.small:
-            return set()
-        alike = {site for site, rms in report.initial_rms.items() if abs(rms / usual - 1) <= self.same}
-        return alike if 2 * len(alike) > len(report.initial_rms) else set()
-
-    def _alone(self, report: FeatureReport, gains: dict[str, float], alike: set[str]) -> Iterator[Alert]:
-        usual = statistics.median(gains.values())
-        for site, gain in ((site, gain) for site, gain in gains.items() if site not in alike):
-            ratio = max(gain / usual, usual / gain)
-            alone = not any(1 / self.near < other / gain < self.near for name, other in gains.items() if name != site)
-            low, high = self.textbook
-            if ratio > self.factor and alone and not low <= gain <= high:
-                size = f"{gain / usual:.3g} times" if gain > usual else f"1/{usual / gain:.3g} of"
-                yield self.alert(
-                    report, site, gain / usual, self.factor, "warning",
-                    f"its initial weights are {size} the size of those of the layers of the same role (gain {gain:.3g}, median "
-                    f"{usual:.3g}, limit: a factor of {self.factor:.3g}), and none of these is close: signals grow or shrink by "
-                    "this factor.",
-                    "Common causes: an initialisation that was scaled by mistake or made for another fan-in.",
-                )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ConstantWeights(Rule):
-    """Layers that start with one number, other than 0, in all their weights.
-
-    All outputs of such a layer are the same, and if the next layer's weights are one number too they get the same gradient: they
-    stay the same (Goodfellow et al. 2016, "Deep Learning", section 8.4, on breaking symmetry). A single such layer, as some heads
-    are, is harmless: the layers around it give its outputs different gradients. Zeros have rules of their own.
-
-    The time-step bias of a state-space layer is drawn so that each head has another time scale (Dao and Gu 2024, arXiv 2405.21060,
-    0.001 to 0.1 steps); one number for all of them is what is left where that initialisation was skipped.
-
-    Attributes:
-        layers: Layers that must start so.
-    """
-
-    kind: ClassVar[str] = "poor_init"
-
-    layers: int = 2
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert at the first of such layers."""
-        if report.epoch > 0:
-            return
-        found = report.model_setup.constant_weights
-        yield from self._time_steps(report, [name for name in found if name.endswith(TIME_STEP)])
-        constant = {name: value for name, value in found.items() if not name.endswith(TIME_STEP)}
-        if len(constant) < self.layers:
-            return
-        (site, value), *others = constant.items()
-        more = ", …" * (len(others) > 2)
-        yield self.alert(
-            report, site, float(len(constant)), float(self.layers), "warning",
-            f"all its initial weights are {value:.3g}, and those of {', '.join(name for name, _ in others[:2])}{more} are one "
-            f"number too ({len(constant)} layers, limit {self.layers}): their outputs are all the same, get the same gradient and "
-            "stay the same.",
-            "Common cause: nn.init.constant_ or ones_ on weights.",
-            advice=("Initialise weights at random, as PyTorch does by default",),
-        )  # fmt: skip
-
-    def _time_steps(self, report: GradientFlowReport, names: list[str]) -> Iterator[Alert]:
-        for name in names:
-            value = report.model_setup.constant_weights[name]
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per weight, or per module none of whose weights moves."""
+        moves = _moving_weights(report)
+        moving = {held for name, moved in moves.items() if moved for held in report.setups[name].optimizers}
+        stood = [name for name, moved in _moving_weights(history[-1]).items() if not moved] if history else []
+        still = []
+        for name in [name for name, moved in moves.items() if moving and not moved and self._could_move(report, name)]:
+            steps = report.parameters[name].steps + (history[-1].parameters[name].steps if name in stood else 0)
+            if steps >= self.min_steps_of_all or moving.issuperset(report.setups[name].optimizers):
+                still.append(name)
+        for site, names in _by_module(still, moves).items():
+            stats, setup = report.parameters[names[0]], report.setups[names[0]]
+            which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more of its weights"
+            whose = f"of {setup.optimizers[0]}" if setup.optimizers[0] in moving else f"(of {', '.join(sorted(moving))})"
             yield self.alert(
-                report, name, value, 0.0, "warning",
-                f"the time-step bias of this state-space layer is {value:.3g} for all heads: they all forget at the same rate, "
-                f"with time steps of {math.log1p(math.exp(value)):.2g} where 0.001 to 0.1 are usual.",
-                "Common cause: an initialisation that was skipped, or overwritten by one for biases.",
-                advice=("Draw the time steps log-uniformly from 0.001 to 0.1, and set the bias to the inverse of their softplus",),
+                report, site, 0.0, 0.0, "warning",
+                f"{which} did not change in {stats.steps} measured steps, while other weights {whose} did, although it has a "
+                f"gradient (norm {stats.norm:.2g}) and a learning rate of {setup.lr or 0.0:.2g}.",
+                "Common causes: code that restores the weights after the step, or a step that is smaller than their rounding.",
+            )  # fmt: skip
+
+    def _could_move(self, report: GradientFlowReport, name: str) -> bool:
+        stats, setup = report.parameters[name], report.setups[name]
+        if not (setup.trains and setup.lr and setup.optimizers and stats.norm > 0 and stats.steps >= self.min_steps):
+            return False
+        seen_whole = setup.elements <= UPDATE_SAMPLE or stats.zero_fraction <= self.sparse
+        step = setup.lr * (1.0 if all(map(is_scale_free, setup.optimizers)) else stats.rms)
+        return seen_whole and step > self.rounding
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NeverStepped(Rule):
+    """Gradients are computed in every batch, and no optimizer takes a step, or one of several takes none.
+
+    One of several may wait for its turn, as the generator does while the discriminator warms up: it must not have taken a step
+    in any window so far, though gradients reach modules whose parameters it holds.
+
+    Attributes:
+        min_batches: Batches since training started below which it is not judged.
+    """
+
+    kind: ClassVar[str] = "not_updated"
+    judges: ClassVar[Judges] = "epoch"
+
+    min_batches: int = 20
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert if there are optimizers and gradients, and no steps."""
+        windows = (*history, report)
+        batches = sum(window.batches for window in windows)
+        held = {name: setup for name, setup in report.setups.items() if setup.optimizers and setup.trains}
+        stepping = {name for window in windows for setup in window.setups.values() if setup.steps for name in setup.optimizers}
+        still = list(dict.fromkeys(name for setup in held.values() for name in setup.optimizers if name not in stepping))
+        waiting = {name.rpartition(".")[0] for name, setup in held.items() if stepping.isdisjoint(setup.optimizers)}
+        reached = any(stats.rms > 0 for name, stats in report.modules.items() if name in waiting)
+        if still and report.modules and (reached or not stepping) and batches >= self.min_batches:
+            what = "what they hold does not learn" if stepping else "nothing is learned"
+            yield self.alert(
+                report, still[0], 0.0, 0.0, "warning",
+                f"gradients were computed, but {', '.join(still)} took no step in {batches} batches: {what}.",
+                "Common causes: manual optimization without optimizer.step(), or an accumulation longer than the epoch.",
+                advice=("Call optimizer.step() after manual_backward()",),
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OneSignWeights(Rule):
-    """Layers whose initial weights are all above 0, or all below.
+def _moving_weights(report: GradientFlowReport) -> dict[str, bool]:
+    """Of the weights with a measured update, whether it changed them: also of those that are all zeros."""
+    known = {name: stats.moved for name, stats in report.parameters.items() if stats.moved is not None}
+    return {name: moved for name, moved in known.items() if name in report.setups and report.setups[name].dimensions > 1}
 
-    Weights drawn around 0 are so with a probability of a half to the power of their number. Outputs of such a layer are next to the
-    same for all inputs, as large as the sum of the inputs, and grow with the fan-in from layer to layer.
+
+def _by_module(still: Sequence[str], weights: Collection[str]) -> dict[str, list[str]]:
+    """Weights by the outermost module all of whose weights are among them, or each by its own name."""
+    found: dict[str, list[str]] = {}
+    moving = [name for name in weights if name not in set(still)]
+    for name in still:
+        outer = [name[:end] for end, letter in enumerate(name) if letter == "."][:-1]
+        site = next((module for module in outer if not any(other.startswith(f"{module}.") for other in moving)), name)
+        found.setdefault(site, []).append(name)
+    return {names[0] if len(names) == 1 else site: names for site, names in found.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdatesLost(Rule):
+    """Weights in half precision that hardly any update changes, since it is smaller than their rounding.
+
+    A bfloat16 number has 8 significant bits: a change below 0.2 to 0.4 % of it is lost (Zamirai et al., "Revisiting BFloat16
+    Training", 2020). Healthy trainings with such weights lose 50 to 79 % of the updates of single elements at a step, each time of
+    others. It is no alert where the schedule has a low learning rate at the moment.
 
     Attributes:
-        layers: Layers that must start so; a single one may be made so on purpose.
+        threshold: Share of a weight's elements whose update was lost, above which it counts.
+        min_steps: Measured optimizer steps below which a window is not judged.
+        scheduled: Share of its peak below which a learning rate is low on purpose.
+        converged: Share of the first epoch's total gradient norm below which training has converged.
     """
 
-    kind: ClassVar[str] = "poor_init"
+    kind: ClassVar[str] = "updates_lost"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "scheduled", "converged")
+    excuses: ClassVar[tuple[Excuse, ...]] = (CONVERGED,)
 
-    layers: int = 2
+    threshold: float = 0.99
+    min_steps: int = 3
+    scheduled: float = 0.5
+    converged: float = 1e-2
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert at the first of such layers."""
-        found = report.model_setup.one_sign_weights
-        if report.epoch == 0 and len(found) >= self.layers:
-            site, mean = next(iter(found.items()))
+        """Yield an alert per weight, the one that loses most first."""
+        lost = {
+            name: stats.lost_fraction
+            for name, stats in report.parameters.items()
+            if stats.lost_fraction is not None and stats.lost_fraction > self.threshold and stats.steps >= self.min_steps
+        }
+        for name in sorted(lost, key=lambda name: -lost[name]):
+            setup = report.setups.get(name)
+            if setup is None or setup.dimensions < 2 or not setup.has_rate(self.scheduled):
+                continue
             yield self.alert(
-                report, site, float(len(found)), float(self.layers), "warning",
-                f"all its initial weights are {'above' if mean > 0 else 'below'} 0 (mean {mean:.3g}), and so are those of "
-                f"{len(found) - 1} more of its layers (limit {self.layers}): outputs for positive inputs differ little, "
-                "and grow from layer to layer.",
-                "Common cause: uniform_() or rand without bounds, whose numbers are from 0 to 1.",
-                advice=(
-                    "Initialise weights around 0, as PyTorch does by default",
-                    "Where weights are to keep one sign, mute this with rules=['-poor_init']",
-                ),
+                report, name, lost[name], self.threshold, "warning",
+                f"{percent(lost[name])} of its elements keep their value at a measured step although they have a gradient (limit "
+                f"{percent(self.threshold)}; 50 to 80% is usual with such weights).",
+                f"Cause: it is in half precision, and the step (learning rate {setup.lr or 0.0:.1e}) is smaller than the rounding "
+                "of its values (about 0.4% in bfloat16).",
             )  # fmt: skip
 
 
@@ -176,7 +176,7 @@ class WeightsGrowing(Rule):
     """Weights whose norm doubles from one window to the next, no more slowly than before, when the first windows are over.
 
     A weight that starts at or near zero, biases and scales of norm layers are not judged, nor is a window in which the learning
-    rate rises, nor an optimizer each of whose steps is many (LBFGS). (Weights that grow come before the divergence of large
+    rate rises. (Weights that grow come before the divergence of large
     transformers: Wortsman et al. 2023, arXiv 2309.14322.)
 
     Attributes:
@@ -198,24 +198,18 @@ class WeightsGrowing(Rule):
         """Yield an alert per weight, the one that grew most first."""
         if len(history) < self.min_windows:
             return
-        first, before, last = history[0], history[-2], history[-1]
-        found: dict[str, float] = {}
-        for name, setup in report.setups.items():
-            now, then, earlier, start = (_norm(each, name) for each in (report, last, before, first))
-            rates = setup.lr, last.setups[name].lr if name in last.setups else None
-            if setup.dimensions < 2 or setup.starts_at_zero or not (start > 0 and earlier > 0 and then >= start / self.factor):
-                continue
-            if rates[0] is None or rates[1] is None or rates[0] > self.rise * rates[1]:
-                continue
-            if any(map(takes_many_steps, setup.optimizers)):
-                continue
-            if now > self.factor * then and now / then > self.slowing * then / earlier:
-                found[name] = now / then
-        for name in sorted(found, key=lambda name: -found[name]):
+        before = history[-1].setups
+        found: dict[str, tuple[float, float, float]] = {}
+        for name, (earlier, then, now) in _norms(report, history, 2).items():
+            setup, rate = report.setups[name], before[name].lr if name in before else None
+            steady = setup.lr is not None and rate is not None and setup.lr <= self.rise * rate
+            if now > self.factor * then and now / then > self.slowing * then / earlier and steady:
+                found[name] = earlier, then, now
+        for name, (earlier, then, now) in sorted(found.items(), key=lambda entry: -entry[1][2] / entry[1][1]):
             yield self.alert(
-                report, name, found[name], self.factor, "warning",
-                f"its norm grew {found[name]:.2g} times in this window, from {_norm(last, name):.3g} to {_norm(report, name):.3g} "
-                f"(limit {self.factor:g} times; {_norm(last, name) / _norm(before, name):.2g} times in the window before).",
+                report, name, now / then, self.factor, "warning",
+                f"its norm grew {now / then:.2g} times in this window, from {then:.3g} to {now:.3g} "
+                f"(limit {self.factor:g} times; {then / earlier:.2g} times in the window before).",
                 "Common causes: a learning rate that is too high, a loss that falls as outputs grow, or a weight that nothing "
                 "holds back.",
             )  # fmt: skip
@@ -248,11 +242,7 @@ class GrowthWithoutGain(Rule):
         if len(history) < 3 or report.loss is None or not rises(report.loss, self.noise):
             return
         found: dict[str, float] = {}
-        for name, setup in report.setups.items():
-            norms = [_norm(each, name) for each in (*history[-3:], report)]
-            start = _norm(history[0], name)
-            if setup.dimensions < 2 or setup.starts_at_zero or not start > 0 or not min(norms) >= start / 2:
-                continue
+        for name, norms in _norms(report, history, 3).items():
             rates = [math.log(later / earlier) for earlier, later in pairwise(norms)]
             if norms[-1] > self.factor * norms[0] and all(now > self.slowing * then > 0 for then, now in pairwise(rates)):
                 found[name] = norms[-1] / norms[0]
@@ -266,32 +256,47 @@ class GrowthWithoutGain(Rule):
             )  # fmt: skip
 
 
-def _norm(report: GradientFlowReport, name: str) -> float:
-    """The norm of a weight in a report; 0 where it is not known."""
-    stats = report.parameters.get(name)
-    return 0.0 if stats is None else stats.weight_norm or 0.0
+def _norms(report: GradientFlowReport, history: Sequence[GradientFlowReport], windows: int) -> dict[str, list[float]]:
+    """The norms of weights over the last so many windows and this one.
+
+    Left out are weights that start at or near zero, that have come back from a norm below half of the first window's, or whose norm
+    is not known in one of the windows.
+    """
+    found: dict[str, list[float]] = {}
+    for name in [name for name, setup in report.setups.items() if setup.dimensions > 1 and not setup.starts_at_zero]:
+        known = [each.parameters.get(name) for each in (history[0], *history[-windows:], report)]
+        first, *norms = [0.0 if stats is None else stats.weight_norm or 0.0 for stats in known]
+        if min(norms) >= first / 2 > 0:
+            found[name] = norms
+    return found
 
 
-__all__ = ["ConstantWeights", "GrowthWithoutGain", "OneSignWeights", "PoorInit", "WeightsGrowing"]
+__all__ = ["GrowthWithoutGain", "NeverStepped", "NotUpdated", "UpdatesLost", "WeightsGrowing"]
 
 KINDS = (
     Kind(
-        "poor_init", "Initial weights unlike those of similar layers", group="Forward", rank=500,
-        hypotheses=(initial_scale, constant_weights),
-        meaning="The initial weights of one layer are much larger or much smaller than those of the other layers of the same role "
-        "(the same type and last part of the name), and the signal through it grows or shrinks by the same factor; or all initial "
-        "weights of several layers are one number, so that their units are the same and stay the same, or all of one sign, so "
-        "that their outputs hardly depend on the input.",
-        formula="gain = rms(weight) * sqrt(fan_in)\n"
-        "ratio = gain / median gain of the layers of the same role\n\n"
-        "alert if max(ratio, 1 / ratio) > {PoorInit.factor}, in a role of at least {PoorInit.min_layers} layers,\n"
-        "      unless another layer's gain is within a factor of {PoorInit.near}, or the gain is within {PoorInit.textbook},\n"
-        "      or rms(weight) is within {PoorInit.same} of the median of all layers, that of most is, and it is <= "
-        "{PoorInit.small}\n"
-        "or if the weights of at least {ConstantWeights.layers} linear or convolution layers are one number each, and not 0,\n"
-        "or the time-step bias of a state-space layer (dt_bias) is; matrices of recurrent layers count as layers\n"
-        "or if the weights of at least {OneSignWeights.layers} linear or convolution layers are all above 0, or all below",
-        advice=("Use the initialisation of the other layers",),
+        "not_updated", "Weights that do not change", group="Updates", rank=1410, measures="nothing",
+        hypotheses=(written_back, rate_too_low, wrong_schedule),
+        meaning="A weight, or all weights of a module, did not change by one bit, while other weights moved.",
+        formula="alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
+        "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"
+        "or if no optimizer takes a step in {NeverStepped.min_batches} or more batches that have gradients,\n"
+        "or one of several has taken none since training started, and gradients reach what it holds",
+        advice=("Find code that writes weights: an average copied back, a parametrization, a step of your own",
+            "Raise its learning rate, or keep the weights in float32",
+            "Freeze it with requires_grad_(False) if it is not to learn"),
+        follows={"updates_lost": always, "vanishing": always, "zero": always},
+    ),
+    Kind(
+        "updates_lost", "Updates lost in rounding", group="Updates", rank=630, measures="share",
+        hypotheses=(half_weights, rate_too_low),
+        meaning="A weight is stored in half precision, and almost none of its elements change at a step: each change is smaller "
+        "than the distance to the next number that bfloat16 or float16 can hold. The weight stands still although the optimizer "
+        "works.",
+        formula="lost_fraction = elements with a gradient that keep their value / elements with a gradient, at measured steps\n\n"
+        "alert if lost_fraction > {UpdatesLost.threshold}, in at least {UpdatesLost.min_steps} measured steps",
+        advice=("Keep the weights in float32: precision='bf16-mixed'", "Raise the learning rate",
+            "Use an optimizer that rounds at random or adds up what is lost (Kahan summation)"),
     ),
     Kind(
         "weights_growing", "Weights that grow fast", group="Updates", rank=730,
@@ -309,4 +314,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (PoorInit(), ConstantWeights(), OneSignWeights(), WeightsGrowing(), GrowthWithoutGain())
+RULES = (NotUpdated(), NeverStepped(), UpdatesLost(), WeightsGrowing(), GrowthWithoutGain())

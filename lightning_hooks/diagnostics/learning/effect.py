@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lightning_hooks.declare.rule import percent
 from lightning_hooks.declare.site_names import place_of
-from lightning_hooks.diagnostics.loss.report import RECENT, LossReport
+from lightning_hooks.diagnostics.loss.report import fallen
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
 LEAST, MOST = 0.1, 10.0
@@ -22,8 +22,6 @@ PART = 0.9
 """Share of the parameters above which weights are the model's."""
 SHORT = 0.1
 """Median step ratio below which steps are too long, where it is measured."""
-FEWEST = 16
-"""Losses that there must be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +98,7 @@ class Effects:
             sum(modules[name][0] for name in chosen),
             sum(modules[name][1] for name in chosen) / self._total,
             statistics.median_low(densities or [math.inf]),
-            _fallen(self._report.loss),
+            fallen(self._report.loss),
             learning.over_constant,
             learning.step_ratio,
         )
-
-
-def _fallen(loss: LossReport | None) -> float | None:
-    """The last losses over those at the start."""
-    if (
-        loss is None
-        or not loss.optimized
-        or loss.nonfinite_steps
-        or len(loss.recent) < FEWEST
-        or not min(loss.start, loss.recent[0]) > 0
-    ):
-        return None
-    last = loss.recent[-(len(loss.recent) // 4) :]
-    first = loss.recent[0] if len(loss.recent) < RECENT else math.inf  # steps that are too long raise it at once
-    return sum(last) / len(last) / min(first, loss.start)

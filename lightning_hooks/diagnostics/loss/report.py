@@ -12,6 +12,8 @@ RECENT = 256
 """Losses that a report holds one by one: those of the last training batches, of earlier windows too."""
 VALIDATIONS = 8
 """Validations whose loss a report holds, those of earlier windows too."""
+FEWEST = 16
+"""Losses that there must be to say how far they have fallen."""
 LOSS_STATS = ("mean", "std", "min", "max", "last", "nonfinite_steps")
 """What is logged as ``loss/<stat>``."""
 
@@ -71,6 +73,21 @@ class LossReport:
     spike: LossSpike | None = None
     optimized: bool = True
     scaled: bool = False
+
+
+def loss_scalars(report: LossReport | None) -> dict[str, float]:
+    """The values of a report by tag."""
+    return {f"loss/{stat}": math.nan if report is None else float(getattr(report, stat)) for stat in LOSS_STATS}
+
+
+def fallen(report: LossReport | None) -> float | None:
+    """The last losses over those at the start; None where that says nothing of what is learned."""
+    if report is None or not report.optimized or report.nonfinite_steps or len(report.recent) < FEWEST:
+        return None
+    last = report.recent[-(len(report.recent) // 4) :]
+    first = report.recent[0] if len(report.recent) < RECENT else math.inf  # steps that are too long raise it at once
+    start = min(first, report.start)
+    return sum(last) / len(last) / start if min(report.recent[0], start) > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,9 +85,10 @@ class LossSpiking(Rule):
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if the loss has leapt."""
         spike = None if report.loss is None else report.loss.spike
-        if report.loss is None or spike is None or not (spike.sigmas > self.sigmas and spike.ratio > self.ratio):
+        if report.loss is None or spike is None or 0 <= spike.batch < self.settle:
             return
-        if 0 <= spike.batch < self.settle or not spike.loss - spike.mean > self.lost * _fall(report.loss):
+        far = spike.sigmas > self.sigmas and spike.ratio > self.ratio
+        if not far or not spike.loss - spike.mean > self.lost * _fall(report.loss):
             return
         where = f"at training batch {spike.batch} of the epoch" if spike.batch >= 0 else "at the end of the epoch before"
         yield self.alert(
@@ -127,14 +128,12 @@ class LossDiverging(Rule):
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if the loss rises."""
         loss = report.loss
-        known = [] if loss is None else [value for value in loss.recent if math.isfinite(value)]
-        if loss is None or not loss.optimized or len(known) < self.min_steps:
+        if loss is None or not rises(loss, self.noise, self.min_steps):
             return
-        now, fall, noise = statistics.median(known[-BLOCK:]), _fall(loss), _noise(known)
-        rise = now - loss.lowest
-        if not (fall > noise and rise > self.lost * fall and rise > self.noise * noise):
-            return
-        if rising(known[-BEFORE:]) > self.trend and rising(known[-2 * BLOCK :]) > -1:
+        known = _finite(loss)
+        now, fall = statistics.median(known[-BLOCK:]), _fall(loss)
+        rise, trends = now - loss.lowest, (rising(known[-BEFORE:]), rising(known[-2 * BLOCK :]))
+        if fall > _noise(known) and rise > self.lost * fall and trends[0] > self.trend and trends[1] > -1:
             yield self.alert(
                 report, SITE, rise / fall, self.lost, "warning",
                 f"the loss rises: its median over {BLOCK} batches is {now:.3g} now, and was {loss.lowest:.3g} at its lowest and "
@@ -173,8 +172,11 @@ class LossMaximized(Rule):
 
 def _fall(loss: LossReport) -> float:
     """How far the loss has fallen since training began; 0 if it has not, or that is not known."""
-    fall = loss.start - loss.lowest
-    return fall if fall > 0 else 0.0
+    return max(0.0, loss.start - loss.lowest)
+
+
+def _finite(loss: LossReport) -> list[float]:
+    return [value for value in loss.recent if math.isfinite(value)]
 
 
 def _noise(losses: Sequence[float]) -> float:
@@ -191,10 +193,9 @@ def rises(loss: LossReport, noise: float, min_steps: int = 64) -> bool:
         noise: How many times.
         min_steps: Losses that must be known.
     """
-    known = [value for value in loss.recent if math.isfinite(value)]
-    if not loss.optimized or len(known) < min_steps:
-        return False
-    return statistics.median(known[-BLOCK:]) - loss.lowest > noise * _noise(known)
+    known = _finite(loss)
+    judged = loss.optimized and len(known) >= min_steps
+    return judged and statistics.median(known[-BLOCK:]) - loss.lowest > noise * _noise(known)
 
 
 def rising(losses: Sequence[float], blocks: int = 16) -> float:

@@ -60,7 +60,6 @@ class LossTable:
         self._passes: list[Tensor] = []
         self._page: list[Tensor] = []
         self._numbers: list[tuple[int, int, int]] = []  # of each loss of the page: batch in the window, in the epoch, step
-        self._validations: list[Tensor] = []
         self._validated_at: list[int] = []  # batches of the window before each validation
         self.step, self.optimized, self.scaled = 0, True, False
         self.reset()
@@ -100,15 +99,11 @@ class LossTable:
 
     def end_validation(self, loss: Tensor) -> None:
         """A validation ends, with this loss."""
-        if len(self._validated_at) == MOST_VALIDATIONS:
-            del self._validated_at[0]
-            if len(self._validations) == MOST_VALIDATIONS:
-                del self._validations[0]
-            else:  # the first is of before a resumed run
-                values = self._sums[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS)
-                values.copy_(values.roll(-1, 1))
-        self._validations.append(loss.detach().to(self._device, self._dtype, non_blocking=True).mean().clone())
-        self._validated_at.append(self._batches)
+        value = loss.detach().to(self._device, self._dtype, non_blocking=True).mean()
+        latest = torch.stack((value, torch.ones_like(value)))[:, None]
+        kept = self._sums[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS)
+        kept.copy_(torch.cat((kept[:, 1:], latest), 1))
+        self._validated_at = [*self._validated_at, self._batches][-MOST_VALIDATIONS:]
 
     def _close_page(self) -> None:
         if not self._page:
@@ -143,12 +138,7 @@ class LossTable:
     def pack(self) -> Tensor:
         """The table, shape ``(n_loss_numbers,)``."""
         self._close_page()
-        sums = self._sums.clone()
-        places = self._validated_at
-        if self._validations:
-            new = torch.stack(self._validations)
-            values = sums[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS)
-            values[:, len(places) - len(new) : len(places)] = torch.stack((new, torch.ones_like(new)))
+        sums, places = self._sums.clone(), self._validated_at
         counts = self._batches, self._first, len(places), len(self._earlier), len(self._earlier_validations), *self._course
         pairs = [number for one in self._earlier_validations for number in (one.loss, one.training)]
         known = (*counts, *_filled(places, MOST_VALIDATIONS), *_filled(self._earlier, RECENT), *_filled(pairs, 2 * VALIDATIONS))
@@ -189,13 +179,13 @@ class LossTable:
             self._course = self._latest.start, self._latest.lowest
         self._sums = torch.zeros(N_SUMS, device=self._device, dtype=self._dtype)
         self._bounds = torch.full((N_BOUNDS,), -math.inf, device=self._device, dtype=self._dtype)
-        for kept in (self._passes, self._page, self._numbers, self._validations, self._validated_at):
+        for kept in (self._passes, self._page, self._numbers, self._validated_at):
             kept.clear()
         self._batches = self._first = 0
 
 
 def _filled(numbers: Sequence[float], length: int) -> list[float]:
-    return [*numbers, *[-math.inf] * (length - len(numbers))]
+    return [*[-math.inf] * (length - len(numbers)), *numbers]
 
 
 def left_out(slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,7 +227,7 @@ def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
     places, values = _validations(sums[0], known[0]), _validations(sums[1], known[1])
     entries = [*places, *((place + batches, value, ranks) for place, value, ranks in values)][-MOST_VALIDATIONS:]
     both = torch.tensor([[value, ranks] for _, value, ranks in entries], dtype=sums.dtype).view(-1, 2).T
-    merged[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS)[:, : len(entries)] = both
+    merged[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS)[:, MOST_VALIDATIONS - len(entries) :] = both
     top = torch.cat((torch.stack((*bounds[:, :2], largest)).amax(0), bounds[:, 2:].amax(0)))
     merged_known = known[0].clone()
     merged_known[0], merged_known[2] = batches + more, len(entries)
@@ -259,11 +249,11 @@ def window_of(packed: Tensor) -> LossWindow:
     return LossWindow(
         values=values,
         weights=ranks,
-        earlier=earlier[:n_earlier].numpy(),
+        earlier=earlier[RECENT - n_earlier :].numpy(),
         left_out=(*sums[:N_MOMENTS].tolist(), bounds[0].item(), -bounds[1].item()),
         first_nonfinite=(-bounds[2].item(), -bounds[3].item()),
         validations=[(value / max(ranks, 1.0), max(int(place) - before, 0)) for place, value, ranks in _validations(sums, known)],
-        earlier_validations=tuple(ValidationLoss(*pair) for pair in pairs.view(-1, 2)[:n_pairs].tolist()),
+        earlier_validations=tuple(ValidationLoss(*pair) for pair in pairs.view(-1, 2)[VALIDATIONS - n_pairs :].tolist()),
         course=(known[5].item(), known[6].item()),
         first=first + before,
     )
@@ -283,8 +273,8 @@ def _in_order(sums: Tensor, batches: int) -> Tensor:
 def _validations(sums: Tensor, known: Tensor) -> list[tuple[float, float, float]]:
     """Of each validation in a window: the batches before it, the sum of its losses over ranks, the number of ranks."""
     values, ranks = sums[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS).tolist()
-    count, places = int(known[2]), known[N_COUNTS : N_COUNTS + MOST_VALIDATIONS].tolist()
-    return list(zip(places[:count], values[:count], ranks[:count], strict=True))
+    places = known[N_COUNTS : N_COUNTS + MOST_VALIDATIONS].tolist()
+    return list(zip(places, values, ranks, strict=True))[MOST_VALIDATIONS - int(known[2]) :]
 
 
 LOSS_SPAN = Span(N_LOSS_NUMBERS, _merged_over_ranks, paired(merge_windows))

@@ -23,18 +23,18 @@ from lightning_hooks.statistics.rows import Column
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class CheckedStep:
     """An optimizer step.
 
     Attributes:
         step: The trainer's ``global_step`` before it.
         batch: The index of its training batch in the epoch.
-        forgiven: The optimizer itself leaves out a step whose gradients are not finite (fused, under a loss scaler).
+        left_out: The optimizer itself leaves out a step whose gradients are not finite (fused, under a loss scaler).
     """
 
     step: int
     batch: int
-    forgiven: bool = False
+    left_out: bool = False
 
 
 class NonfiniteWatch:
@@ -48,27 +48,27 @@ class NonfiniteWatch:
     """
 
     def __init__(self, n_parameters: int) -> None:
-        self.first: dict[int, Moment] = {}
+        self.first: dict[int, CheckedStep] = {}
         self._steps = np.zeros(n_parameters, dtype=np.int64)
 
     def grow(self, n_parameters: int) -> None:
         """More parameters have a place now; the new ones come last."""
         self._steps = np.pad(self._steps, (0, n_parameters - len(self._steps)))
 
-    def add(self, norms: np.ndarray[Any, Any], moment: Moment) -> bool:
+    def add(self, norms: np.ndarray[Any, Any], checked: CheckedStep) -> bool:
         """Record one step.
 
         Args:
             norms: L2 norms of the gradients, of all parameters or of the first; 0 for one without.
-            moment: Which step.
+            checked: Which step.
 
         Returns:
             Whether the step was with a gradient that is not finite.
         """
-        if moment.forgiven or math.isfinite(norms.sum()):
+        if checked.left_out or math.isfinite(norms.sum()):
             return False
         for index in np.flatnonzero(~np.isfinite(norms)).tolist():
-            self.first.setdefault(index, moment)
+            self.first.setdefault(index, checked)
             self._steps[index] += 1
         return True
 
@@ -84,9 +84,9 @@ class NonfiniteWatch:
                 nonfinite_steps=int(self._steps[index]),
                 missing_steps=0,
                 update_ratio=None,
-                first_nonfinite_step=moment.step,
+                first_nonfinite_step=checked.step,
             )
-            for index, moment in sorted(self.first.items())
+            for index, checked in sorted(self.first.items())
         }
 
     def reset(self) -> None:
@@ -137,7 +137,7 @@ class StepChecks:
         self._copies = HostCopies(polls=world_size == 1)
         self._watches: dict[int, NonfiniteWatch] = {}
         self._before: dict[int, Tensor] = {}
-        self._pages: dict[int, tuple[Tensor, list[Moment]]] = {}
+        self._pages: dict[int, tuple[Tensor, list[CheckedStep]]] = {}
         self._steps = 0
         self._seen: set[tuple[int, int]] = set()  # optimizer and parameter
         self._stopping = False
@@ -189,21 +189,21 @@ class StepChecks:
         if norms is None:
             return
         # Where a rank's loss scaler skips a step, another's may not: none of them counts it.
-        forgiven = step.skips_nonfinite or (self._several and step.loss_scale is not None)
-        moment = Moment(step.global_step, batch, forgiven)
+        left_out = step.skips_nonfinite or (self._several and step.loss_scale is not None)
+        checked = CheckedStep(step.global_step, batch, left_out)
         self._steps += 1
         if self.on_host(norms):
-            broken = self._watch(step.optimizer).add(norms.numpy(), moment)
+            broken = self._watch(step.optimizer).add(norms.numpy(), checked)
             self._judge()
             step.undone = broken and self._stopping
             return
-        page, moments = self._pages.setdefault(step.optimizer, (norms.new_zeros((LINES, len(self._names))), []))
-        page[len(moments), : norms.shape[0]].copy_(norms)
-        moments.append(moment)
+        page, checked_steps = self._pages.setdefault(step.optimizer, (norms.new_zeros((LINES, len(self._names))), []))
+        page[len(checked_steps), : norms.shape[0]].copy_(norms)
+        checked_steps.append(checked)
         due = self._steps % self._early.every == 0
         if due:
             self._take(wait=True)
-        if due or len(moments) == LINES:
+        if due or len(checked_steps) == LINES:
             self._send()
         self._take()
         self._judge()
@@ -217,15 +217,15 @@ class StepChecks:
         return self._watches.setdefault(optimizer, NonfiniteWatch(len(self._names)))
 
     def _send(self) -> None:
-        for optimizer, (page, moments) in self._pages.items():
-            if moments:
-                self._copies.send(page[: len(moments)], (optimizer, tuple(moments)))
-                moments.clear()
+        for optimizer, (page, checked_steps) in self._pages.items():
+            if checked_steps:
+                self._copies.send(page[: len(checked_steps)], (optimizer, tuple(checked_steps)))
+                checked_steps.clear()
 
     def _take(self, wait: bool = False) -> None:
-        for lines, (optimizer, moments) in self._copies.arrived(wait):
-            for norms, moment in zip(lines, moments, strict=True):
-                self._watch(optimizer).add(norms, moment)
+        for lines, (optimizer, checked_steps) in self._copies.arrived(wait):
+            for norms, checked in zip(lines, checked_steps, strict=True):
+                self._watch(optimizer).add(norms, checked)
 
     def _judge(self) -> None:
         if self._has_news():
@@ -251,12 +251,12 @@ class StepChecks:
     def dated(self, alerts: Iterable[Alert]) -> tuple[Alert, ...]:
         """Those that are about values that are not finite, each with the step and batch at which it began, where that is known."""
         places = {name: index for index, name in enumerate(self._names)}
-        moments = [moment for watch in self._watches.values() for moment in watch.first.values()]
-        steps = {moment.batch: moment.step for moment in sorted(moments, key=lambda moment: -moment.step)}
+        checked_steps = [checked for watch in self._watches.values() for checked in watch.first.values()]
+        steps = {checked.batch: checked.step for checked in sorted(checked_steps, key=lambda checked: -checked.step)}
         dated = []
         for alert in (alert for alert in alerts if alert.kind == "nonfinite"):
             known = (watch.first.get(places.get(alert.site, -1)) for watch in self._watches.values())
-            first = min((moment for moment in known if moment is not None), key=lambda moment: moment.step, default=None)
+            first = min((checked for checked in known if checked is not None), key=lambda checked: checked.step, default=None)
             if first is not None:
                 alert = dataclasses.replace(alert, since_step=first.step, batch=first.batch)
             elif alert.batch in steps:  # a module's, known by the batch

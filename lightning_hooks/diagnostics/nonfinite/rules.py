@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -39,11 +38,11 @@ class NonfiniteFeatures(Rule):
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per module that put out values that are not finite, in model order."""
         given = report.inputs.get("training")
-        in_data = math.inf if given is None or given.first_nonfinite_batch is None else given.first_nonfinite_batch
+        in_data = None if given is None else given.first_nonfinite_batch
         for site, stats in report.sites.items():
             if stats.nonfinite_fraction > self.threshold:
                 first = stats.first_nonfinite_batch
-                of_data = given is not None and first is not None and in_data <= first
+                of_data = in_data is not None and first is not None and in_data <= first
                 yield self.alert(
                     report, site, stats.nonfinite_fraction, self.threshold, "critical",
                     f"{percent(stats.nonfinite_fraction)} of its output values are NaN or infinite, first in "
@@ -75,15 +74,15 @@ class NonfiniteWeights(Rule):
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per parameter."""
-        bad = any(stats.nonfinite_steps for stats in report.parameters.values())
-        bad = bad or any(stats.nonfinite_fraction for stats in report.modules.values())
-        bad = bad or (report.loss is not None and report.loss.nonfinite_steps > 0)
+        found = [stats.nonfinite_fraction for stats in report.modules.values()]
+        steps = [stats.nonfinite_steps for stats in (*report.parameters.values(), report.loss) if stats is not None]
+        bad = any(found) or any(steps)
         so = "No step makes such a number finite again: all steps are lost." if bad else "The loss is finite: nothing uses them."
-        for name, found in report.model_setup.nonfinite_weights.items():
+        for name, weight in report.model_setup.nonfinite_weights.items():
             yield self.alert(
-                report, name, found.count, 0.0, "critical" if bad else "info",
-                f"{found.count} of its {found.elements} numbers {'are' if found.count > 1 else 'is'} NaN or infinite since "
-                f"before the first step, the first at {list(found.index)}.",
+                report, name, weight.count, 0.0, "critical" if bad else "info",
+                f"{weight.count} of its {weight.elements} numbers {'are' if weight.count > 1 else 'is'} NaN or infinite since "
+                f"before the first step, the first at {list(weight.index)}.",
                 so,
                 since_step=0,
             )  # fmt: skip

@@ -14,7 +14,7 @@ from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.rates import loss_divided, unusual_setting, wrong_schedule
 from lightning_hooks.diagnostics.excuses import CONVERGED, is_scale_free
-from lightning_hooks.diagnostics.optimizer.table import GroupSettings
+from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
 
@@ -45,7 +45,7 @@ class SecondMomentStale(Rule):
         for name, stats in report.optimizers.items():
             if stats.stale_fraction is None or stats.stale_fraction <= limit or not any(rate > 0 for rate in stats.lr):
                 continue
-            eps = max((group.eps for group in stats.groups if group.eps is not None), default=0.0)
+            eps = _largest(stats, "eps")
             yield self.alert(
                 report, name, stats.stale_fraction, limit, "warning",
                 f"{percent(stats.stale_fraction)} of its second moments are below eps² (eps is {eps:.1e}; limit "
@@ -89,7 +89,7 @@ class LrZero(Rule):
             groups = [group for group in stats.groups if group.lr is not None]
             if not groups:
                 continue
-            rate, peak = (max(each or 0.0 for each in rates) for rates in zip(*((g.lr, g.lr_peak) for g in groups), strict=True))
+            rate, peak = _largest(stats, "lr"), _largest(stats, "lr_peak")
             if peak == 0.0 and not any(group.lr_initial for group in groups):
                 yield self.alert(
                     report, name, 0.0, 0.0, "info",
@@ -105,7 +105,7 @@ class LrZero(Rule):
                     "training.",
                 )  # fmt: skip
             elif planned and report.step > planned / 2 and self._never_rose(name, groups, first):
-                initial = max(group.lr_initial or 0.0 for group in groups)
+                initial = _largest(stats, "lr_initial")
                 yield self.alert(
                     report, name, rate, self.initial * initial, "warning",
                     f"its learning rate is {rate:.1e}, below {percent(self.initial)} of the {initial:.1e} that its scheduler "
@@ -203,7 +203,7 @@ class OptimizerSettings(Rule):
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per optimizer and setting."""
         for name, stats in report.optimizers.items():
-            eps = max((group.eps for group in stats.groups if group.eps is not None), default=0.0)
+            eps = _largest(stats, "eps")
             if eps >= self.eps and is_scale_free(name):
                 known = stats.stale_fraction
                 decides = known is not None and known > self.stale
@@ -216,8 +216,8 @@ class OptimizerSettings(Rule):
                     advice=("Set eps=1e-8, unless that is meant",),
                 )  # fmt: skip
             # Adam need not converge unless beta1 < sqrt(beta2) (Reddi et al. 2018). Others mean other things by betas.
-            pairs = [group.betas for group in stats.groups if len(group.betas) == 2 and "adam" in name.lower()]
-            for one, two in [pair for pair in pairs if pair[0] > pair[1]][:1]:
+            pairs = {group.betas for group in stats.groups if len(group.betas) == 2 and group.betas[0] > group.betas[1]}
+            for one, two in sorted(pairs)[:1] if "adam" in name.lower() else ():
                 yield self.alert(
                     report, name, one, two, "warning",
                     f"beta1 ({one:g}) is larger than beta2 ({two:g}): the second moment forgets faster than the first, so steps "
@@ -225,7 +225,7 @@ class OptimizerSettings(Rule):
                     "Common cause: betas in the wrong order.",
                     advice=("Set betas=(0.9, 0.999)",),
                 )  # fmt: skip
-            momentum = max((group.momentum for group in stats.groups if group.momentum is not None), default=0.0)
+            momentum = _largest(stats, "momentum")
             if momentum >= self.momentum:
                 yield self.alert(
                     report, name, momentum, self.momentum, "warning",
@@ -261,22 +261,25 @@ class DecayDominates(Rule):
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per optimizer."""
         for name in report.optimizers:
-            decayed = [
-                (setup.l2, report.parameters[site])
-                for site, setup in report.setups.items()
-                if setup.optimizers == (name,) and setup.l2 >= self.decay and setup.dimensions > 1 and site in report.parameters
-            ]
-            ratios = [decay * m.weight_rms / m.rms for decay, m in decayed if m.weight_rms is not None and m.rms > 0]
+            held = {site: setup.l2 for site, setup in report.setups.items() if setup.optimizers == (name,) and setup.dimensions > 1}
+            decayed = {site: decay for site, decay in held.items() if decay >= self.decay and site in report.parameters}
+            stats = [(decay, report.parameters[site]) for site, decay in decayed.items()]
+            ratios = [decay * each.weight_rms / each.rms for decay, each in stats if each.weight_rms is not None and each.rms > 0]
             ratio = statistics.median(ratios) if ratios else 0.0
             if ratio > self.factor:
                 yield self.alert(
                     report, name, ratio, self.factor, "warning",
-                    f"its weight decay of {max(decay for decay, _ in decayed):g} is added to the gradient, of which it is "
+                    f"its weight decay of {max(decayed.values()):g} is added to the gradient, of which it is "
                     f"{ratio:.3g} times the size (median of {len(ratios)} weights; limit {self.factor:g}): steps follow the decay, "
                     "not the loss.",
                     "Common cause: a weight_decay that was meant for AdamW, which does not add it to the gradient.",
                     advice=("Use AdamW", "Try weight_decay=1e-4"),
                 )  # fmt: skip
+
+
+def _largest(stats: OptimizerStats, setting: str) -> float:
+    """The largest value of a setting in an optimizer's parameter groups; 0 where none has it."""
+    return max((getattr(group, setting) or 0.0 for group in stats.groups), default=0.0)
 
 
 __all__ = ["DecayDominates", "LrZero", "OptimizerSettings", "ScheduleLength", "SecondMomentStale"]

@@ -109,14 +109,6 @@ class OptimizerColumn(Columns):
 N_OPTIMIZER_COLUMNS = len(OptimizerColumn)
 
 
-class OptimizerNumbers(NamedTuple):
-    """What a row says; None where it was not measured."""
-
-    update_rms: float | None
-    instability: float | None
-    stale_fraction: float | None
-
-
 class OptimizerTable(RowTable):
     """A row for each optimizer.
 
@@ -156,21 +148,20 @@ class OptimizerTable(RowTable):
         counted = torch.isfinite(row).all()
         self.rows[optimizer] += torch.where(counted if valid is None else counted & valid, row, 0)
 
-    def read(self, packed: Tensor) -> list[OptimizerNumbers]:
-        """Name the numbers of each optimizer, on the host."""
-        return [_numbers(row) for row in self.lines(packed)]
+    def read(self, packed: Tensor) -> list[tuple[float | None, float | None, float | None]]:
+        """The ``update_rms``, ``instability`` and ``stale_fraction`` of each optimizer, on the host; None where not measured."""
+        column = OptimizerColumn
+        found = []
+        for row in self.lines(packed):
+            square = _share(row, column.UPDATE_SQUARE, column.UPDATE_ELEMENTS)
+            instability = _share(row, column.INSTABILITY, column.INSTABILITY_STEPS)
+            rms = None if square is None else math.sqrt(square)
+            found.append((rms, instability, _share(row, column.STALE, column.WITH_GRADIENT)))
+        return found
 
 
-def _numbers(row: Sequence[float]) -> OptimizerNumbers:
-    def share(part: OptimizerColumn, whole: OptimizerColumn) -> float | None:
-        return row[part] / row[whole] if row[whole] else None
-
-    square = share(OptimizerColumn.UPDATE_SQUARE, OptimizerColumn.UPDATE_ELEMENTS)
-    return OptimizerNumbers(
-        None if square is None else math.sqrt(square),
-        share(OptimizerColumn.INSTABILITY, OptimizerColumn.INSTABILITY_STEPS),
-        share(OptimizerColumn.STALE, OptimizerColumn.WITH_GRADIENT),
-    )
+def _share(row: Sequence[float], part: OptimizerColumn, whole: OptimizerColumn) -> float | None:
+    return row[part] / row[whole] if row[whole] else None
 
 
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)

@@ -127,9 +127,9 @@ class OptimizerWatch:
         """Name the numbers of a packed table, next to the settings at the window's end."""
         return {
             name: OptimizerStats(
-                lr=tuple(_known(group.lr) for group in groups),
-                lr_peak=tuple(_known(group.lr_peak) for group in groups),
-                **numbers._asdict(),
+                tuple(_known(group.lr) for group in groups),
+                tuple(_known(group.lr_peak) for group in groups),
+                *numbers,
                 groups=groups,
                 schedules=tuple(self._schedules.get(place, ())),
             )

@@ -1,9 +1,10 @@
-"""Checks of how a model and its data are set up: what is collected for the rules, in the sampled batches of a window."""
+"""How a model and its data are set up: what is out of the ordinary, collected in the sampled batches of a window for the rules."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,15 +13,8 @@ from typing_extensions import override
 from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.batches.inputs import N_PAIRS, BatchHashes, same_on_all
 from lightning_hooks.diagnostics.loss_inputs.targets import IGNORED, LabelTable, label_tensors
-from lightning_hooks.diagnostics.setup.initial import first_weights, nonfinite_weights
-from lightning_hooks.diagnostics.setup.module_modes import (
-    AS_MADE,
-    ModuleModes,
-    stages_not_frozen,
-    unusual_settings,
-    values_per_channel,
-)
-from lightning_hooks.diagnostics.setup.report import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
+from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, first_weights, nonfinite_weights
+from lightning_hooks.diagnostics.setup.module_modes import AS_MADE, ModuleModes, unusual_settings, values_per_channel
 from lightning_hooks.hooks import Recorder
 from lightning_hooks.hooks.attributes import in_training_mode, stored
 from lightning_hooks.hooks.parameters import own_parameters, unregistered_modules, unregistered_tensors
@@ -35,8 +29,126 @@ MOST_UNREGISTERED = 8
 """Attributes with modules or tensors that are registered nowhere, at most."""
 
 
+@dataclass(frozen=True, slots=True)
+class LabelCounts:
+    """Targets that a cross entropy ignores, in the sampled batches.
+
+    Attributes:
+        batches: Sampled batches (or calls of a loss module) with integer targets.
+        ignored_batches: Those of them all of whose targets were ``ignore_index``.
+        targets: All targets.
+        ignored: Those of them that were ``ignore_index``.
+    """
+
+    batches: int
+    ignored_batches: int
+    targets: int
+    ignored: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """How often batches were the same, by a hash of a sample of their numbers; batches of one number only are not compared.
+
+    Attributes:
+        compared: Sampled batches that were compared with the batch after them.
+        repeated: Those of them whose next batch was the same, or had the same numbers in a tensor that otherwise changes.
+        ranks: How many ranks get data of their own; 1 where all ranks share a batch.
+        rank_batches: Sampled batches that were compared over the ranks, of the window's last 16.
+        same_on_ranks: Those of them that were the same on all ranks.
+        different: How many of these differ from one another.
+    """
+
+    compared: int = 0
+    repeated: int = 0
+    ranks: int = 1
+    rank_batches: int = 0
+    same_on_ranks: int = 0
+    different: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnregisteredModules:
+    """Modules or tensors in a plain list or dictionary, or parameters created in ``forward``, which the model does not know.
+
+    Attributes:
+        modules: How many modules; 0 where it holds tensors that require a gradient.
+        elements: Numbers in those parameters and tensors that require a gradient.
+        reached: Whether a gradient arrived at any of these, on any rank.
+        training: Whether any of the modules is in training mode.
+        optimized: Whether an optimizer holds any of the parameters.
+        held: Whether an attribute of the model holds them; if not, they were created for the first loss, and gone after it.
+    """
+
+    modules: int
+    elements: int
+    reached: bool = False
+    training: bool = True
+    optimized: bool = False
+    held: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class VectorDecay:
+    """Weight decay on parameters of one dimension or less: biases, and the scales of normalisation layers.
+
+    Attributes:
+        weight_decay: The largest that is set for any of them.
+        parameters: How many have it.
+    """
+
+    weight_decay: float
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSetup:
+    """What is out of the ordinary in the modules' modes and settings and in the batches of a window.
+
+    Attributes:
+        eval_modes: Each dropout and batch norm that was in eval mode in every sampled batch, to the number of modules in eval mode
+            from it outwards: 1 where the module around it is in training mode.
+        unestimated: Those of them that are batch norms whose running statistics are as they were made, 0 and 1: no data have been
+            seen.
+        constant_weights: Linear or convolution layer with two outputs or more to the one number, other than 0, that all its weights
+            were when training started; so are matrices of recurrent layers, by their own names (``….weight_hh_l0``).
+        one_sign_weights: Linear or convolution layer to the mean of its weights when training started, where all of them were above
+            0, or all below.
+        untrained: Frozen linear or convolution layers that are as they were initialised.
+        updating: Each frozen batch norm in training mode, to how far its running statistics have moved since training started, in
+            the standard deviations that they had then (2-Wasserstein distance, root mean square over the channels). One without
+            parameters is frozen if all parameters of the part around it are. Not where they were never trained.
+        values_per_channel: Values from which a batch norm in training mode computed each mean, where those are fewer than 16.
+        settings: Module to its settings that are unusual: ``p`` of a dropout or a stochastic depth above 0.5, ``eps`` of a norm
+            above 0.01, ``momentum`` 0 of a batch norm that has not been trained.
+        unregistered: Attribute (``net.blocks``) to the modules or tensors it holds that are registered nowhere; module to the
+            parameters behind its output that each step creates again.
+        vector_decay: Optimizer to its weight decay on biases and norms; only optimizers that hold weights too.
+        nonfinite_weights: Parameters that held NaN or infinite values when training started, to what is known of them.
+        foreign: What optimizers hold that requires a gradient and is no parameter of the model, by its name
+            (``0-Adam.group0.4``), to its shape.
+        labels: Targets that a cross entropy ignores; None where no integer targets were found.
+        batches: How often batches were the same.
+    """
+
+    eval_modes: dict[str, int] = field(default_factory=dict)
+    unestimated: tuple[str, ...] = ()
+    constant_weights: dict[str, float] = field(default_factory=dict)
+    one_sign_weights: dict[str, float] = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
+    updating: dict[str, float] = field(default_factory=dict)
+    values_per_channel: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, dict[str, float]] = field(default_factory=dict)
+    unregistered: dict[str, UnregisteredModules] = field(default_factory=dict)
+    vector_decay: dict[str, VectorDecay] = field(default_factory=dict)
+    nonfinite_weights: dict[str, NonfiniteWeight] = field(default_factory=dict)
+    foreign: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    labels: LabelCounts | None = None
+    batches: BatchCounts = BatchCounts()
+
+
 class SetupChecks(Tables):
-    """Collects what :class:`~lightning_hooks.diagnostics.setup.report.ModelSetup` holds.
+    """Collects what :class:`ModelSetup` holds.
 
     Args:
         context: Of the collector.
@@ -48,7 +160,6 @@ class SetupChecks(Tables):
         self._modes = ModuleModes(model, device)
         self._host, self._settings, self._first = host, unusual_settings(model), first_weights(model)
         self._nonfinite = nonfinite_weights(model)
-        self._stages: dict[str, dict[str, float]] | None = None  # of the first sampled batch: a validation may freeze them
         tensors = unregistered_tensors(model) if context.steps.shards is None else {}  # shards are kept so by FSDP
         modules = unregistered_modules(model)
         hidden: dict[str, list[nn.Module]] = {**modules, **{name: [] for name in tensors if name not in modules}}
@@ -91,8 +202,6 @@ class SetupChecks(Tables):
         """A training batch starts."""
         self._take_batch(batch, detailed)
         if sampled:
-            if self._stages is None:
-                self._stages = stages_not_frozen(self._host.model)
             self._modes.batch_start()
         if detailed:
             self._take_labels(batch)
@@ -165,7 +274,7 @@ class SetupChecks(Tables):
             untrained=self._first.untrained,
             updating={name: moved[name] for name in _in_frozen_parts(updating, model)},
             values_per_channel=values_per_channel(self._modes, levels, modules, FEW_VALUES),
-            settings={**self._settings, **(self._stages or {})},
+            settings=dict(self._settings),
             unregistered={
                 **{name: self._unregistered(name, found[name]) for name in self._hidden},
                 **{name: UnregisteredModules(0, size, reached=True, held=False) for name, size in temporary.items() if size},

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,22 +49,30 @@ def initial_sizes(sites: Iterable[tuple[str, nn.Module]]) -> list[InitialSize]:
     Returns:
         One for each weight, so that a module may have several. One copy from the device.
     """
-    known: list[tuple[str, int, int]] = []
-    sizes: list[Tensor] = []
+    known: list[tuple[str, int, Tensor]] = []
     for name, module in sites:
-        if isinstance(module, _TABLES):
-            continue
-        for weight in weights_of(module):
-            if weight.dim() < 2 or not weight.requires_grad or not weight.is_floating_point() or not weight.numel():
-                continue
-            transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
-            norm = torch.linalg.vector_norm(weight.detach(), dtype=torch.promote_types(weight.dtype, torch.float32))
-            whole = norm.full_tensor() if is_distributed(norm) else norm  # a collective: all ranks start with the same sites
-            sizes.append(whole.float() / math.sqrt(weight.numel()))
-            inputs, outputs = (weight.shape[place] for place in (not transposed, transposed))
-            known.append((name, weight.numel() // outputs, weight.numel() // inputs))
-    values = torch.stack([size.to(sizes[0].device) for size in sizes]).tolist() if sizes else []
-    return [InitialSize(name, rms, fan_in, fan_out) for (name, fan_in, fan_out), rms in zip(known, values, strict=True)]
+        outputs = int(isinstance(module, nn.modules.conv._ConvTransposeNd))  # the dimension of the outputs
+        weights = () if isinstance(module, _TABLES) else weights_of(module)
+        known += [(name, outputs, weight) for weight in weights if _is_trained_matrix(weight) and weight.is_floating_point()]
+    return [
+        InitialSize(name, norm / math.sqrt(weight.numel()), *(weight.numel() // weight.shape[place] for place in (out, 1 - out)))
+        for (name, out, weight), norm in zip(known, _norms([weight for *_, weight in known]), strict=True)
+    ]
+
+
+def _is_trained_matrix(weight: Tensor) -> bool:
+    return weight.dim() > 1 and weight.requires_grad and weight.numel() > 0
+
+
+def _norms(weights: Sequence[Tensor]) -> list[float]:
+    """The L2 norms of weights. Of sharded ones a collective: all ranks start with the same weights."""
+    norms = [torch.linalg.vector_norm(w.detach(), dtype=torch.promote_types(w.dtype, torch.float32)) for w in weights]
+    return _on_host([(norm.full_tensor() if is_distributed(norm) else norm).float() for norm in norms])
+
+
+def _on_host(rows: Sequence[Tensor]) -> list[Any]:
+    """Tensors of one shape as plain numbers, by one copy from the device."""
+    return torch.stack([row.to(rows[0].device) for row in rows]).tolist() if rows else []
 
 
 def initial_gains(sizes: Iterable[InitialSize]) -> dict[str, float]:
@@ -132,23 +140,21 @@ def roles(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
         Name to role, such as ``Linear q_proj``; layers that are only numbered share the role of their type.
     """
     shapes: dict[str, tuple[str, tuple[torch.Size, ...]]] = {}
-    widths: dict[str, tuple[int, int]] = {}
+    puts_out: dict[str, int] = {}
+    taken: set[int] = set()
     for name, module in sites:
         weights = [p for p in nn.Module.parameters(module, recurse=False) if not nn.parameter.is_lazy(p) and p.dim() > 1]
         if weights and not isinstance(module, _TABLES):
             role = f"{_type_name(module)} {role_of(name)}".rstrip()
             shapes[name] = role, tuple(weight.shape for weight in weights)
-            transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
-            put_out, taken = weights[0].shape[transposed], weights[0].shape[not transposed]
-            widths[name] = int(put_out), int(taken)
+            outputs = int(isinstance(module, nn.modules.conv._ConvTransposeNd))  # the dimension of the outputs
+            puts_out[name] = weights[0].shape[outputs]
+            taken.add(weights[0].shape[1 - outputs])
     last = {name.rpartition(".")[0]: name for name in shapes if not role_of(name)}  # of each numbered sequence
     alike = Counter(shapes.values())
-    takes = {taken for _, taken in widths.values()}
-    return {
-        name: role
-        for name, (role, shape) in shapes.items()
-        if (alike[role, shape] > 1 or widths[name][0] in takes) and (name not in last.values() or widths[name][0] in takes)
-    }
+    alone = {name for name, shape in shapes.items() if alike[shape] == 1}
+    heads = {name for name in (*alone, *last.values()) if puts_out[name] not in taken}
+    return {name: role for name, (role, _) in shapes.items() if name not in heads}
 
 
 def starting_at_zero(parameters: Iterable[tuple[str, Tensor]], size: float = 2e-3) -> frozenset[str]:
@@ -163,20 +169,9 @@ def starting_at_zero(parameters: Iterable[tuple[str, Tensor]], size: float = 2e-
     Returns:
         Their names. One copy from the device.
     """
-    names, sizes = [], []
-    for name, weight in parameters:
-        if not has_values(weight) or weight.dim() < 2 or not weight.numel() or not weight.requires_grad:
-            continue
-        norm = torch.linalg.vector_norm(weight.detach(), dtype=torch.promote_types(weight.dtype, torch.float32))
-        whole = norm.full_tensor() if is_distributed(norm) else norm
-        sizes.append(
-            whole.double() / math.sqrt(weight.numel()) if whole.device.type != "mps" else whole / math.sqrt(weight.numel())
-        )
-        names.append(name)
-    if not sizes:
-        return frozenset()
-    small = torch.stack([one.to(sizes[0].device) for one in sizes]).tolist()
-    return frozenset(name for name, rms in zip(names, small, strict=True) if rms <= size)
+    weights = {name: weight for name, weight in parameters if has_values(weight) and _is_trained_matrix(weight)}
+    norms = zip(weights.items(), _norms([*weights.values()]), strict=True)
+    return frozenset(name for (name, weight), norm in norms if norm <= size * math.sqrt(weight.numel()))
 
 
 def shared_modules(root: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -195,17 +190,12 @@ def shared_modules(root: nn.Module) -> dict[str, tuple[str, ...]]:
     return found
 
 
-TIME_STEP = "dt_bias"
-"""The name of the bias of a Mamba-2 layer's time steps, one for each head."""
-
-
 class FirstWeights(NamedTuple):
     """What stands out among the weights of linear and convolution layers when training starts.
 
     Attributes:
         constant: Layer to the one number, other than 0, that all its weights are; only layers with two outputs or more. So are
-            the matrices of recurrent layers (``….weight_hh_l0``) and the time-step biases of state-space layers (``….dt_bias``), by
-            their own names.
+            the matrices of recurrent layers, by their own names (``….weight_hh_l0``).
         one_sign: Layer that trains to the mean of its weights, where all of them are above 0, or all below, and not one number.
         untrained: Frozen layers that are as they were initialised: with a bias of exact zeros, or with weights and a bias that are
             uniform between ±1 / sqrt(fan-in), PyTorch's default (``reset_parameters``).
@@ -226,35 +216,34 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
     Returns:
         What stands out. One copy from the device.
     """
-    names, sizes, frozen, rows = [], [], [], []
-    for name, module, weight in _layers(model):
-        bias = stored_tensor(module, "bias")
-        outputs = weight.shape[1 if stored(module, "transposed") else 0]
-        if outputs < 2 or weight.numel() < few or stored_count(module, "groups") > 1:
-            continue
-        no_bias = weight.new_full((), math.nan)
-        whole = weight.float()
-        ends = weight.amin(), weight.amax()
-        numbers = *ends, whole.mean(), whole.square().mean().sqrt(), no_bias if bias is None else _largest(bias)
-        rows.append(torch.stack([number.float() for number in numbers]))
-        names.append(name)
-        sizes.append((weight.shape[1:].numel(), weight.numel()))
-        frozen.append(not any(parameter.requires_grad for parameter in module.parameters()))
-    constant, untrained = _constants(_time_steps(model)), []
+    constant: dict[str, float] = {}
     one_sign: dict[str, float] = {}
-    constant |= {name: value for name, value in _constants(_recurrent(model, few)).items() if value != 0}
-    values = torch.stack([row.to(rows[0].device) for row in rows]).tolist() if rows else []
-    for name, (fan_in, count), still, (low, high, mean, rms, bias) in zip(names, sizes, frozen, values, strict=True):
+    untrained = []
+    matrices = _recurrent(model, few)
+    for name, (low, high) in zip(matrices, _on_host([torch.stack(w.aminmax()).float() for w in matrices.values()]), strict=True):
         if low == high != 0:
             constant[name] = low
-        elif not still and (low > 0 or high < 0):
+    layers = [(name, module, weight) for name, module, weight in _layers(model) if weight.numel() >= few]
+    values = _on_host([_summary(weight, stored_tensor(module, "bias")) for _, module, weight in layers])
+    for (name, module, weight), (low, high, mean, rms, bias) in zip(layers, values, strict=True):
+        frozen = not any(parameter.requires_grad for parameter in module.parameters())
+        if low == high != 0:
+            constant[name] = low
+        elif not frozen and (low > 0 or high < 0):
             one_sign[name] = mean
-        bound = 1 / math.sqrt(fan_in)
-        spread = 2 / math.sqrt(count)  # four standard errors of the root mean square of a uniform distribution
+        bound = 1 / math.sqrt(weight.shape[1:].numel())
+        spread = 2 / math.sqrt(weight.numel())  # four standard errors of the root mean square of a uniform distribution
         uniform = 0.9 * bound < max(high, -low) <= 1.001 * bound and abs(rms * math.sqrt(3) / bound - 1) < spread
-        if still and (bias == 0 or (uniform and bias <= 1.001 * bound)):
+        if frozen and (bias == 0 or (uniform and bias <= 1.001 * bound)):
             untrained.append(name)
     return FirstWeights(constant, tuple(untrained), one_sign)
+
+
+def _summary(weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The smallest, the largest, the mean and the root mean square of a weight; and the largest of its bias, NaN without one."""
+    largest = weight.new_full((), math.nan) if bias is None else bias.detach().abs().amax()
+    whole = weight.float()
+    return torch.stack([number.float() for number in (*whole.aminmax(), whole.mean(), whole.square().mean().sqrt(), largest)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,11 +263,11 @@ class NonfiniteWeight:
 
 def nonfinite_weights(model: nn.Module) -> dict[str, NonfiniteWeight]:
     """The parameters with numbers that are NaN or infinite, by name. One copy from the device where there are none."""
-    named = [(clean_name(name), p.detach()) for name, p in model.named_parameters() if _is_known(p) and p.is_floating_point()]
-    norms = [torch.linalg.vector_norm(p, dtype=torch.promote_types(p.dtype, torch.float32)).float() for _, p in named]
-    finite = torch.stack([norm.to(norms[0].device) for norm in norms]).isfinite().tolist() if norms else []
+    weights = {clean_name(name): p.detach() for name, p in model.named_parameters() if _is_known(p) and p.is_floating_point()}
+    norms = _norms([*weights.values()])
     found = {}
-    for name, weight in (entry for entry, sound in zip(named, finite, strict=True) if not sound):
+    for name in [name for name, norm in zip(weights, norms, strict=True) if not math.isfinite(norm)]:
+        weight = weights[name]
         places = weight.isfinite().logical_not().nonzero()
         if len(places):  # else only their squares are beyond all bounds
             found[name] = NonfiniteWeight(len(places), weight.numel(), tuple(places[0].tolist()))
@@ -286,12 +275,17 @@ def nonfinite_weights(model: nn.Module) -> dict[str, NonfiniteWeight]:
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
-    """The layers with a matrix or kernel, and that: of a parametrised one what it is computed from, as constant as the result."""
+    """The layers with two outputs or more whose units all see the same inputs, with their weight.
+
+    Of a parametrised layer that is what the weight is computed from, as constant as the result.
+    """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | _ConvNd) or _like_linear(module):
             weight = stored_tensor(module, "weight")
             whole = not any(map(is_distributed, nn.Module.parameters(module, recurse=False)))
-            if weight is not None and weight.is_floating_point() and weight.dim() > 1 and whole:
+            outputs = 1 if stored(module, "transposed") else 0
+            dense = whole and weight is not None and weight.is_floating_point() and weight.dim() > 1
+            if weight is not None and dense and weight.shape[outputs] > 1 and stored_count(module, "groups") < 2:
                 yield clean_name(name), module, weight.detach()
 
 
@@ -301,31 +295,16 @@ def _like_linear(module: nn.Module) -> bool:
     return sizes and isinstance(module._parameters.get("weight"), nn.Parameter)
 
 
-def _time_steps(model: nn.Module) -> list[tuple[str, Tensor]]:
-    return [(name, p.detach()) for name, p in model.named_parameters() if name.endswith(TIME_STEP) and _is_known(p)]
-
-
-def _recurrent(model: nn.Module, few: int) -> list[tuple[str, Tensor]]:
-    """The matrices of recurrent layers."""
-    matrices = []
-    for name, module in model.named_modules():
-        if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-            own = ((f"{name}.{inner}" if name else inner, p) for inner, p in module.named_parameters(recurse=False))
-            matrices += [(inner, p.detach()) for inner, p in own if p.dim() > 1 and _is_known(p) and p.numel() >= few]
-    return matrices
+def _recurrent(model: nn.Module, few: int) -> dict[str, Tensor]:
+    """The matrices of recurrent layers of so many numbers or more."""
+    return {
+        clean_name(f"{name}.{inner}" if name else inner): parameter.detach()
+        for name, module in model.named_modules()
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase)
+        for inner, parameter in module.named_parameters(recurse=False)
+        if parameter.dim() > 1 and _is_known(parameter) and parameter.numel() >= few
+    }
 
 
 def _is_known(parameter: Tensor) -> bool:
     return has_values(parameter) and not is_distributed(parameter)
-
-
-def _constants(named: Sequence[tuple[str, Tensor]]) -> dict[str, float]:
-    """The tensors all whose numbers are one, with that number."""
-    ends = [torch.stack([tensor.amin(), tensor.amax()]).float() for _, tensor in named if tensor.numel() > 1]
-    values = torch.stack([end.to(ends[0].device) for end in ends]).tolist() if ends else []
-    names = [clean_name(name) for name, tensor in named if tensor.numel() > 1]
-    return {name: low for name, (low, high) in zip(names, values, strict=True) if low == high}
-
-
-def _largest(bias: Tensor) -> Tensor:
-    return bias.detach().abs().amax()

@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from lightning_hooks.hooks.attributes import contents, in_training_mode, stored, stored_count
+from lightning_hooks.hooks.attributes import contents, in_training_mode, stored
 from lightning_hooks.hooks.selection import clean_name, outwards
 from lightning_hooks.hooks.tensors import as_number, has_values, stored_tensor
 from lightning_hooks.statistics.columns import row_dtype
@@ -179,18 +179,6 @@ def _share_dropped(module: nn.Module) -> float:
     if isinstance(module, _DropoutNd) or type(module).__name__.lower().endswith(("droppath", "stochasticdepth")):
         return as_number(stored(module, "drop_prob", stored(module, "p"))) or 0.0
     return 0.0
-
-
-def stages_not_frozen(model: nn.Module) -> dict[str, dict[str, float]]:
-    """Module to its ``frozen_stages``, OpenMMLab's name for how many stages are not to train, where all its parameters train."""
-    found = {}
-    for name, module in model.named_modules():
-        stages = stored_count(module, "frozen_stages")
-        if stages:
-            trains = [parameter.requires_grad for parameter in module.parameters()]
-            if trains and all(trains):
-                found[clean_name(name)] = {"frozen_stages": float(stages)}
-    return found
 
 
 def values_per_channel(modes: ModuleModes, levels: Mapping[str, int], stats: Mapping[str, Any], below: float) -> dict[str, float]:

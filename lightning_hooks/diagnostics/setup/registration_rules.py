@@ -11,7 +11,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import from_first
 from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.causes.code import NOT_REGISTERED, ONE_LAYER_SHARED, in_no_optimizer
+from lightning_hooks.diagnostics.causes.code import fact, in_no_optimizer
 from lightning_hooks.diagnostics.excuses import had_gradient, unused_tensors
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
@@ -204,7 +204,10 @@ KINDS = (
     ),
     Kind(
         "unregistered", "Modules that the model does not know", group="Set-up", rank=210, measures="nothing",
-        hypotheses=(NOT_REGISTERED,),
+        hypotheses=(
+            fact("not_registered", "the model does not know these modules or tensors", "replace", "{site}",
+                "an nn.ModuleList or nn.ModuleDict", "{code} = nn.ModuleList(…)"),
+        ),
         meaning="The loss depends on modules in a plain Python list, tuple or dictionary, or on a tensor with `requires_grad` "
         "that is no parameter. The model does not know them: no optimizer gets them from `parameters()`, and no checkpoint holds "
         "them. Or it depends on parameters that each step creates again, as a layer in `forward` is: they never learn.",
@@ -219,7 +222,10 @@ KINDS = (
     ),
     Kind(
         "shared", "One layer used in several places", group="Set-up", rank=510, measures="nothing",
-        hypotheses=(ONE_LAYER_SHARED,),
+        hypotheses=(
+            fact("one_layer_shared", "one layer stands in several places", "replace", "{site}", "layers of their own",
+                "[make_layer() for _ in range(n)]"),
+        ),
         meaning="One parent holds the same module under several names, as `[layer] * 4` does. The layers share their weights.",
         formula="alert if one module object is registered under two or more names of one parent",
         severities="warning in a numbered list; info for modules with names of their own",

@@ -10,7 +10,7 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.causes.code import FOLLOWS_DATA, LEFT_IN_EVAL_MODE
+from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.causes.rates import unusual_setting
 from lightning_hooks.diagnostics.causes.weights import module_setting
 from lightning_hooks.diagnostics.excuses import had_gradient
@@ -150,31 +150,14 @@ class ModuleSettings(Rule):
                 ("Use larger batches", "Use GroupNorm or LayerNorm in its place"),
             )  # fmt: skip
         known = {site: values for site, values in setup.settings.items() if site not in setup.eval_modes}
-        for setting, limit in (("p", self.dropout), ("eps", self.eps)):
+        for setting, limit in (("p", self.dropout), ("eps", self.eps), ("momentum", 0.0)):
             by_value: dict[float, list[str]] = {}
-            for site, values in known.items():
-                if values.get(setting, 0.0) >= limit:
-                    by_value.setdefault(values[setting], []).append(site)
+            for site in [site for site, values in known.items() if values.get(setting, -1.0) >= limit]:
+                by_value.setdefault(known[site][setting], []).append(site)
             for value, sites in by_value.items():
-                yield self._alert(report, sites, value, limit, *_EXTREME[setting](value, limit))
-        still = [site for site, values in known.items() if "momentum" in values]
-        if still:
-            yield self._alert(
-                report, still, 0.0, 0.0,
-                "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are.",
-                "Validation uses them. Common cause: the momentum of another framework, where 1 means PyTorch's 0.",
-                ("Set momentum=0.1, PyTorch's default",),
-            )  # fmt: skip
-
-        train = [site for site, values in known.items() if "frozen_stages" in values]
-        if train:
-            stages = known[train[0]]["frozen_stages"]
-            yield self._alert(
-                report, train, stages, 1.0,
-                f"its frozen_stages is {stages:.0f}, but all its parameters require a gradient: no stage is frozen.",
-                "Common cause: a backbone that freezes its stages in train(), which Lightning does not call when fit starts.",
-                ("Call train() on it in on_train_start", "Set frozen_stages=-1 if all of it is to learn"),
-            )  # fmt: skip
+                message, diagnosis, advice = _EXTREME[setting]
+                message = message.format(value=value, limit=limit, share=percent(value), most=percent(limit))
+                yield self._alert(report, sites, value, limit, message, diagnosis, advice)
 
     def _alert(
         self,
@@ -190,23 +173,24 @@ class ModuleSettings(Rule):
         return self.alert(report, sites[0], value, limit, "warning", message, more + diagnosis, advice=advice)
 
 
-def _dropout(value: float, limit: float) -> tuple[str, str, tuple[str, ...]]:
-    return (
-        f"dropout, or stochastic depth, drops {percent(value)} of its input (limit {percent(limit)}): little of it is left.",
+_EXTREME = {
+    "p": (
+        "dropout, or stochastic depth, drops {share} of its input (limit {most}): little of it is left.",
         "Common cause: the share to keep was given, where PyTorch takes the share to drop.",
         ("Set p between 0.1 and 0.5",),
-    )
-
-
-def _eps(value: float, limit: float) -> tuple[str, str, tuple[str, ...]]:
-    return (
-        f"eps is {value:.3g} (limit {limit:.3g}), as large as the variance of ordinary activations.",
+    ),
+    "eps": (
+        "eps is {value:.3g} (limit {limit:.3g}), as large as the variance of ordinary activations.",
         "What it normalises becomes small. Common causes: a typing error such as 1e5 for 1e-5, arguments in another order.",
         ("Set eps=1e-5",),
-    )
-
-
-_EXTREME = {"p": _dropout, "eps": _eps}
+    ),
+    "momentum": (
+        "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are.",
+        "Validation uses them. Common cause: the momentum of another framework, where 1 means PyTorch's 0.",
+        ("Set momentum=0.1, PyTorch's default",),
+    ),
+}
+"""Setting to the message, the diagnosis and the advice where it is extreme."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -295,7 +279,9 @@ __all__ = ["EvalMode", "FrozenStatistics", "LinearNetwork", "ModuleSettings", "O
 KINDS = (
     Kind(
         "eval_mode", "Training in eval mode", group="Set-up", rank=220, measures="nothing",
-        hypotheses=(LEFT_IN_EVAL_MODE,),
+        hypotheses=(
+            fact("left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {site}", code="{code}.train()"),
+        ),
         meaning="Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
         "nothing, batch norm uses its running statistics and does not update them, and spectral norm does not follow its weight.",
         formula="alert if a dropout (or a module with a share to drop), batch norm or spectral norm and the module around it are "
@@ -308,7 +294,9 @@ KINDS = (
     ),
     Kind(
         "frozen_statistics", "Batch norm that changes in a frozen part", group="Set-up", rank=310,
-        hypotheses=(FOLLOWS_DATA,),
+        hypotheses=(
+            fact("follows_data", "a frozen batch norm is in training mode", "call", "eval() of {site}", code="{code}.eval()"),
+        ),
         meaning="A part of the model is frozen, but its batch norms are in training mode: their running statistics follow the new "
         "data, and validation uses them with the old weights.",
         formula="d = mean over channels of (change of the running mean / std)² + (std now / std - 1)²,\n"
@@ -323,13 +311,12 @@ KINDS = (
         "settings", "An unusual setting of a module or optimizer", group="Set-up", rank=300,
         hypotheses=(module_setting, unusual_setting),
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
-        "momentum 0, a dropout that drops nearly everything, a norm with a large eps, stages named as frozen that train, layers "
+        "momentum 0, a dropout that drops nearly everything, a norm with a large eps, layers "
         "without an activation between them, two optimizers of the same parameters, weight decay on biases and norms.",
         formula="alert if a batch norm in training mode has fewer than {ModuleSettings.values} values per channel and batch\n"
         "      or momentum = 0 in a batch norm that has not been trained before\n"
         "      or the p of a dropout or a stochastic depth >= {ModuleSettings.dropout}\n"
         "      or a norm's eps >= {ModuleSettings.eps}\n"
-        "      or frozen_stages >= 1 in a module all of whose parameters require a gradient\n"
         "      or all layers are linear and nothing is between them, in the graph of the first sampled loss, none of them narrower "
         "than both its neighbours\n"
         "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"

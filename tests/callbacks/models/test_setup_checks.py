@@ -43,18 +43,6 @@ def test_nothing_is_unusual_in_an_ordinary_training() -> None:
 # Modes.
 
 
-@pytest.mark.parametrize(("stages", "freezes", "warned"), [(1, False, True), (1, True, False), (-1, False, False)])
-def test_stages_that_nothing_freezes(stages: int, freezes: bool, warned: bool) -> None:
-    class Freezes(Classifier):
-        def on_train_start(self) -> None:
-            self.net[0].requires_grad_(not freezes)
-
-    model = Freezes(mlp())
-    model.net.frozen_stages = stages
-    report = fit(model)
-    assert found(report) == ([("settings", "net", "warning")] if warned else [])
-
-
 @pytest.mark.parametrize("normalise", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
 @pytest.mark.parametrize("mode", [True, False])
 def test_spectral_norm_depends_on_the_mode(normalise: Any, mode: bool) -> None:

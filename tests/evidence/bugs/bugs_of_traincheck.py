@@ -152,7 +152,11 @@ class Stages(nn.Module):
         return self
 
 
-@bug("open-mmlab/mmpretrain#702", "stages that only train() freezes, and nobody calls it")
+@bug(
+    "open-mmlab/mmpretrain#702",
+    "stages that only train() freezes, and nobody calls it",
+    missed="frozen_stages is an attribute of one family of libraries",
+)
 def frozen_stages_train(planted: bool = True) -> Built:
     body = Stages(2)
     net = nn.Sequential(body, nn.Linear(16, 10))
@@ -286,6 +290,7 @@ class StateSpace(nn.Module):
 @bug(
     "fla-org/flash-linear-attention#739",
     "Mamba-2's time-step bias initialised with ones",
+    missed="one bias of one layer, known by its name alone",
 )
 def time_step_bias_of_ones(planted: bool = True) -> Built:
     return Built(Digits(StateSpace(planted)), digits(), EPOCHS, Expected(("poor_init",), ("net.layers.*",)))

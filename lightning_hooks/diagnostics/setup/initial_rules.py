@@ -1,0 +1,172 @@
+"""Weights that a training starts from: of another size than those of similar layers, one number, or of one sign."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.rule import Rule
+from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
+from lightning_hooks.diagnostics.setup.initial import TEXTBOOK
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoorInit(Rule):
+    """A layer whose initial weights are much larger, or smaller, than those of all layers of the same role.
+
+    SageMaker's rule flags variances that differ by more than a factor of 10 between layers. Healthy models differ by more (GPT-2
+    starts the last layer of each residual branch small, T5 its heads large, PPO the head of its policy small), so only layers of
+    one role (``FeatureReport.initial_roles``) are compared, and heads have none. A layer counts only if no other of its role is
+    close and its own gain is not that of a common initialisation. Where most layers of a model have one small standard deviation,
+    whatever their width is, a layer that has it too is none to mend.
+
+    Attributes:
+        factor: Gain over the median gain of the layers of its role, or the inverse.
+        textbook: Gains of common initialisations: 0.58 is PyTorch's for linear layers, 1 is LeCun's and Glorot's (1998, 2010), 1.4
+            is He's (2015), 0.33 to 0.58 that of the first layer of a sine network (Sitzmann et al. 2020) with up to three inputs.
+        near: Factor within which another layer is close.
+        min_layers: A role with fewer layers is not judged.
+        small: Standard deviation up to which layers share one: 0.02 is common.
+        same: By how much it may differ, as that of few numbers does.
+    """
+
+    kind: ClassVar[str] = "poor_init"
+    soft: ClassVar[bool] = True
+
+    factor: float = 7.0
+    textbook: tuple[float, float] = TEXTBOOK
+    near: float = 2.0
+    min_layers: int = 3
+    small: float = 0.1
+    same: float = 0.15
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per layer whose initial weights are unlike the others. Zeros have rules of their own."""
+        roles: dict[str, dict[str, float]] = {}
+        for site, gain in report.initial_gains.items() if report.epoch == 0 else ():
+            if 0 < gain < math.inf and site in report.initial_roles:
+                roles.setdefault(report.initial_roles[site], {})[site] = gain
+        of_one_size = self._of_one_size(report)
+        for gains in roles.values():
+            usual = statistics.median(gains.values())
+            odd = self._alone(gains) if len(gains) >= self.min_layers else []
+            for site, gain in ((site, gains[site]) for site in odd if site not in of_one_size):
+                size = f"{gain / usual:.3g} times" if gain > usual else f"1/{usual / gain:.3g} of"
+                yield self.alert(
+                    report, site, gain / usual, self.factor, "warning",
+                    f"its initial weights are {size} the size of those of the layers of the same role (gain {gain:.3g}, median "
+                    f"{usual:.3g}, limit: a factor of {self.factor:.3g}), and none of these is close: signals grow or shrink by "
+                    "this factor.",
+                    "Common causes: an initialisation that was scaled by mistake or made for another fan-in.",
+                )  # fmt: skip
+
+    def _of_one_size(self, report: FeatureReport) -> set[str]:
+        """The layers with the small standard deviation that most share."""
+        usual = statistics.median(report.initial_rms.values()) if report.initial_rms else 0.0
+        alike = {site for site, rms in report.initial_rms.items() if abs(rms - usual) <= self.same * usual}
+        return alike if usual <= self.small and 2 * len(alike) > len(report.initial_rms) else set()
+
+    def _alone(self, gains: dict[str, float]) -> list[str]:
+        """The layers of one role whose gain is far from the median, close to no other and none of a textbook."""
+        usual, (low, high) = statistics.median(gains.values()), self.textbook
+        far = {site: gain for site, gain in gains.items() if max(gain / usual, usual / gain) > self.factor}
+        close = {site: sum(1 / self.near < other / gain < self.near for other in gains.values()) for site, gain in far.items()}
+        return [site for site, gain in far.items() if close[site] == 1 and not low <= gain <= high]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConstantWeights(Rule):
+    """Layers that start with one number, other than 0, in all their weights.
+
+    All outputs of such a layer are the same, and if the next layer's weights are one number too they get the same gradient: they
+    stay the same (Goodfellow et al. 2016, "Deep Learning", section 8.4, on breaking symmetry). A single such layer, as some heads
+    are, is harmless: the layers around it give its outputs different gradients. Zeros have rules of their own.
+
+    Attributes:
+        layers: Layers that must start so.
+    """
+
+    kind: ClassVar[str] = "poor_init"
+
+    layers: int = 2
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert at the first of such layers."""
+        constant = report.model_setup.constant_weights
+        if report.epoch > 0 or len(constant) < self.layers:
+            return
+        (site, value), *others = constant.items()
+        more = ", …" * (len(others) > 2)
+        yield self.alert(
+            report, site, float(len(constant)), float(self.layers), "warning",
+            f"all its initial weights are {value:.3g}, and those of {', '.join(name for name, _ in others[:2])}{more} are one "
+            f"number too ({len(constant)} layers, limit {self.layers}): their outputs are all the same, get the same gradient and "
+            "stay the same.",
+            "Common cause: nn.init.constant_ or ones_ on weights.",
+            advice=("Initialise weights at random, as PyTorch does by default",),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OneSignWeights(Rule):
+    """Layers whose initial weights are all above 0, or all below.
+
+    Weights drawn around 0 are so with a probability of a half to the power of their number. Outputs of such a layer are next to the
+    same for all inputs, as large as the sum of the inputs, and grow with the fan-in from layer to layer.
+
+    Attributes:
+        layers: Layers that must start so; a single one may be made so on purpose.
+    """
+
+    kind: ClassVar[str] = "poor_init"
+
+    layers: int = 2
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert at the first of such layers."""
+        found = report.model_setup.one_sign_weights
+        if report.epoch == 0 and len(found) >= self.layers:
+            site, mean = next(iter(found.items()))
+            yield self.alert(
+                report, site, float(len(found)), float(self.layers), "warning",
+                f"all its initial weights are {'above' if mean > 0 else 'below'} 0 (mean {mean:.3g}), and so are those of "
+                f"{len(found) - 1} more of its layers (limit {self.layers}): outputs for positive inputs differ little, "
+                "and grow from layer to layer.",
+                "Common cause: uniform_() or rand without bounds, whose numbers are from 0 to 1.",
+                advice=(
+                    "Initialise weights around 0, as PyTorch does by default",
+                    "Where weights are to keep one sign, mute this with rules=['-poor_init']",
+                ),
+            )  # fmt: skip
+
+
+__all__ = ["ConstantWeights", "OneSignWeights", "PoorInit"]
+
+KINDS = (
+    Kind(
+        "poor_init", "Initial weights unlike those of similar layers", group="Forward", rank=500,
+        hypotheses=(initial_scale, constant_weights),
+        meaning="The initial weights of one layer are much larger or much smaller than those of the other layers of the same role "
+        "(the same type and last part of the name), and the signal through it grows or shrinks by the same factor; or all initial "
+        "weights of several layers are one number, so that their units are the same and stay the same, or all of one sign, so "
+        "that their outputs hardly depend on the input.",
+        formula="gain = rms(weight) * sqrt(fan_in)\n"
+        "ratio = gain / median gain of the layers of the same role\n\n"
+        "alert if max(ratio, 1 / ratio) > {PoorInit.factor}, in a role of at least {PoorInit.min_layers} layers,\n"
+        "      unless another layer's gain is within a factor of {PoorInit.near}, or the gain is within {PoorInit.textbook},\n"
+        "      or rms(weight) is within {PoorInit.same} of the median of all layers, that of most is, and it is <= "
+        "{PoorInit.small}\n"
+        "or if the weights of at least {ConstantWeights.layers} linear or convolution layers are one number each, and not 0;\n"
+        "matrices of recurrent layers count as layers\n"
+        "or if the weights of at least {OneSignWeights.layers} linear or convolution layers are all above 0, or all below",
+        advice=("Use the initialisation of the other layers",),
+    ),
+)  # fmt: skip
+
+RULES = (PoorInit(), ConstantWeights(), OneSignWeights())
