@@ -129,7 +129,7 @@ class Windows:
         self.long.load_state_dict(state["long"])
 
 
-LAYOUT = 9
+LAYOUT = 10
 """Of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped."""
 
 

@@ -88,7 +88,7 @@ class AttentionCollector(Collector[AttentionReport]):
     def calls_numbered(self, changed: bool) -> None:
         if changed:
             self._numbers.clear()
-            self.table.clear()
+            self.table.reset()
 
     @property
     @override

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from lightning_hooks.statistics.columns import MAXIMUM_OR_NONE, SUM, Columns, Reduction
+from lightning_hooks.statistics.reduction import largest, paired
 
 MOST_ROWS = 64
 """Query rows of a call that are looked at."""
@@ -28,22 +30,35 @@ NEGLIGIBLE = -87.0
 HALF = (torch.bfloat16, torch.float16)
 
 
-class Head(IntEnum):
-    """What each number of a head holds. All but MAX add."""
-
-    ROWS = 0  # query rows
-    MASKED = 1  # rows that may attend to no key
-    NONFINITE = 2  # rows whose logits or outputs hold NaN or an infinite value
-    MASKED_NONFINITE = 3  # rows that are both
-    JUDGED = 4  # finite rows that may attend to two keys or more
-    ENTROPY = 5  # over JUDGED rows: entropy / log(keys that they may attend to)
-    FIRST = 6  # over JUDGED rows: the probability of the first key
-    SAMPLES = 7  # samples that rows are from
-    MASKED_SAMPLES = 8  # samples all of whose rows may attend to no key
-    MAX = 9  # the largest logit of a key that is not masked; -inf if there is none
+def _first_known(earlier: Tensor, later: Tensor) -> Tensor:
+    return torch.where(torch.isneginf(earlier), later, earlier)
 
 
-N_HEAD = len(Head)
+def _last_known(earlier: Tensor, later: Tensor) -> Tensor:
+    return _first_known(later, earlier)
+
+
+class Head(Columns):
+    """What the line of a head holds: what :func:`product_heads` returns of a call, then what a table adds to it."""
+
+    ROWS = SUM  # query rows
+    MASKED = SUM  # rows that may attend to no key
+    NONFINITE = SUM  # rows whose logits or outputs hold NaN or an infinite value
+    MASKED_NONFINITE = SUM  # rows that are both
+    JUDGED = SUM  # finite rows that may attend to two keys or more
+    ENTROPY = SUM  # over JUDGED rows: entropy / log(keys that they may attend to)
+    FIRST = SUM  # over JUDGED rows: the probability of the first key
+    SAMPLES = SUM  # samples that rows are from
+    MASKED_SAMPLES = SUM  # samples all of whose rows may attend to no key
+    MAX = MAXIMUM_OR_NONE  # the largest logit of a key that is not masked
+    CALLS = SUM
+    HALF_CALLS = SUM  # calls in half precision
+    BEGIN = Reduction(largest, empty=-math.inf, over_windows=paired(_first_known))  # MAX of the window's first call
+    END = Reduction(largest, empty=-math.inf, over_windows=paired(_last_known))  # MAX of its last call
+
+
+MEASURED = list(Head)[: Head.MAX + 1]
+"""What is measured of a call."""
 
 
 class Grid(NamedTuple):
@@ -114,7 +129,7 @@ def product_heads(
         heads: How many heads three dimensions hold.
 
     Returns:
-        ``(heads, N_HEAD)``, float32 (float64 for float64).
+        ``(heads, len(MEASURED))``, float32 (float64 for float64).
     """
     mask = None if mask is None else _mask_of(mask, query, key, heads)
     query, key = _four(query, heads), _four(key, heads)
@@ -143,7 +158,7 @@ def written_out_heads(logits: Tensor, heads: int = 1) -> Tensor:
         heads: How many heads three dimensions hold.
 
     Returns:
-        ``(heads, N_HEAD)``, float32 (float64 for float64).
+        ``(heads, len(MEASURED))``, float32 (float64 for float64).
     """
     logits = _four(logits, heads)
     rows = grid(logits.shape[0], logits.shape[-2], logits.device).rows(logits)

@@ -15,11 +15,10 @@ from lightning_hooks.declare.collector import Collector, Written
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.diagnostics.reports import Report
-from lightning_hooks.diagnostics.routers.routing import RouterReport, RoutingTable, codes_of, routing_of
+from lightning_hooks.diagnostics.routers.routing import RouterColumn, RouterReport, RoutingTable
 from lightning_hooks.hooks import ModuleSelector, OutputRecorder, select_modules
 from lightning_hooks.hooks.attributes import stored, stored_count
 from lightning_hooks.hooks.selection import named_sites, outwards
-from lightning_hooks.hooks.tensors import tensors_in
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 
@@ -219,55 +218,46 @@ class RouterCollector(Collector[RouterReport]):
     ) -> None:
         super().__init__(context, state)
         model = context.host.model
-        self._routers = chosen_routers(model, routers)
-        self._codebooks = chosen_codebooks(model, codebooks)
-        if not (self._routers or self._codebooks):
+        chosen, books = chosen_routers(model, routers), chosen_codebooks(model, codebooks)
+        if not (chosen or books):
             raise ValueError(
                 f"{context.name} found no router in {type(model).__name__}: no module that is called a router and knows the number "
                 "of experts, and no linear layer called gate next to experts. Name them: routers='*.gate'."
             )
-        sizes = [(site.experts, site.top_k) for site in self._routers]
-        self.table = RoutingTable(sizes, [site.size for site in self._codebooks], capacity_factor, context.host.setup.device)
-        for index, (name, module, *_) in enumerate(self._routers):
-            context.listen(name, module, _RouterRecorder(self.table, index, *sizes[index]))
-        for index, (name, module, _) in enumerate(self._codebooks):
-            context.listen(name, module, _CodeRecorder(self.table, index))
+        sizes = [(site.experts, site.top_k) for site in chosen], [site.size for site in books]
+        self.table = RoutingTable(*sizes, capacity_factor, context.host.setup.device)
+        self._router_names, self._codebook_names = [site.name for site in chosen], [site.name for site in books]
+        for index, (name, module, *_) in enumerate((*chosen, *books)):
+            context.listen(name, module, _Recorder(self.table, index))
         self.set_tables(routing=self.table)
 
     @property
     @override
     def names(self) -> list[str]:
-        return [site.name for site in self._routers] + [site.name for site in self._codebooks]
+        return [*self._router_names, *self._codebook_names]
 
     @override
     def silent_sites(self) -> list[str]:
-        return [name for name, calls in zip(self.names, self.table.calls.tolist(), strict=True) if not calls]
+        calls = self.table.rows[:, RouterColumn.CALLS].tolist()
+        return [name for name, n in zip(self.names, calls, strict=True) if not n]
 
     @override
     def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> RouterReport:
         sampled_batches, batches = map(int, packed["batches"])
         routers, codebooks = self.table.read(packed["routing"])
-        known = zip(self.names, (*routers, *codebooks), strict=True)
-        return RouterReport(
-            epoch,
-            step,
-            {site.name: stats for site, stats in zip(self._routers, routers, strict=True) if stats is not None},
-            {site.name: stats for site, stats in zip(self._codebooks, codebooks, strict=True) if stats is not None},
-            tuple(name for name, stats in known if stats is None),
-            sampled_batches,
-            batches,
-        )
+        of_routers = {name: stats for name, stats in zip(self._router_names, routers, strict=True) if stats is not None}
+        of_codebooks = {name: stats for name, stats in zip(self._codebook_names, codebooks, strict=True) if stats is not None}
+        silent = tuple(name for name in self.names if name not in of_routers and name not in of_codebooks)
+        return RouterReport(epoch, step, of_routers, of_codebooks, silent, sampled_batches, batches)
 
     @override
     def scalars(self, report: RouterReport) -> dict[str, float]:
-        routers, codebooks = ([site.name for site in sites] for sites in (self._routers, self._codebooks))
-        of_model = model_scalars(self.prefix, report.routers.values(), OF_ROUTERS) if routers else {}
-        return {
-            **stat_scalars(self.prefix, routers, report.routers, OF_ROUTERS),
-            **stat_scalars(self.prefix, codebooks, report.codebooks, OF_CODEBOOKS),
-            **of_model,
-            **(model_scalars(self.prefix, report.codebooks.values(), OF_CODEBOOKS) if codebooks else {}),
-        }
+        wanted = ((self._router_names, report.routers, OF_ROUTERS), (self._codebook_names, report.codebooks, OF_CODEBOOKS))
+        scalars: dict[str, float] = {}
+        for names, found, statistics in wanted:
+            scalars |= stat_scalars(self.prefix, names, found, statistics)
+            scalars |= model_scalars(self.prefix, found.values(), statistics) if names else {}
+        return scalars
 
     @override
     def charts(self, written: Written) -> Layout:
@@ -314,25 +304,11 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-class _RouterRecorder(OutputRecorder):
-    """Forward hook of one router."""
-
-    def __init__(self, table: RoutingTable, index: int, experts: int, top_k: int) -> None:
-        self.table, self.index, self.experts, self.top_k = table, index, experts, top_k
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        routing = routing_of(list(tensors_in(output)), self.experts, self.top_k)
-        if routing is not None:
-            self.table.add(self.index, routing)
-
-
-class _CodeRecorder(OutputRecorder):
-    """Forward hook of one quantiser."""
+class _Recorder(OutputRecorder):
+    """Forward hook of one router or quantiser."""
 
     def __init__(self, table: RoutingTable, index: int) -> None:
         self.table, self.index = table, index
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        codes = codes_of(list(tensors_in(output)))
-        if codes is not None:
-            self.table.add_codes(self.index, codes)
+        self.table.record(self.index, output)
