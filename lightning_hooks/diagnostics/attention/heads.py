@@ -192,16 +192,13 @@ def _mask_of(mask: Tensor, query: Tensor, key: Tensor, heads: int) -> Tensor:
         key: As above.
         heads: As above.
     """
-    sizes = query.shape[-2], key.shape[-2]
+    lead, sizes = query.shape[:-3], (query.shape[-2], key.shape[-2])
     if query.dim() == 3:
-        if heads > 1:
-            return _four(mask.expand(query.shape[0], *sizes), heads)
-        mask = mask.unsqueeze(-3)
-    extra = query.dim() - 3 if query.dim() > 3 else 1
-    if mask.dim() < 3:
-        mask = mask.expand(1, *sizes)
-    lead = query.shape[:extra] if mask.shape[:-3].numel() > 1 else (1,) * extra
-    return mask.expand(*lead, mask.shape[-3], *sizes).flatten(0, extra - 1).expand(query.shape[:extra].numel(), -1, -1, -1)
+        return _four(mask.expand(query.shape[0], *sizes), heads)
+    mask = mask.expand(*mask.shape[:-2] or (1,), *sizes)
+    repeated = mask.shape[:-3].numel() == 1
+    one = mask.reshape(1, *mask.shape[-3:]) if repeated else mask.expand(*lead, -1, -1, -1).flatten(0, -4)
+    return one.expand(lead.numel(), -1, -1, -1)
 
 
 def _logits(rows: Tensor, keys: Tensor, scale: float) -> Tensor:
