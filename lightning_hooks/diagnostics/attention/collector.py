@@ -119,7 +119,10 @@ class AttentionCollector(Collector[AttentionReport]):
     def scalars(self, report: AttentionReport) -> dict[str, float]:
         if self.unused:
             return {}
-        return {**stat_scalars(self.prefix, self._ever, report.sites, STATISTICS), **_of_all(self.prefix, report.sites.values())}
+        return {
+            **stat_scalars(self.prefix, self._ever, report.sites, STATISTICS),
+            **_model_scalars(self.prefix, report.sites.values()),
+        }
 
     @override
     def charts(self, written: Written) -> Layout:
@@ -206,7 +209,7 @@ def _heads_in(values: Tensor, module: nn.Module) -> int:
     return heads if values.dim() == 3 and heads and values.shape[0] % heads == 0 else 1
 
 
-def _of_all(prefix: str, found: Iterable[AttentionStats]) -> dict[str, float]:
+def _model_scalars(prefix: str, found: Iterable[AttentionStats]) -> dict[str, float]:
     """The median over sites and the worst site of each statistic: of the entropy the lowest, of the others the largest."""
     entries = list(found)
     scalars: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What one call of attention says of each head, from at most 64 of its query rows.
+"""The numbers of each head in one call of attention, from at most 64 of its query rows.
 
 A query row is one query of one sample: its logits ``scale * q·k`` over all keys, and their softmax. Rows are evenly spaced over
 the batch and over the queries; where there are at most 64, all are taken. Nothing else is computed, so nothing is of the size
@@ -18,7 +18,7 @@ from lightning_hooks.statistics.columns import MAXIMUM_OR_NONE, SUM, Columns, Re
 from lightning_hooks.statistics.reduction import largest, paired
 
 MOST_ROWS = 64
-"""Query rows of a call that are looked at."""
+"""Query rows of a call that are measured."""
 MOST_SAMPLES = 8
 """Samples that they are taken from, where each has enough of them."""
 MASKED = -9000.0
@@ -62,7 +62,7 @@ MEASURED = list(Head)[: Head.MAX + 1]
 
 
 class Grid(NamedTuple):
-    """Which query rows are looked at.
+    """Which query rows are measured.
 
     Attributes:
         samples: How many samples.

@@ -1,4 +1,4 @@
-"""Attention of one window: the table, a line for each head of each site, of one size on every rank, and its named numbers."""
+"""Attention of one window: a table with a line for each head of each site, and the report that names its numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_hooks.statistics.columns import Columns, RowTable
 
 @dataclass(frozen=True, slots=True)
 class HeadStats:
-    """One head of attention over the query rows that were looked at, all ranks pooled.
+    """One head of attention over the query rows that were measured, all ranks pooled.
 
     Attributes:
         max_logit: The largest logit, scale times q·k, of a key that is not masked; NaN if there was none.
@@ -41,11 +41,11 @@ class HeadStats:
 class AttentionStats:
     """One site of attention in the sampled batches of a window, all ranks pooled.
 
-    Of each call at most 64 query rows are looked at: all where there are fewer, else evenly spaced ones.
+    Of each call at most 64 query rows are measured: all where there are fewer, else evenly spaced ones.
 
     Attributes:
         calls: How often it was called.
-        rows: Query rows that were looked at, of each head.
+        rows: Query rows that were measured, of each head.
         heads: The same numbers for each head, the first 128.
         max_logit: The largest logit of all heads; NaN if there was none.
         entropy: Mean over heads of the entropy over its maximum, in [0, 1]: 0 for one key, 1 for all keys alike.

@@ -1,4 +1,4 @@
-"""What a model is fed: how large inputs are, whether samples differ, and how the sizes of features differ."""
+"""The inputs of a model: how large they are, whether samples differ, and how the sizes of features differ."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEAST = 4
 
 
 class SampleColumn(Columns):
-    """What became of comparing the samples of a batch."""
+    """The result of comparing the samples of a batch."""
 
     COMPARED = MAXIMUM  # 0: not compared, 1: the same, 2: not
 
@@ -41,7 +41,7 @@ class SampleTable(RowTable):
 
 
 class InputTable(Tables):
-    """A row for the inputs of training, one for those of validation, and what became of comparing the samples of a batch.
+    """A row for the inputs of training, one for those of validation, and the result of comparing the samples of a batch.
 
     The input is the floating-point tensor of the batch with the most elements; in validation, the one at the same place. The
     samples are taken to be along its first dimension, and that of all tensors of the same size with more than one dimension: a mask
@@ -97,12 +97,10 @@ class InputTable(Tables):
             for place, tensor in tensors.items()
             if tensor.shape[0] >= LEAST and (tensor.numel() > tensor.shape[0] or not tensor.is_floating_point())
         }
-        if not compared:
-            return
-        self.place = self.place or next(iter(compared))
-        size, differ = tensors[self.place].shape[0] if self.place in tensors else None, []
+        self.place = self.place or next(iter(compared), "")
+        size, differ = len(tensors[self.place]) if self.place in tensors else None, []
         for tensor in compared.values():
-            if tensor.shape[0] == size:
+            if len(tensor) == size:
                 values = unexpanded(plain_values(tensor))
                 rows = values[1:COMPARED] if tensor.is_floating_point() else values[1:]
                 differ.append((rows != values[:1]).any().to(self._samples.rows.device))
@@ -186,7 +184,7 @@ def unexpanded(values: Tensor) -> Tensor:
 
 
 MOST_FEATURES = 4096
-"""Layers with more inputs are not looked at."""
+"""Layers with more inputs are not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +213,7 @@ class ScaleColumn(Columns):
 
 
 class ScaleTable(RowTable):
-    """A row for each linear layer. What it is given counts where no gradient goes back to it: data, and what is made of them.
+    """A row for each linear layer. Its input is measured where it requires no gradient: data, and what is computed from them.
 
     Args:
         context: Of the collector.
@@ -232,17 +230,17 @@ class ScaleTable(RowTable):
         super().__init__(len(self._features), context.host.setup.device)
 
     def line_of(self, name: str) -> int | None:
-        """The line of a module; None for one that is not looked at."""
+        """The line of a module; None for one that is not measured."""
         return self._lines.get(name)
 
     def take(self, line: int, args: tuple[Any, ...]) -> None:
-        """Record what a layer is given, in a batch that is looked at in detail."""
+        """Record the input of a layer, in a batch in which costly statistics are taken."""
         given = args[0] if args else None
         if self._context.details.detailed and torch.is_grad_enabled() and in_memory(given) and not given.requires_grad:
             self.add(line, given)
 
     def add(self, line: int, values: Tensor) -> None:
-        """Record what a layer is given, features last. No host sync."""
+        """Record the input of a layer, features last. No host sync."""
         if values.dim() < 2 or not values.numel() or not values.is_floating_point():
             return
         sizes = values.detach().reshape(-1, values.shape[-1]).to(self.rows.dtype).square().mean(0).sqrt()

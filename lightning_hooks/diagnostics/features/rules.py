@@ -86,14 +86,16 @@ class Saturated(Rule):
     def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
         """Yield an alert per activation that is saturated more often than the threshold."""
         first = history[0].sites if history else {}
-        judged = {site: stats for site, stats in report.sites.items() if report.functions.get(site) != "softmax"}
-        for site, stats in judged.items():
+        for site, stats in report.sites.items():
+            saturated = stats.saturated_fraction
+            if saturated is None or report.functions.get(site) == "softmax":
+                continue
             began = first[site].saturated_fraction if site in first else None
             limit = self.threshold if began is None or began > self.threshold else max(self.learned, self.threshold)
-            if stats.saturated_fraction is not None and stats.saturated_fraction > limit:
+            if saturated > limit:
                 yield self.alert(
-                    report, site, stats.saturated_fraction, limit, "warning",
-                    f"{percent(stats.saturated_fraction)} of its values are at a bound of the activation (limit "
+                    report, site, saturated, limit, "warning",
+                    f"{percent(saturated)} of its values are at a bound of the activation (limit "
                     f"{percent(limit)}), where the slope is almost zero and gradients vanish.",
                     "Common causes: inputs that are too large, from unnormalised data or a wide initialisation.",
                 )  # fmt: skip

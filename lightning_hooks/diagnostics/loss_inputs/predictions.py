@@ -1,4 +1,4 @@
-"""What a cross entropy or ``nll_loss`` is given: how spread its predictions and how large its logits are, how many labels count."""
+"""The inputs of ``cross_entropy`` and ``nll_loss``: how spread predictions and how large logits are, and how many labels count."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAME = 1e-5
 FAR = 0.05
 """How far the sum of the probabilities of a target may be from 1."""
 BUCKETS = 32
-"""Classes are counted modulo this number: exact up to so many classes, and never too few above."""
+"""Classes are counted modulo this number: exact up to so many classes; above, some are counted together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ MOST_LOSSES = 16
 
 
 class LossInputs(CallTable):
-    """What each ``cross_entropy`` and ``nll_loss`` is given.
+    """The inputs of each ``cross_entropy`` and ``nll_loss``.
 
     Args:
         functional: The calls of the run.
@@ -243,19 +243,17 @@ def _sampled(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Evenly spaced rows of the logits, shape ``(rows, C)``, and what belongs to them of the target."""
     soft = target.shape == logits.shape
     if logits.dim() == 1:
-        return logits[None], target[None]
-    classes = logits.shape[1]
-    inner = logits.numel() // (logits.shape[0] * classes)
-    rows = logits.shape[0] * inner
-    most = min(MOST_ROWS, max(FEWEST_ROWS, MOST_NUMBERS // classes))
-    if inner == 1 and rows <= most:
-        return logits.reshape(rows, classes), target.reshape(rows, classes) if soft else target.reshape(rows)
-    place = torch.arange(min(rows, most), device=logits.device) * rows // min(rows, most)
+        logits, target = logits[None], target[None]
+    of_samples = logits.reshape(*logits.shape[:2], -1)
+    samples, classes, inner = of_samples.shape
+    targets = target.reshape(of_samples.shape if soft else (samples, inner))
+    rows = samples * inner
+    taken = min(rows, MOST_ROWS, max(FEWEST_ROWS, MOST_NUMBERS // classes))
+    if inner == 1 and taken == rows:
+        return of_samples[..., 0], targets[..., 0]
+    place = torch.arange(taken, device=logits.device) * rows // taken
     sample, position = place // inner, place % inner
-    taken = logits.reshape(logits.shape[0], classes, inner)[sample, :, position]
-    if soft:
-        return taken, target.reshape(logits.shape[0], classes, inner)[sample, :, position]
-    return taken, target.reshape(logits.shape[0], inner)[sample, position]
+    return of_samples[sample, :, position], targets[sample, :, position] if soft else targets[sample, position]
 
 
 def is_across(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What losses with numbers for targets, such as ``mse_loss`` and ``kl_div``, are given, and which targets are ignored."""
+"""The inputs of losses with numbers for targets, such as ``mse_loss`` and ``kl_div``, and which targets are ignored."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ _BOUNDED = {**dict.fromkeys(BINARY, BINARY_CROSS_ENTROPY), DIVERGENCE: KL_DIVERG
 
 
 class LossTargets(CallTable):
-    """What each loss with numbers for targets is given.
+    """The inputs of each loss with numbers for targets.
 
     Args:
         functional: The calls of the run.

@@ -1,10 +1,11 @@
-"""How much the samples of a batch differ in what a model puts out."""
+"""Outputs of a model that are the same for all samples of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from os.path import commonprefix
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
@@ -127,21 +128,15 @@ def _parts(sites: Sequence[str]) -> list[list[str]]:
         in_list = "." in inner and inner.partition(".")[0].isdigit()
         parts.setdefault(name if inner and not in_list else "", []).append(site)
     named = [found for name, found in parts.items() if name]
-    last = sites[-1] if sites else ""
     if "" in parts or len(named) == 1:  # the whole model, whose end is what is called last
-        return [list(sites), *(found for found in named if found[-1] != last)]
+        return [list(sites), *(found for found in named if found[-1] != sites[-1])]
     return named
 
 
 def _shared_prefix(sites: Sequence[str]) -> str:
     """The names of the modules around all sites, with a dot at the end."""
-    shared = ""
-    while sites:
-        first, dot, _ = sites[0].removeprefix(shared).partition(".")
-        if not dot or not all(site.startswith(f"{shared}{first}.") for site in sites):
-            break
-        shared += f"{first}."
-    return shared
+    shared = commonprefix(list(sites))
+    return shared[: shared.rfind(".") + 1]
 
 
 __all__ = ["RepresentationCollapse", "SameOutputs"]

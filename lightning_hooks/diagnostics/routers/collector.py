@@ -51,7 +51,7 @@ class RouterSite(NamedTuple):
 
     Attributes:
         name: Of the module.
-        module: The module that puts out logits or choices.
+        module: The module that returns logits or choices.
         experts: How many there are.
         top_k: How many a token gets.
     """
@@ -63,11 +63,11 @@ class RouterSite(NamedTuple):
 
 
 class CodebookSite(NamedTuple):
-    """A quantiser that puts out codes.
+    """A quantiser that returns codes.
 
     Attributes:
         name: Of the module.
-        module: The module that puts out codes.
+        module: The module that returns codes.
         size: How many codes there are.
     """
 
@@ -126,7 +126,7 @@ def chosen_codebooks(model: nn.Module, codebooks: ModuleSelector | None) -> list
     """
     found = []
     for name, module in [] if codebooks is None else select_modules(model, codebooks):
-        size = _known(module, _CODES) or _book(module)
+        size = _known(module, _CODES) or _codebook_size(module)
         if not size:
             raise ValueError(
                 f"codebooks={codebooks!r} selects {name} ({type(module).__name__}), which does not say how many codes there are. "
@@ -152,7 +152,7 @@ def _has_experts(module: nn.Module) -> bool:
 def _router(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> RouterSite | None:
     """A router with its sizes; None where it does not say how many experts there are."""
     around: list[Any] = [modules[outer] for outer in outwards(name)[1:3] if outer in modules]
-    experts = _known(module, _EXPERTS) or _rows(module)
+    experts = _known(module, _EXPERTS) or _outputs_of(module)
     if not experts or experts < 2:  # among one there is nothing to choose
         return None
     stated = (module, *around, stored(module, "config"))
@@ -165,15 +165,15 @@ def _known(holder: Any, names: Sequence[str]) -> int | None:
     return next(filter(None, (stored_count(holder, name) for name in names)), None)
 
 
-def _rows(module: nn.Module) -> int | None:
-    """How many numbers a linear layer, or the one inside a router, puts out."""
+def _outputs_of(module: nn.Module) -> int | None:
+    """The outputs of a linear layer, or of the one inside a router."""
     if isinstance(module, nn.Linear):
         return stored_count(module, "out_features") or None
     inner = [one for one in module.modules() if isinstance(one, nn.Linear)]
     return stored_count(inner[-1], "out_features") or None if inner else next(_first_sizes([stored(module, "weight")]), None)
 
 
-def _book(module: nn.Module) -> int | None:
+def _codebook_size(module: nn.Module) -> int | None:
     """How many rows a module's codebook has: an embedding, a parameter or a buffer."""
     values = [stored(module, name) for name in _BOOKS]
     values += [stored(value, "weight") for value in values if isinstance(value, nn.Module)]
@@ -185,8 +185,8 @@ def _first_sizes(values: Sequence[Any]) -> Iterator[int]:
     return (value.shape[0] for value in values if isinstance(value, Tensor) and value.dim() == 2)
 
 
-OF_ROUTERS = ("balance", "max_load", "dead_fraction", "entropy", "margin", "overflow_fraction", "dropped_fraction")
-OF_CODEBOOKS = ("perplexity", "usage", "max_share")
+ROUTER_STATISTICS = ("balance", "max_load", "dead_fraction", "entropy", "margin", "overflow_fraction", "dropped_fraction")
+CODEBOOK_STATISTICS = ("perplexity", "usage", "max_share")
 
 
 class RouterCollector(Collector[RouterReport]):
@@ -205,7 +205,7 @@ class RouterCollector(Collector[RouterReport]):
 
     prefix: ClassVar[str] = "routers"
     report_type: ClassVar[type[Report] | None] = RouterReport
-    ranking: ClassVar[tuple[str, ...]] = (*OF_ROUTERS, *OF_CODEBOOKS)
+    ranking: ClassVar[tuple[str, ...]] = (*ROUTER_STATISTICS, *CODEBOOK_STATISTICS)
 
     def __init__(
         self,
@@ -252,7 +252,10 @@ class RouterCollector(Collector[RouterReport]):
 
     @override
     def scalars(self, report: RouterReport) -> dict[str, float]:
-        wanted = ((self._router_names, report.routers, OF_ROUTERS), (self._codebook_names, report.codebooks, OF_CODEBOOKS))
+        wanted = (
+            (self._router_names, report.routers, ROUTER_STATISTICS),
+            (self._codebook_names, report.codebooks, CODEBOOK_STATISTICS),
+        )
         scalars: dict[str, float] = {}
         for names, found, statistics in wanted:
             scalars |= stat_scalars(self.prefix, names, found, statistics)
@@ -262,7 +265,7 @@ class RouterCollector(Collector[RouterReport]):
     @override
     def charts(self, written: Written) -> Layout:
         of_sites = by_statistic(self.prefix, written.statistics) if written.of_sites else None
-        return {"Routers": of_model(self.prefix, OF_ROUTERS) if of_sites is None else of_sites}
+        return {"Routers": of_model(self.prefix, ROUTER_STATISTICS) if of_sites is None else of_sites}
 
     @override
     def figures(self, reports: Sequence[RouterReport], written: Written, last: bool) -> Figures:

@@ -104,7 +104,7 @@ class CodebookStats:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What a router put out in one call.
+    """What a router returned in one call.
 
     Attributes:
         logits: Shape ``(tokens, experts)``, floating point; None where it does not return them.
@@ -225,7 +225,7 @@ def _load(routing: Routing, experts: int, top_k: int, like: Tensor) -> tuple[Ten
         return routing.dispatched.sum(0).to(like), routing.dispatched.shape[0]
     chosen = routing.chosen
     if chosen is None:
-        assert routing.logits is not None, "a router puts out logits or choices"
+        assert routing.logits is not None, "a router returns logits or choices"
         chosen = routing.logits.topk(top_k, -1).indices
     return _counts(chosen.reshape(-1), experts, like), chosen.shape[0]
 
@@ -308,7 +308,7 @@ class RouterReport(PlainReport):
     Attributes:
         routers: Name of each router that ran to what it chose, in model order.
         codebooks: Name of each quantiser that ran to the codes it chose, in model order.
-        silent: Routers and quantisers that never ran in a sampled batch, on any rank, or put out neither logits nor choices.
+        silent: Routers and quantisers that never ran in a sampled batch, on any rank, or returned neither logits nor choices.
         sampled_batches: Training batches that were sampled, on the rank with the most.
         batches: Training batches of the window, on the rank with the most.
     """
