@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from os.path import commonprefix
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
@@ -135,8 +134,8 @@ def _parts(sites: Sequence[str]) -> list[list[str]]:
 
 def _shared_prefix(sites: Sequence[str]) -> str:
     """The names of the modules around all sites, with a dot at the end."""
-    shared = commonprefix(list(sites))
-    return shared[: shared.rfind(".") + 1]
+    around = zip(*(site.split(".")[:-1] for site in sites), strict=False)
+    return "".join(f"{names[0]}." for names in takewhile(lambda names: len(set(names)) == 1, around))
 
 
 __all__ = ["RepresentationCollapse", "SameOutputs"]

@@ -167,8 +167,6 @@ def _known(holder: Any, names: Sequence[str]) -> int | None:
 
 def _outputs_of(module: nn.Module) -> int | None:
     """The outputs of a linear layer, or of the one inside a router."""
-    if isinstance(module, nn.Linear):
-        return stored_count(module, "out_features") or None
     inner = [one for one in module.modules() if isinstance(one, nn.Linear)]
     return stored_count(inner[-1], "out_features") or None if inner else next(_first_sizes([stored(module, "weight")]), None)
 
@@ -227,8 +225,8 @@ class RouterCollector(Collector[RouterReport]):
         sizes = [(site.experts, site.top_k) for site in chosen], [site.size for site in books]
         self.table = RoutingTable(*sizes, capacity_factor, context.host.setup.device)
         self._router_names, self._codebook_names = [site.name for site in chosen], [site.name for site in books]
-        for index, (name, module, *_) in enumerate((*chosen, *books)):
-            context.listen(name, module, _Recorder(self.table, index))
+        for index, site in enumerate([*chosen, *books]):
+            context.listen(site.name, site.module, _Recorder(self.table, index))
         self.set_tables(routing=self.table)
 
     @property

@@ -147,7 +147,7 @@ class RouterCollapse(Rule):
 
 def _experts_in_effect(stats: RouterStats) -> float:
     """The exponential of the entropy of the load."""
-    return stats.experts**stats.balance
+    return float(stats.experts**stats.balance)
 
 
 def _batches_in_a_row(report: RouterReport, history: Sequence[RouterReport], holds: Callable[[RouterReport], bool]) -> int:
