@@ -103,7 +103,7 @@ class CallSites:
 
 
 class CallTable(RowTable):
-    """A row for each site of some functions; of those without one nothing is recorded.
+    """A row for each site of some functions; calls at sites beyond the last row are not recorded.
 
     What the host knows of a call is kept there, which is cheaper than a tensor, and merged with the rows when they are packed.
 

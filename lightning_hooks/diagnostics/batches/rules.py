@@ -38,23 +38,23 @@ class LabelsIgnored(Rule):
     def __call__(self, report: FeatureReport | GradientFlowReport) -> Iterator[Alert]:
         """Yield a warning if batches or calls are lost, an info if a few are and the loss is finite all the same."""
         for site, ignored, of, what, targets, lost in _ignored(report):
-            share = ignored / of
-            yield self.alert(
-                report, site, share, self.threshold, "warning" if lost or share >= self.threshold else "info",
-                f"all targets are ignore_index in {ignored} of {what} ({percent(targets)} of all targets): "
-                f"{'cross entropy' if site == THE_DATA else 'it'} averages over nothing, which is NaN.",
-                "Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index.",
-            )  # fmt: skip
+            if ignored:
+                share = ignored / of
+                yield self.alert(
+                    report, site, share, self.threshold, "warning" if lost or share >= self.threshold else "info",
+                    f"all targets are ignore_index in {ignored} of {what} ({percent(targets)} of all targets): "
+                    f"{'cross entropy' if site == THE_DATA else 'it'} averages over nothing, which is NaN.",
+                    "Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index.",
+                )  # fmt: skip
 
 
 def _ignored(report: FeatureReport | GradientFlowReport) -> Iterator[tuple[str, int, int, str, float, bool]]:
     """Per site how many are ignored, of how many, these in words, the share of all targets, and whether a loss was not finite."""
     if isinstance(report, FeatureReport):
         for site, stats in report.outputs.items():
-            if stats.ignored_calls:
-                what = f"its {stats.calls} sampled calls"
-                yield site, stats.ignored_calls, stats.calls, what, stats.ignored_fraction, bool(stats.lost_calls)
-    elif (labels := report.model_setup.labels) is not None and labels.ignored_batches:
+            what = f"its {stats.calls} sampled calls"
+            yield site, stats.ignored_calls, stats.calls, what, stats.ignored_fraction, bool(stats.lost_calls)
+    elif (labels := report.model_setup.labels) is not None:
         lost = report.loss is not None and report.loss.nonfinite_steps > 0
         what = f"{labels.batches} sampled batches"
         yield THE_DATA, labels.ignored_batches, labels.batches, what, labels.ignored / labels.targets, lost

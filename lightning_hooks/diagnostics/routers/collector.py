@@ -225,7 +225,8 @@ class RouterCollector(Collector[RouterReport]):
         sizes = [(site.experts, site.top_k) for site in chosen], [site.size for site in books]
         self.table = RoutingTable(*sizes, capacity_factor, context.host.setup.device)
         self._router_names, self._codebook_names = [site.name for site in chosen], [site.name for site in books]
-        for index, site in enumerate([*chosen, *books]):
+        sites: list[RouterSite | CodebookSite] = [*chosen, *books]
+        for index, site in enumerate(sites):
             context.listen(site.name, site.module, _Recorder(self.table, index))
         self.set_tables(routing=self.table)
 
