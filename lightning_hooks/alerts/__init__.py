@@ -11,9 +11,7 @@ from lightning_hooks.diagnostics.attention import rules as attention_rules
 from lightning_hooks.diagnostics.attention.rules import *
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats, HeadStats
 from lightning_hooks.diagnostics.batches import rules as batch_rules
-from lightning_hooks.diagnostics.batches import scale_rules
 from lightning_hooks.diagnostics.batches.rules import *
-from lightning_hooks.diagnostics.batches.scale_rules import *
 from lightning_hooks.diagnostics.calls import rules as call_rules
 from lightning_hooks.diagnostics.calls.rules import *
 from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
@@ -118,7 +116,6 @@ __all__ += registration_rules.__all__
 __all__ += representation_rules.__all__
 __all__ += residual_rules.__all__
 __all__ += router_rules.__all__
-__all__ += scale_rules.__all__
 __all__ += setup_rules.__all__
 __all__ += step_rules.__all__
 __all__ += update_rules.__all__

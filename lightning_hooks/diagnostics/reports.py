@@ -20,7 +20,7 @@ from lightning_hooks.clipping.watch import StepEvents
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.plain import PlainReport
 from lightning_hooks.diagnostics.attention.table import AttentionReport
-from lightning_hooks.diagnostics.batches.feature_scales import FeatureScales
+from lightning_hooks.diagnostics.batches.inputs import FeatureScales
 from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
 from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.features.table_ids import MissedRow

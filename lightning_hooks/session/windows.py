@@ -103,7 +103,7 @@ class Windows:
             setattr(self, name, state[name])
 
 
-LAYOUT = 10
+LAYOUT = 11
 """Of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped."""
 
 

@@ -40,11 +40,13 @@ class Reduction:
         merge: Over ranks and over windows.
         stacked: The same of rows stacked along the first dimension, in one process, where that has to be fast.
         empty: The number while nothing is recorded.
+        over_windows: Over windows in a row, where their order counts; None for ``merge``.
     """
 
     merge: Merge
     stacked: Callable[[Tensor], Tensor] | None = None
     empty: float = 0.0
+    over_windows: Merge | None = None
 
     def of_rows(self, rows: Tensor) -> Tensor:
         """Merge rows along the first dimension."""
@@ -115,13 +117,17 @@ class Columns(IntEnum):
         return [(reduction, slice(int(run[0]), int(run[-1]) + 1)) for reduction, run in runs if reduction is not SUM]
 
     @classmethod
-    def merge(cls, more: int = 0) -> Merge:
+    def merge(cls, more: int = 0, windows: bool = False) -> Merge:
         """How rows that lie one behind the other merge.
 
         Args:
             more: Columns behind the declared ones, which add.
+            windows: Whether they are those of windows in a row, not of ranks.
         """
-        groups = [(reduction.merge, range(columns.start, columns.stop)) for reduction, columns in cls.groups()]
+        groups = [
+            ((windows and reduction.over_windows) or reduction.merge, range(columns.start, columns.stop))
+            for reduction, columns in cls.groups()
+        ]
         return by_columns(groups, len(cls) + more)
 
     @classmethod
@@ -145,7 +151,7 @@ class RowTable:
     """
 
     columns: ClassVar[type[Columns]]
-    more: ClassVar[int] = 0
+    more: int = 0
     """Columns behind the declared ones, which add."""
     alike_on_ranks: ClassVar[bool] = False
     """Whether a row that is the same on every rank counts once: ranks take the same optimizer steps."""
@@ -158,7 +164,7 @@ class RowTable:
         """How packed tables merge."""
         merge = self.columns.merge(self.more)
         over_ranks = once(merge, self.rows.shape[1]) if self.alike_on_ranks else merge
-        return (Span(self.rows.numel(), over_ranks, merge),)
+        return (Span(self.rows.numel(), over_ranks, self.columns.merge(self.more, windows=True)),)
 
     def pack(self) -> Tensor:
         """Return the window's numbers as one vector."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_hooks import monitors
 from lightning_hooks.diagnostics.attention.collector import AttentionCollector
-from lightning_hooks.diagnostics.batches import inputs as batch_hash
+from lightning_hooks.diagnostics.batches import hashes
 from lightning_hooks.diagnostics.calls import table as calls
 from lightning_hooks.diagnostics.features import collector as features
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures
@@ -88,7 +88,7 @@ CAPABILITIES: dict[str, Capability] = {
     "checked-calls": Capability("calls of softmax, dropout", [(calls.CheckedCalls, name) for name in ("_softmax", "_dropout")]),
     "representations": Capability("representations", [(RepresentationTable, name) for name in ("take", "finish")]),
     "residual": Capability("residual stream", [(ResidualTable, "add")]),
-    "batch-hashes": Capability("batch hashes", [(batch_hash.BatchHashes, "add")]),
+    "batch-hashes": Capability("batch hashes", [(hashes.BatchHashes, "add")]),
     "modes": Capability("module modes", [(ModuleModes, name) for name in ("batch_start", "before_backward")]),
     "labels": Capability("labels", [(labels.LabelTable, "add")]),
     "second-moments": Capability("second moments", [(optimizer_watch, "second_moments")]),

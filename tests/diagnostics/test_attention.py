@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.diagnostics.attention.heads import MOST_ROWS, Head, grid, product_heads, written_out_heads
+from lightning_hooks.diagnostics.attention.heads import MEASURED, MOST_ROWS, Head, grid, product_heads, written_out_heads
 from tests.support.attention import reference
 
 MINUS = -math.inf
 
 
 def assert_heads(heads: Tensor, expected: dict[Head, list[float]]) -> None:
-    for column in Head:
+    for column in MEASURED:
         assert heads[:, column].tolist() == pytest.approx(expected[column], rel=1e-5, abs=1e-5), column.name
 
 
@@ -125,7 +125,7 @@ def test_three_dimensions_hold_samples_times_heads() -> None:
     assert torch.equal(product_heads(query[None], key[None], mask[None]), whole)
     logits = query @ key.transpose(-1, -2)
     assert torch.equal(written_out_heads(logits.flatten(0, 1), heads=3), written_out_heads(logits))
-    assert product_heads(query.flatten(0, 1), key.flatten(0, 1), mask[0, 0]).shape == (1, len(Head))
+    assert product_heads(query.flatten(0, 1), key.flatten(0, 1), mask[0, 0]).shape == (1, len(MEASURED))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

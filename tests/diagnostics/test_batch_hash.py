@@ -8,21 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_hooks.diagnostics.batches.inputs import (
-    BITS,
-    N_PAIRS,
-    SAMPLE,
-    SLOTS,
-    BatchHashes,
-    InputTable,
-    batch_hash,
-    merge_windows,
-    same_on_all,
-)
+from lightning_hooks.diagnostics.batches.hashes import BITS, SAMPLE, SLOTS, BatchHashes, batch_hashes
+from lightning_hooks.diagnostics.batches.inputs import InputTable
 from lightning_hooks.diagnostics.loss_inputs.targets import LabelTable, label_tensors
+from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 from lightning_hooks.statistics.rows import Clock
 
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+
+
+def batch_hash(batch: Any) -> Tensor | None:
+    found = batch_hashes(batch)
+    return None if found is None else found[0]
 
 
 def number(batch: Any) -> int:
@@ -75,16 +72,20 @@ def filled(*batches: Tensor | str, every: int = 1) -> BatchHashes:
     return table
 
 
+def pairs(table: BatchHashes) -> list[int]:
+    return list(table.read(table.pack())[0])
+
+
 def test_pairs_are_counted() -> None:
     a, b, c = torch.randn(3, 8, 8).unbind()
-    assert filled(a, a, b, b, b, c).pack()[:N_PAIRS].tolist() == [5, 3]
-    assert filled(a, a, b, b, b, c, every=2).pack()[:N_PAIRS].tolist() == [3, 2]  # a, a; b, b; b, c
-    assert filled(a, a, b, b, b, c, every=3).pack()[:N_PAIRS].tolist() == [2, 2]  # a, a; b, b
-    assert filled(a, "a text", a, torch.zeros(8, 8), torch.zeros(8, 8)).pack()[:N_PAIRS].tolist() == [0, 0]
+    assert pairs(filled(a, a, b, b, b, c)) == [5, 3]
+    assert pairs(filled(a, a, b, b, b, c, every=2)) == [3, 2]  # a, a; b, b; b, c
+    assert pairs(filled(a, a, b, b, b, c, every=3)) == [2, 2]  # a, a; b, b
+    assert pairs(filled(a, "a text", a, torch.zeros(8, 8), torch.zeros(8, 8))) == [0, 0]
     table = filled(a, a)
     table.reset()
     table.add(a, True)
-    assert table.pack()[:N_PAIRS].tolist() == [0, 0]  # the last batch of an epoch is not compared with the next one's first
+    assert pairs(table) == [0, 0]  # the last batch of an epoch is not compared with the next one's first
 
 
 def test_a_tensor_that_repeats_beside_others_that_do_not() -> None:
@@ -95,7 +96,7 @@ def test_a_tensor_that_repeats_beside_others_that_do_not() -> None:
         table = BatchHashes()
         for place, (image, noise) in enumerate(zip(images, drawn, strict=True)):
             table.add((image, noise), place % every == 0)
-        return table.pack()[:N_PAIRS].tolist()
+        return pairs(table)
 
     assert sums(*[noise[place // 2] for place in range(6)]) == [5, 2]  # the first pair could be of a tensor that is always the same
     assert sums(*[noise[place // 2] for place in range(6)], every=2) == [3, 2]
@@ -106,35 +107,38 @@ def test_a_tensor_that_repeats_beside_others_that_do_not() -> None:
     assert sums(*few) == [5, 0]  # classes and masks as numbers
 
 
-def ranks(*tables: BatchHashes) -> Tensor:
-    return torch.stack([table.pack() for table in tables]).amax(0)
+def ranks(*tables: BatchHashes) -> tuple[int, ...]:
+    return tables[0].read(merge_ranks(tables[0].spans, [table.pack() for table in tables]))[1]
 
 
 def test_ranks_are_compared_batch_by_batch() -> None:
     batches = torch.randn(6, 8, 8).unbind()
     same, other, shorter = filled(*batches[:4]), filled(*batches[:2], *batches[4:]), filled(*batches[:3])
-    assert same_on_all(ranks(same, filled(*batches[:4]))) == (4, 4, 4)
-    assert same_on_all(ranks(same, same, other)) == (4, 2, 2)
-    assert same_on_all(ranks(same, shorter)) == (4, 3, 3)
-    assert same_on_all(ranks(filled(*batches[:1] * 4), filled(*batches[:1] * 4))) == (4, 4, 1)
-    assert same_on_all(BatchHashes().pack()) == (0, 0, 0)
+    assert ranks(same, filled(*batches[:4])) == (4, 4, 4)
+    assert ranks(same, same, other) == (4, 2, 2)
+    assert ranks(same, shorter) == (4, 3, 3)
+    assert ranks(filled(*batches[:1] * 4), filled(*batches[:1] * 4)) == (4, 4, 1)
+    assert ranks(BatchHashes()) == (0, 0, 0)
+
+
+def last(table: BatchHashes, packed: Tensor) -> list[list[float]]:
+    return table["last"].lines(table.split(packed)["last"])  # type: ignore[attr-defined, no-any-return]
 
 
 def test_windows_keep_the_last_hashes() -> None:
     batches = torch.randn(SLOTS + 8, 8, 8).unbind()
     hashes = [number(batch) for batch in batches]
-    merged = merge_windows(filled(*batches[:10]).pack()[N_PAIRS:], filled(*batches[10:]).pack()[N_PAIRS:])
-    assert merged.view(2, SLOTS)[0].tolist() == hashes[-SLOTS:]
-    assert merged.view(2, SLOTS)[1].tolist() == [-one for one in hashes[-SLOTS:]]
-    few = merge_windows(filled(*batches[:2]).pack()[N_PAIRS:], filled(batches[2]).pack()[N_PAIRS:])
-    assert few.view(2, SLOTS)[0].tolist() == [*hashes[:3], *[0.0] * (SLOTS - 3)]
     table = BatchHashes()
-    table.unpack(torch.cat((torch.tensor([3.0, 1.0]), few)))
+    merged = merge_windows(table.spans, filled(*batches[:10]).pack(), filled(*batches[10:]).pack())
+    assert last(table, merged) == [[one, -one] for one in hashes[-SLOTS:]]
+    few = merge_windows(table.spans, filled(*batches[:2]).pack(), filled(batches[2]).pack())
+    assert [one for one, _ in last(table, few)] == [*hashes[:3], *[0.0] * (SLOTS - 3)]
+    table.unpack(few)
     table.add(batches[3], True)
-    assert table.pack()[N_PAIRS:].view(2, SLOTS)[0].tolist()[:5] == [*hashes[:4], 0.0]
-    assert table.pack()[:N_PAIRS].tolist() == [3, 1]
-    overflowing = filled(*batches[: SLOTS + 2]).pack()[N_PAIRS:].view(2, SLOTS)[0].tolist()
-    assert sorted(overflowing) == sorted(hashes[2 : SLOTS + 2])
+    assert [one for one, _ in last(table, table.pack())][:5] == [*hashes[:4], 0.0]
+    assert pairs(table) == [1, 0]
+    overflowing = filled(*batches[: SLOTS + 2])
+    assert sorted(one for one, _ in last(table, overflowing.pack())) == sorted(hashes[2 : SLOTS + 2])
 
 
 def test_labels_of_a_batch() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.diagnostics.calls.table import (
-    CallChecks,
+    CheckedCalls,
     DropoutUse,
     PrecisionStats,
     PrecisionTable,
@@ -17,6 +17,7 @@ from lightning_hooks.diagnostics.calls.table import (
     softmax_use,
 )
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
+from tests.support.calls import call_table
 
 
 def scores(mask: Tensor, *before: int, least: float = -torch.inf) -> Tensor:
@@ -30,7 +31,7 @@ PADDED[:, 5:] = True
 
 
 def use_of(values: Tensor, dim: int | None, samples: int | None = None) -> SoftmaxUse | None:
-    checks = CallChecks(3)
+    checks = call_table(CheckedCalls, 3)
     checks.softmax(1, values, dim, samples)
     return softmax_use(checks.pack().view(3, -1)[1].tolist())
 
@@ -88,17 +89,17 @@ def test_the_dimension_that_pytorch_chooses() -> None:
 
 
 def test_dropout() -> None:
-    checks = CallChecks(2)
+    checks = call_table(CheckedCalls, 2)
     checks.dropout(0, 0.0, training=False)  # told not to
     assert dropout_use(checks.pack().view(2, -1)[0].tolist()) is None
     checks.dropout(0, 0.3, training=True)
     checks.dropout(0, 0.5, training=False)
-    checks.dropout_in_validation(0, 0.1)
+    checks.dropout(0, 0.1, training=False, in_validation=True)
     assert dropout_use(checks.pack().view(2, -1)[0].tolist()) == DropoutUse(0.5, 3, 1, 1)
 
 
 def test_tables_merge() -> None:
-    tables = [CallChecks(2) for _ in range(3)]
+    tables = [call_table(CheckedCalls, 2) for _ in range(3)]
     for number, table in enumerate(tables[:2]):
         table.softmax(1, scores(LATER), -2, None)
         table.dropout(0, 0.1 * (number + 1), training=False)
@@ -108,7 +109,7 @@ def test_tables_merge() -> None:
         rows = merged.view(2, -1).tolist()
         assert softmax_use(rows[1]) == SoftmaxUse(2, 0, 2)
         assert dropout_use(rows[0]) == DropoutUse(0.2, 2, 2, 0)
-    back = CallChecks(2)
+    back = call_table(CheckedCalls, 2)
     back.unpack(packed[1])
     assert torch.equal(back.pack(), packed[1])
     back.dropout(0, 0.2, training=True)

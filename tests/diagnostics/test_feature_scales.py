@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import FeatureStatsMonitor
 from lightning_hooks.alerts import FeatureReport, FeatureScale
-from lightning_hooks.diagnostics.batches.feature_scales import FeatureScales
+from lightning_hooks.diagnostics.batches.inputs import FeatureScales
 from tests.support.models import Classifier, mlp, trainer
 
 

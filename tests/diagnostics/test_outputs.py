@@ -15,13 +15,14 @@ from lightning_hooks.diagnostics.loss_inputs.predictions import (
     FEWEST_ROWS,
     MOST_NUMBERS,
     MOST_ROWS,
+    LossInputs,
     OutputStats,
-    OutputTable,
     is_across,
     measure,
     output_stats,
 )
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
+from tests.support.calls import call_table
 
 
 def rows_of(logits: Tensor, target: Tensor) -> list[tuple[list[float], Any]]:
@@ -84,10 +85,10 @@ def reference(calls: list[tuple[Tensor, Tensor]], ignore_index: int = -100) -> d
 
 
 def measured(calls: list[tuple[Tensor, Tensor]], ignore_index: int = -100) -> OutputStats:
-    table = OutputTable(2)
+    table = call_table(LossInputs)
     for logits, target in calls:
         table.add(1, logits, target, ignore_index)
-    rows = table.pack().view(2, -1).tolist()
+    rows = table.lines(table.pack())
     assert not rows[0][0]
     return output_stats(rows[1])
 
@@ -186,7 +187,7 @@ def test_along_which_dimension_logarithms_are_normalised(shape: tuple[int, ...],
         assert not is_across(given.exp())
         assert not is_across(given * 0.8)
     assert not is_across(logits[0].flatten().log_softmax(0))  # one sample
-    table = OutputTable(1)
+    table = call_table(LossInputs)
     for of_logarithms in (False, True):
         table.add(0, logits.log_softmax(0), torch.zeros(shape[0], *shape[2:], dtype=torch.long), of_logarithms=of_logarithms)
     assert output_stats(table.pack().tolist()).across == (shape[0] > 1)
@@ -194,23 +195,23 @@ def test_along_which_dimension_logarithms_are_normalised(shape: tuple[int, ...],
 
 def test_ranks_and_windows_merge_as_one() -> None:
     calls = case("samples", torch.float32) + case("pixels", torch.float32)
-    tables = [OutputTable(3) for _ in range(5)]
+    tables = [call_table(LossInputs) for _ in range(5)]
     for table, (logits, target) in zip(tables, calls, strict=False):  # the last has none
         table.add(2, logits, target)
         tables[-2].add(1, logits, target)
     packed = [table.pack() for table in tables]
     for merged in (merge_ranks(tables[0].spans, packed), _in_a_row(tables[0], packed)):
-        rows = merged.view(3, -1).tolist()
+        rows = tables[0].lines(merged)
         check(output_stats(rows[2]), reference(calls), rel=1e-6)
         assert rows[0][0] == 0
-    back = OutputTable(3)
+    back = call_table(LossInputs)
     back.unpack(packed[0])
     assert torch.equal(back.rows, tables[0].rows)
     back.reset()
-    assert torch.equal(back.rows, OutputTable(3).rows)
+    assert torch.equal(back.rows, call_table(LossInputs).rows)
 
 
-def _in_a_row(table: OutputTable, packed: list[Tensor]) -> Tensor:
+def _in_a_row(table: LossInputs, packed: list[Tensor]) -> Tensor:
     merged = packed[0]
     for later in packed[1:]:
         merged = merge_windows(table.spans, merged, later)

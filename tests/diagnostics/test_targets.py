@@ -8,19 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_hooks.diagnostics.loss_inputs.targets import BOUNDS, KL_DIVERGENCE, VARIED, TargetStats, TargetTable, target_stats
+from lightning_hooks.diagnostics.loss_inputs.targets import BOUNDS, KL_DIVERGENCE, VARIED, LossTargets, TargetStats, target_stats
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
+from tests.support.calls import call_table
 
 
-def stats_of(table: TargetTable, line: int) -> TargetStats:
-    return target_stats(table.pack().view(len(table.rows), -1)[line].tolist())
+def stats_of(table: LossTargets, line: int) -> TargetStats:
+    return target_stats(table.lines(table.pack())[line])
 
 
 def measured(*targets: Tensor) -> TargetStats:
-    table = TargetTable(2)
+    table = call_table(LossTargets)
     for target in targets:
         table.add(1, torch.zeros_like(target), target, reduced=True)
-    assert not table.pack().view(2, -1)[0].any()
+    assert not any(table.lines(table.pack())[0])
     return stats_of(table, 1)
 
 
@@ -42,7 +43,7 @@ def measured(*targets: Tensor) -> TargetStats:
     ],
 )
 def test_pairs(given: tuple[int, ...], target: tuple[int, ...], reduced: bool, paired: tuple[int, ...] | None) -> None:
-    table = TargetTable(1)
+    table = call_table(LossTargets)
     table.add(0, torch.zeros(given), torch.zeros(target), reduced)
     assert stats_of(table, 0) == TargetStats(1, paired is not None, *(paired or (0, 0, 0)), 0, 0)
     if paired is not None:
@@ -103,7 +104,7 @@ def test_large_targets_are_sampled_up_to_the_last_sample() -> None:
 def test_targets_outside_of_what_an_output_can_be(bound: str, scale: float) -> None:
     low, high = BOUNDS[bound]
     target = scale * torch.randn(40, 7, generator=torch.Generator().manual_seed(0)) + 0.5
-    table = TargetTable(2)
+    table = call_table(LossTargets)
     for _ in range(2):
         inputs = (target, torch.zeros_like(target)) if bound == KL_DIVERGENCE else (torch.zeros_like(target), target)
         table.add(1, *inputs, True, bound)
@@ -115,7 +116,7 @@ def test_targets_outside_of_what_an_output_can_be(bound: str, scale: float) -> N
 
 
 def test_tables_merge() -> None:
-    tables = [TargetTable(2) for _ in range(3)]
+    tables = [call_table(LossTargets) for _ in range(3)]
     for number, table in enumerate(tables[:2]):
         table.add(1, torch.zeros(4 + number, 1), torch.full((4,), 2.0), True, "tanh" if number else "")
         for _ in range(3):
@@ -123,8 +124,8 @@ def test_tables_merge() -> None:
     packed = [table.pack() for table in tables]
     windows = merge_windows(tables[0].spans, merge_windows(tables[0].spans, packed[0], packed[1]), packed[2])
     for merged in (merge_ranks(tables[0].spans, packed), windows):
-        assert target_stats(merged.view(2, -1)[1].tolist()) == TargetStats(8, 2, 5, 4, 20, 4, 4, 4, 4, "tanh")
-    back = TargetTable(2)
+        assert target_stats(tables[0].lines(merged)[1]) == TargetStats(8, 2, 5, 4, 20, 4, 4, 4, 4, "tanh")
+    back = call_table(LossTargets)
     back.unpack(packed[1])
     assert torch.equal(back.pack(), packed[1])
     back.add(1, torch.zeros(3), torch.zeros(3), reduced=True)
@@ -146,7 +147,7 @@ def test_tables_merge() -> None:
     ],
 )
 def test_inputs_that_are_the_same_for_all_samples(given: Tensor, target: Tensor, same: int) -> None:
-    table = TargetTable(2)
+    table = call_table(LossTargets)
     table.add(1, given, target, True)
     table.add(1, torch.randn(given.shape), target, True)
     assert stats_of(table, 1).same == same

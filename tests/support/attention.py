@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_hooks.alerts import AttentionStats
-from lightning_hooks.diagnostics.attention.heads import Head
+from lightning_hooks.diagnostics.attention.heads import MEASURED, Head
 
 MINUS = -math.inf
 
@@ -25,7 +25,7 @@ def reference(logits: Tensor, mask: Tensor | None = None, rows: Any = None) -> d
     added = np.zeros_like(values) if mask is None else np.broadcast_to(mask.double().numpy(), values.shape)
     samples, heads, queries, _ = values.shape
     taken = [(sample, range(queries)) for sample in range(samples)] if rows is None else rows
-    found: dict[Head, list[float]] = {column: [0.0] * heads for column in Head}
+    found: dict[Head, list[float]] = {column: [0.0] * heads for column in MEASURED}
     for head in range(heads):
         largest = [MINUS]
         for sample, positions in taken:
@@ -243,7 +243,7 @@ def pooled(calls: Sequence[tuple[Tensor, Tensor | None]]) -> dict[Head, list[flo
     found = [reference(logits, added) for logits, added in calls]
     return {
         head: [(max if head is Head.MAX else sum)(values) for values in zip(*(each[head] for each in found), strict=True)]
-        for head in Head
+        for head in MEASURED
     }
 
 

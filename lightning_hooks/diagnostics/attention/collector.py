@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.collector import Collector, Written
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
+from lightning_hooks.declare.functional import CallSites, FunctionalCall
 from lightning_hooks.declare.scalars import stat_scalars
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.attention.heads import is_half, product_heads, written_out_heads
@@ -61,7 +61,7 @@ class AttentionCollector(Collector[AttentionReport]):
         self._functional = functional = context.functional
         self._expected = expected and functional is not None
         self._found: dict[str, bool] = {}  # site -> whether its calls are attention that the user selects
-        self._numbers: dict[int, int] = {}  # of a functional site -> among those of FUNCTIONS
+        self._sites = CallSites(functional, FUNCTIONS)
         self._ever: dict[str, None] = {}  # sites with a number in any window
         sites = 0 if functional is None else min(functional.capacity, MOST_SITES)
         self.table = AttentionTable(sites, most_heads(context.host.model), context.host.setup.device)
@@ -82,21 +82,13 @@ class AttentionCollector(Collector[AttentionReport]):
         if wanted is None:
             wanted = self._found[name] = is_attention(call) and self.context.selects_call(call.site, call.module)
         if wanted:
-            self.table.add(self._number(call.site), *heads_of_call(call))
-
-    def _number(self, site: FunctionalSite) -> int:
-        """The place of a site among all that may be attention, the same on every rank."""
-        number = self._numbers.get(site.index)
-        if number is None and self._functional is not None:
-            earlier = self._functional.sites[: site.index]
-            number = self._numbers[site.index] = sum(other.function in FUNCTIONS for other in earlier)
-        return number or 0
+            self.table.add(self._sites.place(call.site), *heads_of_call(call))
 
     @override
     def calls_numbered(self, changed: bool) -> None:
         if changed:
-            self._numbers.clear()
-            self.table.clear()
+            self._sites.renumbered()
+            self.table.reset()
 
     @property
     @override
@@ -106,8 +98,7 @@ class AttentionCollector(Collector[AttentionReport]):
     @property
     @override
     def names(self) -> list[str]:
-        sites = [] if self._functional is None else self._functional.sites
-        return [site.name for site in sites if site.function in FUNCTIONS]
+        return self._sites.names
 
     @property
     @override
@@ -136,7 +127,10 @@ class AttentionCollector(Collector[AttentionReport]):
     def scalars(self, report: AttentionReport) -> dict[str, float]:
         if self.unused:
             return {}
-        return {**stat_scalars(self.prefix, self._ever, report.sites, STATISTICS), **_of_all(self.prefix, report.sites.values())}
+        return {
+            **stat_scalars(self.prefix, self._ever, report.sites, STATISTICS),
+            **_model_scalars(self.prefix, report.sites.values()),
+        }
 
     @override
     def charts(self, written: Written) -> Layout:
@@ -223,7 +217,7 @@ def _heads_in(values: Tensor, module: nn.Module) -> int:
     return heads if values.dim() == 3 and heads and values.shape[0] % heads == 0 else 1
 
 
-def _of_all(prefix: str, found: Iterable[AttentionStats]) -> dict[str, float]:
+def _model_scalars(prefix: str, found: Iterable[AttentionStats]) -> dict[str, float]:
     """The median over sites and the worst site of each statistic: of the entropy the lowest, of the others the largest."""
     entries = list(found)
     scalars: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What one call of attention says of each head, from at most 64 of its query rows.
+"""The numbers of each head in one call of attention, from at most 64 of its query rows.
 
 A query row is one query of one sample: its logits ``scale * q·k`` over all keys, and their softmax. Rows are evenly spaced over
 the batch and over the queries; where there are at most 64, all are taken. Nothing else is computed, so nothing is of the size
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import functools
 import math
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lightning_hooks.statistics.columns import MAXIMUM_OR_NONE, SUM, Columns, Reduction
+from lightning_hooks.statistics.reduction import largest, paired
+
 MOST_ROWS = 64
-"""Query rows of a call that are looked at."""
+"""Query rows of a call that are measured."""
 MOST_SAMPLES = 8
 """Samples that they are taken from, where each has enough of them."""
 MASKED = -9000.0
@@ -28,26 +30,39 @@ NEGLIGIBLE = -87.0
 HALF = (torch.bfloat16, torch.float16)
 
 
-class Head(IntEnum):
-    """What each number of a head holds. All but MAX add."""
-
-    ROWS = 0  # query rows
-    MASKED = 1  # rows that may attend to no key
-    NONFINITE = 2  # rows whose logits or outputs hold NaN or an infinite value
-    MASKED_NONFINITE = 3  # rows that are both
-    JUDGED = 4  # finite rows that may attend to two keys or more
-    ENTROPY = 5  # over JUDGED rows: entropy / log(keys that they may attend to)
-    FIRST = 6  # over JUDGED rows: the probability of the first key
-    SAMPLES = 7  # samples that rows are from
-    MASKED_SAMPLES = 8  # samples all of whose rows may attend to no key
-    MAX = 9  # the largest logit of a key that is not masked; -inf if there is none
+def _first_known(earlier: Tensor, later: Tensor) -> Tensor:
+    return torch.where(torch.isneginf(earlier), later, earlier)
 
 
-N_HEAD = len(Head)
+def _last_known(earlier: Tensor, later: Tensor) -> Tensor:
+    return _first_known(later, earlier)
+
+
+class Head(Columns):
+    """What the line of a head holds: what :func:`product_heads` returns of a call, then what a table adds to it."""
+
+    ROWS = SUM  # query rows
+    MASKED = SUM  # rows that may attend to no key
+    NONFINITE = SUM  # rows whose logits or outputs hold NaN or an infinite value
+    MASKED_NONFINITE = SUM  # rows that are both
+    JUDGED = SUM  # finite rows that may attend to two keys or more
+    ENTROPY = SUM  # over JUDGED rows: entropy / log(keys that they may attend to)
+    FIRST = SUM  # over JUDGED rows: the probability of the first key
+    SAMPLES = SUM  # samples that rows are from
+    MASKED_SAMPLES = SUM  # samples all of whose rows may attend to no key
+    MAX = MAXIMUM_OR_NONE  # the largest logit of a key that is not masked
+    CALLS = SUM
+    HALF_CALLS = SUM  # calls in half precision
+    BEGIN = Reduction(largest, empty=-math.inf, over_windows=paired(_first_known))  # MAX of the window's first call
+    END = Reduction(largest, empty=-math.inf, over_windows=paired(_last_known))  # MAX of its last call
+
+
+MEASURED = list(Head)[: Head.MAX + 1]
+"""What is measured of a call."""
 
 
 class Grid(NamedTuple):
-    """Which query rows are looked at.
+    """Which query rows are measured.
 
     Attributes:
         samples: How many samples.
@@ -114,7 +129,7 @@ def product_heads(
         heads: How many heads three dimensions hold.
 
     Returns:
-        ``(heads, N_HEAD)``, float32 (float64 for float64).
+        ``(heads, len(MEASURED))``, float32 (float64 for float64).
     """
     mask = None if mask is None else _mask_of(mask, query, key, heads)
     query, key = _four(query, heads), _four(key, heads)
@@ -143,7 +158,7 @@ def written_out_heads(logits: Tensor, heads: int = 1) -> Tensor:
         heads: How many heads three dimensions hold.
 
     Returns:
-        ``(heads, N_HEAD)``, float32 (float64 for float64).
+        ``(heads, len(MEASURED))``, float32 (float64 for float64).
     """
     logits = _four(logits, heads)
     rows = grid(logits.shape[0], logits.shape[-2], logits.device).rows(logits)
@@ -177,16 +192,13 @@ def _mask_of(mask: Tensor, query: Tensor, key: Tensor, heads: int) -> Tensor:
         key: As above.
         heads: As above.
     """
-    sizes = query.shape[-2], key.shape[-2]
+    lead, sizes = query.shape[:-3], (query.shape[-2], key.shape[-2])
     if query.dim() == 3:
-        if heads > 1:
-            return _four(mask.expand(query.shape[0], *sizes), heads)
-        mask = mask.unsqueeze(-3)
-    extra = query.dim() - 3 if query.dim() > 3 else 1
-    if mask.dim() < 3:
-        mask = mask.expand(1, *sizes)
-    lead = query.shape[:extra] if mask.shape[:-3].numel() > 1 else (1,) * extra
-    return mask.expand(*lead, mask.shape[-3], *sizes).flatten(0, extra - 1).expand(query.shape[:extra].numel(), -1, -1, -1)
+        return _four(mask.expand(query.shape[0], *sizes), heads)
+    mask = mask.expand(*mask.shape[:-2] or (1,), *sizes)
+    repeated = mask.shape[:-3].numel() == 1
+    one = mask.reshape(1, *mask.shape[-3:]) if repeated else mask.expand(*lead, -1, -1, -1).flatten(0, -4)
+    return one.expand(lead.numel(), -1, -1, -1)
 
 
 def _logits(rows: Tensor, keys: Tensor, scale: float) -> Tensor:

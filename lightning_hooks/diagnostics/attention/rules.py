@@ -43,15 +43,16 @@ class AttentionLogits(Rule):
         """Yield an alert per site, the one with the largest logit first."""
         for site, stats in sorted(report.sites.items(), key=lambda item: -item[1].max_logit):
             begin, end = stats.begin_max_logit, stats.end_max_logit
+            limit = max(self.growth * max(begin, 1.0), self.least)
             if stats.half_precision and stats.max_logit > self.threshold:
                 yield self.alert(
                     report, site, stats.max_logit, self.threshold, "warning",
                     f"its largest logit is {stats.max_logit:.3g} in half precision (limit {self.threshold:g}).",
                     f"Rounding to bfloat16 changes probabilities by 10% there. Common causes: {_CAUSES}",
                 )  # fmt: skip
-            elif end > max(self.growth * max(begin, 1.0), self.least):
+            elif end > limit:
                 yield self.alert(
-                    report, site, end, max(self.growth * max(begin, 1.0), self.least), "warning",
+                    report, site, end, limit, "warning",
                     f"its largest logit grew from {begin:.3g} to {end:.3g} within this window (limit {self.growth:g} times).",
                     f"Attention goes to single keys, and training may diverge. Common causes: {_CAUSES}",
                 )  # fmt: skip
@@ -157,17 +158,20 @@ class MaskedRows(Rule):
     def __call__(self, report: AttentionReport) -> Iterator[Alert]:
         """Yield an alert per site, in the order of calls."""
         for site, stats in report.sites.items():
-            if not stats.masked_rows > 0:
-                continue
-            yield self.alert(report, site, stats.masked_rows, self.threshold, *self._judged(stats))
+            if stats.masked_rows > 0:
+                yield self.alert(report, site, stats.masked_rows, self.threshold, *self._judged(stats))
 
     def _judged(self, stats: AttentionStats) -> tuple[Severity, str, str]:
         rows = f"{percent(stats.masked_rows)} of its queries may attend to no key"
         if stats.masked_nonfinite_rows > 0:
             return "critical", f"{rows}, and their softmax over minus infinity alone is NaN.", _MASKS
         if stats.masked_samples > self.threshold:
-            seen = f"{rows}; in {percent(stats.masked_samples)} of the samples none may."
-            return "warning", seen, f"They attend to nothing, or to all keys alike. {_MASKS}"
+            samples = percent(stats.masked_samples)
+            return (
+                "warning",
+                f"{rows}; in {samples} of the samples none may.",
+                f"They attend to nothing, or to all keys alike. {_MASKS}",
+            )
         return (
             "info",
             f"{rows}.",

@@ -1,1 +1,1 @@
-"""What a model is fed: inputs and repeated batches."""
+"""Batches: the inputs of a model, and batches that repeat."""

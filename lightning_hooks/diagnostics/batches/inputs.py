@@ -1,24 +1,23 @@
-"""What a model is fed: how large inputs are, whether samples differ, and whether a batch is that of another step or rank."""
+"""The inputs of a model: how large they are, whether samples differ, and how the sizes of features differ."""
 
 from __future__ import annotations
 
-import functools
 from collections import UserDict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
+from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.features.stats import feature_stats
-from lightning_hooks.hooks.tensors import MAX_DEPTH, as_real, dense, plain_values
-from lightning_hooks.statistics.columns import MAXIMUM, Columns, RowTable, row_dtype
+from lightning_hooks.hooks.attributes import stored_count
+from lightning_hooks.hooks.tensors import MAX_DEPTH, in_memory, plain_values
+from lightning_hooks.statistics.columns import MAXIMUM, Columns, RowTable
 from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.kernels import kernels_for
-from lightning_hooks.statistics.reduction import Span, Spans, added, largest, paired
 from lightning_hooks.statistics.rows import Clock, Column, ValueTable
 from lightning_hooks.statistics.tables import Tables
 
@@ -30,7 +29,7 @@ LEAST = 4
 
 
 class SampleColumn(Columns):
-    """What became of comparing the samples of a batch."""
+    """The result of comparing the samples of a batch."""
 
     COMPARED = MAXIMUM  # 0: not compared, 1: the same, 2: not
 
@@ -42,7 +41,7 @@ class SampleTable(RowTable):
 
 
 class InputTable(Tables):
-    """A row for the inputs of training, one for those of validation, and what became of comparing the samples of a batch.
+    """A row for the inputs of training, one for those of validation, and the result of comparing the samples of a batch.
 
     The input is the floating-point tensor of the batch with the most elements; in validation, the one at the same place. The
     samples are taken to be along its first dimension, and that of all tensors of the same size with more than one dimension: a mask
@@ -98,12 +97,10 @@ class InputTable(Tables):
             for place, tensor in tensors.items()
             if tensor.shape[0] >= LEAST and (tensor.numel() > tensor.shape[0] or not tensor.is_floating_point())
         }
-        if not compared:
-            return
-        self.place = self.place or next(iter(compared))
-        size, differ = tensors[self.place].shape[0] if self.place in tensors else None, []
+        self.place = self.place or next(iter(compared), "")
+        size, differ = len(tensors[self.place]) if self.place in tensors else None, []
         for tensor in compared.values():
-            if tensor.shape[0] == size:
+            if len(tensor) == size:
                 values = unexpanded(plain_values(tensor))
                 rows = values[1:COMPARED] if tensor.is_floating_point() else values[1:]
                 differ.append((rows != values[:1]).any().to(self._samples.rows.device))
@@ -186,165 +183,74 @@ def unexpanded(values: Tensor) -> Tensor:
     return values[tuple([slice(None, 1 if step == 0 else None) for step in values.stride()])]
 
 
-SAMPLE = 1024
-"""Numbers of each tensor that are hashed, evenly spread over it."""
-MOST_TENSORS = 8
-"""Tensors of a batch that are hashed: the first ones."""
-FEWEST_NUMBERS = 16
-"""Batches with fewer numbers are not hashed: they may be alike by chance."""
-VARIED = 32
-"""Different numbers from which on a tensor of a batch is compared by itself: it is hardly the same twice by chance."""
-SLOTS = 16
-"""Hashes of a window's sampled batches that are kept: the last ones."""
-N_PAIRS = 2
-"""Numbers of pairs of batches in a packed table: those compared, and those that were the same."""
-BITS = 24
-"""Of a hash: a whole number that float32 holds too."""
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_ODD, _MIX, _STEP = 0x9E3779B97F4A7C1, 0x2545F4914F6CDD1D, 1_000_003  # any large odd numbers
+MOST_FEATURES = 4096
+"""Layers with more inputs are not measured."""
 
 
-def batch_hash(batch: Any) -> Tensor | None:
-    """The hash of a batch's tensors: of their bits, their order in the batch and the order of their numbers. No host sync.
+@dataclass(frozen=True, slots=True)
+class FeatureScales:
+    """The sizes of the features that a layer is given, in the first sampled batches of a window.
 
-    Args:
-        batch: As the model gets it: tensors in lists, tuples and dictionaries.
-
-    Returns:
-        A whole number from 1 to 2 ** 24 - 1, shape ``()``, int64; 0 where all numbers of each tensor are equal, as in
-        data that only stand in for some. None without tensors, or with too few numbers.
-    """
-    found = _hashes(batch)
-    return None if found is None else found[0]
-
-
-def _hashes(batch: Any) -> tuple[Tensor, Tensor] | None:
-    """The hash of a batch, and those of its tensors, shape ``(MOST_TENSORS,)``: 0 for all that are not compared by themselves."""
-    tensors = list(islice(((tensor, _sample(tensor)) for _, tensor in tensors_in(batch)), MOST_TENSORS))
-    tensors = [(tensor, bits) for tensor, bits in tensors if bits.numel()]
-    tensors = [(tensor, bits) for tensor, bits in tensors if bits.device == tensors[0][1].device]
-    if sum(bits.numel() for _, bits in tensors) < FEWEST_NUMBERS:
-        return None
-    first = tensors[0][1][0]
-    total, varies = torch.zeros_like(first), torch.zeros_like(first, dtype=torch.bool)
-    alone = [torch.zeros_like(first)] * MOST_TENSORS
-    for place, (tensor, bits) in enumerate(tensors):
-        mixed = bits * _odd_numbers(bits.numel(), bits.device)
-        mixed = ((mixed ^ (mixed >> 29)) * _MIX).sum()
-        total = total * _STEP + mixed
-        varies = varies | (bits != bits[0]).any()
-        if tensor.is_floating_point() and bits.numel() >= VARIED:
-            different = (bits.sort().values.diff() != 0).sum() + 1
-            alone[place] = torch.where(different >= VARIED, mixed, 0)
-    return torch.where(varies, ((total >> 17) & (2**BITS - 1)).clamp_min(1), 0), torch.stack(alone)
-
-
-@functools.lru_cache(maxsize=32)
-def _odd_numbers(count: int, device: torch.device) -> Tensor:
-    return torch.arange(1, 2 * count, 2, device=device) * _ODD
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    """The bits of some of a tensor's numbers as integers, shape ``(n,)``, int64."""
-    values = as_real(plain_values(tensor))
-    count, step = values.numel(), max(1, values.numel() // SAMPLE)
-    # A batch in another order of dimensions (channels last) is read as it lies in memory, without a copy.
-    if dense(values):
-        some = values.as_strided((count,), (1,))[::step].contiguous()
-    else:  # such as a mask that is expanded over all queries, whose copy may be as large as the memory
-        left, places = torch.arange(0, count, step, device=values.device), []
-        for size in reversed(values.shape):
-            places.append(left % size)
-            left = left // size
-        some = values[tuple(reversed(places))]
-    return (some if some.dtype == torch.bool else some.view(_INTEGERS[some.element_size()])).to(torch.int64)
-
-
-class BatchHashes:
-    """How often a sampled batch was the same as the next one, and the last hashes, to be compared over ranks.
-
-    A batch counts as the same too where one of its tensors of floating-point numbers is, though that tensor is not always the same:
-    noise that is drawn by loader workers with equal seeds comes with other images.
-
-    Args:
-        device: Where the numbers live.
+    Attributes:
+        ratio: Root mean square of the largest over the median of all that are not 0, in a batch; the largest.
+        feature: Which is the largest, by its place in the last dimension.
+        features: How many there are.
+        rms: Root mean square of the largest.
     """
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        dtype = row_dtype(torch.device(device))
-        self._sums = torch.zeros(N_PAIRS, dtype=dtype, device=device)  # pairs compared, pairs that were the same
-        # The largest hash over the ranks and the largest of its negative are the same number where all ranks have the same hash.
-        self._slots = torch.zeros((2, SLOTS), dtype=dtype, device=device)
-        self._next = 0
-        self.before: Tensor | None = None  # the hash of the batch before, if that was sampled
-        self._parts: Tensor | None = None  # the hashes of the tensors of the last batch that was hashed
-        self._changing: Tensor | None = None  # which of them have been seen to change
+    ratio: float
+    feature: int
+    features: int
+    rms: float
 
-    def add(self, batch: Any, sampled: bool) -> None:
-        """Record a sampled batch, or the one after it; others are skipped."""
-        if not sampled and self.before is None:
+
+class ScaleColumn(Columns):
+    """What each number of a row holds."""
+
+    RATIO = MAXIMUM
+    FEATURE = MAXIMUM
+    RMS = MAXIMUM
+
+
+class ScaleTable(RowTable):
+    """A row for each linear layer. Its input is measured where it requires no gradient: data, and what is computed from them.
+
+    Args:
+        context: Of the collector.
+        sites: (name, module) of the modules that it observes.
+    """
+
+    columns: ClassVar[type[Columns]] = ScaleColumn
+
+    def __init__(self, context: Context, sites: Sequence[tuple[str, nn.Module]]) -> None:
+        sizes = {name: stored_count(module, "in_features") for name, module in sites if isinstance(module, nn.Linear)}
+        self._features = {name: size for name, size in sizes.items() if 1 < size <= MOST_FEATURES}
+        self._lines = {name: line for line, name in enumerate(self._features)}
+        self._context = context
+        super().__init__(len(self._features), context.host.setup.device)
+
+    def line_of(self, name: str) -> int | None:
+        """The line of a module; None for one that is not measured."""
+        return self._lines.get(name)
+
+    def take(self, line: int, args: tuple[Any, ...]) -> None:
+        """Record the input of a layer, in a batch in which costly statistics are taken."""
+        given = args[0] if args else None
+        if self._context.details.detailed and torch.is_grad_enabled() and in_memory(given) and not given.requires_grad:
+            self.add(line, given)
+
+    def add(self, line: int, values: Tensor) -> None:
+        """Record the input of a layer, features last. No host sync."""
+        if values.dim() < 2 or not values.numel() or not values.is_floating_point():
             return
-        hashes, before = _hashes(batch), self.before
-        if hashes is None:
-            self.before = self._parts = None
-            return
-        found, parts = hashes
-        self.before = found if sampled else None
-        same_part = self._compare_parts(parts)
-        if before is not None and before.device == found.device:
-            compared = (before > 0) & (found > 0)
-            pair = torch.stack((compared, compared & ((before == found) | same_part)))
-            self._sums += pair.to(self._sums.device, self._sums.dtype)
-        if sampled:
-            self._slots[:, self._next] = torch.stack((found, -found)).to(self._slots.device, self._slots.dtype)
-            self._next = (self._next + 1) % SLOTS
+        sizes = values.detach().reshape(-1, values.shape[-1]).to(self.rows.dtype).square().mean(0).sqrt()
+        usual = torch.where(sizes > 0, sizes, torch.nan).nanmedian()
+        largest, feature = sizes.max(0)
+        found = torch.stack((largest / usual, feature, largest)).nan_to_num(0.0, 0.0, 0.0).to(self.rows.device, self.rows.dtype)
+        torch.maximum(self.rows[line], found, out=self.rows[line])
 
-    def _compare_parts(self, parts: Tensor) -> Tensor:
-        """Whether a tensor that changes at times is the same as in the last batch that was hashed, shape ``()``."""
-        last, self._parts = self._parts, parts
-        if last is None or self._changing is None or last.device != parts.device:
-            self._changing = torch.zeros_like(parts, dtype=torch.bool)
-            last = torch.zeros_like(parts)
-        compared = (parts != 0) & (last != 0)
-        self._changing = self._changing | (compared & (parts != last))
-        return (compared & self._changing & (parts == last)).any()
-
-    @property
-    def spans(self) -> Spans:
-        """How packed numbers merge: pairs, and the last hashes."""
-        return Span(N_PAIRS, added), Span(2 * SLOTS, largest, paired(merge_windows))
-
-    def pack(self) -> Tensor:
-        """Return the window's numbers as one vector."""
-        return torch.cat((self._sums, self._slots.flatten()))
-
-    def unpack(self, packed: Tensor) -> None:
-        """Load what :meth:`pack` or a merge returned."""
-        self._sums.copy_(packed[:N_PAIRS])
-        self._slots.copy_(packed[N_PAIRS:].view_as(self._slots))
-        self._next = int((self._slots[0] > 0).sum()) % SLOTS
-
-    def reset(self) -> None:
-        """Start a new window. The first batch of an epoch is not compared with the last one of the epoch before."""
-        self._sums.zero_()
-        self._slots.zero_()
-        self._next, self.before = 0, None
-        self._parts = None
-
-
-def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
-    """The last hashes of two consecutive windows, each as :class:`BatchHashes` packs them, on the host."""
-    hashes = torch.cat((earlier.view(2, SLOTS), later.view(2, SLOTS)), dim=1)
-    merged = torch.zeros_like(hashes[:, :SLOTS])
-    kept = hashes[:, hashes[0] > 0][:, -SLOTS:]
-    merged[:, : kept.shape[1]] = kept
-    return merged.flatten()
-
-
-def same_on_all(packed: Tensor) -> tuple[int, int, int]:
-    """How many batches were hashed, how many of them were the same on all ranks, and how many different ones these are."""
-    largest, negative = packed[N_PAIRS:].view(2, SLOTS).tolist()
-    hashed = [(high, -low) for high, low in zip(largest, negative, strict=True) if high > 0]
-    same = [high for high, low in hashed if high == low]
-    return len(hashed), len(same), len(set(same))
+    def read(self, packed: Tensor) -> dict[str, Any]:
+        """Return fields of the report."""
+        lines = zip(self._features.items(), self.lines(packed), strict=True)
+        found = {name: FeatureScales(row[0], int(row[1]), features, row[2]) for (name, features), row in lines if row[0]}
+        return {"feature_scales": found}

@@ -1,4 +1,4 @@
-"""Batches: labels that are all ignored, batches that come again, other data in validation, ids out of range; and ranks."""
+"""Batches: labels all ignored, batches that repeat, features of very different sizes, other data in validation; and ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.links import from_first
+from lightning_hooks.declare.links import always, downstream, from_first
 from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import LABELS_LOST, OTHER_UNITS, SAME_BATCHES
 from lightning_hooks.diagnostics.excuses import first_called
@@ -38,23 +38,23 @@ class LabelsIgnored(Rule):
     def __call__(self, report: FeatureReport | GradientFlowReport) -> Iterator[Alert]:
         """Yield a warning if batches or calls are lost, an info if a few are and the loss is finite all the same."""
         for site, ignored, of, what, targets, lost in _ignored(report):
-            share = ignored / of
-            yield self.alert(
-                report, site, share, self.threshold, "warning" if lost or share >= self.threshold else "info",
-                f"all targets are ignore_index in {ignored} of {what} ({percent(targets)} of all targets): "
-                f"{'cross entropy' if site == THE_DATA else 'it'} averages over nothing, which is NaN.",
-                "Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index.",
-            )  # fmt: skip
+            if ignored:
+                share = ignored / of
+                yield self.alert(
+                    report, site, share, self.threshold, "warning" if lost or share >= self.threshold else "info",
+                    f"all targets are ignore_index in {ignored} of {what} ({percent(targets)} of all targets): "
+                    f"{'cross entropy' if site == THE_DATA else 'it'} averages over nothing, which is NaN.",
+                    "Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index.",
+                )  # fmt: skip
 
 
 def _ignored(report: FeatureReport | GradientFlowReport) -> Iterator[tuple[str, int, int, str, float, bool]]:
     """Per site how many are ignored, of how many, these in words, the share of all targets, and whether a loss was not finite."""
     if isinstance(report, FeatureReport):
         for site, stats in report.outputs.items():
-            if stats.ignored_calls:
-                what = f"its {stats.calls} sampled calls"
-                yield site, stats.ignored_calls, stats.calls, what, stats.ignored_fraction, bool(stats.lost_calls)
-    elif (labels := report.model_setup.labels) is not None and labels.ignored_batches:
+            what = f"its {stats.calls} sampled calls"
+            yield site, stats.ignored_calls, stats.calls, what, stats.ignored_fraction, bool(stats.lost_calls)
+    elif (labels := report.model_setup.labels) is not None:
         lost = report.loss is not None and report.loss.nonfinite_steps > 0
         what = f"{labels.batches} sampled batches"
         yield THE_DATA, labels.ignored_batches, labels.batches, what, labels.ignored / labels.targets, lost
@@ -90,6 +90,33 @@ class BatchRepeated(Rule):
             "Common causes: workers of an IterableDataset that all yield the same data, loader workers with equal seeds, a buffer "
             "that is not filled again.",
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureScale(Rule):
+    """A linear layer that is given raw data of which one feature is many times as large as the others.
+
+    What comes out is a function of that feature alone, and the weights of the others get next to no gradient.
+
+    Attributes:
+        ratio: Root mean square of the largest feature over the median of all, above which it counts.
+    """
+
+    kind: ClassVar[str] = "feature_scale"
+
+    ratio: float = 1e5
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per layer with such an input."""
+        for site, scales in report.feature_scales.items():
+            if scales.ratio > self.ratio:
+                yield self.alert(
+                    report, site, scales.ratio, self.ratio, "warning",
+                    f"feature {scales.feature} of the {scales.features} that it is given is {scales.ratio:.2g} times as large as "
+                    f"the median of them (limit {self.ratio:g}): its root mean square is {scales.rms:.2g}.",
+                    "What comes out depends on that one alone. Common causes: an index or id among the features, a date or an "
+                    "amount that is not normalised.",
+                )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,6 +242,7 @@ class RanksSameBatch(Rule):
 
 __all__ = [
     "BatchRepeated",
+    "FeatureScale",
     "IdOutOfRange",
     "LabelsIgnored",
     "RanksDiffer",
@@ -245,6 +273,16 @@ KINDS = (
         advice=("Split the data by torch.utils.data.get_worker_info() in an IterableDataset",
             "Draw with torch's generator, or seed each loader worker with torch.initial_seed()",
             "Compare two batches of the loader", "Where batches are repeated on purpose, mute this with rules=['-batch_repeated']"),
+    ),
+    Kind(
+        "feature_scale", "One feature much larger than the others", group="Data", rank=245,
+        meaning="A linear layer is given data of which one feature is many times as large as the others. It drowns them: outputs "
+        "depend on it alone, and a learning rate that is right for its weights is far too small for theirs.",
+        formula="size = rms of a feature over the samples of a batch, at a linear layer whose input has no gradient\n\n"
+        "alert if max(size) / median(size, of those above 0) > {FeatureScale.ratio}",
+        advice=("Normalise the features, each by its mean and standard deviation over the training data",
+            "Leave out an index or id, or give it to an nn.Embedding", "Put an nn.BatchNorm1d before the layer"),
+        causes={"representation_collapse": always, "saturated": downstream, "dead": downstream},
     ),
     Kind(
         "validation_shift", "Validation data unlike the training data", group="Data", rank=1420,
@@ -292,6 +330,7 @@ KINDS = (
 RULES = (
     LabelsIgnored(),
     BatchRepeated(),
+    FeatureScale(),
     ValidationShift(),
     IdOutOfRange(),
     RanksDiffer(),

@@ -59,7 +59,7 @@ class SoftmaxDim(Rule):
 class DropoutInEval(Rule):
     """Dropout that drops in a module in eval mode: ``F.dropout(x, p)`` does unless it is given ``training=self.training``.
 
-    So does ``scaled_dot_product_attention`` with a ``dropout_p`` above 0, whatever the module's mode. In training it is as
+    So does ``scaled_dot_product_attention`` with a ``dropout_p`` above 0, in any mode of the module. In training it is as
     wrong as in validation: nobody puts a part into eval mode to have it drop.
     """
 
@@ -71,13 +71,13 @@ class DropoutInEval(Rule):
             if use.in_eval_mode or use.in_validation:
                 seen = f"{use.in_eval_mode} of {use.calls} calls seen in training"
                 where = "in validation" if use.in_validation else f"in a part of the model that is in eval mode ({seen})"
-                attention = "sdpa" in site.rpartition("/")[2]
+                is_sdpa = "sdpa" in site.rpartition("/")[2]
                 yield self.alert(
                     report, site, use.p, 0.0, "warning",
                     f"it drops {percent(use.p)} {where}: results there are noisy, and differ from run to run.",
-                    f"Common cause: {'a fixed dropout_p' if attention else 'no training=self.training'} in its call.",
+                    f"Common cause: {'a fixed dropout_p' if is_sdpa else 'no training=self.training'} in its call.",
                     advice=(
-                        f"Pass {'dropout_p=self.p if self.training else 0.0' if attention else 'training=self.training'}",
+                        f"Pass {'dropout_p=self.p if self.training else 0.0' if is_sdpa else 'training=self.training'}",
                         "Where it is on purpose (Monte Carlo dropout), mute this with rules=['-dropout_in_eval']",
                     ),
                 )  # fmt: skip

@@ -1,7 +1,4 @@
-"""Rows of numbers about calls, some counted on the device and some known on the host, as one vector that merges.
-
-One of them is in which precision matrix products run, where half precision was asked for.
-"""
+"""The calls of softmax and dropout, and in which precision layers compute where half precision was asked for."""
 
 from __future__ import annotations
 
@@ -15,52 +12,14 @@ from torch.nn.modules.conv import _ConvNd  # the classes have no public base
 from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import Functional, FunctionalCall
+from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.hooks.attributes import in_training_mode
 from lightning_hooks.hooks.functions import dropped
 from lightning_hooks.hooks.tensors import plain_values, stored_tensor
-from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable
+from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns
 from lightning_hooks.statistics.reduction import added
 from lightning_hooks.statistics.tables import HostNumbers
-
-
-class CallRows(RowTable):
-    """A row for each site of a call.
-
-    Args:
-        n_rows: How many there can be.
-        device: Where the rows live.
-
-    Attributes:
-        rows: What is counted on the device.
-    """
-
-    def __init__(self, n_rows: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(n_rows, device)
-        self._known: dict[int, list[float]] = {}  # what the host knows of the window; of few sites, and cheaper than a tensor
-
-    def row(self, index: int) -> list[float]:
-        """What the host knows of a site, to be changed in place."""
-        return self._known.setdefault(index, [0.0] * self.rows.shape[1])
-
-    @override
-    def pack(self) -> Tensor:
-        known = torch.zeros(self.rows.shape, dtype=self.rows.dtype)
-        for index, row in self._known.items():
-            known[index] = torch.tensor(row, dtype=known.dtype)
-        return (self.rows + known.to(self.rows.device, non_blocking=True)).flatten()
-
-    @override
-    def unpack(self, packed: Tensor) -> None:
-        self._known = {index: row for index, row in enumerate(self.lines(packed)) if any(row)}
-        self.rows.zero_()
-
-    @override
-    def reset(self) -> None:
-        super().reset()
-        self._known.clear()
-
 
 MASKED = -9e3
 """Scores at or below this are masked: masks add -inf, the least number of a type, -1e9 or -1e4."""
@@ -112,60 +71,7 @@ class CallColumn(Columns):
     P = MAXIMUM
 
 
-class CallChecks(CallRows):
-    """A row for each site of a call.
-
-    Args:
-        n_rows: How many there can be.
-        device: Where the rows live.
-    """
-
-    columns: ClassVar[type[Columns]] = CallColumn
-
-    def softmax(self, index: int, values: Tensor, dim: int | None, samples: int | None) -> None:
-        """Record a call of softmax. No host sync.
-
-        Args:
-            index: Of its site.
-            values: Its input.
-            dim: Along which dimension; None for the one that PyTorch chooses.
-            samples: The size of the batch, where every sample is known to have a target of its own; else None.
-        """
-        if not values.dim() or not values.is_floating_point():
-            return
-        along = (0 if values.dim() in (0, 1, 3) else 1) if dim is None else dim % values.dim()
-        row = self.row(index)
-        row[CallColumn.SOFTMAX] += 1
-        row[CallColumn.OVER_BATCH] += is_over_batch(values, along, samples)
-        if values.dim() > 1 and along != values.dim() - 1 and values.numel():
-            self.rows[index, CallColumn.AGAINST_MASK] += is_against_mask(values, along)
-
-    def dropout(self, index: int, p: float, training: bool) -> None:
-        """Record a call in training.
-
-        Args:
-            index: Of its site.
-            p: The share that it drops; 0 where it drops nothing.
-            training: Whether the module that makes it is in training mode.
-        """
-        row = self.row(index)
-        row[CallColumn.DROPOUT] += 1
-        row[CallColumn.IN_EVAL_MODE] += p > 0 and not training
-        row[CallColumn.P] = max(row[CallColumn.P], p)
-
-    def dropout_in_validation(self, index: int, p: float) -> None:
-        """Record a call in validation that drops something, made by a module in eval mode.
-
-        Args:
-            index: Of its site.
-            p: The share that it drops.
-        """
-        row = self.row(index)
-        row[CallColumn.IN_VALIDATION] += 1
-        row[CallColumn.P] = max(row[CallColumn.P], p)
-
-
-class CheckedCalls(CallChecks):
+class CheckedCalls(CallTable):
     """The calls of softmax and of dropout.
 
     Args:
@@ -173,9 +79,11 @@ class CheckedCalls(CallChecks):
         context: Of the collector.
     """
 
+    columns: ClassVar[type[Columns]] = CallColumn
+    functions: ClassVar[tuple[str, ...]] = ("softmax", "log_softmax", "dropout", "sdpa")
+
     def __init__(self, functional: Functional, context: Context) -> None:
-        super().__init__(functional.capacity, context.host.setup.device)
-        self._functional = functional
+        super().__init__(functional, functional.capacity, context.host.setup.device)
         self._samples: int | None = None
         context.on_call(("softmax", "log_softmax"), self._softmax, layers=True)
         context.on_call(("dropout", "sdpa"), self._dropout, layers=True)
@@ -186,31 +94,60 @@ class CheckedCalls(CallChecks):
         self._samples = size if size and any(_one_per_sample(tensor, size) for _, tensor in tensors_in(batch)) else None
 
     def _softmax(self, call: FunctionalCall) -> None:
-        given = call.arguments.get("input")
-        if isinstance(given, Tensor):
-            self.softmax(call.site.index, plain_values(given), call.arguments.get("dim"), self._samples)
+        given, index = call.arguments.get("input"), self.index_of(call)
+        if index is not None and isinstance(given, Tensor):
+            self.softmax(index, plain_values(given), call.arguments.get("dim"), self._samples)
+
+    def softmax(self, index: int, values: Tensor, dim: int | None, samples: int | None) -> None:
+        """Record a call of softmax. No host sync.
+
+        Args:
+            index: Of its row.
+            values: Its input.
+            dim: Along which dimension; None for the one that PyTorch chooses.
+            samples: The size of the batch, where every sample is known to have a target of its own; else None.
+        """
+        if not values.dim() or not values.is_floating_point():
+            return
+        along = (0 if values.dim() in (0, 1, 3) else 1) if dim is None else dim % values.dim()
+        row = self.host_row(index)
+        row[CallColumn.SOFTMAX] += 1
+        row[CallColumn.OVER_BATCH] += is_over_batch(values, along, samples)
+        if values.dim() > 1 and along != values.dim() - 1 and values.numel():
+            self.rows[index, CallColumn.AGAINST_MASK] += is_against_mask(values, along)
 
     def _dropout(self, call: FunctionalCall) -> None:
-        self.dropout(call.site.index, dropped(call.function, call.arguments), in_training_mode(call.module))
+        if (index := self.index_of(call)) is not None:
+            self.dropout(index, dropped(call.function, call.arguments), in_training_mode(call.module))
 
     def _in_validation(self, call: FunctionalCall) -> None:
-        p = dropped(call.function, call.arguments)
-        if p and not in_training_mode(call.module):
-            self.dropout_in_validation(call.site.index, p)
+        p, index = dropped(call.function, call.arguments), self.index_of(call)
+        if p and index is not None and not in_training_mode(call.module):
+            self.dropout(index, p, training=False, in_validation=True)
+
+    def dropout(self, index: int, p: float, training: bool, in_validation: bool = False) -> None:
+        """Record a call.
+
+        Args:
+            index: Of its row.
+            p: The share that it drops; 0 where it drops nothing.
+            training: Whether the module that makes it is in training mode.
+            in_validation: Whether it is in validation; there only what a module in eval mode drops is recorded.
+        """
+        row = self.host_row(index)
+        row[CallColumn.DROPOUT] += not in_validation
+        row[CallColumn.IN_EVAL_MODE] += p > 0 and not training and not in_validation
+        row[CallColumn.IN_VALIDATION] += in_validation
+        row[CallColumn.P] = max(row[CallColumn.P], p)
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
-        softmax, dropout = {}, {}
-        for site, row in zip(self._functional.sites, self.lines(packed), strict=False):
-            if (use := softmax_use(row)) is not None:
-                softmax[site.name] = use
-            if (dropped := dropout_use(row)) is not None:
-                dropout[site.name] = dropped
-        return {"softmax": softmax, "dropout": dropout}
-
-    def renumbered(self) -> None:
-        """Ranks have changed the numbers of the sites."""
-        self.reset()
+        lines = dict(self.named_lines(packed))
+        softmax, dropout = ({name: use(row) for name, row in lines.items()} for use in (softmax_use, dropout_use))
+        return {
+            "softmax": {name: use for name, use in softmax.items() if use is not None},
+            "dropout": {name: use for name, use in dropout.items() if use is not None},
+        }
 
 
 def _one_per_sample(tensor: Tensor, size: int) -> bool:

@@ -15,8 +15,7 @@ from typing_extensions import override
 from lightning_hooks.declare.collector import Collector, Written
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
-from lightning_hooks.diagnostics.batches.feature_scales import ScaleTable
-from lightning_hooks.diagnostics.batches.inputs import InputTable
+from lightning_hooks.diagnostics.batches.inputs import InputTable, ScaleTable
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, OutputParts
 from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureTable
 from lightning_hooks.diagnostics.nonfinite.checks import BatchChecks

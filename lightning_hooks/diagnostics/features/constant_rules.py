@@ -52,10 +52,8 @@ class Constant(Rule):
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per module whose output does not vary; rectifiers are judged by their dead units."""
         for site, stats in report.sites.items():
-            if stats.count < 2 or (stats.dead_fraction or 0.0) == 1.0:
-                continue
             spread = stats.std / stats.rms if stats.rms > 0 else 0.0
-            if spread <= self.threshold:
+            if spread <= self.threshold and stats.count >= 2 and stats.dead_fraction != 1.0:
                 yield self.alert(
                     report, site, spread, self.threshold, "warning",
                     f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {spread:.1g}, limit "

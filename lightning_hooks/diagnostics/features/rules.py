@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -47,18 +46,19 @@ class Dead(Rule):
     def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
         """Yield an alert per rectifier with more dead units than the threshold."""
         for site, stats in report.sites.items():
+            dead = stats.dead_fraction
+            if dead is None:
+                continue
             first = next((earlier.sites[site].dead_fraction for earlier in history if site in earlier.sites), None)
-            grown = first is not None and (stats.dead_fraction or 0.0) - first > self.growth
-            enough = min(self.dying, self.threshold) if grown else self.threshold
-            units = stats.count / stats.unit_samples if stats.unit_samples else math.inf
-            enough = enough if units >= self.min_units else max(enough, self.of_few)
-            few = stats.unit_samples is not None and stats.unit_samples < self.min_samples and stats.dead_fraction != 1.0
-            if stats.dead_fraction is not None and stats.dead_fraction > enough and not few:
-                severity: Severity = "critical" if stats.dead_fraction == 1.0 else "warning"
-                below = f"; {percent(first)} at first" if first is not None and stats.dead_fraction <= self.threshold else ""
+            limit = min(self.dying, self.threshold) if first is not None and dead - first > self.growth else self.threshold
+            if stats.unit_samples and stats.count / stats.unit_samples < self.min_units:
+                limit = max(limit, self.of_few)
+            if dead > limit and (dead == 1.0 or stats.unit_samples is None or stats.unit_samples >= self.min_samples):
+                severity: Severity = "critical" if dead == 1.0 else "warning"
+                below = f"; {percent(first)} at first" if first is not None and dead <= self.threshold else ""
                 yield self.alert(
-                    report, site, stats.dead_fraction, self.threshold, severity,
-                    f"{percent(stats.dead_fraction)} of its units output zero for every sampled input (limit "
+                    report, site, dead, self.threshold, severity,
+                    f"{percent(dead)} of its units output zero for every sampled input (limit "
                     f"{percent(self.threshold)}{below}): they pass no gradient and cannot recover.",
                     "Common causes: a learning rate that is too high, or a large negative bias.",
                 )  # fmt: skip
@@ -86,14 +86,16 @@ class Saturated(Rule):
     def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
         """Yield an alert per activation that is saturated more often than the threshold."""
         first = history[0].sites if history else {}
-        judged = {site: stats for site, stats in report.sites.items() if report.functions.get(site) != "softmax"}
-        for site, stats in judged.items():
+        for site, stats in report.sites.items():
+            saturated = stats.saturated_fraction
+            if saturated is None or report.functions.get(site) == "softmax":
+                continue
             began = first[site].saturated_fraction if site in first else None
             limit = self.threshold if began is None or began > self.threshold else max(self.learned, self.threshold)
-            if stats.saturated_fraction is not None and stats.saturated_fraction > limit:
+            if saturated > limit:
                 yield self.alert(
-                    report, site, stats.saturated_fraction, limit, "warning",
-                    f"{percent(stats.saturated_fraction)} of its values are at a bound of the activation (limit "
+                    report, site, saturated, limit, "warning",
+                    f"{percent(saturated)} of its values are at a bound of the activation (limit "
                     f"{percent(limit)}), where the slope is almost zero and gradients vanish.",
                     "Common causes: inputs that are too large, from unnormalised data or a wide initialisation.",
                 )  # fmt: skip
@@ -110,19 +112,20 @@ class Silent(Rule):
         """Yield an info per silent module."""
         for site in report.silent:
             if site in report.unmeasured:
-                yield self.alert(
-                    report, site, 0.0, 1.0, "info",
+                message, diagnosis = (
                     "it was called, but its output holds no floating-point tensor (integers, None, or another object), or only one "
                     "that has no values of its own (under torch.func): there is nothing to measure.",
-                    advice=("Leave it out with modules=, or mute this with rules=['-silent']",),
-                )  # fmt: skip
-                continue
-            yield self.alert(
-                report, site, 0.0, 1.0, "info",
-                "it was not called in any sampled training batch, so it was not measured (it is not zero and not dead).",
-                "Common causes: an unused branch, a call as .forward(x) instead of module(x), a layer of which only the weights "
-                "are used, or a model that was compiled before the hooks were registered.",
-            )  # fmt: skip
+                    "",
+                )
+                advice: tuple[str, ...] = ("Leave it out with modules=, or mute this with rules=['-silent']",)
+            else:
+                message, diagnosis = (
+                    "it was not called in any sampled training batch, so it was not measured (it is not zero and not dead).",
+                    "Common causes: an unused branch, a call as .forward(x) instead of module(x), a layer of which only the "
+                    "weights are used, or a model that was compiled before the hooks were registered.",
+                )
+                advice = ()
+            yield self.alert(report, site, 0.0, 1.0, "info", message, diagnosis, advice=advice)
 
 
 def _of_a_part(effect: Node, _: Node) -> bool:

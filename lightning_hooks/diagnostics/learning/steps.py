@@ -52,7 +52,7 @@ class ConstantTable(RowTable):
     """
 
     columns: ClassVar[type[Columns]] = ConstantColumn
-    more: ClassVar[int] = MOST_CLASSES
+    more: int = MOST_CLASSES
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         super().__init__(1, device)

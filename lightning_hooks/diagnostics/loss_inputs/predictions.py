@@ -1,4 +1,4 @@
-"""What a cross entropy or ``nll_loss`` is given: how spread its predictions and how large its logits are, how many labels count."""
+"""The inputs of ``cross_entropy`` and ``nll_loss``: how spread predictions and how large logits are, and how many labels count."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import Functional, FunctionalCall
-from lightning_hooks.diagnostics.loss_inputs.lines import MOST_LOSSES, LossLines
+from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
 from lightning_hooks.hooks.tensors import plain_values
-from lightning_hooks.statistics.columns import MAXIMUM, MAXIMUM_OR_NONE, MINIMUM_OR_NONE, SUM, Columns, RowTable, row_dtype
+from lightning_hooks.statistics.columns import MAXIMUM, MAXIMUM_OR_NONE, MINIMUM_OR_NONE, SUM, Columns, row_dtype
 
 MOST_ROWS = 256
 """Rows of a call that are measured, evenly spaced."""
@@ -32,7 +31,7 @@ SAME = 1e-5
 FAR = 0.05
 """How far the sum of the probabilities of a target may be from 1."""
 BUCKETS = 32
-"""Classes are counted modulo this number: exact up to so many classes, and never too few above."""
+"""Classes are counted modulo this number: exact up to so many classes; above, some are counted together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +119,33 @@ WIDTH = N_NUMBERS + BUCKETS
 _SIZES = [int(OutputColumn.CLASSES), 3, 1, BUCKETS]  # sums, maxima, the minimum, counts of labels
 
 
-class OutputTable(RowTable):
-    """A row for each cross entropy.
+CLASSIFICATION = ("cross_entropy", "nll_loss")
+"""The losses with classes for targets."""
+MOST_LOSSES = 16
+"""Losses of a model that a table holds, at most."""
+
+
+class LossInputs(CallTable):
+    """The inputs of each ``cross_entropy`` and ``nll_loss``.
 
     Args:
-        n_rows: How many there can be.
-        device: Where the rows live.
+        functional: The calls of the run.
+        context: Of the collector.
     """
 
     columns: ClassVar[type[Columns]] = OutputColumn
-    more: ClassVar[int] = BUCKETS
+    functions: ClassVar[tuple[str, ...]] = CLASSIFICATION
+    more: int = BUCKETS
+
+    def __init__(self, functional: Functional, context: Context) -> None:
+        super().__init__(functional, MOST_LOSSES, context.host.setup.device)
+        context.on_call(CLASSIFICATION, self._record)
+
+    def _record(self, call: FunctionalCall) -> None:
+        index, given, target = self.index_of(call), call.arguments.get("input"), call.arguments.get("target")
+        if index is not None and isinstance(given, Tensor) and isinstance(target, Tensor) and not hasattr(type(given), "to_local"):
+            ignored = call.arguments.get("ignore_index", -100)
+            self.add(index, plain_values(given), plain_values(target), ignored, call.output, call.function == "nll_loss")
 
     def add(
         self,
@@ -143,7 +159,7 @@ class OutputTable(RowTable):
         """Record a call. No host sync; no tensor is kept.
 
         Args:
-            index: Of the cross entropy.
+            index: Of the row.
             logits: As ``torch.nn.functional.cross_entropy`` takes them: ``(C)``, ``(N, C)`` or ``(N, C, …)``.
             target: Labels, or probabilities of the shape of the logits.
             ignore_index: The label that does not count.
@@ -158,6 +174,10 @@ class OutputTable(RowTable):
         torch.maximum(maxima, new[1], out=maxima)
         torch.minimum(minimum, new[2], out=minimum)
         labels += new[3]
+
+    def read(self, packed: Tensor) -> dict[str, Any]:
+        """Return fields of the report."""
+        return {"outputs": {name: output_stats(row) for name, row in self.named_lines(packed) if row[OutputColumn.CALLS]}}
 
 
 def measure(logits: Tensor, target: Tensor, ignore_index: int, loss: Tensor | None = None, of_logarithms: bool = False) -> Tensor:
@@ -223,19 +243,17 @@ def _sampled(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Evenly spaced rows of the logits, shape ``(rows, C)``, and what belongs to them of the target."""
     soft = target.shape == logits.shape
     if logits.dim() == 1:
-        return logits[None], target[None]
-    classes = logits.shape[1]
-    inner = logits.numel() // (logits.shape[0] * classes)
-    rows = logits.shape[0] * inner
-    most = min(MOST_ROWS, max(FEWEST_ROWS, MOST_NUMBERS // classes))
-    if inner == 1 and rows <= most:
-        return logits.reshape(rows, classes), target.reshape(rows, classes) if soft else target.reshape(rows)
-    place = torch.arange(min(rows, most), device=logits.device) * rows // min(rows, most)
+        logits, target = logits[None], target[None]
+    of_samples = logits.reshape(*logits.shape[:2], -1)
+    samples, classes, inner = of_samples.shape
+    targets = target.reshape(of_samples.shape if soft else (samples, inner))
+    rows = samples * inner
+    taken = min(rows, MOST_ROWS, max(FEWEST_ROWS, MOST_NUMBERS // classes))
+    if inner == 1 and taken == rows:
+        return of_samples[..., 0], targets[..., 0]
+    place = torch.arange(taken, device=logits.device) * rows // taken
     sample, position = place // inner, place % inner
-    taken = logits.reshape(logits.shape[0], classes, inner)[sample, :, position]
-    if soft:
-        return taken, target.reshape(logits.shape[0], classes, inner)[sample, :, position]
-    return taken, target.reshape(logits.shape[0], inner)[sample, position]
+    return of_samples[sample, :, position], targets[sample, :, position] if soft else targets[sample, position]
 
 
 def is_across(values: Tensor) -> Tensor:
@@ -294,37 +312,3 @@ def output_stats(row: Sequence[float]) -> OutputStats:
         unnormalized=row[of.UNNORMALIZED] / rows if rows else 0.0,
         majority=max(row[N_NUMBERS:]) / labelled if labelled else math.nan,
     )
-
-
-CLASSIFICATION = ("cross_entropy", "nll_loss")
-"""The losses with classes for targets."""
-
-
-class LossInputs(OutputTable):
-    """What each ``cross_entropy`` and ``nll_loss`` is given.
-
-    Args:
-        functional: The calls of the run.
-        context: Of the collector.
-    """
-
-    def __init__(self, functional: Functional, context: Context) -> None:
-        super().__init__(MOST_LOSSES, context.host.setup.device)
-        self._lines = LossLines(functional, CLASSIFICATION)
-        context.on_call(CLASSIFICATION, self._record)
-
-    def _record(self, call: FunctionalCall) -> None:
-        line = self._lines.of(call.site)
-        given, target = call.arguments.get("input"), call.arguments.get("target")
-        if line is not None and isinstance(given, Tensor) and isinstance(target, Tensor) and not hasattr(type(given), "to_local"):
-            ignored = call.arguments.get("ignore_index", -100)
-            self.add(line, plain_values(given), plain_values(target), ignored, call.output, call.function == "nll_loss")
-
-    def read(self, packed: Tensor) -> dict[str, Any]:
-        """Return fields of the report."""
-        return {"outputs": {name: output_stats(row) for name, row in self._lines.named(self.lines(packed)) if row[0]}}
-
-    def renumbered(self) -> None:
-        """Ranks have changed the numbers of the sites."""
-        self._lines.renumbered()
-        self.reset()

@@ -49,45 +49,46 @@ class OutputRange(Rule):
         for site, stats in report.outputs.items():
             if stats.classes < 2 or stats.rows * stats.classes < self.min_logits:
                 continue
-            low, high = stats.min_logit, stats.max_logit
-            if site.rpartition("/")[2].startswith("nll_loss"):
-                yield from self._of_logarithms(report, site, stats)
-            elif stats.probabilities >= self.share:
+            logarithms = site.rpartition("/")[2].startswith("nll_loss")
+            if stats.probabilities >= self.share:
+                diagnosis, advice = _OF_PROBABILITIES[logarithms]
                 yield self.alert(
                     report, site, stats.probabilities, self.share, "warning",
                     f"its input are probabilities: {percent(stats.probabilities)} of its rows have no number below 0 and the sum "
                     "1.",
-                    "It applies a softmax itself, so that gradients are small and the loss cannot reach 0.",
+                    diagnosis, advice=advice,
                 )  # fmt: skip
-            elif stats.log_probabilities >= self.share and stats.max_logit <= 0:
-                yield self.alert(
-                    report, site, stats.log_probabilities, self.share, "info",
-                    "its input are logarithms of probabilities, as nll_loss expects them.",
-                    "Its own log_softmax leaves them as they are: nothing is wrong, but computed twice.",
-                    advice=("Use nll_loss, or remove the log_softmax before it",),
-                )  # fmt: skip
-            elif low == 0 and stats.zero_fraction >= self.zeros:
-                yield self.alert(
-                    report, site, stats.zero_fraction, self.zeros, "warning",
-                    f"no logit is below 0, and {percent(stats.zero_fraction)} of them are exactly 0 (limit {percent(self.zeros)}): "
-                    "a rectifier comes before the loss.",
-                    "It cannot make a class unlikely, and where all logits are 0 no gradient comes back.",
-                )  # fmt: skip
-            elif (
-                stats.classes > 2 and abs(low + 1) <= self.bound and abs(high - 1) <= self.bound and high <= 1 <= -low + self.bound
-            ):
-                yield self._bounded(report, site, stats)
+            else:
+                yield from (self._instead_of_logarithms if logarithms else self._instead_of_logits)(report, site, stats)
 
-    def _of_logarithms(self, report: FeatureReport, site: str, stats: OutputStats) -> Iterator[Alert]:
-        if stats.probabilities >= self.share:
+    def _instead_of_logits(self, report: FeatureReport, site: str, stats: OutputStats) -> Iterator[Alert]:
+        low, high = stats.min_logit, stats.max_logit
+        if stats.log_probabilities >= self.share and high <= 0:
             yield self.alert(
-                report, site, stats.probabilities, self.share, "warning",
-                f"its input are probabilities: {percent(stats.probabilities)} of its rows have no number below 0 and the sum 1.",
-                "It expects their logarithms, and takes none itself: it is minus the mean probability of the label, whose "
-                "gradient is smallest where the model is most wrong. Common cause: softmax instead of log_softmax.",
-                advice=("Use cross_entropy of the logits, or nll_loss of log_softmax",),
+                report, site, stats.log_probabilities, self.share, "info",
+                "its input are logarithms of probabilities, as nll_loss expects them.",
+                "Its own log_softmax leaves them as they are: nothing is wrong, but computed twice.",
+                advice=("Use nll_loss, or remove the log_softmax before it",),
             )  # fmt: skip
-        elif stats.mixed_signs >= self.mixed and stats.log_probabilities <= 1 - self.share:
+        elif low == 0 and stats.zero_fraction >= self.zeros:
+            yield self.alert(
+                report, site, stats.zero_fraction, self.zeros, "warning",
+                f"no logit is below 0, and {percent(stats.zero_fraction)} of them are exactly 0 (limit {percent(self.zeros)}): "
+                "a rectifier comes before the loss.",
+                "It cannot make a class unlikely, and where all logits are 0 no gradient comes back.",
+            )  # fmt: skip
+        elif stats.classes > 2 and abs(low + 1) <= self.bound and 1 - self.bound <= high <= 1:
+            most = 7.389 / (7.389 + stats.classes - 1)
+            yield self.alert(
+                report, site, high, 1.0, "warning",
+                f"its logits fill the range from {low:.3g} to {high:.3g} and do not leave it: of {stats.classes} classes none can "
+                f"get more than {percent(most)}.",
+                "Common causes: a tanh before the loss, cosines that are not divided by a temperature.",
+                advice=("Remove the tanh, or multiply by a scale such as 10 to 30",),
+            )  # fmt: skip
+
+    def _instead_of_logarithms(self, report: FeatureReport, site: str, stats: OutputStats) -> Iterator[Alert]:
+        if stats.mixed_signs >= self.mixed and stats.log_probabilities <= 1 - self.share:
             yield self.alert(
                 report, site, stats.mixed_signs, self.mixed, "warning",
                 f"its input are no logarithms of probabilities: {percent(stats.mixed_signs)} of its rows have numbers both below "
@@ -97,15 +98,16 @@ class OutputRange(Rule):
                 advice=("Use cross_entropy, or give nll_loss the log_softmax of the logits",),
             )  # fmt: skip
 
-    def _bounded(self, report: FeatureReport, site: str, stats: OutputStats) -> Alert:
-        most = 7.389 / (7.389 + stats.classes - 1)
-        return self.alert(
-            report, site, stats.max_logit, 1.0, "warning",
-            f"its logits fill the range from {stats.min_logit:.3g} to {stats.max_logit:.3g} and do not leave it: of "
-            f"{stats.classes} classes none can get more than {percent(most)}.",
-            "Common causes: a tanh before the loss, cosines that are not divided by a temperature.",
-            advice=("Remove the tanh, or multiply by a scale such as 10 to 30",),
-        )  # fmt: skip
+
+_OF_PROBABILITIES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("It applies a softmax itself, so that gradients are small and the loss cannot reach 0.", ()),
+    (
+        "It expects their logarithms, and takes none itself: it is minus the mean probability of the label, whose gradient is "
+        "smallest where the model is most wrong. Common cause: softmax instead of log_softmax.",
+        ("Use cross_entropy of the logits, or nll_loss of log_softmax",),
+    ),
+)
+"""What probabilities mean to a loss that takes logits, and to one that takes logarithms; and what to do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,35 +186,32 @@ class UnreachableTargets(Rule):
         for site, stats in report.targets.items():
             if stats.bounded < self.min_targets or stats.outside <= self.share * stats.bounded:
                 continue
-            share = stats.outside / stats.bounded
-            if stats.bound == KL_DIVERGENCE:
-                yield self._of_divergence(report, site, share)
-                continue
-            low, high = BOUNDS[stats.bound]
+            advice: tuple[str, ...]
+            share, (low, high) = stats.outside / stats.bounded, BOUNDS[stats.bound]
             values = "below 0" if high == math.inf else f"outside of {low:g} to {high:g}"
-            measured = f"{percent(share)} of its targets are {values} (limit {percent(self.share)}; {stats.bounded} were seen)"
-            if stats.bound == BINARY_CROSS_ENTROPY:
-                message = f"{measured}: it expects probabilities."
+            message = f"{percent(share)} of its targets are {values} (limit {percent(self.share)}; {stats.bounded} were seen)"
+            if stats.bound == KL_DIVERGENCE:
+                message = (
+                    f"{percent(share)} of the numbers of its input are above 0 (limit {percent(self.share)}), where logarithms of "
+                    "probabilities never are."
+                )
+                diagnosis = (
+                    "It takes no logarithm itself: what it compares is no divergence and may be below 0. Common causes: softmax "
+                    "instead of log_softmax, logits."
+                )
+                advice = ("Give kl_div the log_softmax of the logits", "Pass log_target=True if the target is a logarithm as well")
+            elif stats.bound == BINARY_CROSS_ENTROPY:
+                message += ": it expects probabilities."
                 diagnosis = (
                     "Outside of them it has no lowest value and falls without end. Common causes: labels of -1 and 1, class "
                     "numbers, pictures that are standardised."
                 )
-                advice: tuple[str, ...] = ("Pass targets from 0 to 1, such as (labels + 1) / 2",)
+                advice = ("Pass targets from 0 to 1, such as (labels + 1) / 2",)
             else:
-                message = f"{measured}, and a {stats.bound} comes right before it."
+                message += f", and a {stats.bound} comes right before it."
                 diagnosis = "No weights reach these targets, and outputs are driven to its bound, where its gradient vanishes."
                 advice = (f"Remove the {stats.bound} before the loss", "Scale the targets to the range of the outputs")
             yield self.alert(report, site, share, self.share, "warning", message, diagnosis, advice=advice)
-
-    def _of_divergence(self, report: FeatureReport, site: str, share: float) -> Alert:
-        return self.alert(
-            report, site, share, self.share, "warning",
-            f"{percent(share)} of the numbers of its input are above 0 (limit {percent(self.share)}), where logarithms of "
-            "probabilities never are.",
-            "It takes no logarithm itself: what it compares is no divergence and may be below 0. Common causes: softmax "
-            "instead of log_softmax, logits.",
-            advice=("Give kl_div the log_softmax of the logits", "Pass log_target=True if the target is a logarithm as well"),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

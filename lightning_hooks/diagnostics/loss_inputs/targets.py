@@ -1,4 +1,4 @@
-"""What losses with numbers for targets, such as ``mse_loss`` and ``kl_div``, are given, and which targets are ignored."""
+"""The inputs of losses with numbers for targets, such as ``mse_loss`` and ``kl_div``, and which targets are ignored."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import Functional, FunctionalCall
+from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
-from lightning_hooks.diagnostics.calls.table import CallRows
-from lightning_hooks.diagnostics.loss_inputs.lines import MOST_LOSSES, LossLines
-from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, same_rows
+from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, MOST_LOSSES, same_rows
 from lightning_hooks.hooks.functions import BINARY, DIVERGENCE, REGRESSION
 from lightning_hooks.hooks.graph import made_by
 from lightning_hooks.hooks.tensors import in_memory, plain_values
@@ -154,31 +153,48 @@ class TargetColumn(Columns):
     BOUND = MAXIMUM  # the place of what bounds the output in BOUNDS, from 1
 
 
-class TargetTable(CallRows):
-    """A row for each loss between numbers.
+TARGETED = (*BINARY, DIVERGENCE, *REGRESSION)
+"""The losses with numbers for targets."""
+
+_BOUNDED = {**dict.fromkeys(BINARY, BINARY_CROSS_ENTROPY), DIVERGENCE: KL_DIVERGENCE}
+
+
+class LossTargets(CallTable):
+    """The inputs of each loss with numbers for targets.
 
     Args:
-        n_rows: How many there can be.
-        device: Where the rows live.
+        functional: The calls of the run.
+        context: Of the collector.
     """
 
     columns: ClassVar[type[Columns]] = TargetColumn
+    functions: ClassVar[tuple[str, ...]] = TARGETED
 
-    def __init__(self, n_rows: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(n_rows, device)
+    def __init__(self, functional: Functional, context: Context) -> None:
+        super().__init__(functional, MOST_LOSSES, context.host.setup.device)
         self._before: dict[int, Tensor] = {}  # of the last target of each loss, some numbers of its first sample
+        context.on_call(TARGETED, self._record)
+
+    def _record(self, call: FunctionalCall) -> None:
+        index, given, target = self.index_of(call), call.arguments.get("input"), call.arguments.get("target")
+        if index is not None and in_memory(given) and in_memory(target):
+            if call.function in REGRESSION and target.requires_grad and not given.requires_grad:
+                given, target = target, given  # the order does not matter to these losses, and is often the other one
+            each = call.arguments.get("reduction") == "none" or call.arguments.get("reduce") is False
+            bound = _BOUNDED.get(call.function) or made_by(given)
+            self.add(index, given.detach(), target.detach(), not each, bound)
 
     def add(self, index: int, given: Tensor, target: Tensor, reduced: bool, bound: str = "") -> None:
         """Record a call. No host sync; of a target with samples to compare some numbers are kept until the next call.
 
         Args:
-            index: Of the loss.
+            index: Of the row.
             given: Its input.
             target: Its target.
             reduced: Whether it takes the mean, or the sum, of what it compares.
             bound: The loss, or the function that computed its input; either may be one of :data:`BOUNDS`.
         """
-        row = self.row(index)
+        row = self.host_row(index)
         row[TargetColumn.CALLS] += 1
         if reduced and given.shape != target.shape:
             shape: torch.Size = torch.broadcast_shapes(given.shape, target.shape)  # type: ignore[no-untyped-call]
@@ -198,7 +214,7 @@ class TargetTable(CallRows):
 
     def _bounded(self, index: int, numbers: Tensor, bound: str, near: float = NEAR) -> None:
         """Count the numbers that are not within some bounds, nor near them."""
-        row, (low, high) = self.row(index), BOUNDS[bound]
+        row, (low, high) = self.host_row(index), BOUNDS[bound]
         row[TargetColumn.BOUNDED] += numbers.numel()
         row[TargetColumn.BOUND] = [*BOUNDS].index(bound) + 1
         outside = ((numbers < low - near) | (numbers > high + near)).sum()
@@ -223,6 +239,15 @@ class TargetTable(CallRows):
         found = torch.stack((varied, constant)).to(self.rows.device, self.rows.dtype)
         self.rows[index, TargetColumn.COMPARED : TargetColumn.OUTSIDE] += found
 
+    def read(self, packed: Tensor) -> dict[str, Any]:
+        """Return fields of the report."""
+        return {"targets": {name: target_stats(row) for name, row in self.named_lines(packed) if row[TargetColumn.CALLS]}}
+
+    @override
+    def renumbered(self) -> None:
+        super().renumbered()
+        self._before.clear()
+
 
 def _sampled(samples: Tensor) -> Tensor:
     """Some numbers of some samples, both evenly spaced, shape ``(samples, numbers)``."""
@@ -234,43 +259,3 @@ def target_stats(row: Sequence[float]) -> TargetStats:
     """Name the numbers of a row."""
     calls, paired, compared, constant, outside, same, bounded, inputs, targets, pairs, bound = map(int, row)
     return TargetStats(calls, paired, inputs, targets, pairs, compared, constant, bounded, outside, ("", *BOUNDS)[bound], same)
-
-
-TARGETED = (*BINARY, DIVERGENCE, *REGRESSION)
-"""The losses with numbers for targets."""
-
-_BOUNDED = {**dict.fromkeys(BINARY, BINARY_CROSS_ENTROPY), DIVERGENCE: KL_DIVERGENCE}
-
-
-class LossTargets(TargetTable):
-    """What each loss with numbers for targets is given.
-
-    Args:
-        functional: The calls of the run.
-        context: Of the collector.
-    """
-
-    def __init__(self, functional: Functional, context: Context) -> None:
-        super().__init__(MOST_LOSSES, context.host.setup.device)
-        self._lines = LossLines(functional, TARGETED)
-        context.on_call(TARGETED, self._record)
-
-    def _record(self, call: FunctionalCall) -> None:
-        line = self._lines.of(call.site)
-        given, target = call.arguments.get("input"), call.arguments.get("target")
-        if line is not None and in_memory(given) and in_memory(target):
-            if call.function in REGRESSION and target.requires_grad and not given.requires_grad:
-                given, target = target, given  # the order does not matter to these losses, and is often the other one
-            each = call.arguments.get("reduction") == "none" or call.arguments.get("reduce") is False
-            bound = _BOUNDED.get(call.function) or made_by(given)
-            self.add(line, given.detach(), target.detach(), not each, bound)
-
-    def read(self, packed: Tensor) -> dict[str, Any]:
-        """Return fields of the report."""
-        return {"targets": {name: target_stats(row) for name, row in self._lines.named(self.lines(packed)) if row[0]}}
-
-    def renumbered(self) -> None:
-        """Ranks have changed the numbers of the sites."""
-        self._lines.renumbered()
-        self._before.clear()
-        self.reset()

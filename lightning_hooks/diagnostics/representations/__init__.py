@@ -1,1 +1,1 @@
-"""How much samples of a batch differ in what a model puts out."""
+"""How much samples of a batch differ in the outputs of a model."""

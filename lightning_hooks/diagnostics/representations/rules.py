@@ -1,4 +1,4 @@
-"""How much the samples of a batch differ in what a model puts out."""
+"""Outputs of a model that are the same for all samples of a batch."""
 
 from __future__ import annotations
 
@@ -51,26 +51,21 @@ class RepresentationCollapse(Rule):
     def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
         """Yield an alert where it begins, per part of the model whose end has collapsed and is so for sure."""
         for part in _parts([site for site in report.sites if site not in report.functions]):
-            end = part[-1]
-            if not (self._collapsed(report, end, history) and self._lasts(report, end, history)):
-                continue
-            site = end
-            for earlier in reversed(part):
-                if earlier in report.representations and not self._collapsed(report, earlier, history):
-                    break
-                site = earlier if earlier in report.representations else site
-            ratio = report.representations[site].ratio
-            yield self.alert(
-                report, site, ratio, self.threshold, "warning",
-                f"its output is the same for all samples of a batch, and so it stays up to {end}: variance over samples is "
-                f"{ratio:.2g} of that within a sample (limit {self.threshold:.2g}), and was "
-                f"{self._first(report, site, history):.2g}.",
-                _CAUSES,
-            )  # fmt: skip
+            end, measured = part[-1], [site for site in reversed(part) if site in report.representations]
+            collapsed = list(takewhile(lambda site: self._collapsed(report, site, history), measured))
+            if end in collapsed and self._lasts(report, end, history):
+                site = collapsed[-1]
+                ratio = report.representations[site].ratio
+                yield self.alert(
+                    report, site, ratio, self.threshold, "warning",
+                    f"its output is the same for all samples of a batch, and so it stays up to {end}: variance over samples is "
+                    f"{ratio:.2g} of that within a sample (limit {self.threshold:.2g}), and was "
+                    f"{self._first(report, site, history):.2g}.",
+                    _CAUSES,
+                )  # fmt: skip
 
     def _collapsed(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> bool:
-        stats = report.representations.get(site)
-        return stats is not None and stats.ratio <= self.threshold and self._first(report, site, history) >= self.started
+        return report.representations[site].ratio <= self.threshold and self._first(report, site, history) >= self.started
 
     def _lasts(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> bool:
         """Whether it was so in the report before, or whether all samples are the same but for roundings."""
@@ -105,19 +100,18 @@ class SameOutputs(Rule):
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert at the first of the last layers whose outputs are all the same; else at the loss."""
         given: list[tuple[str, OutputStats | TargetStats]] = [*report.outputs.items(), *report.targets.items()]
-        for loss, stats in given:
-            if report.same_samples or not self.calls <= stats.calls == stats.same:
-                continue
-            measured = [site for site in report.sites if site in report.representations]
-            same = list(takewhile(lambda site: report.representations[site].largest_ratio <= self.ratio, reversed(measured)))
-            yield self.alert(
-                report, same[-1] if same else loss, float(stats.same), float(self.calls), "warning",
-                f"what {loss} is given is the same for all samples, in all of its {stats.calls} sampled calls: it does not depend "
-                "on the input.",
-                "Common causes: a norm over single numbers, a mean over what a norm has set to mean 0, a state that "
-                "is read after the padding, a mask that hides the input.",
-                advice=("Compare the outputs of two samples, layer by layer, and look where they become the same",),
-            )  # fmt: skip
+        measured = [site for site in reversed(report.sites) if site in report.representations]
+        same = list(takewhile(lambda site: report.representations[site].largest_ratio <= self.ratio, measured))
+        for loss, stats in [] if report.same_samples else given:
+            if self.calls <= stats.calls == stats.same:
+                yield self.alert(
+                    report, same[-1] if same else loss, float(stats.same), float(self.calls), "warning",
+                    f"what {loss} is given is the same for all samples, in all of its {stats.calls} sampled calls: it does not "
+                    "depend on the input.",
+                    "Common causes: a norm over single numbers, a mean over what a norm has set to mean 0, a state that "
+                    "is read after the padding, a mask that hides the input.",
+                    advice=("Compare the outputs of two samples, layer by layer, and look where they become the same",),
+                )  # fmt: skip
 
 
 def _parts(sites: Sequence[str]) -> list[list[str]]:
@@ -133,21 +127,15 @@ def _parts(sites: Sequence[str]) -> list[list[str]]:
         in_list = "." in inner and inner.partition(".")[0].isdigit()
         parts.setdefault(name if inner and not in_list else "", []).append(site)
     named = [found for name, found in parts.items() if name]
-    last = sites[-1] if sites else ""
     if "" in parts or len(named) == 1:  # the whole model, whose end is what is called last
-        return [list(sites), *(found for found in named if found[-1] != last)]
+        return [list(sites), *(found for found in named if found[-1] != sites[-1])]
     return named
 
 
 def _shared_prefix(sites: Sequence[str]) -> str:
     """The names of the modules around all sites, with a dot at the end."""
-    shared = ""
-    while sites:
-        first, dot, _ = sites[0].removeprefix(shared).partition(".")
-        if not dot or not all(site.startswith(f"{shared}{first}.") for site in sites):
-            break
-        shared += f"{first}."
-    return shared
+    around = zip(*(site.split(".")[:-1] for site in sites), strict=False)
+    return "".join(f"{names[0]}." for names in takewhile(lambda names: len(set(names)) == 1, around))
 
 
 __all__ = ["RepresentationCollapse", "SameOutputs"]

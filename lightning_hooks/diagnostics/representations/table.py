@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -62,7 +63,7 @@ class RepresentationColumn(Columns):
 
 
 class RepresentationTable(RowTable):
-    """A row for each site. What is taken up is a small copy; its variances are computed for all sites at once.
+    """A row for each site. Some numbers of each output are copied; variances are computed for all sites at once.
 
     Args:
         names: Of the sites.
@@ -79,25 +80,20 @@ class RepresentationTable(RowTable):
         self._names = names
         self.size: int | None = None
         self._waiting: dict[tuple[int, ...], list[tuple[int, Tensor]]] = {}
-        self._grids: dict[tuple[int, ...], tuple[slice, ...]] = {}
 
     def take(self, index: int, output: Any) -> None:
         """Record the output of a module if the samples of the batch lie along its first dimension."""
-        if self.size is not None:
-            found = output if type(output) is Tensor else next(iter(float_tensors(output)), None)
-            if found is not None and in_memory(found) and found.is_floating_point() and samples_in(found, self.size):
-                self.add(index, found.detach())
+        found = output if type(output) is Tensor else next(iter(float_tensors(output)), None)
+        if self.size is not None and in_memory(found) and found.is_floating_point() and samples_in(found, self.size):
+            self.add(index, found.detach())
 
     def add(self, index: int, values: Tensor) -> None:
         """Record the output of a call at site ``index``: samples along the first dimension, at least two dimensions."""
-        grid = self._grids.get(tuple(values.shape))
-        if grid is None:
-            grid = self._grids[tuple(values.shape)] = sample_grid(values.shape)
-        taken = values[grid].to(torch.float32, copy=True)  # a later operation may write into the output
+        taken = values[sample_grid(tuple(values.shape))].to(torch.float32, copy=True)  # a later operation may write into the output
         self._waiting.setdefault(tuple(taken.shape), []).append((index, taken))
 
     def finish(self) -> None:
-        """Compute the variances of what was taken up. No host sync."""
+        """Compute the variances of the numbers that were copied. No host sync."""
         for entries in self._waiting.values():
             stacked = torch.stack([taken.flatten(1) for _, taken in entries]).to(self.rows.device, self.rows.dtype)
             squares = stacked.square().mean(2)
@@ -136,8 +132,9 @@ def representation_stats(row: list[float]) -> RepresentationStats:
     return RepresentationStats(int(calls), between / calls, within / calls, between / within, most)
 
 
+@functools.lru_cache(maxsize=256)
 def sample_grid(shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Slices that take an evenly spaced grid of a tensor: a view, whatever its memory looks like.
+    """Slices that take an evenly spaced grid of a tensor: a view, without a copy.
 
     Args:
         shape: Samples first.

@@ -42,19 +42,25 @@ def streams(report: FeatureReport) -> Iterator[dict[str, ResidualStats]]:
             yield blocks
 
 
-def overflowing(blocks: Mapping[str, ResidualStats]) -> str:
-    """The first block whose output is about to overflow its type, or has overflowed; empty if there is none."""
-    return next((name for name, stats in blocks.items() if _is_near(stats)), "")
+def first_of(blocks: Mapping[str, ResidualStats]) -> tuple[str, str]:
+    """The block that an alert names.
 
+    Args:
+        blocks: Those with a problem, in the order of depth.
 
-def _is_near(stats: ResidualStats) -> bool:
-    return stats.nonfinite_fraction > 0 or stats.largest > NEAR * stats.limit
-
-
-def _room(stats: ResidualStats) -> str:
-    if stats.nonfinite_fraction > 0:
-        return "It has values that are NaN or infinite."
-    return f"Its largest value is {stats.largest:.3g}, and its type ends at {stats.limit:.3g}: it is about to overflow."
+    Returns:
+        The first of them whose output is about to overflow its type, or has overflowed, and a sentence that says so; the first of
+        all and no sentence where none is.
+    """
+    for name, stats in blocks.items():
+        if stats.nonfinite_fraction > 0:
+            return name, "It has values that are NaN or infinite."
+        if stats.largest > NEAR * stats.limit:
+            return (
+                name,
+                f"Its largest value is {stats.largest:.3g}, and its type ends at {stats.limit:.3g}: it is about to overflow.",
+            )
+    return next(iter(blocks)), ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,18 +84,16 @@ class ActivationOutliers(Rule):
         """Yield an alert per stream, at its first block with such a channel."""
         for blocks in streams(report):
             found = {name: stats for name, stats in blocks.items() if stats.channel_ratio > self.threshold}
-            if not found:
-                continue
-            near = overflowing(found)
-            name = near or next(iter(found))
-            stats = found[name]
-            others = f"So it is behind {len(found)} of {len(blocks)} blocks. " if len(found) > 1 else ""
-            yield self.alert(
-                report, name, stats.channel_ratio, self.threshold, "warning" if near else "info",
-                f"channel {stats.channel} of its output has an RMS of {stats.channel_rms:.3g}, the median channel "
-                f"{stats.median_channel_rms:.3g} (ratio {stats.channel_ratio:.3g}, limit {self.threshold:.3g}).",
-                f"{others}{_room(stats) if near else 'Language models often have such channels; quantisation loses the others.'}",
-            )  # fmt: skip
+            if found:
+                name, overflow = first_of(found)
+                stats = found[name]
+                others = f"So it is behind {len(found)} of {len(blocks)} blocks. " if len(found) > 1 else ""
+                yield self.alert(
+                    report, name, stats.channel_ratio, self.threshold, "warning" if overflow else "info",
+                    f"channel {stats.channel} of its output has an RMS of {stats.channel_rms:.3g}, the median channel "
+                    f"{stats.median_channel_rms:.3g} (ratio {stats.channel_ratio:.3g}, limit {self.threshold:.3g}).",
+                    f"{others}{overflow or 'Language models often have such channels; quantisation loses the others.'}",
+                )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,23 +118,17 @@ class ResidualGrowth(Rule):
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per stream, at the first block where it is too large."""
         for blocks in streams(report):
-            first = next(iter(blocks.values()))
-            if len(blocks) < self.min_blocks or not first.rms > 0:
-                continue
-            found = {name: stats for name, stats in blocks.items() if stats.rms > self.threshold * first.rms}
-            if not found:
-                continue
-            near = overflowing(found)
-            name = near or next(iter(found))
-            stats = found[name]
-            last = next(reversed(blocks.values()))
-            yield self.alert(
-                report, name, stats.rms / first.rms, self.threshold, "warning" if near else "info",
-                f"the residual stream behind it has an RMS of {stats.rms:.3g}, {stats.rms / first.rms:.3g} times that behind the "
-                f"first of {len(blocks)} blocks (limit {self.threshold:.3g}); behind the last one it is {last.rms:.3g}.",
-                "Common causes: branches without a normalisation, or whose last layer starts too large. "
-                f"{_room(stats) if near else ''}".rstrip(),
-            )  # fmt: skip
+            first, last = next(iter(blocks.values())), next(reversed(blocks.values()))
+            found = {name: stats for name, stats in blocks.items() if stats.rms > self.threshold * first.rms > 0}
+            if found and len(blocks) >= self.min_blocks:
+                name, overflow = first_of(found)
+                growth = found[name].rms / first.rms
+                yield self.alert(
+                    report, name, growth, self.threshold, "warning" if overflow else "info",
+                    f"the residual stream behind it has an RMS of {found[name].rms:.3g}, {growth:.3g} times that behind the "
+                    f"first of {len(blocks)} blocks (limit {self.threshold:.3g}); behind the last one it is {last.rms:.3g}.",
+                    f"Common causes: branches without a normalisation, or whose last layer starts too large. {overflow}",
+                )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""What the blocks of a model hand on from one to the next: how large it is, in which channels, and what each block adds."""
+"""The residual stream of a model: how large it is behind each block, in which channels, and what each block adds to it."""
 
 from __future__ import annotations
 
@@ -129,17 +129,16 @@ class ResidualTable(Tables):
     def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
         """Record one call of a block. No host sync; no tensor is kept."""
         out, entered = next(iter(float_tensors(output)), None), next(iter(float_tensors(args)), None)
-        if out is None or out.dim() < 2:
+        if out is None:
             return
         values = plain_values(out)
         before = None if entered is None or _same_memory(entered, out) else plain_values(entered)
-        if values.dim() < 2 or not values.numel() or (before is not None and before.numel() and before.shape != values.shape):
-            return
-        before = None if before is None or not before.numel() else before  # it was freed
-        self._kernels.record(self._rows, index, values, self._clock, moments=True)
-        square, totals = self._kernels.stream(values, before, self._channel_dim(index, values))
-        self._limits[index] = min(self._limits[index], torch.finfo(values.dtype).max)
-        (self._enter_on_host if self.on_host else self._enter)(index, square, totals, values.numel())
+        known = before if before is not None and before.numel() else None  # what was freed has no numbers
+        if values.dim() >= 2 and values.numel() and (known is None or known.shape == values.shape):
+            self._kernels.record(self._rows, index, values, self._clock, moments=True)
+            square, totals = self._kernels.stream(values, known, self._channel_dim(index, values))
+            self._limits[index] = min(self._limits[index], torch.finfo(values.dtype).max)
+            (self._enter_on_host if self.on_host else self._enter)(index, square, totals, values.numel())
 
     def _enter(self, index: int, square: Tensor, totals: Tensor | None, n: int) -> None:
         """Enter the sums of squares of a call's channels, and of the input and what was added to it."""

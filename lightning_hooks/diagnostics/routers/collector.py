@@ -15,11 +15,10 @@ from lightning_hooks.declare.collector import Collector, Written
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.diagnostics.reports import Report
-from lightning_hooks.diagnostics.routers.routing import RouterReport, RoutingTable, codes_of, routing_of
+from lightning_hooks.diagnostics.routers.routing import RouterColumn, RouterReport, RoutingTable
 from lightning_hooks.hooks import ModuleSelector, OutputRecorder, select_modules
 from lightning_hooks.hooks.attributes import stored, stored_count
 from lightning_hooks.hooks.selection import named_sites, outwards
-from lightning_hooks.hooks.tensors import tensors_in
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 
@@ -52,7 +51,7 @@ class RouterSite(NamedTuple):
 
     Attributes:
         name: Of the module.
-        module: The module that puts out logits or choices.
+        module: The module that returns logits or choices.
         experts: How many there are.
         top_k: How many a token gets.
     """
@@ -64,11 +63,11 @@ class RouterSite(NamedTuple):
 
 
 class CodebookSite(NamedTuple):
-    """A quantiser that puts out codes.
+    """A quantiser that returns codes.
 
     Attributes:
         name: Of the module.
-        module: The module that puts out codes.
+        module: The module that returns codes.
         size: How many codes there are.
     """
 
@@ -127,7 +126,7 @@ def chosen_codebooks(model: nn.Module, codebooks: ModuleSelector | None) -> list
     """
     found = []
     for name, module in [] if codebooks is None else select_modules(model, codebooks):
-        size = _known(module, _CODES) or _book(module)
+        size = _known(module, _CODES) or _codebook_size(module)
         if not size:
             raise ValueError(
                 f"codebooks={codebooks!r} selects {name} ({type(module).__name__}), which does not say how many codes there are. "
@@ -153,7 +152,7 @@ def _has_experts(module: nn.Module) -> bool:
 def _router(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> RouterSite | None:
     """A router with its sizes; None where it does not say how many experts there are."""
     around: list[Any] = [modules[outer] for outer in outwards(name)[1:3] if outer in modules]
-    experts = _known(module, _EXPERTS) or _rows(module)
+    experts = _known(module, _EXPERTS) or _outputs_of(module)
     if not experts or experts < 2:  # among one there is nothing to choose
         return None
     stated = (module, *around, stored(module, "config"))
@@ -166,15 +165,13 @@ def _known(holder: Any, names: Sequence[str]) -> int | None:
     return next(filter(None, (stored_count(holder, name) for name in names)), None)
 
 
-def _rows(module: nn.Module) -> int | None:
-    """How many numbers a linear layer, or the one inside a router, puts out."""
-    if isinstance(module, nn.Linear):
-        return stored_count(module, "out_features") or None
+def _outputs_of(module: nn.Module) -> int | None:
+    """The outputs of a linear layer, or of the one inside a router."""
     inner = [one for one in module.modules() if isinstance(one, nn.Linear)]
     return stored_count(inner[-1], "out_features") or None if inner else next(_first_sizes([stored(module, "weight")]), None)
 
 
-def _book(module: nn.Module) -> int | None:
+def _codebook_size(module: nn.Module) -> int | None:
     """How many rows a module's codebook has: an embedding, a parameter or a buffer."""
     values = [stored(module, name) for name in _BOOKS]
     values += [stored(value, "weight") for value in values if isinstance(value, nn.Module)]
@@ -186,8 +183,8 @@ def _first_sizes(values: Sequence[Any]) -> Iterator[int]:
     return (value.shape[0] for value in values if isinstance(value, Tensor) and value.dim() == 2)
 
 
-OF_ROUTERS = ("balance", "max_load", "dead_fraction", "entropy", "margin", "overflow_fraction", "dropped_fraction")
-OF_CODEBOOKS = ("perplexity", "usage", "max_share")
+ROUTER_STATISTICS = ("balance", "max_load", "dead_fraction", "entropy", "margin", "overflow_fraction", "dropped_fraction")
+CODEBOOK_STATISTICS = ("perplexity", "usage", "max_share")
 
 
 class RouterCollector(Collector[RouterReport]):
@@ -209,7 +206,7 @@ class RouterCollector(Collector[RouterReport]):
     monitor: ClassVar[str] = "RouterMonitor"
     report_name: ClassVar[str] = "routers"
     takes: ClassVar[tuple[str, ...]] = ("every_n_steps", "max_overhead", "logged", "functional")
-    ranking: ClassVar[tuple[str, ...]] = (*OF_ROUTERS, *OF_CODEBOOKS)
+    ranking: ClassVar[tuple[str, ...]] = (*ROUTER_STATISTICS, *CODEBOOK_STATISTICS)
 
     def __init__(
         self,
@@ -222,19 +219,18 @@ class RouterCollector(Collector[RouterReport]):
     ) -> None:
         super().__init__(context, state)
         model = context.host.model
-        self._routers = chosen_routers(model, routers)
-        self._codebooks = chosen_codebooks(model, codebooks)
-        if not (self._routers or self._codebooks):
+        chosen, books = chosen_routers(model, routers), chosen_codebooks(model, codebooks)
+        if not (chosen or books):
             raise ValueError(
                 f"{context.name} found no router in {type(model).__name__}: no module that is called a router and knows the number "
                 "of experts, and no linear layer called gate next to experts. Name them: routers='*.gate'."
             )
-        sizes = [(site.experts, site.top_k) for site in self._routers]
-        self.table = RoutingTable(sizes, [site.size for site in self._codebooks], capacity_factor, context.host.setup.device)
-        for index, (name, module, *_) in enumerate(self._routers):
-            context.listen(name, module, _RouterRecorder(self.table, index, *sizes[index]))
-        for index, (name, module, _) in enumerate(self._codebooks):
-            context.listen(name, module, _CodeRecorder(self.table, index))
+        sizes = [(site.experts, site.top_k) for site in chosen], [site.size for site in books]
+        self.table = RoutingTable(*sizes, capacity_factor, context.host.setup.device)
+        self._router_names, self._codebook_names = [site.name for site in chosen], [site.name for site in books]
+        sites: list[RouterSite | CodebookSite] = [*chosen, *books]
+        for index, site in enumerate(sites):
+            context.listen(site.name, site.module, _Recorder(self.table, index))
         self.set_tables(routing=self.table)
 
     @classmethod
@@ -245,42 +241,38 @@ class RouterCollector(Collector[RouterReport]):
     @property
     @override
     def names(self) -> list[str]:
-        return [site.name for site in self._routers] + [site.name for site in self._codebooks]
+        return [*self._router_names, *self._codebook_names]
 
     @override
     def silent_sites(self) -> list[str]:
-        return [name for name, calls in zip(self.names, self.table.calls.tolist(), strict=True) if not calls]
+        calls = self.table.rows[:, RouterColumn.CALLS].tolist()
+        return [name for name, n in zip(self.names, calls, strict=True) if not n]
 
     @override
     def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> RouterReport:
         sampled_batches, batches = map(int, packed["batches"])
         routers, codebooks = self.table.read(packed["routing"])
-        known = zip(self.names, (*routers, *codebooks), strict=True)
-        return RouterReport(
-            epoch,
-            step,
-            {site.name: stats for site, stats in zip(self._routers, routers, strict=True) if stats is not None},
-            {site.name: stats for site, stats in zip(self._codebooks, codebooks, strict=True) if stats is not None},
-            tuple(name for name, stats in known if stats is None),
-            sampled_batches,
-            batches,
-        )
+        of_routers = {name: stats for name, stats in zip(self._router_names, routers, strict=True) if stats is not None}
+        of_codebooks = {name: stats for name, stats in zip(self._codebook_names, codebooks, strict=True) if stats is not None}
+        silent = tuple(name for name in self.names if name not in of_routers and name not in of_codebooks)
+        return RouterReport(epoch, step, of_routers, of_codebooks, silent, sampled_batches, batches)
 
     @override
     def scalars(self, report: RouterReport) -> dict[str, float]:
-        routers, codebooks = ([site.name for site in sites] for sites in (self._routers, self._codebooks))
-        of_model = model_scalars(self.prefix, report.routers.values(), OF_ROUTERS) if routers else {}
-        return {
-            **stat_scalars(self.prefix, routers, report.routers, OF_ROUTERS),
-            **stat_scalars(self.prefix, codebooks, report.codebooks, OF_CODEBOOKS),
-            **of_model,
-            **(model_scalars(self.prefix, report.codebooks.values(), OF_CODEBOOKS) if codebooks else {}),
-        }
+        wanted = (
+            (self._router_names, report.routers, ROUTER_STATISTICS),
+            (self._codebook_names, report.codebooks, CODEBOOK_STATISTICS),
+        )
+        scalars: dict[str, float] = {}
+        for names, found, statistics in wanted:
+            scalars |= stat_scalars(self.prefix, names, found, statistics)
+            scalars |= model_scalars(self.prefix, found.values(), statistics) if names else {}
+        return scalars
 
     @override
     def charts(self, written: Written) -> Layout:
         of_sites = by_statistic(self.prefix, written.statistics) if written.of_sites else None
-        return {"Routers": of_model(self.prefix, OF_ROUTERS) if of_sites is None else of_sites}
+        return {"Routers": of_model(self.prefix, ROUTER_STATISTICS) if of_sites is None else of_sites}
 
     @override
     def figures(self, reports: Sequence[RouterReport], written: Written, last: bool) -> Figures:
@@ -322,25 +314,11 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-class _RouterRecorder(OutputRecorder):
-    """Forward hook of one router."""
-
-    def __init__(self, table: RoutingTable, index: int, experts: int, top_k: int) -> None:
-        self.table, self.index, self.experts, self.top_k = table, index, experts, top_k
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        routing = routing_of(list(tensors_in(output)), self.experts, self.top_k)
-        if routing is not None:
-            self.table.add(self.index, routing)
-
-
-class _CodeRecorder(OutputRecorder):
-    """Forward hook of one quantiser."""
+class _Recorder(OutputRecorder):
+    """Forward hook of one router or quantiser."""
 
     def __init__(self, table: RoutingTable, index: int) -> None:
         self.table, self.index = table, index
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        codes = codes_of(list(tensors_in(output)))
-        if codes is not None:
-            self.table.add_codes(self.index, codes)
+        self.table.record(self.index, output)

@@ -5,33 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.plain import PlainReport
-from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import Span, Spans, added
+from lightning_hooks.hooks.tensors import tensors_in
+from lightning_hooks.statistics.columns import SUM, Columns, RowTable
 
 
-class RouterColumn(IntEnum):
-    """What each number of a router's row holds, before one for each expert: how often it was chosen. All add."""
+class RouterColumn(Columns):
+    """What each number of a row holds; of a codebook only CALLS. How often each expert, or code, was chosen follows."""
 
-    CALLS = 0
-    TOKENS = 1
-    CHOICES = 2  # experts that were to be chosen: tokens times top_k
-    DROPPED = 3  # those that no expert got
-    OVERFLOW = 4  # those beyond a capacity, call by call
-    MEASURED = 5  # tokens with finite logits
-    ENTROPY = 6  # sum over them
-    MARGIN = 7  # sum over them
-    NONFINITE = 8  # tokens with a logit that is NaN or infinite
+    CALLS = SUM
+    TOKENS = SUM
+    CHOICES = SUM  # experts that were to be chosen: tokens times top_k
+    DROPPED = SUM  # those that no expert got
+    OVERFLOW = SUM  # those beyond a capacity, call by call
+    MEASURED = SUM  # tokens with finite logits
+    ENTROPY = SUM  # over them
+    MARGIN = SUM  # over them
+    NONFINITE = SUM  # tokens with a logit that is NaN or infinite
 
 
-N_ROUTER_COLUMNS = len(RouterColumn)
-N_CODEBOOK_COLUMNS = 1  # calls, before one number for each code
+CHOSEN = len(RouterColumn)
+"""Where the counts of the choices begin in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class CodebookStats:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What a router put out in one call.
+    """What a router returned in one call.
 
     Attributes:
         logits: Shape ``(tokens, experts)``, floating point; None where it does not return them.
@@ -151,8 +151,8 @@ def _is_integer(x: Tensor) -> bool:
     return not (x.is_floating_point() or x.is_complex() or x.is_quantized or x.dtype == torch.bool)
 
 
-class RoutingTable:
-    """Records what routers and quantisers choose on the device, without waiting for it.
+class RoutingTable(RowTable):
+    """A row for each router, then one for each codebook. Nothing waits for the device.
 
     Args:
         routers: Of each router the number of experts and how many a token gets.
@@ -161,6 +161,8 @@ class RoutingTable:
         device: Where the table lives.
     """
 
+    columns: ClassVar[type[Columns]] = RouterColumn
+
     def __init__(
         self,
         routers: Sequence[tuple[int, int]],
@@ -168,15 +170,30 @@ class RoutingTable:
         capacity_factor: float = 1.25,
         device: torch.device | str = "cpu",
     ) -> None:
-        device = torch.device(device)
         self._routers, self._codebooks, self._factor = tuple(routers), tuple(codebooks), capacity_factor
-        lengths = [N_ROUTER_COLUMNS + experts for experts, _ in routers] + [N_CODEBOOK_COLUMNS + size for size in codebooks]
-        self._numbers = torch.zeros(sum(lengths), dtype=row_dtype(device), device=device)
-        self._rows = torch.split(self._numbers, lengths) if lengths else ()
+        self.more = max((*(experts for experts, _ in routers), *codebooks))
+        super().__init__(len(routers) + len(codebooks), device)
+
+    def record(self, index: int, output: Any) -> None:
+        """Record what a router or a quantiser returns, if its choices are in it.
+
+        Args:
+            index: Its row.
+            output: Of the module.
+        """
+        tensors, codebook = list(tensors_in(output)), index - len(self._routers)
+        if codebook >= 0:
+            codes = codes_of(tensors)
+            if codes is not None:
+                self.add_codes(codebook, codes)
+        else:
+            routing = routing_of(tensors, *self._routers[index])
+            if routing is not None:
+                self.add(index, routing)
 
     def add(self, index: int, routing: Routing) -> None:
         """Record one call of a router."""
-        (experts, top_k), row = self._routers[index], self._rows[index]
+        (experts, top_k), row = self._routers[index], self.rows[index]
         load, tokens = _load(routing, experts, top_k, row)
         choices = tokens * top_k
         row[RouterColumn.CALLS] += 1
@@ -185,42 +202,21 @@ class RoutingTable:
         row[RouterColumn.DROPPED] += choices - load.sum()
         row[RouterColumn.OVERFLOW] += (load - math.ceil(self._factor * choices / experts)).clamp(min=0).sum()
         if routing.logits is not None and tokens:
-            row[RouterColumn.MEASURED : N_ROUTER_COLUMNS] += _measured(routing.logits, top_k, row)
-        row[N_ROUTER_COLUMNS:] += load
+            row[RouterColumn.MEASURED : CHOSEN] += _measured(routing.logits, top_k, row)
+        row[CHOSEN : CHOSEN + experts] += load
 
     def add_codes(self, index: int, codes: Tensor) -> None:
         """Record one call of a quantiser: the codes that it chose, of any shape."""
-        size, row = self._codebooks[index], self._rows[len(self._routers) + index]
-        row[0] += 1
-        row[N_CODEBOOK_COLUMNS:] += _counts(codes.reshape(-1), size, row)
-
-    def pack(self) -> Tensor:
-        """The table, one-dimensional."""
-        return self._numbers.clone()
-
-    def unpack(self, packed: Tensor) -> None:
-        """Load what :meth:`pack` or a merge gave."""
-        self._numbers.copy_(packed)
-
-    @property
-    def spans(self) -> Spans:
-        """How packed tables merge: everything adds."""
-        return (Span(self._numbers.numel(), added),)
-
-    @property
-    def calls(self) -> Tensor:
-        """How often each router, then each quantiser, ran."""
-        return torch.stack([row[0] for row in self._rows])
+        size, row = self._codebooks[index], self.rows[len(self._routers) + index]
+        row[RouterColumn.CALLS] += 1
+        row[CHOSEN : CHOSEN + size] += _counts(codes.reshape(-1), size, row)
 
     def read(self, packed: Tensor) -> tuple[list[RouterStats | None], list[CodebookStats | None]]:
         """Name the numbers of a packed table on the host; None for what never ran."""
-        rows = [row.tolist() for row in torch.split(packed, [len(row) for row in self._rows])]
+        sizes = [*(experts for experts, _ in self._routers), *self._codebooks]
+        rows = [row[: CHOSEN + size] for row, size in zip(self.lines(packed), sizes, strict=True)]
         routers = [router_stats(row, top_k) for row, (_, top_k) in zip(rows, self._routers, strict=False)]
         return routers, [codebook_stats(row) for row in rows[len(self._routers) :]]
-
-    def reset(self) -> None:
-        """Start a new window."""
-        self._numbers.zero_()
 
 
 def _load(routing: Routing, experts: int, top_k: int, like: Tensor) -> tuple[Tensor, int]:
@@ -229,7 +225,7 @@ def _load(routing: Routing, experts: int, top_k: int, like: Tensor) -> tuple[Ten
         return routing.dispatched.sum(0).to(like), routing.dispatched.shape[0]
     chosen = routing.chosen
     if chosen is None:
-        assert routing.logits is not None, "a router puts out logits or choices"
+        assert routing.logits is not None, "a router returns logits or choices"
         chosen = routing.logits.topk(top_k, -1).indices
     return _counts(chosen.reshape(-1), experts, like), chosen.shape[0]
 
@@ -268,7 +264,7 @@ def router_stats(row: Sequence[float], top_k: int) -> RouterStats | None:
     """Name the numbers of a router's row; None where it never ran."""
     if not row[RouterColumn.CALLS]:
         return None
-    counts = row[N_ROUTER_COLUMNS:]
+    counts = row[CHOSEN:]
     experts, kept = len(counts), sum(counts)
     shares = tuple(count / kept if kept else 0.0 for count in counts)
     choices, measured = row[RouterColumn.CHOICES] or 1.0, row[RouterColumn.MEASURED]
@@ -291,13 +287,13 @@ def router_stats(row: Sequence[float], top_k: int) -> RouterStats | None:
 
 def codebook_stats(row: Sequence[float]) -> CodebookStats | None:
     """Name the numbers of a codebook's row; None where its quantiser never ran."""
-    if not row[0]:
+    if not row[RouterColumn.CALLS]:
         return None
-    counts = row[N_CODEBOOK_COLUMNS:]
+    counts = row[CHOSEN:]
     size, codes = len(counts), sum(counts)
     shares = [count / codes if codes else 0.0 for count in counts]
     used = size - shares.count(0.0)
-    return CodebookStats(int(row[0]), int(codes), size, used / size, math.exp(_entropy(shares)), max(shares))
+    return CodebookStats(int(row[RouterColumn.CALLS]), int(codes), size, used / size, math.exp(_entropy(shares)), max(shares))
 
 
 def _entropy(shares: Sequence[float]) -> float:
@@ -312,7 +308,7 @@ class RouterReport(PlainReport):
     Attributes:
         routers: Name of each router that ran to what it chose, in model order.
         codebooks: Name of each quantiser that ran to the codes it chose, in model order.
-        silent: Routers and quantisers that never ran in a sampled batch, on any rank, or put out neither logits nor choices.
+        silent: Routers and quantisers that never ran in a sampled batch, on any rank, or returned neither logits nor choices.
         sampled_batches: Training batches that were sampled, on the rank with the most.
         batches: Training batches of the window, on the rank with the most.
     """

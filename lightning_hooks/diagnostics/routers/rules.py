@@ -100,35 +100,28 @@ class RouterCollapse(Rule):
 
     def __call__(self, report: RouterReport, history: Sequence[RouterReport] = ()) -> Iterator[Alert]:
         """Yield a warning per router and quantiser that has collapsed."""
-        for site, stats in report.routers.items():
-            if _batches_in_a_row(report, history, partial(self._of_window, site)) >= self.min_batches:
-                yield self._of_router(report, site, stats)
-        for site, book in report.codebooks.items():
-            if _batches_in_a_row(report, history, partial(self._book_of_window, site)) >= self.min_batches:
-                yield self._of_book(report, site, book)
+        for site in (*report.routers, *report.codebooks):
+            if _batches_in_a_row(report, history, partial(self._has_collapsed, site)) >= self.min_batches:
+                yield self._of_router(report, site) if site in report.routers else self._of_book(report, site)
 
-    def _of_window(self, site: str, window: RouterReport) -> bool:
-        return self._router(window.routers.get(site))
-
-    def _book_of_window(self, site: str, window: RouterReport) -> bool:
-        return self._book(window.codebooks.get(site))
-
-    def _router(self, stats: RouterStats | None) -> bool:
-        return stats is not None and _is_judged(stats, self.min_choices) and stats.experts**stats.balance <= self._least(stats)
+    def _has_collapsed(self, site: str, window: RouterReport) -> bool:
+        if site in window.routers:
+            stats = window.routers[site]
+            return _is_judged(stats, self.min_choices) and _experts_in_effect(stats) <= self._least(stats)
+        book = window.codebooks.get(site)
+        if book is None or book.size < self.least_codes or book.codes < max(self.min_choices, 10 * self._fewest(book)):
+            return False
+        return book.perplexity <= self._fewest(book)
 
     def _least(self, stats: RouterStats) -> float:
         return stats.top_k + self.threshold * (stats.experts - stats.top_k)
 
-    def _book(self, book: CodebookStats | None) -> bool:
-        if book is None or book.size < self.least_codes:
-            return False
-        return book.codes >= max(self.min_choices, 10 * self._fewest(book)) and book.perplexity <= self._fewest(book)
-
     def _fewest(self, book: CodebookStats) -> float:
         return 1 + self.codes * (book.size - 1)
 
-    def _of_router(self, report: RouterReport, site: str, stats: RouterStats) -> Alert:
-        effective = stats.experts**stats.balance
+    def _of_router(self, report: RouterReport, site: str) -> Alert:
+        stats = report.routers[site]
+        effective = _experts_in_effect(stats)
         return self.alert(
             report, site, effective, self._least(stats), "warning",
             f"its {stats.tokens} tokens, with {stats.top_k} of {stats.experts} experts each, go to {effective:.3g} experts in "
@@ -137,7 +130,8 @@ class RouterCollapse(Rule):
             "inputs to it that are alike.",
         )  # fmt: skip
 
-    def _of_book(self, report: RouterReport, site: str, book: CodebookStats) -> Alert:
+    def _of_book(self, report: RouterReport, site: str) -> Alert:
+        book = report.codebooks[site]
         return self.alert(
             report, site, book.perplexity, self._fewest(book), "warning",
             f"it chooses {book.perplexity:.3g} of its {book.size} codes in effect (perplexity), over {book.codes} choices.",
@@ -149,6 +143,11 @@ class RouterCollapse(Rule):
                 "Initialise it by k-means of a batch",
             ),
         )  # fmt: skip
+
+
+def _experts_in_effect(stats: RouterStats) -> float:
+    """The exponential of the entropy of the load."""
+    return float(stats.experts**stats.balance)
 
 
 def _batches_in_a_row(report: RouterReport, history: Sequence[RouterReport], holds: Callable[[RouterReport], bool]) -> int:

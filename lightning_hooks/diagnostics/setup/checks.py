@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.diagnostics.batches.inputs import N_PAIRS, BatchHashes, same_on_all
+from lightning_hooks.diagnostics.batches.hashes import BatchHashes
 from lightning_hooks.diagnostics.loss_inputs.targets import IGNORED, LabelTable, label_tensors
 from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, first_weights, nonfinite_weights
 from lightning_hooks.diagnostics.setup.module_modes import AS_MADE, ModuleModes, unusual_settings, values_per_channel
@@ -261,10 +261,9 @@ class SetupChecks(Tables):
             temporary: Module to how many numbers have the parameters that it uses and that were gone after the first step.
         """
         parts = self.split(packed)
-        hashes = parts["hashes"]
         levels, moved = self._modes.read(parts["modes"])
         updating = [name for name in moved if levels.get(name) == 0 and moved[name] > 0]
-        compared, repeated = map(int, hashes[:N_PAIRS].tolist())
+        pairs, on_ranks = self._hashes.read(parts["hashes"])
         found = dict(zip(self._hidden, map(bool, parts["reached"].tolist()), strict=False))
         return ModelSetup(
             eval_modes={name: level for name, level in levels.items() if level},
@@ -283,7 +282,7 @@ class SetupChecks(Tables):
             nonfinite_weights=self._nonfinite,
             foreign=self._foreign,
             labels=_label_counts(parts["losses"]) or _label_counts(parts["batches"]),
-            batches=BatchCounts(compared, repeated, self._ranks, *(same_on_all(hashes) if self._ranks > 1 else ())),
+            batches=BatchCounts(*pairs, self._ranks, *(on_ranks if self._ranks > 1 else ())),
         )
 
     def _unregistered(self, name: str, reached: bool) -> UnregisteredModules:

@@ -1,0 +1,189 @@
+"""Whether a batch is that of another step or rank: its hash, without a copy and without waiting for the device."""
+
+from __future__ import annotations
+
+import functools
+from itertools import islice
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_hooks.diagnostics.batches.inputs import tensors_in
+from lightning_hooks.hooks.tensors import as_real, dense, plain_values
+from lightning_hooks.statistics.columns import SUM, Columns, Reduction, RowTable
+from lightning_hooks.statistics.reduction import largest, paired
+from lightning_hooks.statistics.tables import Tables
+
+SAMPLE = 1024
+"""Numbers of each tensor that are hashed, evenly spread over it."""
+MOST_TENSORS = 8
+"""Tensors of a batch that are hashed: the first ones."""
+FEWEST_NUMBERS = 16
+"""Batches with fewer numbers are not hashed: they may be alike by chance."""
+VARIED = 32
+"""Different numbers from which on a tensor of a batch is compared by itself: it is hardly the same twice by chance."""
+SLOTS = 16
+"""Hashes of a window's sampled batches that are kept: the last ones."""
+BITS = 24
+"""Of a hash: a whole number that float32 holds too."""
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_ODD, _MIX, _STEP = 0x9E3779B97F4A7C1, 0x2545F4914F6CDD1D, 1_000_003  # any large odd numbers
+
+
+def batch_hashes(batch: Any) -> tuple[Tensor, Tensor] | None:
+    """Hash a batch: the bits of its tensors, their order in the batch and the order of their numbers. No host sync.
+
+    Args:
+        batch: As the model gets it: tensors in lists, tuples and dictionaries.
+
+    Returns:
+        The hash of the batch, a whole number from 1 to 2 ** 24 - 1, shape ``()``, int64; 0 where all numbers of each tensor are
+        equal, as in data that only stand in for some. And those of its tensors, shape ``(MOST_TENSORS,)``: 0 for all that are not
+        compared by themselves. None without tensors, or with too few numbers.
+    """
+    tensors = list(islice(((tensor, _sample(tensor)) for _, tensor in tensors_in(batch)), MOST_TENSORS))
+    tensors = [(tensor, bits) for tensor, bits in tensors if bits.numel()]
+    tensors = [(tensor, bits) for tensor, bits in tensors if bits.device == tensors[0][1].device]
+    if sum(bits.numel() for _, bits in tensors) < FEWEST_NUMBERS:
+        return None
+    first = tensors[0][1][0]
+    total, varies = torch.zeros_like(first), torch.zeros_like(first, dtype=torch.bool)
+    alone = [torch.zeros_like(first)] * MOST_TENSORS
+    for place, (tensor, bits) in enumerate(tensors):
+        mixed = bits * _odd_numbers(bits.numel(), bits.device)
+        mixed = ((mixed ^ (mixed >> 29)) * _MIX).sum()
+        total = total * _STEP + mixed
+        varies = varies | (bits != bits[0]).any()
+        if tensor.is_floating_point() and bits.numel() >= VARIED:
+            different = (bits.sort().values.diff() != 0).sum() + 1
+            alone[place] = torch.where(different >= VARIED, mixed, 0)
+    return torch.where(varies, ((total >> 17) & (2**BITS - 1)).clamp_min(1), 0), torch.stack(alone)
+
+
+@functools.lru_cache(maxsize=32)
+def _odd_numbers(count: int, device: torch.device) -> Tensor:
+    return torch.arange(1, 2 * count, 2, device=device) * _ODD
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """The bits of some of a tensor's numbers as integers, shape ``(n,)``, int64."""
+    values = as_real(plain_values(tensor))
+    count, step = values.numel(), max(1, values.numel() // SAMPLE)
+    # A batch in another order of dimensions (channels last) is read as it lies in memory, without a copy.
+    if dense(values):
+        some = values.as_strided((count,), (1,))[::step].contiguous()
+    else:  # such as a mask that is expanded over all queries, whose copy may be as large as the memory
+        left, places = torch.arange(0, count, step, device=values.device), []
+        for size in reversed(values.shape):
+            places.append(left % size)
+            left = left // size
+        some = values[tuple(reversed(places))]
+    return (some if some.dtype == torch.bool else some.view(_INTEGERS[some.element_size()])).to(torch.int64)
+
+
+def last_hashes(earlier: Tensor, later: Tensor) -> Tensor:
+    """The last hashes of two windows in a row, each ``(SLOTS, 2)``."""
+    hashes = torch.cat((earlier, later))
+    kept = hashes[hashes[:, HashColumn.HIGHEST] > 0][-SLOTS:]
+    return torch.cat((kept, torch.zeros_like(earlier)))[:SLOTS]
+
+
+class PairColumn(Columns):
+    """What is counted of pairs of batches."""
+
+    COMPARED = SUM
+    SAME = SUM
+
+
+class PairTable(RowTable):
+    """One row."""
+
+    columns: ClassVar[type[Columns]] = PairColumn
+
+
+class HashColumn(Columns):
+    """What is kept of the hash of a batch: the two are its largest over the ranks, and the largest of its negative."""
+
+    HIGHEST = Reduction(largest, over_windows=paired(last_hashes))
+    NEGATIVE = HIGHEST
+
+
+class HashTable(RowTable):
+    """A row for each of the last batches."""
+
+    columns: ClassVar[type[Columns]] = HashColumn
+
+
+class BatchHashes(Tables):
+    """How often a sampled batch was the same as the next one, and the last hashes, to be compared over ranks.
+
+    A batch counts as the same too where one of its tensors of floating-point numbers is, though that tensor is not always the same:
+    noise that is drawn by loader workers with equal seeds comes with other images.
+
+    Args:
+        device: Where the numbers live.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._pairs, self._last = PairTable(1, device), HashTable(SLOTS, device)
+        super().__init__(device, pairs=self._pairs, last=self._last)
+        self._next = 0
+        self.before: Tensor | None = None  # the hash of the batch before, if that was sampled
+        self._parts: Tensor | None = None  # the hashes of the tensors of the last batch that was hashed
+        self._changing: Tensor | None = None  # which of them have been seen to change
+
+    def add(self, batch: Any, sampled: bool) -> None:
+        """Record a sampled batch, or the one after it; others are skipped."""
+        if not sampled and self.before is None:
+            return
+        hashes, before = batch_hashes(batch), self.before
+        if hashes is None:
+            self.before = self._parts = None
+            return
+        found, parts = hashes
+        self.before = found if sampled else None
+        same_part = self._compare_parts(parts)
+        if before is not None and before.device == found.device:
+            compared = (before > 0) & (found > 0)
+            self._pairs.rows[0] += torch.stack((compared, compared & ((before == found) | same_part))).to(self._pairs.rows)
+        if sampled:
+            self._last.rows[self._next] = torch.stack((found, -found)).to(self._last.rows)
+            self._next = (self._next + 1) % SLOTS
+
+    def _compare_parts(self, parts: Tensor) -> Tensor:
+        """Whether a tensor that changes at times is the same as in the last batch that was hashed, shape ``()``."""
+        last, self._parts = self._parts, parts
+        if last is None or self._changing is None or last.device != parts.device:
+            self._changing = torch.zeros_like(parts, dtype=torch.bool)
+            last = torch.zeros_like(parts)
+        compared = (parts != 0) & (last != 0)
+        self._changing = self._changing | (compared & (parts != last))
+        return (compared & self._changing & (parts == last)).any()
+
+    @override
+    def unpack(self, packed: Tensor) -> None:
+        super().unpack(packed)
+        self._next = int((self._last.rows[:, HashColumn.HIGHEST] > 0).sum()) % SLOTS
+
+    @override
+    def reset(self) -> None:
+        """Start a new window. The first batch of an epoch is not compared with the last one of the epoch before."""
+        super().reset()
+        self._next = 0
+        self.before = self._parts = None
+
+    def read(self, packed: Tensor) -> tuple[tuple[int, int], tuple[int, int, int]]:
+        """Read a packed table on the host.
+
+        Returns:
+            How many pairs of batches were compared, and how many of them were the same; how many batches were hashed, how many of
+            these were the same on all ranks, and how many different ones those are.
+        """
+        parts = self.split(packed)
+        compared, repeated = map(int, parts["pairs"].tolist())
+        hashed = [(high, -negative) for high, negative in self._last.lines(parts["last"]) if high > 0]
+        same = [high for high, low in hashed if high == low]
+        return (compared, repeated), (len(hashed), len(same), len(set(same)))
