@@ -31,8 +31,8 @@ from lightning_hooks.plots.canvas import (
     single,
     style,
 )
-from lightning_hooks.plots.names import shortened
 from lightning_hooks.plots.series import alerts_by_site, check_report, kinds_by_severity
+from lightning_hooks.trackers.console import shortened
 
 HEALTHY_UPDATES = (1e-4, 1e-2)
 """Ratios of update to weight around the 1e-3 that Karpathy (2022) aims at, a decade to each side."""

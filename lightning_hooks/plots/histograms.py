@@ -20,7 +20,7 @@ from lightning_hooks.plots.canvas import (
     signed_power,
     style,
 )
-from lightning_hooks.plots.names import shortened
+from lightning_hooks.trackers.console import shortened
 
 Histogram = tuple[Sequence[float], Sequence[float]]
 """Edges, of length n + 1 and rising, and counts, of length n."""

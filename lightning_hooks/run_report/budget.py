@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_hooks.declare.brief import TABLES
-from lightning_hooks.run_report.files import write_whole
-from lightning_hooks.run_report.lines import is_table, place, read_lines, with_columns
-from lightning_hooks.run_report.names import Names
+from lightning_hooks.run_report.events import is_table, place, read_lines, with_columns
+from lightning_hooks.run_report.lines import Names, write_whole
 from lightning_hooks.run_report.run import MOST_EPOCHS
 
 MOST_BYTES = 8_000_000

@@ -13,9 +13,9 @@ from pathlib import Path
 from lightning_hooks.alerts.explain import explain
 from lightning_hooks.run_report.compare import compare
 from lightning_hooks.run_report.compare_view import compare_lines
-from lightning_hooks.run_report.files import write_health, write_whole
 from lightning_hooks.run_report.health import health_of
-from lightning_hooks.run_report.page import compare_page
+from lightning_hooks.run_report.lines import write_whole
+from lightning_hooks.run_report.page import compare_page, write_health
 from lightning_hooks.run_report.run import Run, read_run
 from lightning_hooks.run_report.verdict import judge
 from lightning_hooks.run_report.verify import verify

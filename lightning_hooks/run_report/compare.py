@@ -9,9 +9,9 @@ from typing import Any
 
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.plots.series import FRACTIONS
-from lightning_hooks.run_report.lines import by_names, is_table
-from lightning_hooks.run_report.numerals import number
+from lightning_hooks.run_report.events import by_names, is_table
 from lightning_hooks.run_report.run import MonitorRecord, Run
+from lightning_hooks.run_report.text import number
 from lightning_hooks.run_report.training import layers, rates_by_group
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from lightning_hooks.plots.names import shortened
 from lightning_hooks.plots.series import FRACTIONS
-from lightning_hooks.run_report.charts import Chart, Line, chart
+from lightning_hooks.run_report.charts import Chart, Line, Row, Rows, chart, rows
 from lightning_hooks.run_report.compare import Comparison, Difference
 from lightning_hooks.run_report.heat import HEATS
-from lightning_hooks.run_report.limits import Limits
-from lightning_hooks.run_report.numerals import DASH, number, percent
-from lightning_hooks.run_report.rows import Row, Rows, rows
+from lightning_hooks.run_report.text import DASH, number, percent
 from lightning_hooks.run_report.verdict import Course
-from lightning_hooks.trackers.console import table_lines
+from lightning_hooks.run_report.view import Limits
+from lightning_hooks.trackers.console import shortened, table_lines
 
 MOST = 25
 """How many differences are shown as those that matter most."""

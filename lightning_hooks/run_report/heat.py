@@ -12,10 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
-from lightning_hooks.plots.names import Labels, labels
+from lightning_hooks.plots.canvas import Labels, labels
 from lightning_hooks.plots.series import FRACTIONS, Series, relative_to_first
 from lightning_hooks.run_report.charts import Tick, Zone, epoch_ticks
-from lightning_hooks.run_report.numerals import number, percent
+from lightning_hooks.run_report.text import number, percent
 
 HEATS = (
     ("gradient_flow", "modules", "rms", "Gradient RMS at each module's output"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +15,59 @@ import numpy as np
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
+from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.plots.series import Series
-from lightning_hooks.run_report.lines import is_table, report_of
-from lightning_hooks.run_report.source import Source
+from lightning_hooks.run_report.events import is_table, report_of
+
+
+def severities(record: MonitorRecord) -> dict[str, str]:
+    """The highest severity of each site's alerts in the last epoch; a parameter's counts for its module too."""
+    found: dict[str, str] = {}
+    alerts = record.alerts[record.epochs[-1]] if record.epochs else ()
+    for alert in sorted(alerts, key=lambda alert: -gravity(alert.severity)):
+        found[alert.site.rpartition(".")[0]] = alert.severity
+    for alert in sorted(alerts, key=lambda alert: -gravity(alert.severity)):
+        found[alert.site] = alert.severity
+    return found
+
+
+def chosen(names: Sequence[str], severities: Mapping[str, str], most: int) -> list[str]:
+    """Which of too many names are drawn: all that have an alert, as far as there is room, and every k-th of the others."""
+    if len(names) <= most:
+        return list(names)
+    affected = [name for name in names if severities.get(name) in ("critical", "warning")][:most]
+    others = [name for name in names if name not in set(affected)]
+    room = max(most - len(affected), most // 4)
+    kept = {*affected, *others[:: max(1, -(-len(others) // room))]}
+    return [name for name in names if name in kept]
+
+
+_LINE = re.compile(r"(?![/\\~]|\w:)(?!.*(?:^|[/\\])\.\.(?:[/\\]))[^\0]{1,200}:\d{1,7}")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the code of a module stands. A line is ``file:line``, the file relative to the working directory or its package.
+
+    Attributes:
+        type: The full name of its class.
+        defined_at: The line of the class; None where no file shows it.
+        created_at: The line that creates the module; None where the source does not show it.
+    """
+
+    type: str
+    defined_at: str | None = None
+    created_at: str | None = None
+
+
+def source_of(event: Mapping[str, Any]) -> Source:
+    """The source that a ``source`` event says; a line whose file is not relative is left out."""
+    defined, created = (
+        line if isinstance(line, str) and _LINE.fullmatch(line) else None
+        for line in (event.get("defined_at"), event.get("created_at"))
+    )
+    return Source(event["type"], defined, created)
+
 
 Columns = dict[str, tuple[tuple[str, ...], dict[str, np.ndarray]]]
 """Table to its names and, by statistic, their numbers: float32, NaN where nothing was measured, infinite where none applies."""

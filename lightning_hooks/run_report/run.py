@@ -15,9 +15,9 @@ import numpy as np
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import NONFINITE, from_plain
-from lightning_hooks.run_report.lines import FOLDER, REPORTS, is_table, place, read_lines, report_line, spread, with_columns
-from lightning_hooks.run_report.recorded import Columns, MonitorRecord, Run
-from lightning_hooks.run_report.source import source_of
+from lightning_hooks.run_report.events import is_table, place, read_lines, spread, with_columns
+from lightning_hooks.run_report.lines import FOLDER, REPORTS, report_line
+from lightning_hooks.run_report.recorded import Columns, MonitorRecord, Run, source_of
 
 __all__ = ["MOST_EPOCHS", "MonitorRecord", "Run", "RunReader", "find", "read_run", "run_name", "run_of_reports"]
 

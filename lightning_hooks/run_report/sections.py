@@ -13,11 +13,10 @@ from lightning_hooks.alerts import FeatureReport, GradientFlowReport
 from lightning_hooks.alerts.defaults import limit_of
 from lightning_hooks.clipping import ClipStats
 from lightning_hooks.diagnostics.gradients.stats import GradientStats
-from lightning_hooks.run_report.charts import Chart, Line, chart
-from lightning_hooks.run_report.limits import chosen
-from lightning_hooks.run_report.numerals import number, percent
-from lightning_hooks.run_report.rows import Row, Rows, rows
+from lightning_hooks.run_report.charts import Chart, Line, Row, Rows, chart, rows
+from lightning_hooks.run_report.recorded import chosen
 from lightning_hooks.run_report.run import MonitorRecord
+from lightning_hooks.run_report.text import number, percent
 from lightning_hooks.run_report.verdict import Course
 
 SHARES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,8 +15,7 @@ from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.run_report.charts import strip
 from lightning_hooks.run_report.heat import HEATS, NEEDS_MORE_THAN_ZERO, HeatMap, heat_map
-from lightning_hooks.run_report.limits import Limits, severities, worst
-from lightning_hooks.run_report.numerals import measured, number, percent, seconds
+from lightning_hooks.run_report.recorded import severities
 from lightning_hooks.run_report.run import Run
 from lightning_hooks.run_report.sections import (
     AlertLine,
@@ -28,6 +27,7 @@ from lightning_hooks.run_report.sections import (
     gradient_listings,
     output_listings,
 )
+from lightning_hooks.run_report.text import measured, number, percent, seconds
 from lightning_hooks.run_report.training import Training, layers, settings, training
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
@@ -191,3 +191,30 @@ def costs(run: Run) -> list[tuple[str, str]]:
 
 def _known(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value) and value > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a large run is drawn, so that the page stays small."""
+
+    rows: int = 300  # layers in a list
+    heat_rows: int = 400  # layers in a heat map
+    heat_columns: int = 300  # epochs in a heat map
+    alerts: int = 150  # lines in the list of alerts
+
+    def halved(self) -> Limits:
+        """Half as much of everything."""
+        return Limits(self.rows // 2, self.heat_rows // 2, self.heat_columns // 2, self.alerts // 2)
+
+
+def worst(table: Mapping[str, Any], key: Callable[[Any], float], severities: Mapping[str, str], most: int) -> dict[str, Any]:
+    """Which rows of a table Markdown has, in the model's order: of too many those with an alert, then the smallest by ``key``."""
+    if len(table) <= most:
+        return dict(table)
+
+    def rank(site: str) -> tuple[int, float]:
+        value = key(table[site])
+        return gravity(severities.get(site, "")), value if math.isfinite(value) else -math.inf
+
+    kept = set(sorted(table, key=rank)[:most])
+    return {site: stats for site, stats in table.items() if site in kept}

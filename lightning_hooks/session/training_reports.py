@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_hooks.alerts import Alert, AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
 from lightning_hooks.diagnostics.learning.report import LearningReport
-from lightning_hooks.run_report.shown import RunReport
+from lightning_hooks.run_report.page import RunReport
 from lightning_hooks.run_report.verdict import Status
 from lightning_hooks.session.closing import open_alerts, run_report, verdict_of
 from lightning_hooks.session.history import History

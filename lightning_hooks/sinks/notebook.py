@@ -13,8 +13,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from lightning_hooks.run_report.page import FRAME
 from lightning_hooks.run_report.recorded import Run
-from lightning_hooks.run_report.shown import FRAME
 from lightning_hooks.run_report.verdict import judge
 from lightning_hooks.sinks.sink import Sink
 from lightning_hooks.sinks.tab.answers import STATIC

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lightning_hooks.run_report import judge, read_run
+from lightning_hooks.run_report.events import KnownNames
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
-from lightning_hooks.run_report.names import KnownNames
 from lightning_hooks.sinks.tab import run_file, view
 from lightning_hooks.sinks.tab.answers import PATHS, answer
 from lightning_hooks.sinks.tab.run_file import RunFile

@@ -8,8 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from lightning_hooks.run_report.events import checked
-from lightning_hooks.run_report.names import KnownNames
+from lightning_hooks.run_report.events import KnownNames, checked
 from lightning_hooks.run_report.recorded import Run
 from lightning_hooks.run_report.run import MOST_EPOCHS, RunReader
 

@@ -15,12 +15,10 @@ from lightning_hooks.run_report.charts import strip
 from lightning_hooks.run_report.compare import compare
 from lightning_hooks.run_report.compare_view import groups
 from lightning_hooks.run_report.heat import DIVERGING, HEATS, NEEDS_MORE_THAN_ZERO, VIRIDIS
-from lightning_hooks.run_report.limits import chosen, severities
-from lightning_hooks.run_report.numerals import measured
-from lightning_hooks.run_report.problems import Problem
-from lightning_hooks.run_report.recorded import MonitorRecord, Run
+from lightning_hooks.run_report.recorded import MonitorRecord, Run, chosen, severities
+from lightning_hooks.run_report.text import measured
 from lightning_hooks.run_report.training import layers, loss_by_epoch, rates_by_group, settings
-from lightning_hooks.run_report.verdict import Course, courses, judge
+from lightning_hooks.run_report.verdict import Course, Problem, courses, judge
 
 MOST_ROWS, MOST_COLUMNS = 300, 300
 """Of a heat map: of more layers and windows every so many are drawn, and all layers with an alert."""
