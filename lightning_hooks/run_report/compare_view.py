@@ -11,9 +11,9 @@ from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.charts import Chart, Line, Row, Rows, chart, rows
 from lightning_hooks.run_report.compare import Comparison, Difference
 from lightning_hooks.run_report.heat import HEATS
+from lightning_hooks.run_report.recorded import Limits
 from lightning_hooks.run_report.text import DASH, number, percent
 from lightning_hooks.run_report.verdict import Course
-from lightning_hooks.run_report.view import Limits
 from lightning_hooks.trackers.console import shortened, table_lines
 
 MOST = 25

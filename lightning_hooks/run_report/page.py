@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from lightning_hooks.run_report.compare import Comparison
 from lightning_hooks.run_report.compare_view import ComparisonView
 from lightning_hooks.run_report.lines import write_whole
+from lightning_hooks.run_report.recorded import Limits
 from lightning_hooks.run_report.run import Run
 from lightning_hooks.run_report.text import DASH, number, percent
 from lightning_hooks.run_report.verdict import Verdict, judge
-from lightning_hooks.run_report.view import Limits, RunView
+from lightning_hooks.run_report.view import RunView
 from lightning_hooks.trackers.console import markdown_text, visible
 
 if TYPE_CHECKING:

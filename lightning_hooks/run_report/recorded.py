@@ -20,6 +20,20 @@ from lightning_hooks.plots.series import Series
 from lightning_hooks.run_report.events import is_table, report_of
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a large run is drawn, so that the page stays small."""
+
+    rows: int = 300  # layers in a list
+    heat_rows: int = 400  # layers in a heat map
+    heat_columns: int = 300  # epochs in a heat map
+    alerts: int = 150  # lines in the list of alerts
+
+    def halved(self) -> Limits:
+        """Half as much of everything."""
+        return Limits(self.rows // 2, self.heat_rows // 2, self.heat_columns // 2, self.alerts // 2)
+
+
 def severities(record: MonitorRecord) -> dict[str, str]:
     """The highest severity of each site's alerts in the last epoch; a parameter's counts for its module too."""
     found: dict[str, str] = {}

@@ -15,7 +15,7 @@ from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.run_report.charts import strip
 from lightning_hooks.run_report.heat import HEATS, NEEDS_MORE_THAN_ZERO, HeatMap, heat_map
-from lightning_hooks.run_report.recorded import severities
+from lightning_hooks.run_report.recorded import Limits, severities
 from lightning_hooks.run_report.run import Run
 from lightning_hooks.run_report.sections import (
     AlertLine,
@@ -191,20 +191,6 @@ def costs(run: Run) -> list[tuple[str, str]]:
 
 def _known(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value) and value > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much of a large run is drawn, so that the page stays small."""
-
-    rows: int = 300  # layers in a list
-    heat_rows: int = 400  # layers in a heat map
-    heat_columns: int = 300  # epochs in a heat map
-    alerts: int = 150  # lines in the list of alerts
-
-    def halved(self) -> Limits:
-        """Half as much of everything."""
-        return Limits(self.rows // 2, self.heat_rows // 2, self.heat_columns // 2, self.alerts // 2)
 
 
 def worst(table: Mapping[str, Any], key: Callable[[Any], float], severities: Mapping[str, str], most: int) -> dict[str, Any]:
