@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from lightning_hooks.declare.alert import Alert
 from lightning_hooks.trackers.console import shortened
 
 if TYPE_CHECKING:
@@ -186,10 +188,22 @@ def color_bar(figure: Figure, mesh: Any, axes: Any, label: str, **options: Any) 
     bar.set_label(label)
 
 
-def mark(axes: Axes, severity: str, x: Any, y: Any, size: float = 1.0, edge: float = 0.6, **options: Any) -> None:
-    """Mark points that have an alert."""
-    look = MARKS[severity]
-    axes.scatter(x, y, s=look["s"] * size, marker=look["marker"], color=look["color"], ec="white", lw=edge, zorder=6, **options)
+def mark_alerts(axes: Axes, points: Sequence[tuple[float, float, str]], size: float = 1.0, edge: float = 0.6) -> None:
+    """Mark points that have an alert: where, and its severity; at the foot of the axes those without a height."""
+    for severity, look in MARKS.items():
+        for foot in (False, True):
+            found = [(x, 0.035 if foot else y) for x, y, of in points if of == severity and foot == (not np.isfinite(y))]
+            if found:
+                transform = axes.get_xaxis_transform() if foot else axes.transData
+                axes.scatter(
+                    *zip(*found, strict=True), s=look["s"] * size, marker=look["marker"], color=look["color"], ec="white", lw=edge,
+                    zorder=6, transform=transform, clip_on=False,
+                )  # fmt: skip
+
+
+def positive(values: Any) -> Any:
+    """What a log axis can show."""
+    return np.isfinite(values) & (np.asarray(values) > 0)
 
 
 def heading(axes: Axes, title: str, line: str = "", width: float = 6.0, size: float | None = None) -> None:
@@ -267,7 +281,8 @@ def name_epochs(axes: Axes, epochs: Sequence[int], most: int = 12, unit: str = "
 
 
 def decades(axes: Axes, values: np.ndarray) -> None:
-    """A log axis that spans positive values, whole decades of it where they are few, with ticks like ``1e-3``."""
+    """A log axis that spans the positive ones among values, whole decades of it where they are few, with ticks like ``1e-3``."""
+    values = values[positive(values)]
     if not values.size:
         axes.yaxis.set_ticks([])
         return
@@ -290,24 +305,18 @@ def signed_power(value: float, _: object) -> str:
     return f"{MINUS if value < 0 else ''}1e{round(np.log10(abs(value)))}" if value else "0"
 
 
-def alert_handles(kinds: dict[str, dict[str, int]]) -> list[Any]:
-    """Legend entries: one per severity, with its kinds and how often each.
-
-    Args:
-        kinds: Severity to kind to count.
-    """
+def alert_handles(alerts: Iterable[Alert]) -> list[Any]:
+    """Legend entries for alerts: one per severity, with its kinds and at how many sites each."""
     from matplotlib.lines import Line2D
 
+    sites = dict.fromkeys((alert.severity, alert.kind, alert.site) for alert in alerts)
     handles = []
-    for severity, mark in MARKS.items():
-        found = kinds.get(severity)
-        if found:
-            text = plain(f"{severity}: " + ", ".join(f"{kind} ({count})" for kind, count in found.items()))
-            handles.append(
-                Line2D(
-                    [], [], ls="", marker=mark["marker"], color=mark["color"], ms=mark["s"] ** 0.5, mec="white", mew=0.6, label=text
-                )
-            )
+    for severity, look in MARKS.items():
+        kinds = Counter(kind for of, kind, _ in sites if of == severity)
+        if kinds:
+            text = plain(f"{severity}: " + ", ".join(f"{kind} ({count})" for kind, count in kinds.items()))
+            marker = {"marker": look["marker"], "color": look["color"], "ms": look["s"] ** 0.5, "mec": "white", "mew": 0.6}
+            handles.append(Line2D([], [], ls="", label=text, **marker))
     return handles
 
 
@@ -326,11 +335,3 @@ def legend(figure: Figure, handles: Sequence[Any]) -> None:
         if sum(max(widths[start : start + size]) for start, size in zip(starts, sizes, strict=False)) <= room:
             break
     figure.legend(handles=list(handles), loc="outside lower left", ncols=columns)
-
-
-def along_layers(figure: Figure, axes: Axes, names: Sequence[str], what: str, handles: Sequence[Any]) -> None:
-    """End a figure whose columns are layers: their names, a grid, and the legend."""
-    axes.grid(axis="y")
-    axes.set_xlim(-0.6, len(names) - 0.4)
-    name_layers(axes, names, "x", what)
-    legend(figure, handles)

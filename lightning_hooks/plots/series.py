@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ import numpy as np
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
-from lightning_hooks.declare.kinds import gravity
 
 if TYPE_CHECKING:
     from lightning_hooks.diagnostics.reports import Report
@@ -114,32 +112,13 @@ def series(reports: Sequence[Report], stat: str, noun: str | None = None) -> Ser
     raise ValueError(f"stat must be one of {', '.join(known) or 'none: the reports are empty'}; got {stat!r}.")
 
 
-def alerts_by_site(alerts: Iterable[Alert]) -> dict[str, list[Alert]]:
-    """Alerts of each site, the most severe first."""
-    found: dict[str, list[Alert]] = {}
-    for alert in sorted(alerts, key=lambda alert: gravity(alert.severity)):
-        found.setdefault(alert.site, []).append(alert)
-    return found
-
-
-def kinds_by_severity(alerts: Iterable[Alert]) -> dict[str, dict[str, int]]:
-    """Severity to kind to the number of sites."""
-    found: dict[str, Counter[str]] = {}
-    for severity, kind, _ in dict.fromkeys((alert.severity, alert.kind, alert.site) for alert in alerts):
-        found.setdefault(severity, Counter())[kind] += 1
-    return {severity: dict(counter) for severity, counter in found.items()}
-
-
-def beginnings(reports: Sequence[Report]) -> dict[str, list[tuple[int, Alert]]]:
-    """When alerts began: site to (index of the report, alert), for alerts that the report before did not have."""
-    found: dict[str, list[tuple[int, Alert]]] = {}
+def beginnings(reports: Sequence[Report]) -> list[tuple[int, Alert]]:
+    """When alerts began: (index of the report, alert), for alerts that the report before did not have."""
+    found = []
     before: set[tuple[str, str]] = set()
     for index, report in enumerate(reports):
-        now = {(alert.kind, alert.site): alert for alert in report.alerts}
-        for key, alert in now.items():
-            if key not in before:
-                found.setdefault(alert.site, []).append((index, alert))
-        before = set(now)
+        found += [(index, alert) for alert in report.alerts if (alert.kind, alert.site) not in before]
+        before = {(alert.kind, alert.site) for alert in report.alerts}
     return found
 
 
