@@ -11,12 +11,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_hooks.run_report.charts import strip
 from lightning_hooks.run_report.compare import Comparison
 from lightning_hooks.run_report.compare_view import ComparisonView
 from lightning_hooks.run_report.lines import write_whole
 from lightning_hooks.run_report.recorded import Limits
 from lightning_hooks.run_report.run import Run
-from lightning_hooks.run_report.text import DASH, number, percent
+from lightning_hooks.run_report.text import DASH, measured, number, percent
 from lightning_hooks.run_report.verdict import Verdict, judge
 from lightning_hooks.run_report.view import RunView
 from lightning_hooks.trackers.console import markdown_text, visible
@@ -99,7 +100,7 @@ def environment(html: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"number": number, "percent": percent}
+    made.filters |= {"number": number, "percent": percent, "measured": measured, "blocks": strip}
     made.globals |= {"dash": DASH, "signs": SIGNS, "style": _style}
     return made
 

@@ -117,10 +117,20 @@ class MonitorRecord:
         return None if report is None else dataclasses.replace(report, alerts=next(reversed(self.alerts.values()), ()))
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the last report in plain types, tables by columns."""
+        return {} if self.latest is None else self.latest["report"]
+
+    @property
     def names(self) -> dict[str, tuple[str, ...]]:
         """The names in each table of the last report."""
-        report = {} if self.latest is None else self.latest["report"]
-        return {table: tuple(report[table]["name"]) for table in TABLES if is_table(report.get(table))}
+        return {table: tuple(self.fields[table]["name"]) for table in TABLES if is_table(self.fields.get(table))}
+
+    @property
+    def silent(self) -> list[str]:
+        """What the last report could not measure, since no hook ran."""
+        names = self.fields.get("silent")
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
     @property
     def observed(self) -> bool:
