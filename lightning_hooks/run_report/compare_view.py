@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,8 +12,7 @@ from lightning_hooks.run_report.compare import Comparison, Difference
 from lightning_hooks.run_report.heat import HEATS
 from lightning_hooks.run_report.recorded import Limits
 from lightning_hooks.run_report.text import DASH, number, percent
-from lightning_hooks.run_report.verdict import Course
-from lightning_hooks.trackers.console import shortened, table_lines
+from lightning_hooks.trackers.console import shortened, some, table_lines
 
 MOST = 25
 """How many differences are shown as those that matter most."""
@@ -35,15 +33,6 @@ class Group:
     more: int  # how many are not shown
 
 
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """One statistic of the layers of two runs."""
-
-    title: str  # the statistic in words
-    rows: Rows  # the layers that are drawn
-    total: int  # how many there are
-
-
 @dataclass(frozen=True)
 class ComparisonView:
     """The comparison of two runs; a section that has nothing to show is empty. Each is computed when a template asks for it."""
@@ -57,15 +46,8 @@ class ComparisonView:
         return groups(self.found)
 
     @cached_property
-    def alerts(self) -> list[tuple[str, Sequence[Course]]]:
-        """The alerts at the end, by who has them."""
-        found = self.found
-        every = (("Only in A", found.alerts_a), ("Only in B", found.alerts_b), ("In both", found.alerts_both))
-        return [(title, alerts) for title, alerts in every if alerts]
-
-    @cached_property
-    def layers(self) -> list[Layers]:
-        """The layers of both on one scale."""
+    def layers(self) -> list[tuple[str, Rows, int]]:
+        """The layers of both on one scale: the statistic in words, those that are drawn, how many there are."""
         found = []
         for stat in LAYERS:
             differences, linear = self.found.of(stat), stat in FRACTIONS
@@ -73,36 +55,31 @@ class ComparisonView:
                 continue
             kept = set(sorted(differences, key=lambda difference: -difference.size)[: self.limits.rows])
             lines = [Row(d.name, d.a, other=d.b, shown=d.change) for d in differences if d in kept]
-            found.append(Layers(CAPTIONS[stat], rows(lines, "A to B", linear), len(differences)))
+            found.append((CAPTIONS[stat], rows(lines, "A to B", linear), len(differences)))
         return found
 
     @cached_property
     def clipping(self) -> list[tuple[str, Chart]]:
         """Norms before clipping of each optimizer."""
-        return [
-            (optimizer, self._norms(optimizer))
-            for optimizer in dict.fromkeys(difference.name for difference in self.found.of("norm_before"))
-        ]
+        optimizers = dict.fromkeys(difference.name for difference in self.found.of("norm_before"))
+        return [(optimizer, self._norms(optimizer)) for optimizer in optimizers]
 
     def _norms(self, optimizer: str) -> Chart:
-        known: list[dict[int, float]] = []
-        for run in (self.found.a, self.found.b):
-            values: dict[int, float] = {}
-            for record in run.of("gradient_clip"):
-                if optimizer in record.series("optimizers", "norm_before").names:
-                    values |= dict(zip(record.columns, record.values("optimizers", "norm_before", optimizer), strict=True))
-            known.append(values)
+        known = [
+            {
+                epoch: value
+                for record in run.of("gradient_clip")
+                if optimizer in record.series("optimizers", "norm_before").names
+                for epoch, value in zip(record.columns, record.values("optimizers", "norm_before", optimizer), strict=True)
+            }
+            for run in (self.found.a, self.found.b)
+        ]
         epochs = sorted({epoch for values in known for epoch in values})
         lines = [
             Line(f"{letter}: norm before clipping", [values.get(epoch, float("nan")) for epoch in epochs], color)
             for letter, values, color in zip("AB", known, ("var(--blue)", "var(--amber)"), strict=True)
         ]
         return chart(lines, epochs, unit=self.found.a.unit)
-
-    @property
-    def only(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Layers that only one of them has."""
-        return [(letter, names) for letter, names in (("A", self.found.only_a), ("B", self.found.only_b)) if names]
 
 
 def groups(found: Comparison) -> list[Group]:
@@ -150,9 +127,8 @@ def compare_lines(found: Comparison) -> list[str]:
                 f"  [{course.severity}] {course.alert.kind} at {course.alert.site}, since {course.unit} {course.since}"
                 for course in alerts[:10]
             ]
-    for letter, names in (("A", found.only_a), ("B", found.only_b)):
-        if names:
-            lines += ["", f"Only in {letter}: {', '.join(names[:6])}{f' and {len(names) - 6} more' if len(names) > 6 else ''}"]
+    for letter, names in found.only:
+        lines += ["", f"Only in {letter}: {some(names)}"]
     return lines
 
 

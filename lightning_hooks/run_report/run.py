@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +41,9 @@ def read_run(path: Path | str) -> Run:
     """
     file = find(Path(path))
     bad: list[int] = []
-    run = _run_of_events(Run(file.parent, run_name(file)), read_lines(file, bad.append), _epochs_written(file), bad)
+    with file.open("rb") as lines:
+        windows = windows_written(lines)
+    run = _run_of_events(Run(file.parent, run_name(file)), read_lines(file, bad.append), windows, bad)
     if not run.fit and not run.monitors:
         raise ValueError(f"{file} holds no run: {len(bad)} of its lines could not be read. Was it written by lightning_hooks?")
     return run
@@ -62,9 +65,9 @@ def run_of_reports(
     return run
 
 
-def _run_of_events(run: Run, events: Iterable[Mapping[str, Any]], epochs: int, bad: list[int]) -> Run:
+def _run_of_events(run: Run, events: Iterable[Mapping[str, Any]], windows: int, bad: list[int]) -> Run:
     """Fill in a run from its events; of those that cannot be read ``bad`` gets a 0."""
-    reader = RunReader(run, max(1, -(-epochs // MOST_EPOCHS)))
+    reader = RunReader(run, windows)
     for event in events:
         try:
             reader.take(event)
@@ -102,14 +105,10 @@ def run_name(file: Path) -> str:
     return "/".join(folder.parts[-2:]) if len(folder.parts) > 2 else folder.name
 
 
-def _epochs_written(file: Path) -> int:
-    """About how many epochs a file holds in full: its lines of one monitor with tables."""
-    counts: dict[bytes, int] = {}
-    with file.open("rb") as lines:
-        for text in lines:
-            if text.startswith(b'{"event":"report"') and not text.endswith(b',"thinned":true}\n'):
-                key = text[text.find(b'"monitor"') :][:60]
-                counts[key] = counts.get(key, 0) + 1
+def windows_written(lines: Iterable[bytes]) -> int:
+    """About how many windows a file's lines hold in full: those of one monitor with tables."""
+    with_tables = (line for line in lines if line.startswith(b'{"event":"report"') and not line.endswith(b',"thinned":true}\n'))
+    counts = Counter(line[line.find(b'"monitor"') :][:60] for line in with_tables)
     return max(counts.values(), default=0)
 
 
@@ -127,12 +126,13 @@ class RunReader:
 
     Args:
         run: The run, empty.
-        stride: Of the windows with tables every so many are kept in full, and the last.
+        windows: How many windows with tables there are: of many, every so many are kept in full, and the last.
         tables: Whether numbers are kept at all; without them there are alerts, losses and names.
     """
 
-    def __init__(self, run: Run, stride: int = 1, tables: bool = True) -> None:
-        self.run, self._stride, self._tables = run, stride, tables
+    def __init__(self, run: Run, windows: int = 0, tables: bool = True) -> None:
+        self.run, self._tables = run, tables
+        self._stride = max(1, -(-windows // MOST_EPOCHS))
         self._found: Found = {}
         self._known: dict[tuple[str, str], _Known] = {}
 

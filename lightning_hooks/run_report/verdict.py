@@ -144,6 +144,16 @@ class Course:
     epochs: tuple[int, ...]  # All epochs with it
     unit: str = "epoch"  # what these are: epochs, or steps where windows are shorter
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Kind and site, which an alert is known by."""
+        return self.alert.kind, self.alert.site
+
+    @property
+    def serious(self) -> bool:
+        """Whether it was more than an info."""
+        return self.severity != "info"
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

@@ -6,11 +6,10 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 from lightning_hooks.run_report.events import KnownNames, checked
 from lightning_hooks.run_report.recorded import Run
-from lightning_hooks.run_report.run import MOST_EPOCHS, RunReader
+from lightning_hooks.run_report.run import RunReader, windows_written
 
 MOST_BYTES = 256_000_000
 """Of a file that is read; the monitors keep theirs below some 8 MB."""
@@ -38,7 +37,7 @@ class RunFile:
 
     def _begin(self) -> None:
         self.run = Run(self.path.parent, self._name)
-        self._reader = RunReader(self.run, 1, self._tables)
+        self._reader = RunReader(self.run, tables=self._tables)
         self._names = KnownNames()
         self._offset = 0
         self._reports = 0
@@ -64,7 +63,7 @@ class RunFile:
                 self._begin()
             self._mark, self._modified = mark, known.st_mtime_ns
             if not self._offset:
-                self._reader = RunReader(self.run, self._stride(file), self._tables)
+                self._reader = RunReader(self.run, windows_written(file) if self._tables else 0, self._tables)
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n") or len(line) > MOST_LINE:
@@ -77,15 +76,6 @@ class RunFile:
     def updated(self) -> float:
         """When the file was written last, in seconds of the clock."""
         return self._modified / 1e9
-
-    def _stride(self, file: Any) -> int:
-        """Every how many windows keep their numbers: as many as in a report."""
-        counts: dict[bytes, int] = {}
-        for line in file if self._tables else ():
-            if line.startswith(b'{"event":"report"') and not line.endswith(b',"thinned":true}\n'):
-                key = line[line.find(b'"monitor"') :][:60]
-                counts[key] = counts.get(key, 0) + 1
-        return max(1, -(-max(counts.values(), default=0) // MOST_EPOCHS))
 
     def _take(self, line: bytes) -> None:
         try:

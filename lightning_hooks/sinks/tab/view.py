@@ -264,8 +264,7 @@ def both(a: Run, b: Run) -> dict[str, Any]:
                 title,
                 [{"id": course.alert.name, "severity": course.severity, "since": course.since} for course in alerts[:MOST_NAMES]],
             ]
-            for title, alerts in (("Only in A", found.alerts_a), ("Only in B", found.alerts_b), ("In both", found.alerts_both))
-            if alerts
+            for title, alerts in found.alerts
         ],
         "only": [found.only_a[:MOST_NAMES], found.only_b[:MOST_NAMES]],
         "settings": [[key, str(a), str(b)] for key, a, b in found.settings if not isinstance(a or b, dict)],
