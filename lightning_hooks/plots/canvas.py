@@ -195,8 +195,9 @@ def mark_alerts(axes: Axes, points: Sequence[tuple[float, float, str]], size: fl
             found = [(x, 0.035 if foot else y) for x, y, of in points if of == severity and foot == (not np.isfinite(y))]
             if found:
                 transform = axes.get_xaxis_transform() if foot else axes.transData
+                x, height = zip(*found, strict=True)
                 axes.scatter(
-                    *zip(*found, strict=True), s=look["s"] * size, marker=look["marker"], color=look["color"], ec="white", lw=edge,
+                    x, height, s=look["s"] * size, marker=look["marker"], color=look["color"], ec="white", lw=edge,
                     zorder=6, transform=transform, clip_on=False,
                 )  # fmt: skip
 

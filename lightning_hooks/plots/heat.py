@@ -164,6 +164,10 @@ def attention_heads(report: AttentionReport, stat: str = "entropy") -> Figure:
     return figure
 
 
+BESIDE: dict[str, Any] = {"va": "center", "fontsize": 7}
+"""How a number next to a bar is written."""
+
+
 def _bars(axes: Axes, shares: np.ndarray, when: str, limit: float) -> None:
     y, height = np.arange(len(shares)), 0.82 if len(shares) <= 120 else 1.0
     axes.barh(y, np.ones_like(shares), color=PALE, height=height)
@@ -173,12 +177,12 @@ def _bars(axes: Axes, shares: np.ndarray, when: str, limit: float) -> None:
     axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
     axes.set_xlabel(f"dead units in {when}")
     for row, share in enumerate(shares if len(y) <= 40 else ()):
-        text, look = "not observed" if np.isnan(share) else f"{share:.0%}", {"va": "center", "fontsize": 7}
+        text = "not observed" if np.isnan(share) else f"{share:.0%}"
         if share > 0.8:
-            axes.text(share - 0.02, row, text, ha="right", color="white", **look)
+            axes.text(share - 0.02, row, text, ha="right", color="white", **BESIDE)
         else:
             box = {"fc": PALE, "ec": "none", "pad": 0.5}
-            axes.text(np.nan_to_num(share) + 0.02, row, text, ha="left", color="black", bbox=box, **look)
+            axes.text(np.nan_to_num(share) + 0.02, row, text, ha="left", color="black", bbox=box, **BESIDE)
 
 
 def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool = True, relative: bool = False) -> None:

@@ -249,6 +249,7 @@ def _band(axes: Axes, shown: np.ndarray, low: np.ndarray, high: np.ndarray, text
 def _role_lines(axes: Axes, roles: Mapping[str, Sequence[int]], values: np.ndarray, layers: int) -> list[Any]:
     """A line for each role along the model: a line through layers of different roles would zigzag without meaning."""
     handles = []
+    look: dict[str, Any]
     bases = list(dict.fromkeys(_base(role) for role in roles if role != OTHER))
     unnamed = "RMS" if len(roles) == 1 else "weights" if "bias" in roles else "numbered layers"
     for role, at in roles.items():

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from lightning_hooks.hooks.checks import check_choice
 from lightning_hooks.plots.canvas import BLUE, GREY, MISSING, ORANGE, SKY, Figure, heading, legend, nothing, plain, single, style
-from lightning_hooks.profiling import ProfileReport
+from lightning_hooks.profiling import LayerTimes, ProfileReport
 from lightning_hooks.trackers.console import Table, shortened, some
 
-COLUMNS = (
-    "module",
-    "calls",
-    "forward ms",
-    "recompute ms",
-    "backward ms",
-    "self ms",
-    "std",
-    "p95",
-    "share",
-    "total ms",
-    "output MB",
-    "memory MB",
-)
+NUMBERS: dict[str, Callable[[LayerTimes], object]] = {
+    "calls": lambda times: times.calls,
+    "forward ms": lambda times: times.forward_self.mean,
+    "recompute ms": lambda times: times.recompute_self.mean,
+    "backward ms": lambda times: times.backward_self.mean,
+    "self ms": lambda times: times.self_time.mean,
+    "std": lambda times: times.self_time.std,
+    "p95": lambda times: times.self_time.p95,
+    "share": lambda times: times.share,
+    "total ms": lambda times: times.total_time.mean,
+    "output MB": lambda times: times.output_bytes / 1e6,
+    "memory MB": lambda times: None if times.memory_bytes is None else times.memory_bytes / 1e6,
+}
+COLUMNS = ("module", *NUMBERS)
 _IF_ANY = ("recompute ms", "memory MB")
 """Columns that the terminal shows only if they have values."""
 ORDERS = ("self", "total", "model")
@@ -59,25 +61,7 @@ def table_rows(report: ProfileReport, sort: str = "self") -> list[tuple[object, 
     found = list(report.sites.items())
     if sort != "model":
         found.sort(key=lambda item: -getattr(item[1], f"{sort}_time").mean)
-    rows: list[tuple[object, ...]] = []
-    for name, times in found:
-        rows.append(
-            (
-                name,
-                times.calls,
-                times.forward_self.mean,
-                times.recompute_self.mean,
-                times.backward_self.mean,
-                times.self_time.mean,
-                times.self_time.std,
-                times.self_time.p95,
-                times.share,
-                times.total_time.mean,
-                times.output_bytes / 1e6,
-                None if times.memory_bytes is None else times.memory_bytes / 1e6,
-            )
-        )
-    return rows
+    return [(name, *(number(times) for number in NUMBERS.values())) for name, times in found]
 
 
 # Recomputation next to backward, of which it is part; grey for what no layer spends.

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 FRACTIONS = ("zero_fraction", "nonfinite_fraction", "dead_fraction", "saturated_fraction", "rate", "coefficient")
 SIGNED = ("mean", "min", "max")
+NOT_NUMBERS = {"top_parameters", "limit", "channels", "load"}
+"""Fields of statistics that are no numbers of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +71,6 @@ def tables(report: Report) -> dict[str, Mapping[str, Any]]:
     return {noun: getattr(report, table) for table, noun in TABLES.items() if hasattr(report, table)}
 
 
-def statistics(report: Report, noun: str | None = None) -> tuple[str, ...]:
-    """The names of the numbers that a report's tables hold."""
-    found: dict[str, None] = {}
-    for what, table in tables(report).items():
-        first = next(iter(table.values()), None)
-        if first is not None and noun in (None, what):
-            found.update(
-                dict.fromkeys(
-                    name for name in first.__dataclass_fields__ if name not in ("top_parameters", "limit", "channels", "load")
-                )
-            )
-    return tuple(found)
-
-
 def series(reports: Sequence[Report], stat: str, noun: str | None = None) -> Series:
     """Put one statistic of several reports into an array.
 
@@ -94,22 +82,22 @@ def series(reports: Sequence[Report], stat: str, noun: str | None = None) -> Ser
     Raises:
         ValueError: If no report has the statistic.
     """
+    known: dict[str, None] = {}
     for what in dict.fromkeys(key for report in reports for key in tables(report)):
         columns = [tables(report)[what] for report in reports]
-        if noun not in (None, what) or not any(hasattr(stats, stat) for column in columns for stats in column.values()):
+        some = next((stats for column in columns for stats in column.values()), None)
+        if some is None or noun not in (None, what):
             continue
-        order = list(dict.fromkeys(name for column in sorted(columns, key=len, reverse=True) for name in column))
-        values = np.full((len(order), len(columns)), np.nan)
-        place = {name: row for row, name in enumerate(order)}
-        for index, column in enumerate(columns):
-            for name, stats in column.items():
-                value = getattr(stats, stat, None)
-                values[place[name], index] = np.nan if value is None else value
-        applies = [name for name in order if any(getattr(column.get(name), stat, None) is not None for column in columns)]
-        kept = [place[name] for name in applies]
-        return Series(tuple(applies), tuple(report.at for report in reports), values[kept], what, reports[-1].unit)
-    known = sorted({name for report in reports for name in statistics(report, noun)})
-    raise ValueError(f"stat must be one of {', '.join(known) or 'none: the reports are empty'}; got {stat!r}.")
+        known |= dict.fromkeys(some.__dataclass_fields__)
+        if not hasattr(some, stat):
+            continue
+        order = dict.fromkeys(name for column in sorted(columns, key=len, reverse=True) for name in column)
+        rows = {name: [getattr(column.get(name), stat, None) for column in columns] for name in order}
+        applies = {name: row for name, row in rows.items() if any(value is not None for value in row)}
+        values = np.array(list(applies.values()), dtype=float).reshape(-1, len(columns))  # None is NaN
+        return Series(tuple(applies), tuple(report.at for report in reports), values, what, reports[-1].unit)
+    names = ", ".join(sorted(known.keys() - NOT_NUMBERS)) or "none: the reports are empty"
+    raise ValueError(f"stat must be one of {names}; got {stat!r}.")
 
 
 def beginnings(reports: Sequence[Report]) -> list[tuple[int, Alert]]:
