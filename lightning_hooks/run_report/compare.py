@@ -11,7 +11,7 @@ from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.events import by_names, is_table
 from lightning_hooks.run_report.run import Run
-from lightning_hooks.run_report.text import number
+from lightning_hooks.run_report.text import number, percent
 from lightning_hooks.run_report.training import layers, rates_by_group
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
@@ -261,3 +261,36 @@ def _layers(run: Run) -> dict[str, str]:
 
 def _listed(run: Run) -> str:
     return ", ".join(f"{record.prefix} ({record.modules})" for record in run.monitors)
+
+
+MOST = 25
+"""How many differences are shown as those that matter most."""
+MOST_OF_A_CAUSE = 5
+"""How many of them under one cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Differences with one cause."""
+
+    title: str  # the cause; empty where there is but one group without
+    cells: list[tuple[str, str, str, str, str]]  # of each that is shown: name, what, A, B, the change
+    more: int  # how many are not shown
+
+
+def groups(found: Comparison) -> list[Group]:
+    """What differs most, by cause."""
+    by_cause = found.by_cause()
+    made = []
+    for course, differences in by_cause:
+        most = MOST if course is None else MOST_OF_A_CAUSE
+        title = "Without an alert that explains it" if len(by_cause) > 1 else ""
+        if course is not None:
+            title = f"{course.alert.name}, only in {'A' if course in found.alerts_a else 'B'}, and its consequences"
+        cells = [(d.name, d.what, _shown(d, d.a), _shown(d, d.b), d.change) for d in differences[:most]]
+        made.append(Group(title, cells, len(differences[most:])))
+    return made
+
+
+def _shown(difference: Difference, value: float) -> str:
+    return percent(value) if difference.share else number(value)

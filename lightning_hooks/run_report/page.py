@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_hooks.run_report.charts import strip
-from lightning_hooks.run_report.compare import Comparison
-from lightning_hooks.run_report.compare_view import ComparisonView
+from lightning_hooks.plots.series import FRACTIONS
+from lightning_hooks.run_report.charts import Chart, Line, Row, Rows, chart, rows, strip
+from lightning_hooks.run_report.compare import Comparison, Group, groups
+from lightning_hooks.run_report.heat import HEATS
 from lightning_hooks.run_report.lines import write_whole
 from lightning_hooks.run_report.recorded import Limits
 from lightning_hooks.run_report.run import Run
@@ -24,6 +25,60 @@ from lightning_hooks.trackers.console import markdown_text, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+
+LAYERS = ("rms", "update_ratio", "std", "dead_fraction", "saturated_fraction", "zero_fraction")
+"""The statistics of which all layers are drawn."""
+CAPTIONS = {stat: caption for _, _, stat, caption in HEATS}
+
+
+@dataclass(frozen=True)
+class ComparisonView:
+    """The comparison of two runs; a section that has nothing to show is empty. Each is computed when a template asks for it."""
+
+    found: Comparison
+    limits: Limits
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """What differs most, by cause."""
+        return groups(self.found)
+
+    @cached_property
+    def layers(self) -> list[tuple[str, Rows, int]]:
+        """The layers of both on one scale: the statistic in words, those that are drawn, how many there are."""
+        found = []
+        for stat in LAYERS:
+            differences, linear = self.found.of(stat), stat in FRACTIONS
+            if not differences or (linear and not any(difference.a or difference.b for difference in differences)):
+                continue
+            kept = set(sorted(differences, key=lambda difference: -difference.size)[: self.limits.rows])
+            lines = [Row(d.name, d.a, other=d.b, shown=d.change) for d in differences if d in kept]
+            found.append((CAPTIONS[stat], rows(lines, "A to B", linear), len(differences)))
+        return found
+
+    @cached_property
+    def clipping(self) -> list[tuple[str, Chart]]:
+        """Norms before clipping of each optimizer."""
+        optimizers = dict.fromkeys(difference.name for difference in self.found.of("norm_before"))
+        return [(optimizer, self._norms(optimizer)) for optimizer in optimizers]
+
+    def _norms(self, optimizer: str) -> Chart:
+        known = [
+            {
+                epoch: value
+                for record in run.of("gradient_clip")
+                if optimizer in record.series("optimizers", "norm_before").names
+                for epoch, value in zip(record.columns, record.values("optimizers", "norm_before", optimizer), strict=True)
+            }
+            for run in (self.found.a, self.found.b)
+        ]
+        epochs = sorted({epoch for values in known for epoch in values})
+        lines = [
+            Line(f"{letter}: norm before clipping", [values.get(epoch, float("nan")) for epoch in epochs], color)
+            for letter, values, color in zip("AB", known, ("var(--blue)", "var(--amber)"), strict=True)
+        ]
+        return chart(lines, epochs, unit=self.found.a.unit)
 
 
 PAGE = "report.html"

@@ -12,8 +12,7 @@ from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.charts import strip
-from lightning_hooks.run_report.compare import compare
-from lightning_hooks.run_report.compare_view import groups
+from lightning_hooks.run_report.compare import compare, groups
 from lightning_hooks.run_report.heat import DIVERGING, HEATS, VIRIDIS, heat_series
 from lightning_hooks.run_report.recorded import MonitorRecord, Run, chosen, severities
 from lightning_hooks.run_report.text import measured
