@@ -247,19 +247,15 @@ def name_layers(axes: Axes, names: Sequence[str], which: Literal["x", "y"], what
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_ticks(chosen.positions)
     axis.set_ticklabels([plain(text).replace("\n", "\\n") for text in chosen.texts])
+    look: dict[str, Any] = {"parse_math": False, "fontsize": 8 if len(names) <= 40 else 7 if which == "x" else 6.5}
+    if which == "x" and len(names) > 8:
+        look["rotation"] = 90
+    elif which == "x" and max(map(len, chosen.texts)) > 12:
+        look |= {"rotation": 25, "ha": "right", "rotation_mode": "anchor"}
     for label in axis.get_ticklabels():
-        label.set_parse_math(False)
-        if which == "x":
-            if len(names) > 8:
-                label.set_rotation(90)
-            elif max(map(len, chosen.texts)) > 12:
-                label.set(rotation=25, ha="right", rotation_mode="anchor")
-            label.set_fontsize(8 if len(names) <= 40 else 7)
-        else:
-            label.set_fontsize(8 if len(names) <= 40 else 6.5)
+        label.set(**look)
     text = f"{what} in {chosen.prefix.rstrip('.')}" if chosen.prefix else what
-    if which == "x":
-        text += ", in the model's order"
+    text += ", in the model's order" * (which == "x")
     if len(names) > len(chosen.positions) and not chosen.edges:
         text += f" (1 in {round(chosen.positions[1])} is named)"
     axis.set_label_text(plain(text))
