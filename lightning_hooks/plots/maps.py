@@ -219,11 +219,10 @@ def coloured(values: np.ndarray, low: float | None = None, colours: str = "virid
     finite = np.isfinite(values)
     start = values.min(where=finite, initial=np.inf) if low is None else low
     span = values.max(where=finite, initial=-np.inf) - start
+    picture: np.ndarray = np.full((*values.shape, 3), CONSTANT, dtype=np.uint8)
     if span > 0:
         scaled = np.where(finite, (values - start) / span, 0.0).clip(0, 1)
         picture = (colormaps[colours](scaled)[..., :3] * 255).round().astype(np.uint8)
-    else:
-        picture = np.full((*values.shape, 3), CONSTANT, dtype=np.uint8)
     picture[~finite] = (np.array(to_rgb(VERMILLION)) * 255).astype(np.uint8)
     return picture
 
