@@ -164,7 +164,7 @@ def attention_heads(report: AttentionReport, stat: str = "entropy") -> Figure:
     return figure
 
 
-BESIDE: dict[str, Any] = {"va": "center", "fontsize": 7}
+BAR_TEXT: dict[str, Any] = {"va": "center", "fontsize": 7}
 """How a number next to a bar is written."""
 
 
@@ -179,10 +179,10 @@ def _bars(axes: Axes, shares: np.ndarray, when: str, limit: float) -> None:
     for row, share in enumerate(shares if len(y) <= 40 else ()):
         text = "not observed" if np.isnan(share) else f"{share:.0%}"
         if share > 0.8:
-            axes.text(share - 0.02, row, text, ha="right", color="white", **BESIDE)
+            axes.text(share - 0.02, row, text, ha="right", color="white", **BAR_TEXT)
         else:
             box = {"fc": PALE, "ec": "none", "pad": 0.5}
-            axes.text(np.nan_to_num(share) + 0.02, row, text, ha="left", color="black", bbox=box, **BESIDE)
+            axes.text(np.nan_to_num(share) + 0.02, row, text, ha="left", color="black", bbox=box, **BAR_TEXT)
 
 
 def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool = True, relative: bool = False) -> None:
