@@ -14,12 +14,12 @@ from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.hooks import ModuleSelector, guarded
 from lightning_hooks.hooks.checks import check_bools, check_count
 from lightning_hooks.hosts.lightning_api import log_step
+from lightning_hooks.plots.profile import COLUMNS, summary_lines, table_rows
 from lightning_hooks.profiling import ProfileReport, ProfileSession
 from lightning_hooks.profiling.clock import FORWARD
 from lightning_hooks.profiling.report import StepSamples
 from lightning_hooks.profiling.session import profiled_modules
 from lightning_hooks.profiling.tracer import StepTracer
-from lightning_hooks.run_report.profile_table import COLUMNS, summary_lines, table_rows
 from lightning_hooks.trackers import show
 
 SITE_STATS = ("self_ms", "total_ms", "forward_ms", "backward_ms", "share")

@@ -19,7 +19,7 @@ from lightning_hooks.diagnostics.features.collector import FeatureCollector
 from lightning_hooks.diagnostics.gradients.collector import GradientCollector
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.diagnostics.routers.collector import RouterCollector
-from lightning_hooks.run_report.shown import RunReport
+from lightning_hooks.run_report.page import RunReport
 from lightning_hooks.run_report.verdict import Status
 from lightning_hooks.session.closing import open_alerts, run_report, verdict_of
 from lightning_hooks.session.history import History

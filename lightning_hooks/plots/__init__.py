@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from lightning_hooks.lazy import names_from
 
 if TYPE_CHECKING:
-    from lightning_hooks.plots.clip import clip_history
-    from lightning_hooks.plots.flow import gradient_flow, update_ratios
-    from lightning_hooks.plots.heat import dead_units, heatmap
+    from lightning_hooks.plots.heat import attention_heads, dead_units, heatmap
     from lightning_hooks.plots.histograms import colourful_dimension
+    from lightning_hooks.plots.layers import gradient_flow, residual_stream, update_ratios
     from lightning_hooks.plots.maps import cam_figure, feature_map
-    from lightning_hooks.plots.picture import attention_heads, expert_load, residual_stream
+    from lightning_hooks.plots.picture import clip_history, expert_load
     from lightning_hooks.plots.profile import layer_times
 
 __all__ = [
@@ -35,12 +34,11 @@ __all__ = [
 __getattr__ = names_from(
     __name__,
     {
-        "clip": ("clip_history",),
-        "flow": ("gradient_flow", "update_ratios"),
-        "heat": ("dead_units", "heatmap"),
+        "heat": ("attention_heads", "dead_units", "heatmap"),
         "histograms": ("colourful_dimension",),
+        "layers": ("gradient_flow", "residual_stream", "update_ratios"),
         "maps": ("cam_figure", "feature_map"),
-        "picture": ("attention_heads", "expert_load", "residual_stream"),
+        "picture": ("clip_history", "expert_load"),
         "profile": ("layer_times",),
     },
 )

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import textwrap
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
+from itertools import groupby, pairwise
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from lightning_hooks.plots.names import labels, round_numbers
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.trackers.console import shortened
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -22,6 +26,75 @@ if TYPE_CHECKING:
     Figure: TypeAlias = matplotlib.figure.Figure
 else:  # matplotlib is imported where something is drawn
     Axes = Figure = Any
+
+
+MOST_LABELS = 80
+"""Up to so many layers are named each; above, blocks of layers are."""
+
+MOST_BLOCKS = 60
+FEWEST_BLOCKS = 6
+
+
+def shared_prefix(names: Sequence[str]) -> str:
+    """The leading components that all names share and that name none of them, with the dot: ``"model.net."``."""
+    if len(names) < 2:
+        return ""
+    parts = [name.split(".")[:-1] for name in names]
+    shared: list[str] = []
+    for level in zip(*parts, strict=False):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    return ".".join([*shared, ""]) if shared else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What is written along an axis of layers."""
+
+    positions: tuple[float, ...]  # where, in units of one layer; a block's label is at its middle
+    texts: tuple[str, ...]  # what
+    edges: tuple[float, ...]  # the borders between blocks; empty where every layer has its label
+    prefix: str  # what was left out at the beginning of all names
+
+
+def labels(names: Sequence[str]) -> Labels:
+    """Choose the labels of an axis: all layers, or blocks of them (``encoder.layers.3``), or every k-th."""
+    prefix = shared_prefix(names)
+    bare = [name[len(prefix) :] for name in names]
+    if len(bare) <= MOST_LABELS:
+        return Labels(tuple(range(len(bare))), tuple(map(shortened, bare)), (), prefix)
+    blocks = _blocks(bare)
+    if blocks:
+        ends = [0]
+        for _, size in blocks:
+            ends.append(ends[-1] + size)
+        middles = tuple((start + end - 1) / 2 for start, end in pairwise(ends))
+        return Labels(middles, tuple(shortened(text) for text, _ in blocks), tuple(end - 0.5 for end in ends), prefix)
+    step = next(n for n in round_numbers() if len(bare) / n <= MOST_BLOCKS)
+    chosen = range(0, len(bare), step)
+    return Labels(tuple(chosen), tuple(shortened(bare[i]) for i in chosen), (), prefix)
+
+
+def round_numbers() -> Iterator[int]:
+    """1, 2, 5, 10, 20, 50, …: steps that people count in."""
+    base = 1
+    while True:
+        yield from (base, 2 * base, 5 * base)
+        base *= 10
+
+
+def _blocks(names: Sequence[str]) -> list[tuple[str, int]]:
+    """(prefix, size) of runs of names that share their first components: the finest that has room; none if that says little."""
+    parts = [name.split(".") for name in names]
+    found: list[tuple[str, int]] = []
+    for depth in range(1, max(map(len, parts)) + 1):
+        runs = [(".".join(key), len(list(run))) for key, run in groupby(parts, key=lambda part: part[:depth])]
+        if len(runs) > MOST_BLOCKS:
+            break
+        found = runs
+    return found if len(found) >= FEWEST_BLOCKS else []
+
 
 # Okabe and Ito (2008): eight colours that can be distinguished with any colour vision.
 BLUE, SKY, GREEN, ORANGE, VERMILLION, PURPLE = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7"
@@ -115,10 +188,23 @@ def color_bar(figure: Figure, mesh: Any, axes: Any, label: str, **options: Any) 
     bar.set_label(label)
 
 
-def mark(axes: Axes, severity: str, x: Any, y: Any, size: float = 1.0, edge: float = 0.6, **options: Any) -> None:
-    """Mark points that have an alert."""
-    look = MARKS[severity]
-    axes.scatter(x, y, s=look["s"] * size, marker=look["marker"], color=look["color"], ec="white", lw=edge, zorder=6, **options)
+def mark_alerts(axes: Axes, points: Sequence[tuple[float, float, str]], size: float = 1.0, edge: float = 0.6) -> None:
+    """Mark points that have an alert: where, and its severity; at the foot of the axes those without a height."""
+    for severity, look in MARKS.items():
+        for foot in (False, True):
+            found = [(x, 0.035 if foot else y) for x, y, of in points if of == severity and foot == (not np.isfinite(y))]
+            if found:
+                transform = axes.get_xaxis_transform() if foot else axes.transData
+                x, height = zip(*found, strict=True)
+                axes.scatter(
+                    x, height, s=look["s"] * size, marker=look["marker"], color=look["color"], ec="white", lw=edge,
+                    zorder=6, transform=transform, clip_on=False,
+                )  # fmt: skip
+
+
+def positive(values: Any) -> Any:
+    """What a log axis can show."""
+    return np.isfinite(values) & (np.asarray(values) > 0)
 
 
 def heading(axes: Axes, title: str, line: str = "", width: float = 6.0, size: float | None = None) -> None:
@@ -161,19 +247,15 @@ def name_layers(axes: Axes, names: Sequence[str], which: Literal["x", "y"], what
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_ticks(chosen.positions)
     axis.set_ticklabels([plain(text).replace("\n", "\\n") for text in chosen.texts])
+    look: dict[str, Any] = {"parse_math": False, "fontsize": 8 if len(names) <= 40 else 7 if which == "x" else 6.5}
+    if which == "x" and len(names) > 8:
+        look["rotation"] = 90
+    elif which == "x" and max(map(len, chosen.texts)) > 12:
+        look |= {"rotation": 25, "ha": "right", "rotation_mode": "anchor"}
     for label in axis.get_ticklabels():
-        label.set_parse_math(False)
-        if which == "x":
-            if len(names) > 8:
-                label.set_rotation(90)
-            elif max(map(len, chosen.texts)) > 12:
-                label.set(rotation=25, ha="right", rotation_mode="anchor")
-            label.set_fontsize(8 if len(names) <= 40 else 7)
-        else:
-            label.set_fontsize(8 if len(names) <= 40 else 6.5)
+        label.set(**look)
     text = f"{what} in {chosen.prefix.rstrip('.')}" if chosen.prefix else what
-    if which == "x":
-        text += ", in the model's order"
+    text += ", in the model's order" * (which == "x")
     if len(names) > len(chosen.positions) and not chosen.edges:
         text += f" (1 in {round(chosen.positions[1])} is named)"
     axis.set_label_text(plain(text))
@@ -196,7 +278,8 @@ def name_epochs(axes: Axes, epochs: Sequence[int], most: int = 12, unit: str = "
 
 
 def decades(axes: Axes, values: np.ndarray) -> None:
-    """A log axis that spans positive values, whole decades of it where they are few, with ticks like ``1e-3``."""
+    """A log axis that spans the positive ones among values, whole decades of it where they are few, with ticks like ``1e-3``."""
+    values = values[positive(values)]
     if not values.size:
         axes.yaxis.set_ticks([])
         return
@@ -219,24 +302,18 @@ def signed_power(value: float, _: object) -> str:
     return f"{MINUS if value < 0 else ''}1e{round(np.log10(abs(value)))}" if value else "0"
 
 
-def alert_handles(kinds: dict[str, dict[str, int]]) -> list[Any]:
-    """Legend entries: one per severity, with its kinds and how often each.
-
-    Args:
-        kinds: Severity to kind to count.
-    """
+def alert_handles(alerts: Iterable[Alert]) -> list[Any]:
+    """Legend entries for alerts: one per severity, with its kinds and at how many sites each."""
     from matplotlib.lines import Line2D
 
+    sites = dict.fromkeys((alert.severity, alert.kind, alert.site) for alert in alerts)
     handles = []
-    for severity, mark in MARKS.items():
-        found = kinds.get(severity)
-        if found:
-            text = plain(f"{severity}: " + ", ".join(f"{kind} ({count})" for kind, count in found.items()))
-            handles.append(
-                Line2D(
-                    [], [], ls="", marker=mark["marker"], color=mark["color"], ms=mark["s"] ** 0.5, mec="white", mew=0.6, label=text
-                )
-            )
+    for severity, look in MARKS.items():
+        kinds = Counter(kind for of, kind, _ in sites if of == severity)
+        if kinds:
+            text = plain(f"{severity}: " + ", ".join(f"{kind} ({count})" for kind, count in kinds.items()))
+            marker = {"marker": look["marker"], "color": look["color"], "ms": look["s"] ** 0.5, "mec": "white", "mew": 0.6}
+            handles.append(Line2D([], [], ls="", label=text, **marker))
     return handles
 
 
@@ -255,11 +332,3 @@ def legend(figure: Figure, handles: Sequence[Any]) -> None:
         if sum(max(widths[start : start + size]) for start, size in zip(starts, sizes, strict=False)) <= room:
             break
     figure.legend(handles=list(handles), loc="outside lower left", ncols=columns)
-
-
-def along_layers(figure: Figure, axes: Axes, names: Sequence[str], what: str, handles: Sequence[Any]) -> None:
-    """End a figure whose columns are layers: their names, a grid, and the legend."""
-    axes.grid(axis="y")
-    axes.set_xlim(-0.6, len(names) - 0.4)
-    name_layers(axes, names, "x", what)
-    legend(figure, handles)

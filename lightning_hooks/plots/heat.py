@@ -1,4 +1,4 @@
-"""Layers by epochs: any statistic as a heat map, and the dead units of rectifiers."""
+"""Tables of numbers: any statistic of layers by epochs, the dead units of rectifiers, and attention by head."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from lightning_hooks.alerts.defaults import limit_of
+from lightning_hooks.diagnostics.attention.table import AttentionReport
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, Report
 from lightning_hooks.plots.canvas import (
     BLUE,
     LARGEST,
-    MARKS,
     PALE,
     SMALLEST,
     VERMILLION,
@@ -23,7 +23,7 @@ from lightning_hooks.plots.canvas import (
     color_bar,
     heading,
     legend,
-    mark,
+    mark_alerts,
     name_epochs,
     name_layers,
     nothing,
@@ -39,10 +39,18 @@ from lightning_hooks.plots.series import (
     Series,
     as_reports,
     beginnings,
-    kinds_by_severity,
     relative_to_first,
     series,
 )
+
+_HEAD_SHARES = {"entropy": "entropy over its maximum", "first_token_share": "share of the first token"}
+_MEANING = {
+    "entropy": "0: one key, 1: all keys alike",
+    "first_token_share": "1: attention sink",
+    "max_logit": "largest logit, scale times q·k",
+    "masked_rows": "share of queries that may attend to no key",
+    "nonfinite_rows": "share of queries with NaN or infinite values",
+}
 
 
 @style()
@@ -80,8 +88,7 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
     against = f"; each row relative to its first {_of(table)}" if relative else ""
     heading(axes, title, _span(table) + against + hatched, figure.get_figwidth() - 2.5)
     _cells(figure, axes, table, stat, relative=relative)
-    handles = _beginnings(axes, table, ordered)
-    legend(figure, handles)
+    legend(figure, _beginnings(axes, table, ordered))
     return figure
 
 
@@ -104,7 +111,7 @@ def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
     if not any(stats.dead_fraction is not None for report in ordered for stats in report.sites.values()):
         return nothing(title, "No rectifier (nn.ReLU, nn.ReLU6) was observed.")
     table = series(ordered, "dead_fraction")
-    several = len(ordered) > 1
+    several, last = len(ordered) > 1, f"{table.unit} {table.epochs[-1]}"
     figure = sheet(_width(table) + (2.6 if several else 1.2), _height(table))
     if several:
         axes, bars = figure.subplots(1, 2, sharey=True, width_ratios=[max(_width(table) - 2.2, 1.5), 2.4])
@@ -114,39 +121,68 @@ def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
         bars.tick_params(left=False, labelleft=False)
     else:
         bars = figure.add_subplot()
-        heading(bars, title, f"{table.unit} {table.epochs[-1]}")
+        heading(bars, title, last)
         bars.set_ylim(len(table.names) - 0.5, -0.5)
         name_layers(bars, table.names, "y", "rectifier")
-        handles = alert_handles(kinds_by_severity(alert for alert in ordered[-1].alerts if alert.site in table.names))
-    _bars(
-        bars,
-        table.values[:, -1],
-        f"{table.unit} {table.epochs[-1]}",
-        limit_of("dead", (alert for report in ordered for alert in report.alerts)),
-    )
+        handles = alert_handles(alert for alert in ordered[-1].alerts if alert.site in table.names)
+    _bars(bars, table.values[:, -1], last, limit_of("dead", (alert for report in ordered for alert in report.alerts)))
     legend(figure, handles)
     return figure
 
 
+@style()
+def attention_heads(report: AttentionReport, stat: str = "entropy") -> Figure:
+    """Draw one statistic of every attention head of a window: a row per layer, a column per head.
+
+    Args:
+        report: The window's.
+        stat: ``entropy``, ``first_token_share``, ``max_logit``, ``masked_rows`` or ``nonfinite_rows``.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If there is no such statistic.
+    """
+    if stat not in _MEANING:
+        raise ValueError(f"stat must be one of {', '.join(_MEANING)}; got {stat!r}.")
+    title = f"Attention {stat} by head"
+    names, layers = tuple(report.sites), [stats.heads for stats in report.sites.values()]
+    most = max(map(len, layers), default=0)
+    if not most:
+        return nothing(title, "No attention was seen.")
+    values = np.array([[getattr(head, stat) for head in heads] + [np.nan] * (most - len(heads)) for heads in layers])
+    width = float(np.clip(3.0 + 0.065 * min(max(map(len, names)), 34) + 0.3 * most, 5.6, 13.0))
+    figure, axes = single(width, float(np.clip(1.9 + 0.24 * len(names), 2.8, 12.5)))
+    heading(axes, title, f"{report.when}; {_MEANING[stat]}", width - 2.5)
+    low, high = (None, None) if stat == "max_logit" else (0.0, 1.0)
+    shown = np.ma.masked_invalid(values)
+    mesh = draw_table(axes, shown, (64, 64), vmin=low, vmax=high, cmap="viridis")
+    axes.set_xticks(range(0, most, -(-most // 16)))
+    axes.set_xlabel("head")
+    name_layers(axes, names, "y", "layer")
+    if not np.ma.getmaskarray(shown).all():
+        color_bar(figure, mesh, axes, _HEAD_SHARES.get(stat, stat))
+    return figure
+
+
+BAR_TEXT: dict[str, Any] = {"va": "center", "fontsize": 7}
+"""How a number next to a bar is written."""
+
+
 def _bars(axes: Axes, shares: np.ndarray, when: str, limit: float) -> None:
-    y = np.arange(len(shares))
-    axes.barh(y, np.ones_like(shares), color=PALE, height=0.82 if len(y) <= 120 else 1.0)
-    grave = shares > limit
-    colors = np.where(grave, VERMILLION, BLUE)
-    axes.barh(y, np.nan_to_num(shares), color=list(colors), height=0.82 if len(y) <= 120 else 1.0)
+    y, height = np.arange(len(shares)), 0.82 if len(shares) <= 120 else 1.0
+    axes.barh(y, np.ones_like(shares), color=PALE, height=height)
+    axes.barh(y, np.nan_to_num(shares), color=list(np.where(shares > limit, VERMILLION, BLUE)), height=height)
     axes.axvline(limit, color="black", lw=0.9, ls=(0, (4, 3)))
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
     axes.set_xlabel(f"dead units in {when}")
-    if len(y) <= 40:
-        for row, share in enumerate(shares):
-            text = "not observed" if np.isnan(share) else f"{share:.0%}"
-            inside = share > 0.8
-            axes.text(
-                share - 0.02 if inside else np.nan_to_num(share) + 0.02, row, text, va="center", ha="right" if inside else "left",
-                fontsize=7, color="white" if inside else "black",
-                bbox=None if inside else {"fc": PALE, "ec": "none", "pad": 0.5},
-            )  # fmt: skip
+    for row, share in enumerate(shares if len(y) <= 40 else ()):
+        text = "not observed" if np.isnan(share) else f"{share:.0%}"
+        if share > 0.8:
+            axes.text(share - 0.02, row, text, ha="right", color="white", **BAR_TEXT)
+        else:
+            box = {"fc": PALE, "ec": "none", "pad": 0.5}
+            axes.text(np.nan_to_num(share) + 0.02, row, text, ha="left", color="black", bbox=box, **BAR_TEXT)
 
 
 def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool = True, relative: bool = False) -> None:
@@ -218,15 +254,10 @@ def _unit(stat: str) -> str:
 
 def _beginnings(axes: Axes, table: Series, reports: Sequence[Report]) -> list[Any]:
     place = {name: row for row, name in enumerate(table.names)}
-    began = [(index, place[site], alert) for site, found in beginnings(reports).items() if site in place for index, alert in found]
-    size = float(np.clip(40 / max(len(table.names), 1), 0.3, 1.0))
-    edge = len(table.names) <= 120
-    for severity in MARKS:
-        points = [(x, y) for x, y, alert in began if alert.severity == severity]
-        if points:
-            x, y = np.array(points).T
-            mark(axes, severity, x, y, size, 0.7 * edge)
-    return alert_handles(kinds_by_severity(alert for _, _, alert in began))
+    began = [(index, alert) for index, alert in beginnings(reports) if alert.site in place]
+    size = float(np.clip(40 / max(len(place), 1), 0.3, 1.0))
+    mark_alerts(axes, [(x, place[alert.site], alert.severity) for x, alert in began], size, 0.7 * (len(place) <= 120))
+    return alert_handles(alert for _, alert in began)
 
 
 def _of(table: Series) -> str:

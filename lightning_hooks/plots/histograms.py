@@ -20,7 +20,7 @@ from lightning_hooks.plots.canvas import (
     signed_power,
     style,
 )
-from lightning_hooks.plots.names import shortened
+from lightning_hooks.trackers.console import shortened
 
 Histogram = tuple[Sequence[float], Sequence[float]]
 """Edges, of length n + 1 and rising, and counts, of length n."""
@@ -80,20 +80,18 @@ def colourful_dimension(
     width = float(np.clip(2.2 + 0.12 * n_epochs, 4.6, 9.0)) * (1 if columns == 1 else 0.75 * columns)
     figure = sheet(min(width, 15.0), 0.9 + 2.0 * rows)
     grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
-    mesh = None
-    for index, (name, layer) in enumerate(checked.items()):
-        axes = grid.flat[index]
-        drawn = _panel(axes, layer)
-        mesh = drawn or mesh
-        heading(axes, shortened(name, 40), "" if drawn else "no finite value", size=9.5)
-        if index % columns == 0:
-            axes.set_ylabel(value)
+    meshes = []
+    for axes, (name, layer) in zip(grid.flat, checked.items(), strict=False):
+        meshes.append(_panel(axes, layer))
+        heading(axes, shortened(name, 40), "" if meshes[-1] else "no finite value", size=9.5)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(value)
     for axes in grid.flat[len(checked) :]:
         axes.set_axis_off()
-    for column in range(columns):
-        last = (len(checked) - 1 - column) // columns
-        name_epochs(grid[last, column], named, unit=unit)
-        grid[last, column].tick_params(labelbottom=True)
+    for axes in grid.flat[max(len(checked) - columns, 0) : len(checked)]:
+        name_epochs(axes, named, unit=unit)
+        axes.tick_params(labelbottom=True)
+    mesh = next(filter(None, reversed(meshes)), None)
     if mesh is not None:
         label = f"share of {'an epoch' if unit == 'epoch' else 'a window'}'s values in a cell of the axis"
         color_bar(figure, mesh, grid, label, aspect=30, fraction=0.04, anchor=(0, 0.5), format=signed_power)
@@ -116,10 +114,9 @@ def _checked(name: str, column: Histogram | None) -> tuple[np.ndarray, np.ndarra
 def _closed(edges: np.ndarray) -> np.ndarray:
     """Infinite outer edges, as of bins for all that lies beyond, brought near."""
     inner = edges[np.isfinite(edges)]
-    if inner.size == edges.size:
-        return edges
     low, high = (float(inner[0]), float(inner[-1])) if inner.size else (0.0, 0.0)
-    closed: np.ndarray = np.clip(edges, low - (abs(low) or 1.0) * 0.05, high + (abs(high) or 1.0) * 0.05)
+    near = low - (abs(low) or 1.0) * 0.05, high + (abs(high) or 1.0) * 0.05
+    closed: np.ndarray = np.where(np.isfinite(edges), edges, np.clip(edges, *near))
     return closed
 
 
@@ -134,18 +131,11 @@ def _panel(axes: Axes, columns: Sequence[tuple[np.ndarray, np.ndarray] | None]) 
         axes.set_yticks([])
         return None
     grid, linear = _axis(known)
-    shares = np.full((grid.size - 1, len(columns)), np.nan)
-    for index, column in enumerate(columns):
-        if column is not None:
-            edges, counts = column
-            below = np.concatenate([[0.0], np.cumsum(counts / counts.sum())])
-            step = np.flatnonzero(np.diff(edges) > 0)  # bins of no width would not be a function of the value
-            kept = np.concatenate([step, [edges.size - 1]]) if step.size else np.array([0, edges.size - 1])
-            shares[:, index] = np.diff(np.interp(grid, edges[kept], below[kept], left=0.0, right=1.0))
-    lower, upper = SHARES
-    shown = np.ma.masked_invalid(np.clip(shares, lower, upper))
+    missing = np.full(grid.size - 1, np.nan)
+    shares = np.array([missing if column is None else _shares(*column, grid) for column in columns]).T
+    shown = np.ma.masked_invalid(np.clip(shares, *SHARES))
     x = np.arange(len(columns) + 1) - 0.5
-    mesh = axes.pcolormesh(x, grid, shown, norm=LogNorm(lower, upper), cmap="magma", rasterized=True)
+    mesh = axes.pcolormesh(x, grid, shown, norm=LogNorm(*SHARES), cmap="magma", rasterized=True)
     if linear is None:
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_formatter(lambda value, _: (MINUS if value < 0 else "") + f"{abs(value):.3g}")
@@ -153,6 +143,15 @@ def _panel(axes: Axes, columns: Sequence[tuple[np.ndarray, np.ndarray] | None]) 
         _signed_log(axes, grid, linear)
     axes.set_ylim(grid[0], grid[-1])
     return mesh
+
+
+def _shares(edges: np.ndarray, counts: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """The share of a histogram's values in each cell of a common axis."""
+    below = np.concatenate([[0.0], np.cumsum(counts / counts.sum())])
+    step = np.flatnonzero(np.diff(edges) > 0)  # bins of no width would not be a function of the value
+    kept = np.append(step if step.size else 0, edges.size - 1)
+    shares: np.ndarray = np.diff(np.interp(grid, edges[kept], below[kept], left=0.0, right=1.0))
+    return shares
 
 
 def _axis(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, float | None]:

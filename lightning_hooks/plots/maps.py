@@ -217,15 +217,12 @@ def coloured(values: np.ndarray, low: float | None = None, colours: str = "virid
 
     values = np.asarray(values, dtype=np.float64)
     finite = np.isfinite(values)
-    shape = (*values.shape, 3)
-    picture = np.empty(shape, dtype=np.uint8)
-    picture[:] = CONSTANT
-    if finite.any():
-        start = values[finite].min() if low is None else low
-        span = values[finite].max() - start
-        if span > 0:
-            scaled = np.where(finite, (values - start) / span, 0.0).clip(0, 1)
-            picture = (colormaps[colours](scaled)[..., :3] * 255).round().astype(np.uint8)
+    start = values.min(where=finite, initial=np.inf) if low is None else low
+    span = values.max(where=finite, initial=-np.inf) - start
+    picture: np.ndarray = np.full((*values.shape, 3), CONSTANT, dtype=np.uint8)
+    if span > 0:
+        scaled = np.where(finite, (values - start) / span, 0.0).clip(0, 1)
+        picture = (colormaps[colours](scaled)[..., :3] * 255).round().astype(np.uint8)
     picture[~finite] = (np.array(to_rgb(VERMILLION)) * 255).astype(np.uint8)
     return picture
 

@@ -1,4 +1,4 @@
-"""The figure that suits reports best, and those of attention heads, experts and residual streams."""
+"""Windows from left to right: clipping, and the load of experts; and the figure that suits reports best."""
 
 from __future__ import annotations
 
@@ -8,84 +8,138 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.diagnostics.attention.table import AttentionReport
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, Report
 from lightning_hooks.diagnostics.routers.routing import RouterReport
 from lightning_hooks.plots.canvas import (
     BLUE,
     GREY,
+    INK,
     ORANGE,
+    PURPLE,
+    SKY,
     VERMILLION,
     Axes,
     Figure,
     alert_handles,
-    along_layers,
-    color_bar,
     decades,
     heading,
     legend,
-    mark,
+    mark_alerts,
     name_epochs,
-    name_layers,
     nothing,
+    positive,
     sheet,
-    single,
     style,
-    table,
 )
-from lightning_hooks.plots.clip import clip_history
-from lightning_hooks.plots.flow import gradient_flow
-from lightning_hooks.plots.heat import dead_units, heatmap
-from lightning_hooks.plots.series import alerts_by_site, as_reports, check_report, kinds_by_severity
+from lightning_hooks.plots.heat import attention_heads, dead_units, heatmap
+from lightning_hooks.plots.layers import gradient_flow
+from lightning_hooks.plots.series import as_reports, beginnings
 
-SHARES = {"entropy": "entropy over its maximum", "first_token_share": "share of the first token"}
-_MEANING = {
-    "entropy": "0: one key, 1: all keys alike",
-    "first_token_share": "1: attention sink",
-    "max_logit": "largest logit, scale times q·k",
-    "masked_rows": "share of queries that may attend to no key",
-    "nonfinite_rows": "share of queries with NaN or infinite values",
-}
+LINES = (
+    ("before clipping", BLUE, "o", "norm_before", "norm_before_max"),
+    ("after clipping", ORANGE, "s", "norm_after", "norm_after_max"),
+)
+RATES = (("clipped", SKY, ""), ("skipped", PURPLE, "///"), ("non-finite", VERMILLION, "xxx"))
 
 
 @style()
-def attention_heads(report: AttentionReport, stat: str = "entropy") -> Figure:
-    """Draw one statistic of every attention head of a window: a row per layer, a column per head.
+def clip_history(reports: ClipReport | Sequence[ClipReport]) -> Figure:
+    """Draw the total gradient norm before and after clipping over the epochs, and the share of steps that were clipped.
+
+    Lines are means over an epoch's steps, bands reach to its largest step. Each optimizer has a column of its own.
 
     Args:
-        report: The window's.
-        stat: ``entropy``, ``first_token_share``, ``max_logit``, ``masked_rows`` or ``nonfinite_rows``.
+        reports: One or several; any order.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If there is no such statistic.
+        TypeError: If ``reports`` are not ClipReports.
+        ValueError: If there is none.
     """
-    if stat not in _MEANING:
-        raise ValueError(f"stat must be one of {', '.join(_MEANING)}; got {stat!r}.")
-    title = f"Attention {stat} by head"
-    names = tuple(report.sites)
-    most = max((len(stats.heads) for stats in report.sites.values()), default=0)
-    values = np.full((len(names), most), np.nan)
-    for row, stats in enumerate(report.sites.values()):
-        values[row, : len(stats.heads)] = [getattr(head, stat) for head in stats.heads]
-    if not values.size:
-        return nothing(title, "No attention was seen.")
-    longest = min(max(map(len, names)), 34)
-    width = float(np.clip(3.0 + 0.065 * longest + 0.3 * most, 5.6, 13.0))
-    figure, axes = single(width, float(np.clip(1.9 + 0.24 * len(names), 2.8, 12.5)))
-    heading(axes, title, f"{report.when}; {_MEANING[stat]}", width - 2.5)
-    low, high = (None, None) if stat == "max_logit" else (0.0, 1.0)
-    shown = np.ma.masked_invalid(values)
-    mesh = table(axes, shown, (64, 64), vmin=low, vmax=high, cmap="viridis")
-    step = -(-most // 16)
-    axes.set_xticks(range(0, most, step))
-    axes.set_xlabel("head")
-    name_layers(axes, names, "y", "layer")
-    if not np.ma.getmaskarray(shown).all():
-        color_bar(figure, mesh, axes, SHARES.get(stat, stat))
+    ordered = as_reports(reports, ClipReport, "GradientClipMonitor")
+    optimizers = list(dict.fromkeys(name for report in ordered for name in report.optimizers))
+    title = "Gradient clipping"
+    if not optimizers:
+        return nothing(title, "There was no optimizer.")
+    wide = float(np.clip(3.4 + 0.12 * len(ordered), 5.6, 11.0))
+    figure = sheet(wide if len(optimizers) == 1 else min(wide, 5.0) * len(optimizers), 5.6)
+    grid = figure.subplots(2, len(optimizers), sharex="col", sharey="row", height_ratios=[3, 1.3], squeeze=False)
+    handles: dict[str, Any] = {}
+    for column, name in enumerate(optimizers):
+        rows = [report.optimizers.get(name) for report in ordered]
+        norms, rates = grid[0, column], grid[1, column]
+        heading(norms, f"{title}, {name}" if len(optimizers) == 1 else name, _summary(rows))
+        _norms(norms, rows, handles)
+        _rates(rates, rows, handles)
+        name_epochs(rates, [report.at for report in ordered], unit=ordered[-1].unit)
+        rates.set_xlim(-0.6, len(ordered) - 0.4)
+        began = [(index, alert) for index, alert in beginnings(ordered) if alert.site == name]
+        heights = _numbers(rows, "norm_before")
+        points = [(at, heights[at] if positive(heights[at]) else np.nan, alert.severity) for at, alert in began]
+        mark_alerts(norms, points, edge=0.7)
+    stats = [stats for report in ordered for stats in report.optimizers.values()]
+    decades(grid[0, 0], np.concatenate([_numbers(stats, "limit"), *(_numbers(stats, stat) for line in LINES for stat in line[3:])]))
+    grid[0, 0].set_ylabel("total gradient norm (L2)")
+    grid[1, 0].set_ylabel("share of steps")
+    shown = (alert for report in ordered for alert in report.alerts if alert.site in optimizers)
+    legend(figure, [*handles.values(), *alert_handles(shown)])
     return figure
+
+
+def _summary(rows: Sequence[Any]) -> str:
+    observed = [row for row in rows if row is not None]
+    steps = sum(row.steps for row in observed)
+    if not steps:
+        return "no step was taken"
+    return f"{sum(row.clipped_steps for row in observed) / steps:.0%} of {steps} steps clipped"
+
+
+def _numbers(rows: Sequence[Any], stat: str) -> np.ndarray:
+    return np.array([np.nan if row is None else getattr(row, stat) for row in rows], dtype=float)
+
+
+def _norms(axes: Axes, rows: Sequence[Any], handles: dict[str, Any]) -> None:
+    x = np.arange(len(rows))
+    for text, color, marker, mean, largest in LINES:
+        y, top = _numbers(rows, mean), _numbers(rows, largest)
+        y = np.where(y > 0, y, np.nan)
+        axes.fill_between(x, y, top, color=color, alpha=0.18, lw=0)
+        if len(rows) == 1:
+            axes.vlines(x, y, top, color=color, alpha=0.4, lw=6)
+        (line,) = axes.plot(
+            x, y, color=color, marker=marker, ms=4 if len(rows) <= 60 else 1.5, label=f"{text}: mean, to the largest"
+        )
+        handles.setdefault(text, line)
+    limits = _numbers(rows, "limit")
+    if np.isfinite(limits).any():
+        limit = float(limits[np.isfinite(limits)][-1])
+        handles.setdefault("limit", axes.axhline(limit, color=INK, lw=1.0, ls=(0, (4, 3)), label=f"configured limit {limit:.3g}"))
+    lost = ~np.isfinite(_numbers(rows, "norm_before"))
+    if lost.any():
+        (cross,) = axes.plot(
+            x[lost], np.zeros(int(lost.sum())), "x", color=GREY, ms=6, transform=axes.get_xaxis_transform(), clip_on=False,
+            label="no finite norm", ls="",
+        )  # fmt: skip
+        handles.setdefault("lost", cross)
+    axes.grid(axis="y")
+
+
+def _rates(axes: Axes, rows: Sequence[Any], handles: dict[str, Any]) -> None:
+    x = np.arange(len(rows))
+    steps, skipped = _numbers(rows, "steps"), _numbers(rows, "skipped_steps")
+    attempted = np.maximum(np.nan_to_num(steps + skipped), 1)
+    bottom = np.zeros(len(rows))
+    counts = (_numbers(rows, "clipped_steps"), skipped, _numbers(rows, "nonfinite_steps"))
+    for (text, color, hatch), count in zip(RATES, counts, strict=True):
+        share = np.nan_to_num(count) / attempted
+        bars = axes.bar(x, share, bottom=bottom, color=color, hatch=hatch, ec="white", width=0.85, lw=0.3, label=f"{text} steps")
+        bottom += share
+        if share.any():
+            handles.setdefault(text, bars)
+    axes.set_ylim(0, 1)
+    axes.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
+    axes.grid(axis="y")
 
 
 MOST_ROUTERS = 12
@@ -123,17 +177,17 @@ def expert_load(reports: RouterReport | Sequence[RouterReport]) -> Figure:
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
     for place, axes in enumerate(grid.flat):
         if place < len(names):
-            _bars(axes, names[place], shown)
+            _loads(axes, names[place], shown)
         else:
             axes.set_axis_off()
     for axes in grid[:, 0]:
         axes.set_ylabel("share of choices")
     alerts = (alert for report in ordered for alert in report.alerts if alert.site in last)
-    legend(figure, alert_handles(kinds_by_severity(alerts)))
+    legend(figure, alert_handles(alerts))
     return figure
 
 
-def _bars(axes: Axes, name: str, reports: Sequence[RouterReport]) -> None:
+def _loads(axes: Axes, name: str, reports: Sequence[RouterReport]) -> None:
     """One router: a stacked bar for each window."""
     from matplotlib import colormaps
 
@@ -155,78 +209,6 @@ def _bars(axes: Axes, name: str, reports: Sequence[RouterReport]) -> None:
     axes.set_ylim(0, 1.08)
     axes.tick_params(colors=GREY)
     name_epochs(axes, [report.at for report in reports], unit=reports[-1].unit)
-
-
-LINES = (
-    ("rms", "all values", BLUE, "-"),
-    ("channel_rms", "largest channel", ORANGE, "--"),
-    ("median_channel_rms", "median channel", GREY, ":"),
-)
-"""The statistics that are drawn: name, text, colour and dashes."""
-
-KINDS = ("activation_outliers", "residual_growth")
-
-
-@style()
-def residual_stream(report: FeatureReport) -> Figure:
-    """Draw the RMS of the residual stream by depth, on a log axis: all values, the largest channel and the median one.
-
-    A line ends where another stack of blocks begins. Blocks with an alert are marked.
-
-    Args:
-        report: One window's.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        TypeError: If ``report`` is not a FeatureReport.
-    """
-    check_report(report, FeatureReport, "FeatureStatsMonitor")
-    title = f"Residual stream, {report.when}"
-    names, blocks = list(report.residual), list(report.residual.values())
-    if not blocks:
-        return nothing(title, "The model is no stack of blocks that keep the shape of their input.")
-    figure, axes = single(float(np.clip(1.8 + 0.25 * len(names), 6.4, 16.0)), 4.6)
-    heading(axes, title, "RMS of what each block hands on to the next", figure.get_figwidth() - 0.8)
-    values = {stat: _positive([getattr(block, stat) for block in blocks]) for stat, *_ in LINES}
-    known = np.concatenate(list(values.values()))
-    known = known[np.isfinite(known)]
-    if not known.size:
-        return nothing(title, f"The output of none of the {len(blocks)} blocks has a finite value above zero.")
-    decades(axes, known)
-    handles: list[Any] = []
-    parts = _parts([block.stream for block in blocks])
-    for stat, text, color, dashes in LINES:
-        for start, end in parts:
-            drawn = axes.plot(range(start, end), values[stat][start:end], color=color, ls=dashes, marker="o", ms=3.5, lw=1.3)
-        handles += [*drawn]
-        drawn[0].set_label(text)
-    handles += _marks(axes, names, values["rms"], [alert for alert in report.alerts if alert.kind in KINDS])
-    axes.set_ylabel("root mean square")
-    along_layers(figure, axes, names, "block", handles)
-    return figure
-
-
-def _positive(values: list[float]) -> np.ndarray:
-    """The values that a log axis can show; NaN elsewhere."""
-    found = np.array(values, dtype=float)
-    return np.where(np.isfinite(found) & (found > 0), found, np.nan)
-
-
-def _parts(streams: list[str]) -> list[tuple[int, int]]:
-    """Where each stack of blocks starts and ends."""
-    starts = [number for number, stream in enumerate(streams) if not number or streams[number - 1] != stream]
-    return list(zip(starts, [*starts[1:], len(streams)], strict=True))
-
-
-def _marks(axes: Axes, names: list[str], values: np.ndarray, alerts: list[Alert]) -> list[Any]:
-    found = {site: some for site, some in alerts_by_site(alerts).items() if site in names}
-    for site, some in sorted(found.items(), key=lambda item: -gravity(item[1][0].severity)):
-        at = names.index(site)
-        if np.isfinite(values[at]):
-            mark(axes, some[0].severity, [at], [values[at]])
-        else:
-            axes.axvline(at, color=VERMILLION, lw=0.8)
-    return alert_handles(kinds_by_severity(alerts)) if found else []
 
 
 def picture(reports: Report | Sequence[Report], stat: str | None = None) -> Figure:

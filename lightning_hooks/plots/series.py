@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,14 @@ import numpy as np
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
-from lightning_hooks.declare.kinds import gravity
 
 if TYPE_CHECKING:
     from lightning_hooks.diagnostics.reports import Report
 
 FRACTIONS = ("zero_fraction", "nonfinite_fraction", "dead_fraction", "saturated_fraction", "rate", "coefficient")
 SIGNED = ("mean", "min", "max")
+NOT_NUMBERS = {"top_parameters", "limit", "channels", "load"}
+"""Fields of statistics that are no numbers of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +71,6 @@ def tables(report: Report) -> dict[str, Mapping[str, Any]]:
     return {noun: getattr(report, table) for table, noun in TABLES.items() if hasattr(report, table)}
 
 
-def statistics(report: Report, noun: str | None = None) -> tuple[str, ...]:
-    """The names of the numbers that a report's tables hold."""
-    found: dict[str, None] = {}
-    for what, table in tables(report).items():
-        first = next(iter(table.values()), None)
-        if first is not None and noun in (None, what):
-            found.update(
-                dict.fromkeys(
-                    name for name in first.__dataclass_fields__ if name not in ("top_parameters", "limit", "channels", "load")
-                )
-            )
-    return tuple(found)
-
-
 def series(reports: Sequence[Report], stat: str, noun: str | None = None) -> Series:
     """Put one statistic of several reports into an array.
 
@@ -96,50 +82,31 @@ def series(reports: Sequence[Report], stat: str, noun: str | None = None) -> Ser
     Raises:
         ValueError: If no report has the statistic.
     """
+    known: dict[str, None] = {}
     for what in dict.fromkeys(key for report in reports for key in tables(report)):
         columns = [tables(report)[what] for report in reports]
-        if noun not in (None, what) or not any(hasattr(stats, stat) for column in columns for stats in column.values()):
+        some = next((stats for column in columns for stats in column.values()), None)
+        if some is None or noun not in (None, what):
             continue
-        order = list(dict.fromkeys(name for column in sorted(columns, key=len, reverse=True) for name in column))
-        values = np.full((len(order), len(columns)), np.nan)
-        place = {name: row for row, name in enumerate(order)}
-        for index, column in enumerate(columns):
-            for name, stats in column.items():
-                value = getattr(stats, stat, None)
-                values[place[name], index] = np.nan if value is None else value
-        applies = [name for name in order if any(getattr(column.get(name), stat, None) is not None for column in columns)]
-        kept = [place[name] for name in applies]
-        return Series(tuple(applies), tuple(report.at for report in reports), values[kept], what, reports[-1].unit)
-    known = sorted({name for report in reports for name in statistics(report, noun)})
-    raise ValueError(f"stat must be one of {', '.join(known) or 'none: the reports are empty'}; got {stat!r}.")
+        known |= dict.fromkeys(some.__dataclass_fields__)
+        if not hasattr(some, stat):
+            continue
+        order = dict.fromkeys(name for column in sorted(columns, key=len, reverse=True) for name in column)
+        rows = {name: [getattr(column.get(name), stat, None) for column in columns] for name in order}
+        applies = {name: row for name, row in rows.items() if any(value is not None for value in row)}
+        values = np.array(list(applies.values()), dtype=float).reshape(-1, len(columns))  # None is NaN
+        return Series(tuple(applies), tuple(report.at for report in reports), values, what, reports[-1].unit)
+    names = ", ".join(sorted(known.keys() - NOT_NUMBERS)) or "none: the reports are empty"
+    raise ValueError(f"stat must be one of {names}; got {stat!r}.")
 
 
-def alerts_by_site(alerts: Iterable[Alert]) -> dict[str, list[Alert]]:
-    """Alerts of each site, the most severe first."""
-    found: dict[str, list[Alert]] = {}
-    for alert in sorted(alerts, key=lambda alert: gravity(alert.severity)):
-        found.setdefault(alert.site, []).append(alert)
-    return found
-
-
-def kinds_by_severity(alerts: Iterable[Alert]) -> dict[str, dict[str, int]]:
-    """Severity to kind to the number of sites."""
-    found: dict[str, Counter[str]] = {}
-    for severity, kind, _ in dict.fromkeys((alert.severity, alert.kind, alert.site) for alert in alerts):
-        found.setdefault(severity, Counter())[kind] += 1
-    return {severity: dict(counter) for severity, counter in found.items()}
-
-
-def beginnings(reports: Sequence[Report]) -> dict[str, list[tuple[int, Alert]]]:
-    """When alerts began: site to (index of the report, alert), for alerts that the report before did not have."""
-    found: dict[str, list[tuple[int, Alert]]] = {}
+def beginnings(reports: Sequence[Report]) -> list[tuple[int, Alert]]:
+    """When alerts began: (index of the report, alert), for alerts that the report before did not have."""
+    found = []
     before: set[tuple[str, str]] = set()
     for index, report in enumerate(reports):
-        now = {(alert.kind, alert.site): alert for alert in report.alerts}
-        for key, alert in now.items():
-            if key not in before:
-                found.setdefault(alert.site, []).append((index, alert))
-        before = set(now)
+        found += [(index, alert) for alert in report.alerts if (alert.kind, alert.site) not in before]
+        before = {(alert.kind, alert.site) for alert in report.alerts}
     return found
 
 

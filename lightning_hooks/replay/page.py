@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.capsule import Capsule
-from lightning_hooks.run_report.files import write_whole
-from lightning_hooks.run_report.rendering import render
+from lightning_hooks.run_report.lines import write_whole
+from lightning_hooks.run_report.page import render
 
 
 def write_page(capsule: Capsule, found: Blame, output: Path | None = None) -> Path:

@@ -6,9 +6,8 @@ from lightning_hooks.lazy import names_from
 
 if TYPE_CHECKING:
     from lightning_hooks.run_report.page import health_page
-    from lightning_hooks.run_report.problems import Problem
     from lightning_hooks.run_report.run import Run, read_run
-    from lightning_hooks.run_report.verdict import Verdict, judge
+    from lightning_hooks.run_report.verdict import Problem, Verdict, judge
 
 __all__ = ["Problem", "Run", "Verdict", "health_page", "judge", "read_run"]
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_hooks.declare.brief import TABLES
-from lightning_hooks.run_report.files import write_whole
-from lightning_hooks.run_report.lines import is_table, place, read_lines, with_columns
-from lightning_hooks.run_report.names import Names
+from lightning_hooks.run_report.events import is_table, place, read_lines, with_columns
+from lightning_hooks.run_report.lines import Names, write_whole
 from lightning_hooks.run_report.run import MOST_EPOCHS
 
 MOST_BYTES = 8_000_000
@@ -74,38 +73,36 @@ def _sized(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
 def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
     """The lines of a file, with the tables of ``kept`` alone, and without the lines of ``dropped`` epochs that hold no alerts."""
     names = Names()
-    fields: dict[tuple[str, str], dict[str, Any]] = {}  # of each monitor, what its lines so far hold
-    waiting: dict[tuple[str, str], dict[str, set[str]]] = {}  # what is only in dropped lines: fields, of tables their columns
+    known: dict[tuple[str, str], dict[str, Any]] = {}  # of each monitor, the fields as the lines so far hold them
+    written: dict[tuple[str, str], dict[str, Any]] = {}  # as the lines that stay hold them
     for event in read_lines(file):
         kind, report = event["event"], event.get("report")
         if kind == "fit":
-            fields, waiting = {}, {}
+            known, written = {}, {}
         if kind == "epoch" and place(event) in dropped:
             continue
         if kind == "report" and isinstance(report, dict):
-            whole = (_key(event), place(event)) in kept
-            for name in TABLES if not whole else ():
-                if report.pop(name, None) is not None:
-                    event["thinned"] = True
-            known, missed = fields.setdefault(_key(event), {}), waiting.setdefault(_key(event), {})
-            others = {name: value for name, value in report.items() if name not in TABLES}
-            for name, value in others.items():
-                known[name] = with_columns(known.get(name), value)
+            key = _key(event)
+            whole = (key, place(event)) in kept
+            tables = {name: table for name, table in report.items() if name in TABLES}
+            fields = known.setdefault(key, {})
+            fields |= {name: with_columns(fields.get(name), value) for name, value in report.items() if name not in TABLES}
             if not whole and place(event) in dropped and "alerts" not in event:
-                for name, value in others.items():
-                    missed.setdefault(name, set()).update(value if isinstance(value, dict) else ())
                 continue
-            for name, columns in missed.items():
-                whole_field = known[name]
-                if is_table(whole_field):
-                    there = columns.union(report.get(name, ()))
-                    whole_field = {column: values for column, values in whole_field.items() if column in there}
-                report[name] = whole_field
-            missed.clear()
+            before, written[key] = written.get(key, {}), dict(fields)
+            new = {name: _new(before.get(name), value) for name, value in fields.items() if value is not before.get(name)}
+            event |= {"report": {**(tables if whole else {}), **new}, **({"thinned": True} if tables and not whole else {})}
         for field in ("report", "layers"):
             if field in event:
                 event[field] = {name: names.of_plain(value) for name, value in event[field].items()}
         yield json.dumps({**event, **names.new()}, separators=(",", ":")) + "\n"
+
+
+def _new(before: Any, field: Any) -> Any:
+    """What a field holds that a line before does not: of a table some of its columns."""
+    if not is_table(before) or not is_table(field):
+        return field
+    return {column: values for column, values in field.items() if values is not before.get(column)}
 
 
 def _key(event: dict[str, Any]) -> tuple[str, str]:

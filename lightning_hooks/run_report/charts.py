@@ -1,19 +1,22 @@
-"""Curves over the epochs: scales, and positions of points and labels in percent from the left and from the top."""
+"""Curves over the epochs and lines of numbers on a common scale: positions in percent from the left and from the top."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from lightning_hooks.run_report.numerals import number, percent
+from lightning_hooks.declare.kinds import gravity
+from lightning_hooks.run_report.text import number, percent
 
 Kind = Literal["log", "linear", "share"]
 MOST_TICKS = 6
 FEWEST_TICKS = 3
 MOST_MARKED = 40
 """Up to so many epochs each point of a curve has a mark."""
+SHOWN_ROWS = 40
+"""Of more rows those with an alert come first, and those beyond are folded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +30,25 @@ class Scale:
 
     def place(self, value: float) -> float:
         """The position of a number, from 0 at the beginning to 1 at the end, clipped to these."""
+        low, high = self.low, self.high
         if self.kind == "log":
-            low, high = math.log10(self.low), math.log10(self.high)
-            share = (math.log10(max(value, 1e-300)) - low) / (high - low)
-        else:
-            share = (value - self.low) / (self.high - self.low)
-        return min(max(share, 0.0), 1.0)
+            low, high, value = math.log10(low), math.log10(high), math.log10(max(value, 1e-300))
+        return min(max((value - low) / (high - low), 0.0), 1.0)
 
     def shows(self, value: float) -> bool:
         """Whether a number has a place here at all."""
         return math.isfinite(value) and (value > 0 or self.kind != "log")
+
+    def text(self, value: float) -> str:
+        """A number as it is written next to this axis."""
+        return percent(value) if self.kind == "share" else number(value)
+
+    def tick_text(self, tick: float) -> str:
+        """A number along the axis: a power of ten as ``1e-3`` where all are, else in full."""
+        if self.kind == "share":
+            return percent(tick)
+        powers = self.kind == "log" and all(math.isclose(one, 10.0 ** round(math.log10(one))) for one in self.ticks)
+        return f"1e{round(math.log10(tick))}" if powers else f"{tick:.6g}"
 
 
 def scale(values: Iterable[float], kind: Kind = "log") -> Scale:
@@ -47,22 +59,31 @@ def scale(values: Iterable[float], kind: Kind = "log") -> Scale:
     return _log(known) if kind == "log" else _linear(known)
 
 
+def decades(values: Iterable[float]) -> Scale:
+    """A logarithmic scale of whole decades."""
+    logs = _logs([value for value in values if math.isfinite(value) and value > 0]) or [-1.0, 1.0]
+    first, last = math.floor(min(logs)), math.ceil(max(logs))
+    last = max(last, first + 1)
+    ticks = tuple(10.0**power for power in range(first, last + 1, max(1, -(-(last - first) // 5))))
+    return Scale("log", 10.0**first, 10.0**last, ticks)
+
+
+def _logs(values: Sequence[float]) -> list[float]:
+    return [math.log10(min(max(value, 1e-290), 1e290)) for value in values]
+
+
 def _log(known: Sequence[float]) -> Scale:
-    logs = [math.log10(min(max(value, 1e-290), 1e290)) for value in known] or [0.0]
+    logs = _logs(known) or [0.0]
     low, high = min(logs), max(logs)
     room = max(0.06 * (high - low), 0.1)
     low, high = max(low - room, -300.0), min(high + room, 300.0)
-    first, last = math.ceil(low), math.floor(high)
-    if last - first + 1 >= FEWEST_TICKS:
-        step = -(-(last - first + 1) // MOST_TICKS)
-        ticks = [10.0**power for power in range(first, last + 1) if power % step == 0]
-    else:  # a decade or two: numbers between them
-        ticks = []
-        powers = range(first - 1, last + 1)
-        for digits in ((1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), range(1, 10)):
-            ticks = [digit * 10.0**power for power in powers for digit in digits if low <= math.log10(digit) + power <= high]
-            if len(ticks) >= FEWEST_TICKS:
-                break
+    powers = range(math.ceil(low), math.floor(high) + 1)
+    step = -(-len(powers) // MOST_TICKS)
+    ticks = [10.0**power for power in powers if power % step == 0] if len(powers) >= FEWEST_TICKS else []
+    for digits in ((1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), range(1, 10)):  # a decade or two: numbers between them
+        if len(ticks) < FEWEST_TICKS:
+            tens = range(math.ceil(low) - 1, math.floor(high) + 1)
+            ticks = [digit * 10.0**power for power in tens for digit in digits if low <= math.log10(digit) + power <= high]
     if len(ticks) < FEWEST_TICKS:  # less than a decade
         ticks = [tick for tick in _round(10.0**low, 10.0**high) if tick > 0]
     return Scale("log", 10.0**low, 10.0**high, tuple(ticks))
@@ -77,22 +98,24 @@ def _linear(known: Sequence[float]) -> Scale:
     return Scale("linear", low, high, tuple(_round(low, high)))
 
 
+def _step(raw: float, digits: Sequence[float]) -> float:
+    """The smallest round number that is not below another."""
+    base = 10.0 ** math.floor(math.log10(raw))
+    return next(digit * base for digit in digits if digit * base >= raw)
+
+
 def _round(low: float, high: float) -> list[float]:
     """Round numbers, evenly spread, three to seven of them."""
-    raw = (high - low) / MOST_TICKS
-    base = 10.0 ** math.floor(math.log10(raw))
-    step = next(digit * base for digit in (1, 2, 2.5, 5, 10) if digit * base >= raw)
-    first = math.ceil(low / step)
-    return [round(n * step, 12) if abs(step) > 1e-9 else n * step for n in range(first, math.floor(high / step) + 1)]
+    step = _step((high - low) / MOST_TICKS, (1, 2, 2.5, 5, 10))
+    numbers = range(math.ceil(low / step), math.floor(high / step) + 1)
+    return [round(n * step, 12) if abs(step) > 1e-9 else n * step for n in numbers]
 
 
 def numbered(count: int, most: int = MOST_TICKS) -> list[int]:
     """Which of so many columns get a label: the first, the last, and round ones between them with enough room."""
     if count <= most:
         return list(range(count))
-    raw = (count - 1) / (most - 1)
-    base = 10 ** math.floor(math.log10(raw))
-    step = max(1, next(round(digit * base) for digit in (1, 2, 5, 10) if digit * base >= raw))
+    step = max(1, round(_step((count - 1) / (most - 1), (1, 2, 5, 10))))
     inner = [place for place in range(step, count - 1, step) if count - 1 - place > step / 2]
     return [0, *inner, count - 1]
 
@@ -125,26 +148,16 @@ class Line:
     top: Sequence[float] | None = None  # the upper edge of a band above it
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A part of a curve without a gap."""
-
-    points: list[str]  # as SVG has them: ``x,y`` pairs, in order
-    band: list[str]  # the upper edge of the band above it, from the last to the first
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(NamedTuple):
     """A :class:`Line` with its points in place."""
 
     line: Line
     level: float | None  # the height of a threshold from edge to edge; None for a curve
-    parts: list[Segment]
+    parts: list[tuple[list[str], list[str]]]  # without a gap: points as ``x,y``, and the upper edge of the band, backwards
     marked: bool  # whether each point has a mark
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(NamedTuple):
     """Curves over the epochs."""
 
     label: str  # in words
@@ -167,14 +180,19 @@ def chart(lines: Sequence[Line], epochs: Sequence[int], height: int = 170, kind:
     """
     axis = scale((value for line in lines for value in [*line.values, *(line.top or ())]), kind)
     xs = [50.0] if len(epochs) == 1 else [round(100 * place / (len(epochs) - 1), 2) for place in range(len(epochs))]
-    label = ", ".join(line.label for line in lines) + f" over {unit}s {epochs[0]} to {epochs[-1]}"
+    half = 50 / max(len(xs) - 1, 1)
+    zones = []
+    for place, x in enumerate(xs):
+        left, right = max(x - half, 0.0), min(x + half, 100.0)
+        values = "".join(f"; {line.label}: {axis.text(line.values[place])}" for line in lines)
+        zones.append(Zone(round(left, 2), 0, round(right - left, 2), 100, f"{unit} {epochs[place]}{values}"))
     return Chart(
-        label,
+        ", ".join(line.label for line in lines) + f" over {unit}s {epochs[0]} to {epochs[-1]}",
         height,
         [_curve(line, xs, axis) for line in lines],
-        [Tick(_height(tick, axis), tick_text(tick, axis)) for tick in axis.ticks],
+        [Tick(_height(tick, axis), axis.tick_text(tick)) for tick in axis.ticks],
         epoch_ticks(epochs, xs, unit),
-        _zones(lines, [f"{unit} {epoch}" for epoch in epochs], xs, percent if kind == "share" else number),
+        zones,
     )
 
 
@@ -183,24 +201,21 @@ def epoch_ticks(epochs: Sequence[int], xs: Sequence[float], unit: str = "epoch")
     return [Tick(xs[place], f"{unit} {epochs[place]}" if place == 0 else str(epochs[place])) for place in numbered(len(epochs))]
 
 
-def tick_text(tick: float, axis: Scale) -> str:
-    """A number along an axis: a power of ten as ``1e-3`` where all are, else in full."""
-    if axis.kind == "share":
-        return percent(tick)
-    powers = axis.kind == "log" and all(math.isclose(one, 10.0 ** round(math.log10(one))) for one in axis.ticks)
-    return f"1e{round(math.log10(tick))}" if powers else f"{tick:.6g}"
-
-
 def strip(active: Iterable[int], epochs: Sequence[int]) -> list[tuple[int, int]]:
     """The marked ones among all epochs, as (place of the first, how many) of each run of them."""
-    place = {epoch: index for index, epoch in enumerate(epochs)}
-    blocks: list[tuple[int, int]] = []
-    for index in sorted(place[epoch] for epoch in active if epoch in place):
-        if blocks and index == sum(blocks[-1]):
-            blocks[-1] = (blocks[-1][0], blocks[-1][1] + 1)
-        else:
-            blocks.append((index, 1))
-    return blocks
+    marked = set(active)
+    return [(run[0], len(run)) for run in _runs([epoch in marked for epoch in epochs])]
+
+
+def _runs(shown: Sequence[bool]) -> list[list[int]]:
+    """The places of what is shown, in runs without a gap."""
+    runs: list[list[int]] = [[]]
+    for place, shows in enumerate(shown):
+        if shows:
+            runs[-1].append(place)
+        elif runs[-1]:
+            runs.append([])
+    return [run for run in runs if run]
 
 
 def _height(value: float, axis: Scale) -> float:
@@ -211,29 +226,96 @@ def _curve(line: Line, xs: Sequence[float], axis: Scale) -> Curve:
     known = [value for value in line.values if axis.shows(value)]
     if line.dashed and known and min(known) == max(known):
         return Curve(line, _height(known[0], axis), [], False)
-    places: list[list[int]] = [[]]
-    for place, value in enumerate(line.values):
-        if axis.shows(value):
-            places[-1].append(place)
-        elif places[-1]:
-            places.append([])
     top = line.top or [math.nan] * len(xs)
     parts = [
-        Segment(
-            [f"{xs[i]},{_height(line.values[i], axis)}" for i in part],
-            [f"{xs[i]},{_height(top[i], axis)}" for i in reversed(part) if math.isfinite(top[i])],
+        (
+            [f"{xs[i]},{_height(line.values[i], axis)}" for i in run],
+            [f"{xs[i]},{_height(top[i], axis)}" for i in reversed(run) if math.isfinite(top[i])],
         )
-        for part in places
-        if part
+        for run in _runs([axis.shows(value) for value in line.values])
     ]
     return Curve(line, None, parts, len(xs) <= MOST_MARKED and not line.dashed)
 
 
-def _zones(lines: Sequence[Line], named: Sequence[str], xs: Sequence[float], shown: Callable[[float], str]) -> list[Zone]:
-    half = 50 / max(len(xs) - 1, 1)
-    zones = []
-    for place, (when, x) in enumerate(zip(named, xs, strict=True)):
-        left, right = max(x - half, 0.0), min(x + half, 100.0)
-        values = "".join(f"; {line.label}: {shown(line.values[place])}" for line in lines)
-        zones.append(Zone(round(left, 2), 0, round(right - left, 2), 100, f"{when}{values}"))
-    return zones
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of :class:`Rows`."""
+
+    name: str  # of the layer
+    value: float  # the position of the dot
+    low: float | None = None  # where the band begins; None for no band
+    high: float | None = None  # where it ends
+    severity: str = ""  # of its most severe alert; empty for none
+    note: str = ""  # the text instead of a dot that cannot be drawn
+    other: float | None = None  # the value of another run, a second mark; None for none
+    shown: str | None = None  # the text at the end of the line; None for the value
+    title: str = ""  # what a pointer over the line shows
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Lines on a common scale, with positions in percent from the left."""
+
+    lines: list[Row]  # from the first to the last
+    what: str  # what the numbers are, for the head
+    axis: Scale
+    thresholds: Sequence[float]  # of rules, drawn as a line where the scale reaches
+
+    @property
+    def shown(self) -> list[Row]:
+        """The lines that are not folded."""
+        return self.lines[:SHOWN_ROWS]
+
+    @property
+    def folded(self) -> list[Row]:
+        """Those that are."""
+        return self.lines[SHOWN_ROWS:]
+
+    @property
+    def bars(self) -> bool:
+        """Whether values are drawn as bars from 0."""
+        return self.axis.kind == "share" and all(line.other is None for line in self.lines)
+
+    @property
+    def decades(self) -> int:
+        """Parts of the scale."""
+        return 10 if self.axis.kind == "share" else round(math.log10(self.axis.high / self.axis.low))
+
+    @property
+    def ticks(self) -> list[Tick]:
+        """Numbers along the scale."""
+        return [Tick(round(100 * self.axis.place(tick), 1), self.axis.tick_text(tick)) for tick in self.axis.ticks]
+
+    @property
+    def limits(self) -> list[Tick]:
+        """The thresholds that the scale reaches."""
+        reached = [limit for limit in self.thresholds if self.axis.low < limit < self.axis.high]
+        return [Tick(round(100 * self.axis.place(limit), 1), self.axis.text(limit)) for limit in reached]
+
+    def at(self, value: float | None) -> float | None:
+        """The position of a number; None where the scale does not show it."""
+        return None if value is None or not self.axis.shows(value) else round(100 * self.axis.place(value), 1)
+
+    def band(self, line: Row) -> tuple[float, float] | None:
+        """Where the band of a line begins, and how wide it is; None for no band."""
+        end = self.at(line.high)
+        if line.low is None or end is None:
+            return None
+        start = self.at(line.low) or 0.0
+        return start, round(max(end - start, 0.0), 1)
+
+
+def rows(lines: Sequence[Row], what: str, linear: bool = False, shades: Sequence[float] = (), limits: Sequence[float] = ()) -> Rows:
+    """Place lines on a common scale: logarithmic, in whole decades, or linear from 0 to 1 with bars.
+
+    Args:
+        lines: From the first to the last; of many, those with an alert come first.
+        what: What the numbers are, for the head.
+        linear: Shares from 0 to 1.
+        shades: Numbers that the scale must hold next to those of the lines.
+        limits: Thresholds of rules.
+    """
+    values = [value for line in lines for value in (line.value, line.high, line.other) if value is not None]
+    axis = Scale("share", 0.0, 1.0, (0.0, 0.5, 1.0)) if linear else decades([*values, *shades])
+    folds = len(lines) > SHOWN_ROWS  # a sort keeps the model's order among equals
+    return Rows(sorted(lines, key=lambda line: gravity(line.severity) if folds else 0), what, axis, limits)

@@ -9,17 +9,56 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from lightning_hooks.alerts.explain import explain
-from lightning_hooks.run_report.compare import compare
-from lightning_hooks.run_report.compare_view import compare_lines
-from lightning_hooks.run_report.files import write_health, write_whole
+from lightning_hooks.run_report.compare import Comparison, compare, groups
 from lightning_hooks.run_report.health import health_of
-from lightning_hooks.run_report.page import compare_page
+from lightning_hooks.run_report.lines import write_whole
+from lightning_hooks.run_report.page import compare_page, write_health
 from lightning_hooks.run_report.run import Run, read_run
+from lightning_hooks.run_report.text import DASH, number
 from lightning_hooks.run_report.verdict import judge
 from lightning_hooks.run_report.verify import verify
-from lightning_hooks.trackers.console import visible
+from lightning_hooks.trackers.console import shortened, some, table_lines, visible
+
+
+def compare_lines(found: Comparison) -> list[str]:
+    """The comparison of two runs as plain lines: the set-up and the losses first."""
+    lines = [f"A  {found.a.name}: {found.verdicts[0].headline}", f"B  {found.b.name}: {found.verdicts[1].headline}", ""]
+    lines += ["What differs in the set-up:"] if found.settings else ["The set-up is the same, as far as it is known."]
+    settings = [(shortened(key, 44), setting(a), setting(b)) for key, a, b in found.settings]
+    lines += [f"  {line}" for line in table_lines(("", "A", "B"), settings)] if settings else []
+    if found.losses:
+        rows = [(where, number(a), number(b)) for where, a, b in found.losses]
+        lines += ["", "Loss:", *(f"  {line}" for line in table_lines(("", "A", "B"), rows))]
+    lines.append("")
+    different = groups(found)
+    if different:
+        lines.append(f"Largest differences, {found.a.unit} {found.epoch}:")
+    for group in different:
+        cells = [(shortened(name, 44), *rest) for name, *rest in group.cells]
+        lines += [f"  {group.title}:"] * bool(group.title)
+        lines += [f"  {line}" for line in table_lines(("layer", "of it", "A", "B", "A to B"), cells)]
+        lines += [f"  and {group.more} more"] * bool(group.more)
+    if not different:
+        lines.append(f"All numbers of {found.a.unit} {found.epoch} that both runs have are the same.")
+    for title, alerts in (("Alerts only in A", found.alerts_a), ("Alerts only in B", found.alerts_b)):
+        if alerts:
+            lines += ["", f"{title} ({len(alerts)}):"]
+            lines += [
+                f"  [{course.severity}] {course.alert.kind} at {course.alert.site}, since {course.unit} {course.since}"
+                for course in alerts[:10]
+            ]
+    for letter, names in found.only:
+        lines += ["", f"Only in {letter}: {some(names)}"]
+    return lines
+
+
+def setting(value: Any) -> str:
+    """A setting in words; a dash for none."""
+    return DASH if value is None else shortened(str(value), 60)
+
 
 SIGNS = {"failed": "[failed]", "critical": "[critical]", "warning": "[warning]", "healthy": "[ok]", "unknown": "[?]"}
 FAILS = {"warning": ("warning", "critical", "failed"), "critical": ("critical", "failed")}

@@ -9,9 +9,9 @@ from typing import Any
 
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.plots.series import FRACTIONS
-from lightning_hooks.run_report.lines import by_names, is_table
-from lightning_hooks.run_report.numerals import number
-from lightning_hooks.run_report.run import MonitorRecord, Run
+from lightning_hooks.run_report.events import by_names, is_table
+from lightning_hooks.run_report.run import Run
+from lightning_hooks.run_report.text import number, percent
 from lightning_hooks.run_report.training import layers, rates_by_group
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
@@ -69,8 +69,8 @@ class Difference:
             return f"{100 * (self.b - self.a):+.3g} points"
         if self.a <= 0 or self.b <= 0:
             return "zero in A" if self.a <= 0 else "zero in B"
-        factor = self.b / self.a
-        return f"× {_times(factor)}" if factor >= 1 else f"÷ {_times(1 / factor)}"  # noqa: RUF001  the signs of arithmetic
+        sign, factor = ("×", self.b / self.a) if self.b >= self.a else ("÷", self.a / self.b)  # noqa: RUF001  of arithmetic
+        return f"{sign} {factor:.0f}" if 100 <= factor < 1e6 else f"{sign} {factor:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,17 @@ class Comparison:
     alerts_both: tuple[Course, ...]  # that both ended with, as the first has them
     settings: tuple[tuple[str, Any, Any], ...]  # (name, first, second) of what was set up differently
     losses: tuple[tuple[str, float, float], ...] = ()  # (of which window, first, second) of the loss, where it is known
+
+    @property
+    def alerts(self) -> list[tuple[str, tuple[Course, ...]]]:
+        """The alerts at the end, by who has them."""
+        found = (("Only in A", self.alerts_a), ("Only in B", self.alerts_b), ("In both", self.alerts_both))
+        return [(title, alerts) for title, alerts in found if alerts]
+
+    @property
+    def only(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Layers that only one of them has."""
+        return [(letter, names) for letter, names in (("A", self.only_a), ("B", self.only_b)) if names]
 
     def by_cause(self) -> list[tuple[Course | None, list[Difference]]]:
         """What differs, under the alert that only one run ended with and that explains it; under None what none of them explains.
@@ -124,25 +135,26 @@ def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
     Raises:
         ValueError: If there is no epoch that both have, or not that one.
     """
-    both = sorted(_kept(a) & _kept(b))
+    kept = ({epoch for record in run.monitors for epoch in record.columns} for run in (a, b))
+    both = sorted(set.intersection(*kept))
     if not both or (epoch is not None and epoch not in both):
         some = f"{a.unit}s {both[0]} to {both[-1]}" if both else f"no {a.unit}"
         wanted = "" if epoch is None else f" at {a.unit} {epoch}"
         raise ValueError(f"cannot compare{wanted}: {a.name} and {b.name} have {some} in common.")
     at = both[-1] if epoch is None else epoch
     found: list[Difference] = []
-    only: tuple[dict[str, None], dict[str, None]] = ({}, {})
+    only_a: dict[str, None] = {}
+    only_b: dict[str, None] = {}
     for prefix, table, stat, what in COMPARED:
-        first, second = _numbers(a, prefix, table, stat, at), _numbers(b, prefix, table, stat, at)
+        (names_a, first), (names_b, second) = (_numbers(run, prefix, table, stat, at) for run in (a, b))
         found += [Difference(what, stat, name, first[name], second[name]) for name in first if name in second]
-        names = _names(a, prefix, table, at), _names(b, prefix, table, at)
-        if all(names):  # by name: a layer may be there without this number, such as an update ratio where nothing was updated
-            only[0].update(dict.fromkeys(name for name in names[0] if name not in names[1]))
-            only[1].update(dict.fromkeys(name for name in names[1] if name not in names[0]))
+        if names_a and names_b:  # by name: a layer may be there without this number, such as an update ratio without an update
+            only_a |= dict.fromkeys(name for name in names_a if name not in names_b)
+            only_b |= dict.fromkeys(name for name in names_b if name not in names_a)
     found.sort(key=lambda difference: -difference.size)  # stable: of the same size, in the order of COMPARED and of the model
-    mine, theirs = ({(course.alert.kind, course.alert.site): course for course in courses(run) if _shown(course)} for run in (a, b))
+    mine, theirs = ({course.key: course for course in courses(run) if course.lasts and course.serious} for run in (a, b))
     return Comparison(
-        a, b, at, (judge(a), judge(b)), tuple(found), _outermost(only[0]), _outermost(only[1]),
+        a, b, at, (judge(a), judge(b)), tuple(found), _outermost(only_a), _outermost(only_b),
         tuple(course for key, course in mine.items() if key not in theirs),
         tuple(course for key, course in theirs.items() if key not in mine),
         tuple(course for key, course in mine.items() if key in theirs),
@@ -166,32 +178,15 @@ def _within(name: str, site: str) -> bool:
     return name == site or name.startswith(f"{site}.")
 
 
-def _shown(course: Course) -> bool:
-    return course.lasts and course.severity != "info"
-
-
-def _kept(run: Run) -> set[int]:
-    return {epoch for record in run.monitors for epoch in record.columns}
-
-
-def _numbers(run: Run, prefix: str, table: str, stat: str, epoch: int) -> dict[str, float]:
-    found: dict[str, float] = {}
+def _numbers(run: Run, prefix: str, table: str, stat: str, epoch: int) -> tuple[dict[str, None], dict[str, float]]:
+    """All names of a table at an epoch, and the numbers of those that have the statistic."""
+    names: dict[str, None] = {}
+    values: dict[str, float] = {}
     for record in run.of(prefix):
-        found |= _column(record, table, stat, epoch)
-    return found
-
-
-def _names(run: Run, prefix: str, table: str, epoch: int) -> dict[str, None]:
-    """All names of a table at an epoch, whatever is known of them."""
-    return dict.fromkeys(name for record in run.of(prefix) for name in record.columns.get(epoch, {}).get(table, ((), {}))[0])
-
-
-def _column(record: MonitorRecord, table: str, stat: str, epoch: int) -> dict[str, float]:
-    names, stats = record.columns.get(epoch, {}).get(table, ((), {}))
-    values = stats.get(stat)
-    if values is None:
-        return {}
-    return {name: float(value) for name, value in zip(names, values, strict=True) if not math.isinf(value)}
+        found, stats = record.columns.get(epoch, {}).get(table, ((), {}))
+        names |= dict.fromkeys(found)
+        values |= {name: float(value) for name, value in zip(found, stats.get(stat, ()), strict=False) if not math.isinf(value)}
+    return names, values
 
 
 def _losses(a: Run, b: Run) -> list[tuple[str, float, float]]:
@@ -203,11 +198,6 @@ def _losses(a: Run, b: Run) -> list[tuple[str, float, float]]:
     if ends[0] != ends[1]:
         rows.append((f"last {a.window}", a.loss(ends[0]), b.loss(ends[1])))
     return rows if any(math.isfinite(loss) for _, *losses in rows for loss in losses) else []
-
-
-def _times(factor: float) -> str:
-    """A factor of at least 1, in three digits."""
-    return f"{factor:.0f}" if 100 <= factor < 1e6 else f"{factor:.3g}"
 
 
 NOT_SETTINGS = ("event", "version", "started", "epoch", "step", "monitors", "watched", "layers")
@@ -271,3 +261,36 @@ def _layers(run: Run) -> dict[str, str]:
 
 def _listed(run: Run) -> str:
     return ", ".join(f"{record.prefix} ({record.modules})" for record in run.monitors)
+
+
+MOST = 25
+"""How many differences are shown as those that matter most."""
+MOST_OF_A_CAUSE = 5
+"""How many of them under one cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Differences with one cause."""
+
+    title: str  # the cause; empty where there is but one group without
+    cells: list[tuple[str, str, str, str, str]]  # of each that is shown: name, what, A, B, the change
+    more: int  # how many are not shown
+
+
+def groups(found: Comparison) -> list[Group]:
+    """What differs most, by cause."""
+    by_cause = found.by_cause()
+    made = []
+    for course, differences in by_cause:
+        most = MOST if course is None else MOST_OF_A_CAUSE
+        title = "Without an alert that explains it" if len(by_cause) > 1 else ""
+        if course is not None:
+            title = f"{course.alert.name}, only in {'A' if course in found.alerts_a else 'B'}, and its consequences"
+        cells = [(d.name, d.what, _shown(d, d.a), _shown(d, d.b), d.change) for d in differences[:most]]
+        made.append(Group(title, cells, len(differences[most:])))
+    return made
+
+
+def _shown(difference: Difference, value: float) -> str:
+    return percent(value) if difference.share else number(value)

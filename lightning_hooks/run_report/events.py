@@ -2,10 +2,151 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
 
-from lightning_hooks.declare.plain import from_plain
-from lightning_hooks.run_report.names import KnownNames
+from lightning_hooks.declare.plain import PlainReport, from_plain
+
+MOST = 1_000_000
+"""Names in a list; what is longer is damaged."""
+SPAN = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?|\*(\d{1,9}))?")
+
+
+class KnownNames:
+    """The names that the lines read so far hold."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._of_tables: dict[tuple[str, str, str, int], list[str]] = {}  # of version 2: monitor, modules, table and number
+
+    def add(self, at: int, names: Sequence[str]) -> None:
+        """Take the names of a line, the first of which has the number ``at``; a writer that begins again begins at 0."""
+        self._names.update(enumerate(names, at))
+
+    def whole(self, value: Any) -> Any:
+        """What :meth:`Names.of_plain` made of plain data, as it was.
+
+        Raises:
+            TypeError, ValueError: If it was not made so.
+        """
+        if not isinstance(value, dict):
+            return value
+        spans = value.get("names")
+        if not isinstance(spans, str) or not set(value) <= {"names", "values"}:
+            return {key: self.whole(entry) for key, entry in value.items()}
+        names: list[str] = []
+        for text in spans.split(","):
+            names += self._span(text, MOST - len(names))
+        if "values" not in value:
+            return names
+        values = self.whole(value["values"])
+        return dict(zip(names, values if isinstance(values, list) else [values] * len(names), strict=True))
+
+    def _span(self, text: str, most: int) -> list[str]:
+        found = SPAN.fullmatch(text)
+        if found is None:
+            raise ValueError(f"no numbers of names: {text!r:.60}")
+        first, last, step, times = (None if part is None else int(part) for part in found.groups())
+        assert first is not None
+        end = first if last is None else last
+        stride = (step or 1) * (1 if end >= first else -1)
+        numbers = range(first, end + stride, stride)
+        if len(numbers) * (times or 1) > most:
+            raise ValueError(f"no such number of names: {text!r:.60}")
+        return [self._names.get(number, f"name {number}, lost") for number in numbers] * (1 if times is None else times)
+
+    def whole_tables(self, monitor: str, modules: str, report: dict[str, Any]) -> None:
+        """Give the tables of a report their names, which up to version 2 had a number by table and were left out later.
+
+        Raises:
+            KeyError: If the line that held them was lost.
+        """
+        for table, columns in report.items():
+            number = columns.pop("names", None) if isinstance(columns, dict) else None
+            if type(number) is int:
+                mark = (monitor, modules, table, number)
+                if "name" in columns:
+                    self._of_tables[mark] = columns["name"]
+                else:
+                    columns["name"] = self._of_tables[mark]
+
+
+@cache
+def kinds() -> dict[str, type[PlainReport]]:
+    """The reports' classes by name; with them comes torch, which reading the numbers and the alerts of a run does without."""
+    from lightning_hooks.diagnostics.reports import Report
+
+    return {kind.__name__: kind for kind in get_args(Report)}
+
+
+def by_names(columns: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
+    """Turn :func:`by_columns` back: name to field to value."""
+    fields = [field for field in columns if field != "name"]
+    names = columns["name"]
+    rows = zip(*(spread(columns[field], len(names)) for field in fields), strict=True) if fields else [() for _ in names]
+    return {name: dict(zip(fields, row, strict=True)) for name, row in zip(columns["name"], rows, strict=True)}
+
+
+def spread(column: Any, length: int) -> list[Any]:
+    """A column as a list: one that was written as a single value holds it everywhere."""
+    if isinstance(column, list):
+        return column
+    return [column["all"] if isinstance(column, dict) and set(column) == {"all"} else column] * length
+
+
+def is_table(field: Any) -> bool:
+    """Whether a field of a report, as the lines so far hold it, is a table by columns."""
+    return isinstance(field, dict) and isinstance(field.get("name"), list)
+
+
+def with_columns(before: Any, field: Any) -> Any:
+    """What a line makes of a field: of a table it may hold some columns only, and the others are as they were."""
+    if not is_table(before) or not isinstance(field, dict):
+        return field
+    length = len(field.get("name", before["name"]))
+    left = {name: column for name, column in before.items() if not isinstance(column, list) or len(column) == length}
+    return {**left, **field}  # of other names, of which there may be none, the columns are other ones too
+
+
+def report_of(event: Mapping[str, Any]) -> Any:
+    """Make the report of a ``report`` event; None if it is of a kind that is not known here.
+
+    Raises:
+        TypeError, ValueError, KeyError: If it does not hold what it should.
+    """
+    kind = kinds().get(event["kind"])
+    if kind is None:
+        return None
+    fields = {name: by_names(value) if is_table(value) else value for name, value in event["report"].items()}
+    return kind.from_dict({**fields, "alerts": event.get("alerts", [])})
+
+
+def place(event: Mapping[str, Any]) -> int:
+    """Where what an event holds belongs: its epoch, or its step where windows are shorter than epochs."""
+    return int(event.get("at", event.get("epoch", 0)))
+
+
+def read_lines(path: Path, on_bad: Callable[[int], object] = bool) -> Iterator[dict[str, Any]]:
+    """Read events one by one. A line that is none, as a crash or a full disk leaves it, is passed over.
+
+    Args:
+        path: The file.
+        on_bad: Called with the number of each line that was passed over, from 1.
+    """
+    names = KnownNames()
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, text in enumerate(file, start=1):
+            try:
+                event = checked(json.loads(text), names)
+            except (TypeError, ValueError, KeyError, RecursionError):
+                on_bad(number)
+                continue
+            yield event
+
 
 _TEXTS = ("package", "torch", "lightning", "started", "ended", "model", "precision", "accelerator", "optimizers")
 FIELDS: dict[str, Any] = {

@@ -16,12 +16,11 @@ from typing import Any
 from lightning_hooks.declare.alert import Alert, fingerprint_of
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.plain import to_plain
-from lightning_hooks.plots.names import shortened
-from lightning_hooks.run_report.problems import Problem
+from lightning_hooks.run_report.recorded import Source
 from lightning_hooks.run_report.run import Run
-from lightning_hooks.run_report.sentences import LONGEST_NAME, Sentences, in_a_line, names_in
-from lightning_hooks.run_report.source import Source
-from lightning_hooks.run_report.verdict import Verdict, judge
+from lightning_hooks.run_report.text import LONGEST_NAME, Sentences, in_a_line, names_in
+from lightning_hooks.run_report.verdict import Problem, Verdict, judge
+from lightning_hooks.trackers.console import shortened
 
 HEALTH = "health.json"
 SCHEMA_VERSION = 1

@@ -6,16 +6,17 @@ import base64
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from lightning_hooks.plots.names import Labels, labels
+from lightning_hooks.plots.canvas import Labels, labels
 from lightning_hooks.plots.series import FRACTIONS, Series, relative_to_first
 from lightning_hooks.run_report.charts import Tick, Zone, epoch_ticks
-from lightning_hooks.run_report.numerals import number, percent
+from lightning_hooks.run_report.recorded import Run
+from lightning_hooks.run_report.text import number, percent
 
 HEATS = (
     ("gradient_flow", "modules", "rms", "Gradient RMS at each module's output"),
@@ -29,6 +30,16 @@ HEATS = (
 )
 """The heat maps: prefix, table, statistic, caption."""
 NEEDS_MORE_THAN_ZERO = ("dead_fraction", "saturated_fraction", "nonfinite_fraction")
+
+
+def heat_series(run: Run) -> Iterator[tuple[int, str, str, str, Series]]:
+    """The heat maps of a run: the place of a monitor, table, statistic, caption, numbers."""
+    for prefix, table, stat, caption in HEATS:
+        for place, record in enumerate(run.monitors):
+            series = record.series(table, stat) if record.prefix == prefix else None
+            if series and series.names and (stat not in NEEDS_MORE_THAN_ZERO or np.nansum(series.values)):
+                yield place, table, stat, caption, series
+
 
 # Viridis (Smith and van der Walt, 2015), which people with any colour vision read in the same order; 16 of its colours.
 VIRIDIS = (
@@ -144,21 +155,18 @@ def heat_map(table: Series, stat: str, most_rows: int = 400, most_columns: int =
     finite = np.isfinite(values)
     if not finite.any():
         return None
+    with np.errstate(divide="ignore"):
+        heights = np.log10(np.abs(np.where(finite, values, 1.0))) if log else np.where(finite, values, 0.0)
+    known = heights[finite & np.isfinite(heights)]
+    low, high = (float(known.min()), float(known.max())) if log and known.size else (-1.0, 0.0) if log else (0.0, 1.0)
     if relative:
-        with np.errstate(divide="ignore"):
-            powers = np.where(values > 0, np.log10(np.where(finite, values, 1.0)), -np.inf)
-        most = min(max(float(np.abs(powers[finite & (values > 0)]).max(initial=0.0)), 0.5), 300.0)
-        low, high, place = 10.0**-most, 10.0**most, (powers / most + 1) / 2
-    elif log:
-        sizes = np.abs(np.where(finite, values, 0.0))
-        some = sizes[sizes > 0]
-        low, high = (float(some.min()), float(some.max())) if some.size else (0.1, 1.0)
-        if high < 10 * low:
-            low, high = low / 10**0.5, high * 10**0.5
-        with np.errstate(divide="ignore"):
-            place = (np.log10(sizes) - np.log10(low)) / (np.log10(high) - np.log10(low))
-    else:
-        low, high, place = 0.0, 1.0, np.where(finite, values, 0.0)
+        high = min(max(-low, high, 0.5), 300.0) if known.size else 0.5
+        low = -high
+    elif log and high - low < 1:
+        low, high = low - 0.5, high + 0.5
+    place = (heights - low) / (high - low)
+    if log:
+        low, high = 10.0**low, 10.0**high
     shades = np.where(finite, 1 + np.clip(place, 0, 1) * (SHADES - 1), 0).round().astype(np.uint8)
     image = png(shades, DIVERGING if relative else VIRIDIS)
     return HeatMap(image, low, high, log, values, table.names[::every_row], table.epochs[::every_column], table.unit, relative)

@@ -2,26 +2,97 @@
 
 A line is an *event*: ``fit`` (training starts, or goes on from a checkpoint), ``report`` (one monitor's epoch), ``epoch`` (what an
 epoch took), ``end``. Tables are written by columns, a column of equal values as one value, numbers in five significant digits.
-Names are written by numbers, which the line that has them first explains (``new_names``). What has not changed since the line
-before is left out. What was written before a crash is whole. The file is appended to, and thinned when it grows too large
-(:mod:`lightning_hooks.run_report.budget`).
+Names are written by numbers, which the line that has them first explains (``new_names``): each is written once, and later lines say
+its number. What has not changed since the line before is left out. What was written before a crash is whole. The file is appended
+to, and thinned when it grows too large (:mod:`lightning_hooks.run_report.budget`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
-from lightning_hooks.declare.plain import PlainReport, to_plain
-from lightning_hooks.run_report.events import checked
-from lightning_hooks.run_report.names import LONG, KnownNames, Names
+from lightning_hooks.declare.plain import to_plain
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file so that it is there whole or, if that fails, as it was before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+LONG = 60
+"""Characters from which a list of texts is written by numbers, and a value that has not changed is left out."""
+
+
+class Names:
+    """The names that the lines of a file hold so far, by number.
+
+    A list of names is written by the spans of its numbers, as ``{"names": "0-12,14"}``, a mapping by names as
+    ``{"names": "0-12,14", "values": [...]}``.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._written = 0
+
+    def coded(self, texts: Sequence[str]) -> str:
+        """The numbers of texts, as spans."""
+        return ",".join(_spans([self._numbers.setdefault(text, len(self._numbers)) for text in texts]))
+
+    def new(self) -> dict[str, Any]:
+        """The names that no line holds yet, with the number of the first, as a field of the next line; no field without any."""
+        first, self._written = self._written, len(self._numbers)
+        return {"new_names": {"at": first, "name": list(self._numbers)[first:]}} if first < self._written else {}
+
+    def of_plain(self, value: Any) -> Any:
+        """Plain data with the long lists of texts in it, and the long mappings, by the numbers of their names."""
+        if isinstance(value, dict):
+            if _long(value) and not any(isinstance(entry, (dict, list)) for entry in value.values()):
+                return {"names": self.coded(list(value)), "values": self.of_plain(list(value.values()))}
+            return {key: self.of_plain(entry) for key, entry in value.items()}
+        return {"names": self.coded(value)} if isinstance(value, list) and _long(value) else value
+
+
+def _spans(numbers: Sequence[int]) -> Iterator[str]:
+    """Numbers as spans: ``3``, ``3-9``, ``9-3``, every second ``3-9:2``, the same again ``3*4``."""
+    start = 0
+    while start < len(numbers):
+        first, end = numbers[start], start + 1
+        step = numbers[end] - first if end < len(numbers) else 0
+        while end < len(numbers) and numbers[end] - numbers[end - 1] == step:
+            end += 1
+        if end - start < 3:
+            end = start + 1
+            yield f"{first}"
+        elif not step:
+            yield f"{first}*{end - start}"
+        else:
+            yield f"{first}-{numbers[end - 1]}" + (f":{abs(step)}" if abs(step) > 1 else "")
+        start = end
+
+
+def _long(texts: Iterable[Any]) -> bool:
+    length = 0
+    for text in texts:
+        if not isinstance(text, str):
+            return False
+        length += len(text)
+    return length > LONG
+
 
 FOLDER = "lightning_hooks"
 REPORTS = "reports.jsonl"
@@ -30,14 +101,6 @@ VERSION = 3
 """Of the format; a reader takes older ones."""
 ALERTS_VERSION = 2
 """Of the lines in the file of alerts; those of version 1 do not say theirs, and have fewer fields where an alert is cleared."""
-
-
-@cache
-def kinds() -> dict[str, type[PlainReport]]:
-    """The reports' classes by name; with them comes torch, which reading the numbers and the alerts of a run does without."""
-    from lightning_hooks.diagnostics.reports import Report
-
-    return {kind.__name__: kind for kind in get_args(Report)}
 
 
 def line(event: str, values: Mapping[str, Any], memory: Memory | None = None) -> str:
@@ -155,71 +218,6 @@ def by_columns(table: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Turn a table of dataclasses by name into lists by field, the names first."""
     fields = [field.name for field in dataclasses.fields(next(iter(table.values())))] if table else []
     return {"name": list(table), **{field: list(map(attrgetter(field), table.values())) for field in fields}}
-
-
-def by_names(columns: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
-    """Turn :func:`by_columns` back: name to field to value."""
-    fields = [field for field in columns if field != "name"]
-    names = columns["name"]
-    rows = zip(*(spread(columns[field], len(names)) for field in fields), strict=True) if fields else [() for _ in names]
-    return {name: dict(zip(fields, row, strict=True)) for name, row in zip(columns["name"], rows, strict=True)}
-
-
-def spread(column: Any, length: int) -> list[Any]:
-    """A column as a list: one that was written as a single value holds it everywhere."""
-    if isinstance(column, list):
-        return column
-    return [column["all"] if isinstance(column, dict) and set(column) == {"all"} else column] * length
-
-
-def is_table(field: Any) -> bool:
-    """Whether a field of a report, as the lines so far hold it, is a table by columns."""
-    return isinstance(field, dict) and isinstance(field.get("name"), list)
-
-
-def with_columns(before: Any, field: Any) -> Any:
-    """What a line makes of a field: of a table it may hold some columns only, and the others are as they were."""
-    if not is_table(before) or not isinstance(field, dict):
-        return field
-    length = len(field.get("name", before["name"]))
-    left = {name: column for name, column in before.items() if not isinstance(column, list) or len(column) == length}
-    return {**left, **field}  # of other names, of which there may be none, the columns are other ones too
-
-
-def report_of(event: Mapping[str, Any]) -> Any:
-    """Make the report of a ``report`` event; None if it is of a kind that is not known here.
-
-    Raises:
-        TypeError, ValueError, KeyError: If it does not hold what it should.
-    """
-    kind = kinds().get(event["kind"])
-    if kind is None:
-        return None
-    fields = {name: by_names(value) if is_table(value) else value for name, value in event["report"].items()}
-    return kind.from_dict({**fields, "alerts": event.get("alerts", [])})
-
-
-def place(event: Mapping[str, Any]) -> int:
-    """Where what an event holds belongs: its epoch, or its step where windows are shorter than epochs."""
-    return int(event.get("at", event.get("epoch", 0)))
-
-
-def read_lines(path: Path, on_bad: Callable[[int], object] = bool) -> Iterator[dict[str, Any]]:
-    """Read events one by one. A line that is none, as a crash or a full disk leaves it, is passed over.
-
-    Args:
-        path: The file.
-        on_bad: Called with the number of each line that was passed over, from 1.
-    """
-    names = KnownNames()
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, text in enumerate(file, start=1):
-            try:
-                event = checked(json.loads(text), names)
-            except (TypeError, ValueError, KeyError, RecursionError):
-                on_bad(number)
-                continue
-            yield event
 
 
 def append(path: Path, text: str) -> None:

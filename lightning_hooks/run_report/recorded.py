@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +15,73 @@ import numpy as np
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
+from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.plots.series import Series
-from lightning_hooks.run_report.lines import is_table, report_of
-from lightning_hooks.run_report.source import Source
+from lightning_hooks.run_report.events import is_table, report_of
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a large run is drawn, so that the page stays small."""
+
+    rows: int = 300  # layers in a list
+    heat_rows: int = 400  # layers in a heat map
+    heat_columns: int = 300  # epochs in a heat map
+    alerts: int = 150  # lines in the list of alerts
+
+    def halved(self) -> Limits:
+        """Half as much of everything."""
+        return Limits(self.rows // 2, self.heat_rows // 2, self.heat_columns // 2, self.alerts // 2)
+
+
+def severities(record: MonitorRecord) -> dict[str, str]:
+    """The highest severity of each site's alerts in the last epoch; a parameter's counts for its module too."""
+    found: dict[str, str] = {}
+    alerts = record.alerts[record.epochs[-1]] if record.epochs else ()
+    for alert in sorted(alerts, key=lambda alert: -gravity(alert.severity)):
+        found[alert.site.rpartition(".")[0]] = alert.severity
+    for alert in sorted(alerts, key=lambda alert: -gravity(alert.severity)):
+        found[alert.site] = alert.severity
+    return found
+
+
+def chosen(names: Sequence[str], severities: Mapping[str, str], most: int) -> list[str]:
+    """Which of too many names are drawn: all that have an alert, as far as there is room, and every k-th of the others."""
+    if len(names) <= most:
+        return list(names)
+    affected = [name for name in names if severities.get(name) in ("critical", "warning")][:most]
+    others = [name for name in names if name not in set(affected)]
+    room = max(most - len(affected), most // 4)
+    kept = {*affected, *others[:: max(1, -(-len(others) // room))]}
+    return [name for name in names if name in kept]
+
+
+_LINE = re.compile(r"(?![/\\~]|\w:)(?!.*(?:^|[/\\])\.\.(?:[/\\]))[^\0]{1,200}:\d{1,7}")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the code of a module stands. A line is ``file:line``, the file relative to the working directory or its package.
+
+    Attributes:
+        type: The full name of its class.
+        defined_at: The line of the class; None where no file shows it.
+        created_at: The line that creates the module; None where the source does not show it.
+    """
+
+    type: str
+    defined_at: str | None = None
+    created_at: str | None = None
+
+
+def source_of(event: Mapping[str, Any]) -> Source:
+    """The source that a ``source`` event says; a line whose file is not relative is left out."""
+    defined, created = (
+        line if isinstance(line, str) and _LINE.fullmatch(line) else None
+        for line in (event.get("defined_at"), event.get("created_at"))
+    )
+    return Source(event["type"], defined, created)
+
 
 Columns = dict[str, tuple[tuple[str, ...], dict[str, np.ndarray]]]
 """Table to its names and, by statistic, their numbers: float32, NaN where nothing was measured, infinite where none applies."""
@@ -51,10 +117,20 @@ class MonitorRecord:
         return None if report is None else dataclasses.replace(report, alerts=next(reversed(self.alerts.values()), ()))
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the last report in plain types, tables by columns."""
+        return {} if self.latest is None else self.latest["report"]
+
+    @property
     def names(self) -> dict[str, tuple[str, ...]]:
         """The names in each table of the last report."""
-        report = {} if self.latest is None else self.latest["report"]
-        return {table: tuple(report[table]["name"]) for table in TABLES if is_table(report.get(table))}
+        return {table: tuple(self.fields[table]["name"]) for table in TABLES if is_table(self.fields.get(table))}
+
+    @property
+    def silent(self) -> list[str]:
+        """What the last report could not measure, since no hook ran."""
+        names = self.fields.get("silent")
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
     @property
     def observed(self) -> bool:

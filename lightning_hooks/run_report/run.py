@@ -1,10 +1,13 @@
-"""A run read from its file: what each monitor reported in each epoch, how training went and ended."""
+"""A run read from its file, also while that is being written: what each monitor reported, how training went and ended."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import os
+import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +18,9 @@ import numpy as np
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import NONFINITE, from_plain
-from lightning_hooks.run_report.lines import FOLDER, REPORTS, is_table, place, read_lines, report_line, spread, with_columns
-from lightning_hooks.run_report.recorded import Columns, MonitorRecord, Run
-from lightning_hooks.run_report.source import source_of
+from lightning_hooks.run_report.events import KnownNames, checked, is_table, place, read_lines, spread, with_columns
+from lightning_hooks.run_report.lines import FOLDER, REPORTS, report_line
+from lightning_hooks.run_report.recorded import Columns, MonitorRecord, Run, source_of
 
 __all__ = ["MOST_EPOCHS", "MonitorRecord", "Run", "RunReader", "find", "read_run", "run_name", "run_of_reports"]
 
@@ -39,10 +42,11 @@ def read_run(path: Path | str) -> Run:
         ValueError: If the file holds no run.
     """
     file = find(Path(path))
-    bad: list[int] = []
-    run = _run_of_events(Run(file.parent, run_name(file)), read_lines(file, bad.append), _epochs_written(file), bad)
+    with file.open("rb") as lines:
+        reader = RunReader(Run(file.parent, run_name(file)), windows_written(lines))
+    run = reader.read(read_lines(file, lambda _: reader.skip()))
     if not run.fit and not run.monitors:
-        raise ValueError(f"{file} holds no run: {len(bad)} of its lines could not be read. Was it written by lightning_hooks?")
+        raise ValueError(f"{file} holds no run: {run.damaged} of its lines could not be read. Was it written by lightning_hooks?")
     return run
 
 
@@ -57,20 +61,8 @@ def run_of_reports(
         end: How training ended; None if it goes on.
     """
     events = (json.loads(report_line(*key, report, math.nan)) for key, found in reports.items() for report in found)
-    run = _run_of_events(Run(Path(), "in memory", end=end), events, max(map(len, reports.values()), default=0), [])
+    run = RunReader(Run(Path(), "in memory", end=end), max(map(len, reports.values()), default=0)).read(events)
     run.timing = {at: {"loss": loss} for at, loss in losses.items()}
-    return run
-
-
-def _run_of_events(run: Run, events: Iterable[Mapping[str, Any]], epochs: int, bad: list[int]) -> Run:
-    """Fill in a run from its events; of those that cannot be read ``bad`` gets a 0."""
-    reader = RunReader(run, max(1, -(-epochs // MOST_EPOCHS)))
-    for event in events:
-        try:
-            reader.take(event)
-        except (TypeError, ValueError, KeyError, OverflowError):
-            bad.append(0)
-    run.damaged = len(bad)
     return run
 
 
@@ -102,14 +94,10 @@ def run_name(file: Path) -> str:
     return "/".join(folder.parts[-2:]) if len(folder.parts) > 2 else folder.name
 
 
-def _epochs_written(file: Path) -> int:
-    """About how many epochs a file holds in full: its lines of one monitor with tables."""
-    counts: dict[bytes, int] = {}
-    with file.open("rb") as lines:
-        for text in lines:
-            if text.startswith(b'{"event":"report"') and not text.endswith(b',"thinned":true}\n'):
-                key = text[text.find(b'"monitor"') :][:60]
-                counts[key] = counts.get(key, 0) + 1
+def windows_written(lines: Iterable[bytes]) -> int:
+    """About how many windows a file's lines hold in full: those of one monitor with tables."""
+    with_tables = (line for line in lines if line.startswith(b'{"event":"report"') and not line.endswith(b',"thinned":true}\n'))
+    counts = Counter(line[line.find(b'"monitor"') :][:60] for line in with_tables)
     return max(counts.values(), default=0)
 
 
@@ -127,14 +115,28 @@ class RunReader:
 
     Args:
         run: The run, empty.
-        stride: Of the windows with tables every so many are kept in full, and the last.
+        windows: How many windows with tables there are: of many, every so many are kept in full, and the last.
         tables: Whether numbers are kept at all; without them there are alerts, losses and names.
     """
 
-    def __init__(self, run: Run, stride: int = 1, tables: bool = True) -> None:
-        self.run, self._stride, self._tables = run, stride, tables
+    def __init__(self, run: Run, windows: int = 0, tables: bool = True) -> None:
+        self.run, self._tables = run, tables
+        self._stride = max(1, -(-windows // MOST_EPOCHS))
         self._found: Found = {}
         self._known: dict[tuple[str, str], _Known] = {}
+
+    def read(self, events: Iterable[Mapping[str, Any]]) -> Run:
+        """Take all events, without those that cannot be read; return the run."""
+        for event in events:
+            try:
+                self.take(event)
+            except UNREADABLE:
+                self.skip()
+        return self.run
+
+    def skip(self) -> None:
+        """Count a line that cannot be read."""
+        self.run.damaged += 1
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take the next event.
@@ -217,12 +219,12 @@ def _columns(report: Mapping[str, Any]) -> Columns:
 
 
 def _statistics(table: Mapping[str, Any], length: int) -> Iterator[tuple[str, np.ndarray]]:
-    for stat, column in table.items():
+    for name, column in table.items():
         values = spread(column, length)
         if len(values) != length:
-            raise ValueError(f"{len(values)} values of {stat} for {length} names")
-        if stat != "name" and _numeric(values):
-            yield stat, _numbers(values)
+            raise ValueError(f"{len(values)} values of {name} for {length} names")
+        if name != "name" and _numeric(values):
+            yield name, _numbers(values)
 
 
 def _numeric(column: list[Any]) -> bool:
@@ -247,3 +249,90 @@ def _forget(run: Run, found: Found, epoch: int) -> None:
         if not record.alerts:
             del found[key]
     run.timing = {number: event for number, event in run.timing.items() if number < epoch}
+
+
+MOST_BYTES = 256_000_000
+"""Of a file that is read; the monitors keep theirs below some 8 MB."""
+MOST_NUMBERS = 100_000_000
+"""Of a run in memory."""
+COUNTED_EVERY = 16
+MOST_LINE = 64_000_000
+UNREADABLE = (TypeError, ValueError, KeyError, OverflowError, RecursionError, AttributeError, IndexError)
+
+
+class RunFile:
+    """Reads a run, and goes on where it was when the file has grown.
+
+    Args:
+        path: The file.
+        name: What the run is called.
+        tables: Whether numbers are kept; without them a list of many runs is small.
+    """
+
+    def __init__(self, path: Path, name: str, tables: bool) -> None:
+        self.path, self._name, self._tables = path, name, tables
+        self._mark: tuple[int, int, int] = (0, 0, 0)  # device, inode, size
+        self._modified = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.run = Run(self.path.parent, self._name)
+        self._reader = RunReader(self.run, tables=self._tables)
+        self._names = KnownNames()
+        self._offset = 0
+        self._reports = 0
+
+    def update(self) -> bool:
+        """Read what is new; whether there was anything.
+
+        Raises:
+            OSError: If the file cannot be read.
+            ValueError: If it is no plain file, or larger than what is read.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        with open(descriptor, "rb") as file:  # noqa: PTH123  the descriptor of a link would be that of what it points to
+            known = os.fstat(descriptor)
+            if not stat.S_ISREG(known.st_mode):
+                raise ValueError(f"{self.path.name} is no plain file.")
+            if known.st_size > MOST_BYTES:
+                raise ValueError(f"{self.path.name} has {known.st_size / 1e6:.0f} MB; up to {MOST_BYTES / 1e6:.0f} MB are read.")
+            mark = known.st_dev, known.st_ino, known.st_size
+            if mark == self._mark and known.st_mtime_ns == self._modified:
+                return False
+            if mark[:2] != self._mark[:2] or mark[2] <= self._mark[2]:  # another file in its place, as when it was thinned
+                self._begin()
+            self._mark, self._modified = mark, known.st_mtime_ns
+            if not self._offset:
+                self._reader = RunReader(self.run, windows_written(file) if self._tables else 0, self._tables)
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n") or len(line) > MOST_LINE:
+                    break  # it is being written
+                self._offset += len(line)
+                self._take(line)
+        return True
+
+    @property
+    def updated(self) -> float:
+        """When the file was written last, in seconds of the clock."""
+        return self._modified / 1e9
+
+    def _take(self, line: bytes) -> None:
+        try:
+            event = checked(json.loads(line.decode("utf-8", "replace")), self._names)
+            self._reader.take(event)
+            if self._tables and event["event"] == "report":
+                self._count()
+        except UNREADABLE:
+            self._reader.skip()
+
+    def _count(self) -> None:
+        """Every so many reports: no more numbers than there is room for."""
+        self._reports += 1
+        if self._reports % COUNTED_EVERY:
+            return
+        kept = (tables for record in self.run.monitors for tables in record.columns.values())
+        if sum(len(names) * len(stats) for tables in kept for names, stats in tables.values()) > MOST_NUMBERS:
+            for record in self.run.monitors:
+                record.columns.clear()
+            raise ValueError("more numbers than are kept")

@@ -106,10 +106,16 @@ def layers(run: Run) -> Sequence[tuple[str, str, str, int]]:
     return list(zip(*wanted, strict=False))
 
 
-LONG, BEST, SHORT = 0.1, 0.5, 1.0
-"""Step ratios: below the first a step is too long, at the second it has the best length, at the third it is short."""
+THRESHOLDS = (
+    ("harmful below", 0.0, "var(--red)"),
+    ("too long below", 0.1, "var(--amber)"),
+    ("best length", 0.5, "var(--green)"),
+    ("short", 1.0, "var(--soft)"),
+)
+"""What a step ratio means: in words, from which ratio, its colour."""
 BOUNDS = (-1.0, 1.5)
 """Ratios beyond are drawn at these."""
+CLIP_STATS = ("norm_before", "norm_before_max", "norm_after", "rate", "steps", "clipped_steps", "skipped_steps", "nonfinite_steps")
 
 
 def learning_charts(run: Run) -> list[tuple[str, Chart]]:
@@ -121,16 +127,20 @@ def learning_charts(run: Run) -> list[tuple[str, Chart]]:
         if shares:
             found.append(("Which layers the loss falls by", chart(shares, epochs, kind="linear", unit=record.unit)))
         if np.isfinite(ratios).any():
-            clipped = [float(ratio) for ratio in np.clip(ratios, *BOUNDS)]
-            lines = [
-                Line("harmful below", [0.0] * len(epochs), "var(--red)", dashed=True),
-                Line("too long below", [LONG] * len(epochs), "var(--amber)", dashed=True),
-                Line("best length", [BEST] * len(epochs), "var(--green)", dashed=True),
-                Line("short", [SHORT] * len(epochs), "var(--soft)", dashed=True),
-                Line("gain of a step over its predicted gain", clipped, "var(--blue)"),
-            ]
+            lines = [Line(text, [at] * len(epochs), color, dashed=True) for text, at, color in THRESHOLDS]
+            lines.append(Line("gain of a step over its predicted gain", np.clip(ratios, *BOUNDS).tolist(), "var(--blue)"))
             found.append(("Step ratio", chart(lines, epochs, 130, kind="linear", unit=record.unit)))
     return found
+
+
+def clip_numbers(record: MonitorRecord, optimizer: str) -> dict[str, list[float]]:
+    """What clipping did to one optimizer's steps, by statistic and kept epoch."""
+    return {stat: record.values("optimizers", stat, optimizer) for stat in CLIP_STATS}
+
+
+def step_counts(numbers: Mapping[str, Sequence[float]]) -> dict[str, int]:
+    """The counts of steps among them, over all epochs."""
+    return {stat: int(np.nansum(values)) for stat, values in numbers.items() if stat.endswith("steps")}
 
 
 def _shares(record: MonitorRecord) -> list[Line]:

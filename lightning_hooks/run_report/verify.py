@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -162,8 +162,7 @@ def verify(a: Run, b: Run) -> Verification:
             f"cannot verify: the windows of {a.name} are numbered by {a.unit} and those of {b.name} by {b.unit}. Train both with "
             "the same report_every_n_steps."
         )
-    before = {_key(course): course for course in _serious(courses(a))}
-    after = {_key(course): course for course in _serious(courses(b))}
+    before, after = ({course.key: course for course in courses(run) if course.serious} for run in (a, b))
     ended = {key: course for key, course in after.items() if course.lasts}
     reached = max(b.epochs, default=-1)
     missing = [course for key, course in before.items() if key not in (ended if course.lasts else after)]
@@ -202,14 +201,6 @@ def _finite(value: float) -> float:
     return value if math.isfinite(value) else math.nan
 
 
-def _serious(found: Iterable[Course]) -> list[Course]:
-    return [course for course in found if course.severity != "info"]
-
-
-def _key(course: Course) -> tuple[str, str]:
-    return course.alert.kind, course.alert.site
-
-
 def _run(run: Run, verdict: Verdict) -> Mapping[str, Any]:
     return {
         "run": run.name,
@@ -225,7 +216,7 @@ def _listed(found: Sequence[Course]) -> list[dict[str, Any]]:
         {
             "kind": course.alert.kind,
             "site": course.alert.site,
-            "fingerprint": fingerprint_of(*_key(course)),
+            "fingerprint": fingerprint_of(*course.key),
             "severity": course.severity,
             "since": course.epochs[0],
         }

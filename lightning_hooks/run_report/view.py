@@ -4,32 +4,69 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.alerts.defaults import limit_of
+from lightning_hooks.clipping import ClipStats
 from lightning_hooks.declare.kinds import gravity
-from lightning_hooks.run_report.charts import strip
-from lightning_hooks.run_report.heat import HEATS, NEEDS_MORE_THAN_ZERO, HeatMap, heat_map
-from lightning_hooks.run_report.limits import Limits, severities, worst
-from lightning_hooks.run_report.numerals import measured, number, percent, seconds
-from lightning_hooks.run_report.run import Run
-from lightning_hooks.run_report.sections import (
-    AlertLine,
-    Clipped,
-    Coverage,
-    Listing,
-    Section,
-    clipped,
-    gradient_listings,
-    output_listings,
-)
-from lightning_hooks.run_report.training import Training, layers, settings, training
+from lightning_hooks.run_report.charts import Chart, Line, Row, Rows, chart, rows
+from lightning_hooks.run_report.heat import HeatMap, heat_map, heat_series
+from lightning_hooks.run_report.recorded import Limits, MonitorRecord, Run, chosen, severities
+from lightning_hooks.run_report.text import number, percent, seconds
+from lightning_hooks.run_report.training import Training, clip_numbers, layers, settings, step_counts, training
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
+
+SHARES = (
+    ("dead_fraction", "dead", "dead", "Share of each rectifier's units that gave 0 in every sampled batch"),
+    ("saturated_fraction", "saturated", "saturated", "Share of each bounded activation's values that sit at a bound"),
+    ("nonfinite_fraction", "nonfinite", "NaN, inf", "Share of each module's values that are NaN or infinite"),
+)
+"""What may be wrong with outputs: statistic, its rule, a short name, in words."""
+
+
+class Listing(NamedTuple):
+    """Numbers of layers on a scale, with a sentence before them."""
+
+    lead: str
+    rows: Rows  # the layers that are drawn
+    total: int  # how many there are
+    noun: str  # what they are
+
+
+class Section(NamedTuple):
+    """What one monitor says of layers in the last epoch."""
+
+    monitor: str  # which of several of its kind; empty where there is one
+    report: Any  # its last report
+    severities: dict[str, str]  # of each layer with an alert
+    listings: list[Listing]  # for the page
+    worst: dict[str, Any]  # for Markdown: the layers that it has room for
+
+
+class Clipped(NamedTuple):
+    """Clipping of one optimizer."""
+
+    optimizer: str  # its key
+    stats: ClipStats  # of the last epoch
+    counts: dict[str, int]  # steps, skipped steps and others over all epochs
+    charts: list[Chart]  # norms, and the share of steps that were clipped
+    kept: int  # how many epochs are drawn
+    epochs: int  # how many there are
+
+    @property
+    def rate(self) -> float:
+        """The share of all steps that were clipped."""
+        total = self.counts["steps"] + self.counts["skipped_steps"]
+        return self.counts["clipped_steps"] / total if total else math.nan
+
+    @property
+    def causes(self) -> str:
+        """The parameters with the largest gradients where it clipped, of the last epoch."""
+        return ", ".join(f"{parameter} ({share:.0%})" for parameter, share in self.stats.top_parameters[:3])
 
 
 @dataclass(frozen=True)
@@ -55,12 +92,10 @@ class RunView:
         """All alerts over the epochs: those that last first, by severity."""
         return sorted(courses(self.run), key=lambda course: (gravity(course.severity), not course.lasts, course.since))
 
-    @cached_property
-    def alerts(self) -> list[AlertLine]:
+    @property
+    def alerts(self) -> list[Course]:
         """The first of them."""
-        epochs = self.run.epochs
-        shown = self.courses[: self.limits.alerts]
-        return [AlertLine(course, *measured(course.alert), strip(course.epochs, epochs)) for course in shown]
+        return self.courses[: self.limits.alerts]
 
     @cached_property
     def training(self) -> Training:
@@ -75,21 +110,20 @@ class RunView:
     @cached_property
     def outputs(self) -> list[Section]:
         """What is wrong with outputs in the last epoch: dead, saturated and non-finite shares."""
-        return self._sections("features", FeatureReport, "sites", output_listings, _unaffected)
+        return self._sections(
+            "features", FeatureReport, "sites", output_listings,
+            lambda stats: -max(stats.dead_fraction or 0, stats.saturated_fraction or 0),
+        )  # fmt: skip
 
     @cached_property
     def heat_maps(self) -> list[tuple[str, HeatMap]]:
         """Captions and statistics of all layers over all epochs."""
         figures = []
-        for prefix, table, stat, caption in HEATS:
-            for record in self.run.of(prefix):
-                series = record.series(table, stat)
-                if not series.names or (stat in NEEDS_MORE_THAN_ZERO and not np.nansum(series.values)):
-                    continue
-                several = len(series.epochs) > 1
-                drawn = heat_map(series, stat, self.limits.heat_rows, self.limits.heat_columns, relative=several)
-                if drawn is not None:
-                    figures.append((f"{caption}, relative to its first {self.run.window}" if drawn.relative else caption, drawn))
+        for _, _, stat, caption, series in heat_series(self.run):
+            relative = len(series.epochs) > 1
+            drawn = heat_map(series, stat, self.limits.heat_rows, self.limits.heat_columns, relative=relative)
+            if drawn is not None:
+                figures.append((f"{caption}, relative to its first {self.run.window}" if drawn.relative else caption, drawn))
         return figures
 
     @cached_property
@@ -105,13 +139,14 @@ class RunView:
     @cached_property
     def silent(self) -> list[tuple[str, list[str]]]:
         """Modules that were never called, or that no gradient arrived at, and parameters without a gradient."""
-        found = []
-        for prefix, text in (("features", "Never called in a sampled batch"), ("gradient_flow", "Reached by no gradient")):
-            names = [site for record in self.run.of(prefix) for site in getattr(record.last, "silent", ())]
-            found.append((text, list(dict.fromkeys(names))))
+        found = {
+            text: [site for record in self.run.of(prefix) for site in record.silent]
+            for prefix, text in (("features", "Never called in a sampled batch"), ("gradient_flow", "Reached by no gradient"))
+        }
         tables = [getattr(record.last, "parameters", {}) for record in self.run.of("gradient_flow")]
         missing = [site for table in tables for site, stats in table.items() if stats.missing_steps and not stats.steps]
-        return [(text, names) for text, names in (*found, ("Parameters without a gradient", missing)) if names]
+        found["Parameters without a gradient"] = missing
+        return [(text, list(dict.fromkeys(names))) for text, names in found.items() if names]
 
     @cached_property
     def settings(self) -> list[tuple[str, Any]]:
@@ -124,22 +159,43 @@ class RunView:
         return layers(self.run)
 
     @cached_property
-    def coverage(self) -> list[Coverage]:
-        """What was record, and how much of training that is."""
+    def coverage(self) -> list[dict[str, Any]]:
+        """What each monitor recorded, and how much of training that is."""
         lines = []
         for record in self.run.monitors:
-            report, kinds = record.last, ("sites", "modules", "parameters", "optimizers", "routers", "codebooks")
-            observed = " + ".join(str(len(getattr(report, kind))) for kind in kinds if hasattr(report, kind))
-            total = getattr(report, "batches", None)
-            batches = f"{getattr(report, 'sampled_batches', None)} of {total}" if total else "every step"
-            silent = len(getattr(report, "silent", ()))
-            lines.append(Coverage(record.prefix, record.modules, observed, silent, batches, len(record.epochs)))
+            total = record.fields.get("batches")
+            lines.append(
+                {
+                    "prefix": record.prefix,
+                    "modules": record.modules,
+                    "observed": " + ".join(str(len(names)) for names in record.names.values()),
+                    "silent": len(record.silent),
+                    "batches": f"{record.fields.get('sampled_batches')} of {total}" if total else "every step",
+                    "epochs": len(record.epochs),
+                }
+            )
         return lines
 
     @cached_property
     def cost(self) -> list[tuple[str, str]]:
-        """What the monitors took."""
-        return costs(self.run)
+        """What the monitors took: (what, how much) of all that is known."""
+        run, window = self.run, self.run.window
+        ends: dict[int, float] = {}
+        for epoch, took in (item for record in run.monitors for item in record.seconds.items()):
+            if math.isfinite(took):
+                ends[epoch] = ends.get(epoch, 0.0) + took
+        durations = {epoch: float(event["seconds"]) for epoch, event in run.timing.items() if _known(event.get("seconds"))}
+        parts = [ends[epoch] / durations[epoch] for epoch in durations if epoch in ends]
+        shares = [record.last.overhead for record in run.monitors if getattr(record.last, "overhead", None) is not None]
+        sizes = [float(event["bytes"]) for event in run.timing.values() if _known(event.get("bytes"))]
+        found: tuple[tuple[str, Callable[[float], str], Sequence[float]], ...] = (
+            (f"per {window}'s end: merging, judging, logging (median)", seconds, [*ends.values()]),
+            (f"per {window} (median)", seconds, [*durations.values()]),
+            (f"of {'an' if window == 'epoch' else 'a'} {window}'s time is its end in the monitors", percent, parts),
+            (f"of a training batch's time added by the monitors, last {window}", percent, [sum(shares)] if shares else []),
+            ("of tables on the device", lambda size: f"{number(size / 1000)} kB", sizes[-1:]),
+        )
+        return [(what, shown(statistics.median(values))) for what, shown, values in found if values]
 
     def _sections(
         self, prefix: str, kind: type, table: str, listings: Callable[..., list[Listing]], key: Callable[[Any], float]
@@ -155,38 +211,78 @@ class RunView:
         return found
 
 
-def _unaffected(stats: Any) -> float:
-    return -max(stats.dead_fraction or 0, stats.saturated_fraction or 0)
+def worst(table: Mapping[str, Any], key: Callable[[Any], float], severities: Mapping[str, str], most: int) -> dict[str, Any]:
+    """Which rows of a table Markdown has, in the model's order: of too many those with an alert, then the smallest by ``key``."""
+
+    def rank(site: str) -> tuple[int, float]:
+        value = key(table[site])
+        return gravity(severities.get(site, "")), value if math.isfinite(value) else -math.inf
+
+    kept = set(sorted(table, key=rank)[:most])
+    return {site: stats for site, stats in table.items() if site in kept}
 
 
-def costs(run: Run) -> list[tuple[str, str]]:
-    """(what, how much) of all that is known."""
-    found: list[tuple[str, str]] = []
-    ends: dict[int, float] = {}
-    for record in run.monitors:
-        for epoch, took in record.seconds.items():
-            if math.isfinite(took):
-                ends[epoch] = ends.get(epoch, 0.0) + took
-    if ends:
-        found.append((f"per {run.window}'s end: merging, judging, logging (median)", seconds(statistics.median(ends.values()))))
-    durations = {epoch: float(event["seconds"]) for epoch, event in run.timing.items() if _known(event.get("seconds"))}
-    if durations:
-        found.append((f"per {run.window} (median)", seconds(statistics.median(durations.values()))))
-        parts = [ends[epoch] / durations[epoch] for epoch in durations if epoch in ends and durations[epoch] > 0]
-        if parts:
-            found.append(
-                (
-                    f"of {'an' if run.unit == 'epoch' else 'a'} {run.window}'s time is its end in the monitors",
-                    percent(statistics.median(parts)),
-                )
-            )
-    shares = [record.last.overhead for record in run.monitors if getattr(record.last, "overhead", None) is not None]
-    if shares:
-        found.append((f"of a training batch's time added by the monitors, last {run.window}", percent(sum(shares))))
-    sizes = [float(event["bytes"]) for event in run.timing.values() if _known(event.get("bytes"))]
-    if sizes:
-        found.append(("of tables on the device", f"{number(sizes[-1] / 1000)} kB"))
+def gradient_listings(record: MonitorRecord, report: GradientFlowReport, affected: Mapping[str, str], most: int) -> list[Listing]:
+    """The gradient at each module, and what the updates do to each parameter."""
+    modules, updates = [], []
+    for site in chosen(list(report.modules), affected, most):
+        stats = report.modules[site]
+        title = f"{site}: RMS {number(stats.rms)}, mean {number(stats.mean)}, from {number(stats.min)} to {number(stats.max)}"
+        largest = max((abs(end) for end in (stats.min, stats.max) if not math.isnan(end)), default=math.nan)
+        modules.append(Row(site, stats.rms, abs(stats.mean), largest, affected.get(site, ""), title=title))
+    for site in chosen(list(report.parameters), affected, most):
+        ratio = report.parameters[site].update_ratio
+        value, note = (math.nan, "not measured") if ratio is None else (ratio, "")
+        updates.append(Row(site, value, severity=affected.get(site, ""), note=note))
+    of_modules = (
+        f"RMS of the loss's gradient at each module's output in {report.when}, from the input to the loss: the dot; the "
+        "band reaches from the mean's magnitude to the largest value."
+    )
+    of_updates = "Norm of an optimizer step's update over the norm of the weight; often near 1e-3 in healthy runs."
+    limits = [_limit(record, kind) for kind in ("update_too_small", "update_too_large")]
+    drawn = rows(modules, "RMS", limits=[_limit(record, "exploding")])
+    return [
+        Listing(of_modules, drawn, len(report.modules), "modules"),
+        Listing(of_updates, rows(updates, "ratio", shades=(1e-4, 1e-2), limits=limits), len(report.parameters), "parameters"),
+    ]
+
+
+def output_listings(record: MonitorRecord, report: FeatureReport, affected: Mapping[str, str], most: int) -> list[Listing]:
+    """Dead, saturated and non-finite shares, as far as there are any."""
+    found = []
+    for stat, rule, what, text in SHARES:
+        shares = {site: getattr(stats, stat) for site, stats in report.sites.items() if getattr(stats, stat) is not None}
+        if not shares or (stat == "nonfinite_fraction" and not any(shares.values())):
+            continue
+        limit = _limit(record, rule)
+        line = f"; the line is the rule's limit, {percent(limit)}" if limit else ""
+        drawn = [Row(site, shares[site], severity=affected.get(site, "")) for site in chosen(list(shares), affected, most)]
+        found.append(
+            Listing(f"{text}, in {report.when}{line}.", rows(drawn, what, linear=True, limits=[limit]), len(shares), "modules")
+        )
     return found
+
+
+def clipped(record: MonitorRecord, optimizer: str, stats: ClipStats) -> Clipped:
+    """Norms of one optimizer before and after clipping, and how many steps it touched."""
+    epochs, numbers = list(record.columns), clip_numbers(record, optimizer)
+    label = "norm before clipping (mean, to the largest)"
+    norms = [
+        Line(label, numbers["norm_before"], "var(--blue)", top=numbers["norm_before_max"]),
+        Line("norm after", numbers["norm_after"], "var(--amber)"),
+    ]
+    if stats.limit:
+        norms += [Line(f"configured limit {number(stats.limit)}", [stats.limit] * len(epochs), "var(--soft)", dashed=True)]
+    rate = [
+        Line("share of steps clipped", numbers["rate"], "var(--sky)"),
+        Line("limit of always_clipped", [_limit(record, "always_clipped")] * len(epochs), "var(--soft)", dashed=True),
+    ]
+    charts = [chart(norms, epochs, unit=record.unit), chart(rate, epochs, 90, kind="share", unit=record.unit)]
+    return Clipped(optimizer, stats, step_counts(numbers), charts, len(epochs), len(record.alerts))
+
+
+def _limit(record: MonitorRecord, kind: str) -> float:
+    return limit_of(kind, (alert for alerts in record.alerts.values() for alert in alerts))
 
 
 def _known(value: object) -> bool:

@@ -14,10 +14,9 @@ from typing import Any
 from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.hosts.host import Host
-from lightning_hooks.run_report.files import PAGE
 from lightning_hooks.run_report.lines import FOLDER, REPORTS
+from lightning_hooks.run_report.page import PAGE, RunReport
 from lightning_hooks.run_report.run import read_run, run_of_reports
-from lightning_hooks.run_report.shown import RunReport
 from lightning_hooks.run_report.verdict import Verdict, conclude, is_observed
 from lightning_hooks.session.member import Member
 from lightning_hooks.trackers import coloured, show

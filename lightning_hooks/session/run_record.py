@@ -24,7 +24,6 @@ from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.hooks.tensors import read_number
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.run_report.budget import MOST_BYTES, thin
-from lightning_hooks.run_report.files import write_health, write_whole
 from lightning_hooks.run_report.health import HEALTH, Health, Watched
 from lightning_hooks.run_report.lines import (
     ALERTS,
@@ -37,9 +36,11 @@ from lightning_hooks.run_report.lines import (
     line,
     position,
     report_line,
+    write_whole,
 )
+from lightning_hooks.run_report.page import write_health
+from lightning_hooks.run_report.recorded import Source
 from lightning_hooks.run_report.run import MOST_EPOCHS, read_run, run_name
-from lightning_hooks.run_report.source import Source
 from lightning_hooks.session.closing import command_for, mean_loss, print_closing, verdict_of
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.sinks import Sinks

@@ -17,7 +17,7 @@ from torch import nn
 
 from lightning_hooks.hooks.attributes import contents
 from lightning_hooks.hooks.selection import clean_name, named_sites
-from lightning_hooks.run_report.source import Source
+from lightning_hooks.run_report.recorded import Source
 
 MOST_BYTES = 2_000_000
 """Of a file that is parsed."""

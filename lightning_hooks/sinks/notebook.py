@@ -13,8 +13,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from lightning_hooks.run_report.page import FRAME
 from lightning_hooks.run_report.recorded import Run
-from lightning_hooks.run_report.shown import FRAME
 from lightning_hooks.run_report.verdict import judge
 from lightning_hooks.sinks.sink import Sink
 from lightning_hooks.sinks.tab.answers import STATIC
@@ -94,10 +94,7 @@ def page_of(run: Run) -> str:
             answers[f"{path}?run={KEY}&" + "&".join(f"{name}={value}" for name, value in key.items())] = answer
         elif path == "heat":
             page["maps"] = [found for found in page["maps"] if not key.items() <= found.items()]
-    package, module, _ = STATIC["/index.js"]
-    script = files(package).joinpath(module).read_text(encoding="utf-8")
-    package, sheet, _ = STATIC["/style.css"]
-    style = files(package).joinpath(sheet).read_text(encoding="utf-8")
+    script, style = (files(package).joinpath(name).read_text(encoding="utf-8") for package, name, _ in STATIC.values())
     data = json.dumps(answers, allow_nan=False).replace("<", "\\u003c")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><style>{style}</style></head><body>'

@@ -11,7 +11,16 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2s
 from typing import TextIO
 
-from lightning_hooks.plots.names import shortened
+LONGEST = 34
+
+
+def shortened(name: str, longest: int = LONGEST) -> str:
+    """A name that fits: its middle is left out, since its end matters most."""
+    if len(name) <= longest:
+        return name
+    head = longest // 3
+    return f"{name[:head]}…{name[len(name) - (longest - head - 1) :]}"
+
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _COLOURS = {"critical": "31", "warning": "33", "info": "36"}

@@ -218,32 +218,38 @@ class Tracker:
         return f"{prefix}{getattr(self.logger, 'LOGGER_JOIN_CHAR', '-')}{tag}" if prefix and isinstance(prefix, str) else tag
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Write values at a step."""
+        """Write values, each under its tag, at a step."""
         self.logger.log_metrics(dict(values), step=step)
 
     def picture(self, tag: str, picture: Picture, step: int) -> None:
-        """Show a picture."""
+        """Show a picture that is encoded already: an image in TensorBoard and W&B, a PNG file in MLflow and with a CSVLogger."""
 
     def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
         """Show distributions by tag; of none is the total zero, and all edges are finite and rise."""
 
     def text(self, tag: str, markdown: str, step: int) -> None:
-        """Show text."""
+        """Show text in Markdown."""
 
     def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
-        """Show a table."""
+        """Show a table: text in TensorBoard, ``wandb.Table``, an artifact in MLflow, a CSV file with a CSVLogger."""
 
     def embedding(self, tag: str, features: np.ndarray, labels: Sequence[str] | None, step: int) -> None:
-        """Show points of many dimensions, ``(n, dimensions)``, with a label each."""
+        """Show points of many dimensions, ``(n, dimensions)``, with a label each: TensorBoard's projector, a ``wandb.Table``."""
 
     def file(self, path: Path, step: int) -> None:
         """Keep a file with the run."""
 
     def alert(self, title: str, text: str, severity: str) -> None:
-        """Send the run's owner a message, where the tracker can."""
+        """Send the run's owner a message, where the tracker does (W&B, with ``LIGHTNING_HOOKS_WANDB_ALERTS=1``).
+
+        Args:
+            title: A line.
+            text: What happened.
+            severity: ``info``, ``warning`` or ``critical``.
+        """
 
     def layout(self, layout: Layout) -> None:
-        """Arrange charts; once per run."""
+        """Arrange charts, category to title to chart (TensorBoard's Custom Scalars); once per run, only the first counts."""
 
     def save(self) -> None:
         """Write what is buffered."""

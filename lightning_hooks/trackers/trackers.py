@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.trackers.adapters import CSVTracker, MLflowTracker, TensorBoardTracker, WandbTracker
-from lightning_hooks.trackers.tracker import Histogram, Layout, Picture, Tracker
+from lightning_hooks.trackers.tracker import Histogram, Picture, Tracker
 
 ADAPTERS: tuple[type[Tracker], ...] = (TensorBoardTracker, WandbTracker, MLflowTracker, CSVTracker)
+
+
+P = ParamSpec("P")
+
+
+def _of_each(method: Callable[Concatenate[Tracker, P], None]) -> Callable[Concatenate[Trackers, P], None]:
+    """A method that calls the one of the same name of each tracker."""
+
+    @wraps(method)
+    def call(trackers: Trackers, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        trackers._each(method.__name__, *args, **kwargs)
+
+    return call
 
 
 class Trackers:
@@ -42,23 +56,24 @@ class Trackers:
         """Whether any shows pictures: figures need not be drawn otherwise."""
         return any(tracker.shows_pictures for tracker in self._trackers())
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Write values, each under its tag, at a step."""
-        self._each("scalars", values, step)
+    scalars = _of_each(Tracker.scalars)
+    picture = _of_each(Tracker.picture)
+    text = _of_each(Tracker.text)
+    table = _of_each(Tracker.table)
+    embedding = _of_each(Tracker.embedding)
+    alert = _of_each(Tracker.alert)
+    layout = _of_each(Tracker.layout)
+    save = _of_each(Tracker.save)
 
     def figure(self, tag: str, figure: Figure, step: int) -> None:
         """Show a matplotlib figure: an image in TensorBoard and W&B, a PNG file in MLflow and with a CSVLogger."""
         if self.shows_pictures:
             self.picture(tag, Picture.of_figure(figure), step)
 
-    def picture(self, tag: str, picture: Picture, step: int) -> None:
-        """Show a picture that is encoded already."""
-        self._each("picture", tag, picture, step)
-
     def image(self, tag: str, image: np.ndarray, step: int) -> None:
         """Show an image, uint8 of shape ``(height, width, 3)``, as :meth:`figure` does."""
         if self.shows_pictures:
-            self._each("picture", tag, Picture.of_array(image), step)
+            self.picture(tag, Picture.of_array(image), step)
 
     def histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float], step: int) -> None:
         """Show a distribution: ``counts[i]`` values between ``edges[i]`` and ``edges[i + 1]``.
@@ -79,18 +94,6 @@ class Trackers:
         if filled:
             self._each("histograms", filled, step)
 
-    def text(self, tag: str, markdown: str, step: int) -> None:
-        """Show text in Markdown."""
-        self._each("text", tag, markdown, step)
-
-    def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
-        """Show a table: text in TensorBoard, ``wandb.Table``, an artifact in MLflow, a CSV file with a CSVLogger."""
-        self._each("table", tag, columns, rows, step)
-
-    def embedding(self, tag: str, features: np.ndarray, labels: Sequence[str] | None, step: int) -> None:
-        """Show points of many dimensions, ``(n, dimensions)``: TensorBoard's projector, a ``wandb.Table``."""
-        self._each("embedding", tag, features, labels, step)
-
     @property
     def keep_files(self) -> bool:
         """Whether any keeps files with the run (W&B, MLflow)."""
@@ -104,30 +107,12 @@ class Trackers:
         """
         return [tracker.keeps_files_in for tracker in self._each("file", path, step) if tracker.keeps_files_in]
 
-    def alert(self, title: str, text: str, severity: str) -> None:
-        """Send the run's owner a message, where the tracker does (W&B, with ``LIGHTNING_HOOKS_WANDB_ALERTS=1``).
-
-        Args:
-            title: A line.
-            text: What happened.
-            severity: ``info``, ``warning`` or ``critical``.
-        """
-        self._each("alert", title, text, severity)
-
-    def layout(self, layout: Layout) -> None:
-        """Arrange charts, category to title to chart (TensorBoard's Custom Scalars); once per run, only the first layout counts."""
-        self._each("layout", layout)
-
-    def save(self) -> None:
-        """Write what is buffered."""
-        self._each("save")
-
-    def _each(self, method: str, *args: Any) -> list[Tracker]:
+    def _each(self, method: str, *args: Any, **kwargs: Any) -> list[Tracker]:
         """Call a method of each; return those that did not raise."""
         done = []
         for tracker in self._trackers():
             try:
-                getattr(tracker, method)(*args)
+                getattr(tracker, method)(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  an error of a tracker must not end training
                 self._fault(tracker.logger, error)
             else:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from lightning_hooks.plots.names import MOST_BLOCKS, labels, round_numbers, shared_prefix, shortened
+from lightning_hooks.plots.canvas import MOST_BLOCKS, labels, round_numbers, shared_prefix
+from lightning_hooks.trackers.console import shortened
 from tests.support.made_reports import layer_names
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lightning_hooks.plots import dead_units, gradient_flow, heatmap
-from lightning_hooks.plots.flow import by_role, role
+from lightning_hooks.plots.layers import by_role, role
 from lightning_hooks.plots.series import relative_to_first
 from tests.support.made_reports import alert, features, flow, layer_names
 

@@ -8,7 +8,8 @@ import pytest
 from lightning_hooks.alerts import ParameterSetup
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.budget import thin
-from lightning_hooks.run_report.lines import FOLDER, LONG, REPORTS, Memory, append, line, read_lines, report_line
+from lightning_hooks.run_report.events import read_lines
+from lightning_hooks.run_report.lines import FOLDER, LONG, REPORTS, Memory, append, line, report_line
 from tests.support.made_reports import FIT, alert, clips, features, flow, layer_names
 
 NAMES = layer_names(30)

@@ -4,10 +4,8 @@ import math
 import re
 
 from lightning_hooks.run_report import charts
-from lightning_hooks.run_report import rows as lines_of
-from lightning_hooks.run_report.charts import Line
-from lightning_hooks.run_report.rendering import environment
-from lightning_hooks.run_report.rows import SHOWN_ROWS, Row
+from lightning_hooks.run_report.charts import SHOWN_ROWS, Line, Row
+from lightning_hooks.run_report.page import environment
 
 
 def chart(*args, **kwargs):
@@ -17,7 +15,7 @@ def chart(*args, **kwargs):
 
 def rows(*args, **kwargs):
     """The markup of lines on a scale."""
-    return environment(html=True).get_template("macros/charts.html.j2").module.rows(lines_of.rows(*args, **kwargs))
+    return environment(html=True).get_template("macros/charts.html.j2").module.rows(charts.rows(*args, **kwargs))
 
 
 def polylines(text):

@@ -14,10 +14,8 @@ from lightning_hooks.alerts.explain import documented, formula, rules_that_raise
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.cli import main
-from lightning_hooks.run_report.files import write_health, write_whole
-from lightning_hooks.run_report.lines import FOLDER
-from lightning_hooks.run_report.page import health_markdown
-from lightning_hooks.run_report.rendering import environment
+from lightning_hooks.run_report.lines import FOLDER, write_whole
+from lightning_hooks.run_report.page import environment, health_markdown, write_health
 from lightning_hooks.trackers.console import markdown_text
 from tests.support.made_reports import HOSTILE, layer_names
 

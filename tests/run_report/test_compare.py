@@ -9,8 +9,8 @@ import pytest
 from lightning_hooks.alerts import Alert
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from lightning_hooks.run_report import read_run
+from lightning_hooks.run_report.cli import compare_lines
 from lightning_hooks.run_report.compare import Difference, compare
-from lightning_hooks.run_report.compare_view import compare_lines
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
 from lightning_hooks.run_report.page import compare_page
 from tests.support.made_reports import FIT, features, flow, layer_names

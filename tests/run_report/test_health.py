@@ -20,8 +20,8 @@ from lightning_hooks.diagnostics.features.table_ids import MissedRow
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.health import MOST_ALERTS, MOST_SITES, Health, Watched, health_of
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
-from lightning_hooks.run_report.sentences import LONGEST_NAME, LONGEST_SENTENCE, Sentences
-from lightning_hooks.run_report.source import Source, source_of
+from lightning_hooks.run_report.recorded import Source, source_of
+from lightning_hooks.run_report.text import LONGEST_NAME, LONGEST_SENTENCE, Sentences
 from tests.support.made_reports import FIT, HOSTILE, features, flow, layer_names
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from lightning_hooks.declare.plain import PlainReport
-from lightning_hooks.run_report.lines import Memory, append, by_columns, by_names, line, read_lines, report_line, report_of
+from lightning_hooks.run_report.events import by_names, read_lines, report_of
+from lightning_hooks.run_report.lines import Memory, append, by_columns, line, report_line
 from tests.support.made_reports import HOSTILE, alert, clips, features, flow, layer_names
 
 

@@ -12,9 +12,8 @@ import pytest
 from lightning_hooks.run_report import health_page, read_run
 from lightning_hooks.run_report.compare import compare
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
-from lightning_hooks.run_report.numerals import DASH, number, percent, seconds
-from lightning_hooks.run_report.page import compare_page, health_markdown
-from lightning_hooks.run_report.rendering import environment
+from lightning_hooks.run_report.page import compare_page, environment, health_markdown
+from lightning_hooks.run_report.text import DASH, number, percent, seconds
 from lightning_hooks.trackers.console import visible
 from tests.support.made_reports import FIT, HOSTILE, alert, flow, layer_names
 

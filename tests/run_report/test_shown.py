@@ -14,7 +14,7 @@ from torch import nn
 
 from lightning_hooks import FeatureStatsMonitor, TrainingMonitor
 from lightning_hooks.hosts.host import TrainingSetup
-from lightning_hooks.run_report.shown import MOST_BYTES
+from lightning_hooks.run_report.page import MOST_NOTEBOOK_BYTES
 from tests.support.models import Classifier, loader, mlp, trainer
 
 
@@ -120,7 +120,7 @@ def test_what_users_wrote_is_escaped_and_the_size_is_bounded() -> None:
     fit(whole, net=net, logger=False)
     shown = whole.report._repr_html_()
     assert shown.count("<") == 2  # the frame alone
-    assert len(shown) < 2 * MOST_BYTES
+    assert len(shown) < 2 * MOST_NOTEBOOK_BYTES
 
 
 def test_colours_of_the_text_are_those_of_the_notebook() -> None:

@@ -9,8 +9,7 @@ import pytest
 from lightning_hooks.declare.book import AlertBook
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
-from lightning_hooks.run_report.problems import problems_of
-from lightning_hooks.run_report.verdict import conclude, courses
+from lightning_hooks.run_report.verdict import conclude, courses, problems_of
 from tests.support.made_reports import FIT, alert, clips, features
 
 DIAGNOSIS = "all of its units gave zero. Usually a large bias did it."

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from lightning_hooks.run_report import judge, read_run
+from lightning_hooks.run_report.events import KnownNames
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
-from lightning_hooks.run_report.names import KnownNames
-from lightning_hooks.sinks.tab import run_file, view
+from lightning_hooks.run_report.run import RunFile
+from lightning_hooks.sinks.tab import view
 from lightning_hooks.sinks.tab.answers import PATHS, answer
-from lightning_hooks.sinks.tab.run_file import RunFile
 from lightning_hooks.sinks.tab.runs import Runs
 from tests.support import kinds_file
 from tests.support.made_reports import FIT, HOSTILE, alert, features, flow, layer_names
@@ -185,7 +185,7 @@ def test_no_path_from_the_browser_is_opened(make_run, logs, tmp_path, key, monke
     runs = Runs({"": logs})
     assert list(listed(runs)) == ["a"]
     opened = []
-    monkeypatch.setattr(run_file.os, "open", lambda *args: opened.append(args))
+    monkeypatch.setattr("lightning_hooks.run_report.run.os.open", lambda *args: opened.append(args))
     for path, query in (("/run", {"run": key}), ("/heat", {"run": key, "monitor": 0, "table": "sites", "stat": "std"})):
         assert asked(runs, path, **query)[0] == 404
     assert [args for args in opened if "logs/a/" not in str(args[0])] == []
@@ -257,7 +257,7 @@ def test_names_that_would_fill_the_memory_are_damaged():
 
 def test_numbers_that_would_fill_the_memory_are_left_out(make_run, monkeypatch):
     file = make_run(epochs=20) / FOLDER / REPORTS
-    monkeypatch.setattr(run_file, "MOST_NUMBERS", 2000)
+    monkeypatch.setattr("lightning_hooks.run_report.run.MOST_NUMBERS", 2000)
     reader = RunFile(file, "run", tables=True)
     reader.update()
     assert reader.run.damaged
@@ -267,7 +267,7 @@ def test_numbers_that_would_fill_the_memory_are_left_out(make_run, monkeypatch):
 
 def test_what_is_no_plain_file_or_too_large_is_a_sentence(make_run, logs, monkeypatch):
     make_run("large")
-    monkeypatch.setattr(run_file, "MOST_BYTES", 100)
+    monkeypatch.setattr("lightning_hooks.run_report.run.MOST_BYTES", 100)
     pipe = logs / "pipe" / FOLDER / REPORTS
     pipe.parent.mkdir(parents=True)
     os.mkfifo(pipe)

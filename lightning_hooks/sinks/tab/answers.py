@@ -53,47 +53,23 @@ def _json(status: int, value: Any) -> Answer:
     return Answer(status, "application/json", json.dumps({"version": VERSION, **value}, allow_nan=False).encode())
 
 
-def _listing(runs: Runs, query: Query) -> dict[str, Any]:
-    return runs.listing(int(query.get("known", "-1")))
+def _view() -> Any:
+    from lightning_hooks.sinks.tab import view  # with numpy, which TensorBoard does without until somebody asks
+
+    return view
 
 
-def _run(runs: Runs, query: Query) -> dict[str, Any]:
-    from lightning_hooks.sinks.tab.view import whole
-
-    return whole(*runs.run(query["run"]))
-
-
-def _heat(runs: Runs, query: Query) -> dict[str, Any]:
-    from lightning_hooks.sinks.tab.view import heat
-
-    return heat(runs.run(query["run"])[0], int(query["monitor"]), query["table"], query["stat"])
-
-
-def _curve(runs: Runs, query: Query) -> dict[str, Any]:
-    from lightning_hooks.sinks.tab.view import curve
-
-    return curve(runs.run(query["run"])[0], int(query["monitor"]), query["table"], query["stat"], int(query["row"]))
-
-
-def _names(runs: Runs, query: Query) -> dict[str, Any]:
-    from lightning_hooks.sinks.tab.view import names
-
-    return {"names": names(runs.run(query["run"])[0], int(query["monitor"]), query["table"], query["stat"])}
-
-
-def _both(runs: Runs, query: Query) -> dict[str, Any]:
-    from lightning_hooks.sinks.tab.view import both
-
-    return both(runs.run(query["a"])[0], runs.run(query["b"])[0])
+def _of(query: Query) -> tuple[int, str, str]:
+    return int(query["monitor"]), query["table"], query["stat"]
 
 
 ANSWERS: dict[str, Callable[[Runs, Query], dict[str, Any]]] = {
-    "/runs": _listing,
-    "/run": _run,
-    "/heat": _heat,
-    "/curve": _curve,
-    "/names": _names,
-    "/compare": _both,
+    "/runs": lambda runs, query: runs.listing(int(query.get("known", "-1"))),
+    "/run": lambda runs, query: _view().whole(*runs.run(query["run"])),
+    "/heat": lambda runs, query: _view().heat(runs.run(query["run"])[0], *_of(query)),
+    "/curve": lambda runs, query: _view().curve(runs.run(query["run"])[0], *_of(query), int(query["row"])),
+    "/names": lambda runs, query: {"names": _view().names(runs.run(query["run"])[0], *_of(query))},
+    "/compare": lambda runs, query: _view().both(runs.run(query["a"])[0], runs.run(query["b"])[0]),
 }
 PATHS = (*STATIC, *ANSWERS)
 

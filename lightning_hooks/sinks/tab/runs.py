@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_hooks.run_report.recorded import Run
-    from lightning_hooks.sinks.tab.run_file import RunFile
+    from lightning_hooks.run_report.run import RunFile
 
 
 FOLDER, FILE = "lightning_hooks", "reports.jsonl"  # as in run_report.lines, which this does not import: it brings numpy
@@ -130,7 +130,7 @@ class Runs:
             OSError: If its file cannot be read.
             ValueError: If it holds no run.
         """
-        from lightning_hooks.sinks.tab.run_file import RunFile
+        from lightning_hooks.run_report.run import RunFile
 
         with self._changed:
             path = self._files.get(key)
@@ -185,7 +185,7 @@ class Runs:
 
     def _read(self, key: str, path: Path) -> dict[str, Any] | None:
         """A run in short; None if it is as before."""
-        from lightning_hooks.sinks.tab.run_file import RunFile
+        from lightning_hooks.run_report.run import RunFile
         from lightning_hooks.sinks.tab.view import entry
 
         file = self._lists.setdefault(key, RunFile(path, key, tables=False))

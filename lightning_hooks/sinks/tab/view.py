@@ -12,15 +12,12 @@ from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.charts import strip
-from lightning_hooks.run_report.compare import compare
-from lightning_hooks.run_report.compare_view import groups
-from lightning_hooks.run_report.heat import DIVERGING, HEATS, NEEDS_MORE_THAN_ZERO, VIRIDIS
-from lightning_hooks.run_report.limits import chosen, severities
-from lightning_hooks.run_report.numerals import measured
-from lightning_hooks.run_report.problems import Problem
-from lightning_hooks.run_report.recorded import MonitorRecord, Run
-from lightning_hooks.run_report.training import layers, loss_by_epoch, rates_by_group, settings
-from lightning_hooks.run_report.verdict import Course, courses, judge
+from lightning_hooks.run_report.compare import compare, groups
+from lightning_hooks.run_report.heat import DIVERGING, HEATS, VIRIDIS, heat_series
+from lightning_hooks.run_report.recorded import MonitorRecord, Run, chosen, severities
+from lightning_hooks.run_report.text import measured
+from lightning_hooks.run_report.training import clip_numbers, layers, loss_by_epoch, rates_by_group, settings, step_counts
+from lightning_hooks.run_report.verdict import Course, Problem, courses, judge
 
 MOST_ROWS, MOST_COLUMNS = 300, 300
 """Of a heat map: of more layers and windows every so many are drawn, and all layers with an alert."""
@@ -30,7 +27,6 @@ MOST_NAMES = 9
 MOST_POINTS = 60
 """Of the loss in the list of runs."""
 SHARE, MOST_SHARES = "share", 30
-CLIP_STATS = ("norm_before", "norm_before_max", "norm_after", "rate", "steps", "clipped_steps", "skipped_steps", "nonfinite_steps")
 
 
 def entry(run: Run, updated: float) -> dict[str, Any]:
@@ -76,12 +72,15 @@ def whole(run: Run, updated: float) -> dict[str, Any]:
         "windows": len(run.epochs),
         "training": {"epochs": epochs, "loss": numbers(losses), "rates": {k: numbers(v) for k, v in rates_by_group(run).items()}},
         "tables": list(_tables(run)),
-        "maps": list(_maps(run)),
+        "maps": [
+            {"monitor": place, "table": table, "stat": stat, "caption": caption}
+            for place, table, stat, caption, _ in heat_series(run)
+        ],
         "shares": [found for record in run.monitors for found in _shares(record)],
         "clipping": [found for record in run.monitors for found in _clipping(record)],
         "settings": [*settings(run), *((key, run.fit[key]) for key in ("lightning", "torch", "package") if key in run.fit)],
         "layers": [list(layer) for layer in layers(run)[:400]],
-        "silent": [site for record in run.monitors for site in _silent(record)][:400],
+        "silent": [site for record in run.monitors for site in record.silent][:400],
     }
 
 
@@ -168,17 +167,6 @@ def _tables(run: Run) -> Iterable[dict[str, Any]]:
                 yield {**head, "stats": list(stats), "names": len(names)}
 
 
-def _maps(run: Run) -> Iterable[dict[str, Any]]:
-    """The report's heat maps, of those that hold something."""
-    for prefix, table, stat, caption in HEATS:
-        for place, record in enumerate(run.monitors):
-            if record.prefix != prefix or not any(stat in columns.get(table, ((), {}))[1] for columns in record.columns.values()):
-                continue
-            if stat in NEEDS_MORE_THAN_ZERO and not np.nansum(record.series(table, stat).values):
-                continue
-            yield {"monitor": place, "table": table, "stat": stat, "caption": caption}
-
-
 def _shares(record: MonitorRecord) -> Iterable[dict[str, Any]]:
     """The largest shares of a whole that a monitor's last window gives by layer, such as those of what was learnt."""
     for table, (names, stats) in next(reversed(record.columns.values()), {}).items():
@@ -189,23 +177,10 @@ def _shares(record: MonitorRecord) -> Iterable[dict[str, Any]]:
 
 
 def _clipping(record: MonitorRecord) -> Iterable[dict[str, Any]]:
-    names = record.names.get("optimizers", ()) if record.prefix == "gradient_clip" else ()
-    for name in names:
-        found = {stat: record.values("optimizers", stat, name) for stat in CLIP_STATS}
-        counts = {stat: int(np.nansum(values)) for stat, values in found.items() if stat.endswith("steps")}
-        yield {
-            "optimizer": name,
-            "epochs": list(record.columns),
-            "unit": record.unit,
-            "counts": counts,
-            **{stat: numbers(values) for stat, values in found.items() if not stat.endswith("steps")},
-        }
-
-
-def _silent(record: MonitorRecord) -> Sequence[str]:
-    found = {} if record.latest is None else record.latest["report"]
-    names = found.get("silent", ())
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list | tuple) else []
+    for name in record.names.get("optimizers", ()) if record.prefix == "gradient_clip" else ():
+        found = clip_numbers(record, name)
+        head = {"optimizer": name, "epochs": list(record.columns), "unit": record.unit, "counts": step_counts(found)}
+        yield head | {stat: numbers(values) for stat, values in found.items() if not stat.endswith("steps")}
 
 
 def heat(run: Run, monitor: int, table: str, stat: str) -> dict[str, Any]:
@@ -288,8 +263,7 @@ def both(a: Run, b: Run) -> dict[str, Any]:
                 title,
                 [{"id": course.alert.name, "severity": course.severity, "since": course.since} for course in alerts[:MOST_NAMES]],
             ]
-            for title, alerts in (("Only in A", found.alerts_a), ("Only in B", found.alerts_b), ("In both", found.alerts_both))
-            if alerts
+            for title, alerts in found.alerts
         ],
         "only": [found.only_a[:MOST_NAMES], found.only_b[:MOST_NAMES]],
         "settings": [[key, str(a), str(b)] for key, a, b in found.settings if not isinstance(a or b, dict)],

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lightning_hooks import TrainingMonitor, monitors, watch
-from lightning_hooks.run_report import files, read_run
+from lightning_hooks.run_report import page, read_run
 from lightning_hooks.run_report.cli import main
 from lightning_hooks.run_report.verdict import judge
 from lightning_hooks.session.run_record import open_record
@@ -147,7 +147,7 @@ def test_without_a_folder_there_is_no_file_and_no_command(
 
 
 def test_a_file_that_cannot_be_written_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = files.write_whole
+    real = page.write_whole
 
     def full(path: Path, text: str) -> Path:
         if path.name == "health.json" and '"windows": 2' in text:

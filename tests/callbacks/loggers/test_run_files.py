@@ -27,7 +27,7 @@ from lightning_hooks import (
 from lightning_hooks.hosts.lightning_adapter import Adapter
 from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
 from lightning_hooks.run_report import judge, read_run
-from lightning_hooks.run_report.lines import read_lines
+from lightning_hooks.run_report.events import read_lines
 from tests.support.models import Classifier, ElsewhereLogger, loader, mlp, trainer
 
 ALL = [FeatureStatsMonitor, GradientFlowMonitor, GradientClipMonitor, GradientClipper, ActivationRangeObserver]
