@@ -17,7 +17,7 @@ from lightning_hooks.hooks.checks import check_bools, check_optional_integer
 from lightning_hooks.hooks.selection import describe_selector
 from lightning_hooks.pruning import PruningReport, UnitSites, target_at, zero_units
 from lightning_hooks.pruning.report import check_schedule
-from lightning_hooks.pruning.sites import Activity, install_masks
+from lightning_hooks.pruning.sites import install_masks
 from lightning_hooks.trackers import show, table_lines
 
 
@@ -195,7 +195,6 @@ class ActivationPruner(EvaluatedCallback):
         units, masked = sum(entry.units for entry in pruned.values()), sum(entry.masked for entry in pruned.values())
         silent = tuple(site.name for site in self._sites.sites if site.name not in found)
         self.report = PruningReport(epoch, step, target, masked / units if units else 0.0, pruned, silent)
-        self._sites.reset()
         self._measured = 0
         self._masks = {site.name: site.kept for site in self._sites.sites if site.kept is not None}
         return self.report
@@ -212,7 +211,7 @@ class ActivationPruner(EvaluatedCallback):
         self._install(pl_module, self.gate, training_only=False)
         activity = (resumed or {}).get("activity")
         if activity and self._sites is not None and trainer.is_global_zero:  # it is that of all ranks
-            self._sites.restore({name: Activity(entry["sums"], entry["count"]) for name, entry in activity.items()})
+            self._sites.restore(activity)
         last = trainer.max_epochs
         if last is not None and 0 <= last <= self.end_epoch:
             rank_zero_warn(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 # There is no public name for these; torch's documentation refers users to the first one here.
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-F = TypeVar("F", bound=Callable[..., Any])
+from lightning_hooks.hooks.calls import in_backward
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
@@ -29,10 +29,10 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         sites: (name, module) pairs.
-        calls: Site to the number of its calls that are under way; kept up to date by the caller.
+        calls: The sites whose calls are under way; kept up to date by the caller.
     """
 
-    def __init__(self, sites: Iterable[tuple[str, nn.Module]], calls: Mapping[str, int]) -> None:
+    def __init__(self, sites: Iterable[tuple[str, nn.Module]], calls: Container[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._calls = calls
         self._owners: dict[int, list[str]] = {}
@@ -83,14 +83,14 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 name = self._modules.get(id(module))
                 if name is not None:
                     inside.add(name)
-                    if name not in self.direct and not self._calls[name]:
+                    if name not in self.direct and name not in self._calls:
                         direct[name] = _where(frame.f_back)
             frame = frame.f_back
         self.direct.update(direct)
         for value in (*args, *kwargs.values()):
             for tensor in value if isinstance(value, list | tuple) else (value,):
                 owners = self._owners.get(id(tensor), ()) if isinstance(tensor, Tensor) else ()
-                if owners and not any(self._calls[name] or name in inside for name in owners):
+                if owners and not any(name in self._calls or name in inside for name in owners):
                     function = str(func)
                     fused = next((known for known in _FUSED if known in function), "")
                     for name in owners:
@@ -121,15 +121,3 @@ def _where(frame: FrameType | None) -> str:
         found = found.f_back
     found = found or frame
     return "an unknown place" if found is None else f"{Path(found.f_code.co_filename).name}:{found.f_lineno}"
-
-
-def uncompiled(function: F) -> F:
-    """Return the function with tracing by torch.compile disabled: a compiled graph breaks there, in traced steps only."""
-    disabled: F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return disabled
-
-
-def in_backward() -> bool:
-    """Whether a backward pass runs in this thread, by the private function that activation checkpointing uses."""
-    current = getattr(torch._C, "_current_graph_task_id", None)
-    return current is not None and current() != -1

@@ -19,6 +19,7 @@ from lightning_hooks.quantization.scales import (
     moved,
     percentile_range,
     quantization_parameters,
+    wider,
 )
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.host_copies import number
@@ -97,7 +98,7 @@ class RangeTable:
         if self.histograms.shape[1]:
             add_values(self.histograms[index], ends[_SEEN], values, found)
         else:
-            ends[_SEEN] = _wider(ends[_SEEN], found)
+            ends[_SEEN] = wider(ends[_SEEN], found)
         if self.method == "moving_average":
             average = ends[_AVERAGE]
             moved = torch.where(torch.isinf(average), found, average + self.averaging_constant * (found - average))
@@ -119,7 +120,7 @@ class RangeTable:
                 grown[:, : known.shape[1]] = known
             known = self.channels[index] = grown
         part = known[:, : found.shape[1]]
-        part.copy_(_wider(part, found))
+        part.copy_(wider(part, found))
 
     def pack(self) -> Tensor:
         """Return the table as one vector, of the same length on every rank if ``capacity`` is set."""
@@ -264,10 +265,6 @@ def check_range_options(method: object, averaging_constant: object, bins: object
     check_optional_integer("channel_dim", channel_dim, "the dimension of the channels")
     if channel_dim is not None and method != "minmax":
         raise ValueError(f"channel_dim goes with method='minmax' only; got channel_dim={channel_dim!r} and method={method!r}.")
-
-
-def _wider(known: Tensor, found: Tensor) -> Tensor:
-    return torch.stack((torch.minimum(known[0], found[0]), torch.maximum(known[1], found[1])))
 
 
 def _channel_ranges(extremes: Tensor, dtype: str, scheme: str) -> tuple[ChannelRange, ...]:
