@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree  # the public torch.utils.pytree came late and is the same
 
 from lightning_hooks.extraction.batches import Forward, check_forward, map_tensors, run_model, undisturbed
 from lightning_hooks.extraction.capture import channels_first, check_called
@@ -64,7 +63,7 @@ def grad_cam(
         hooks.register(layer, _Tap(calls), "forward", label=name)
         batch = map_tensors(batch, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
         output = run_model(model, batch, forward)
-        check_called([] if calls else [name], dict.fromkeys([name] if calls else []), model)
+        check_called([] if calls else [name], bool(calls), model)
         if not -len(calls) <= call < len(calls):
             raise ValueError(f"call={call!r}, but {name!r} was called {len(calls)} times in this forward pass.")
         values = calls[call]
@@ -156,7 +155,7 @@ class _Tap(Listener):
         kept = first if first.requires_grad else first.detach().requires_grad_()
         self.calls.append(kept)
         copy = kept.clone()
-        return pytree.tree_map(lambda value: copy if value is first else value, output)
+        return map_tensors(output, lambda tensor: copy if tensor is first else tensor)
 
 
 def _scores(output: Any, target: Target) -> tuple[Tensor, Tensor | None]:

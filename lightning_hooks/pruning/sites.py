@@ -154,7 +154,7 @@ class UnitSites:
             maker = named.get(producer_of(name, named) or name, module)
             layout = Layout.of(maker, guesses.get(id(module))) if unit_dim is None else Layout(unit_dim)
             units = known_units(maker) if unit_dim is None else None
-            self.sites.append(UnitSite(name, layout, units, gate or Gate(open=True), training_only))
+            self.sites.append(UnitSite(name, layout, units, Gate(open=True) if gate is None else gate, training_only))
         self.device = device_of(root) or torch.device("cpu")
 
     def merged(self) -> dict[str, Activity]:
