@@ -1,7 +1,7 @@
 """Clipping policies: the factor or bound of each gradient at one optimizer step.
 
-Their methods are pure functions of tensors, with the state as argument and result, without a host sync. A gradient whose norm is not finite is
-returned unchanged: ``clip_grad_norm_`` would turn infinities into NaN, which hides the overflow from a loss scaler.
+Their methods are pure functions of tensors, with the state as argument and result, without a host sync. A gradient whose norm is
+not finite is returned unchanged: ``clip_grad_norm_`` would turn infinities into NaN, which hides the overflow from a loss scaler.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Tracer:
     @property
     def innermost(self) -> str:
         """The innermost of the sites that are being called now; empty for none."""
-        return self._stack.innermost or ""
+        return self._stack[-1][0] if self._stack else ""
 
     def _clear(self) -> None:
         self._records: list[CallRecord] = []
@@ -153,7 +153,7 @@ class Tracer:
         self._check_views()
         values = [*(("", value) for value in args), *kwargs.items()]
         record = self._add(name, "forward", len(self._stack), "inputs", values)
-        self._stack.begin(name, (record, sys.exc_info()[1]))
+        self._stack.append((name, (record, sys.exc_info()[1])))
         seen = self._evidence[name]
         seen.calls += 1
         seen.grad_enabled |= torch.is_grad_enabled()

@@ -253,7 +253,6 @@ def field_of(batch: Any, field: Field, name: str = "") -> Any:
     try:
         return batch[field]
     except (KeyError, IndexError, TypeError) as error:
-        has = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"{type(batch).__name__}"
-        if isinstance(batch, tuple | list):
-            has = f"{len(batch)} entries"
+        keys = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+        has = f"{len(batch)} entries" if isinstance(batch, tuple | list) else keys
         raise ValueError(f"the field {name or field!r} is {field!r}, which the batch does not have; it has {has}.") from error

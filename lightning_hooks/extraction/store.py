@@ -6,7 +6,6 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -20,7 +19,6 @@ Sampling = Literal["first", "reservoir"]
 SAMPLINGS = ("first", "reservoir")
 
 
-@dataclass(slots=True)
 class Reservoir:
     """Bounded selection of samples from a stream of unknown length.
 
@@ -28,32 +26,23 @@ class Reservoir:
     "Summarizing data using bottom-k sketches"). Random keys select uniformly; arrival numbers as keys select the first. The
     selection of several ranks is the bottom-k of all their keys. Keys come from a separate generator.
 
-    Attributes:
+    Args:
         capacity: Number of samples to keep.
         sampling: ``first`` or ``reservoir``.
         seed: Seeds the keys of ``reservoir``.
         rank: This process, whose arrivals are numbered ``rank``, ``rank + world``, …
         world: Number of processes.
-        seen: Samples that have arrived here.
     """
 
-    capacity: int
-    sampling: Sampling = "first"
-    seed: int = 0
-    rank: int = 0
-    world: int = 1
-    seen: int = 0
-    _heap: list[tuple[float, int, int]] = field(default_factory=list)  # (-key, -arrival, slot): the next to be replaced on top
-    _random: random.Random = field(default_factory=random.Random)
-
-    def __post_init__(self) -> None:
+    def __init__(self, capacity: int, sampling: Sampling = "first", seed: int = 0, rank: int = 0, world: int = 1) -> None:
+        self.capacity, self.sampling, self.seed, self.rank, self.world = capacity, sampling, seed, rank, world
         self.reset()
 
     def reset(self) -> None:
         """Start a new stream, with the same keys as the last."""
-        self.seen = 0
-        self._heap.clear()
-        self._random.seed(f"{self.seed}-{self.rank}")
+        self.seen = 0  # samples that have arrived here
+        self._heap: list[tuple[float, int, int]] = []  # (-key, -arrival, slot): the next to be replaced on top
+        self._random = random.Random(f"{self.seed}-{self.rank}")
 
     def admit(self, n: int) -> dict[int, int]:
         """Add ``n`` samples of the stream.
@@ -96,6 +85,12 @@ class FeatureStore:
         fields: Name to the entry of the batch that is stored with the features.
         on_fault: Called with (site, error) for a site whose features cannot be stored; it has none for the rest of the epoch.
     """
+
+    rows: Tensor | None
+    """The indices of this batch's selected rows."""
+    outputs: list[tuple[str, Tensor]]
+    """The selected rows of this batch's outputs, by site."""
+    _slots: dict[int, int]
 
     def __init__(self, reservoir: Reservoir, fields: Mapping[str, Field], on_fault: Callable[[str, Exception], None]) -> None:
         self.reservoir = reservoir
@@ -183,10 +178,7 @@ class FeatureStore:
 
     def stop(self) -> None:
         """Discard the current batch."""
-        self._size = 0
-        self._slots: dict[int, int] = {}
-        self.rows: Tensor | None = None  # indices of this batch's selected rows
-        self.outputs: list[tuple[str, Tensor]] = []
+        self._size, self._slots, self.rows, self.outputs = 0, {}, None, []
 
     def collect(self, slots: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Copy stored samples to the host, with one host sync for all sites.

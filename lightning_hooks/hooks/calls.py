@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -42,32 +42,19 @@ class UncompiledHook(TraceHook):
         super().run(*args)
 
 
-class CallStack(Generic[C]):
-    """The calls of a step that have begun and not ended, with what a tracer keeps of each; ``site in stack`` asks for one."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, C]] = []  # (site, what is kept), the innermost last
-
-    def __contains__(self, site: object) -> bool:
-        return any(begun == site for begun, _ in self.calls)
-
-    def __len__(self) -> int:
-        return len(self.calls)
+class CallStack(list[tuple[Any, C]]):
+    """The calls of a step that have begun and not ended, the innermost last: (site, what a tracer keeps of the call) pairs."""
 
     @property
-    def innermost(self) -> Any:
-        """The site of the innermost call; None without calls."""
-        return self.calls[-1][0] if self.calls else None
-
-    def begin(self, site: Any, kept: C) -> None:
-        """Begin a call."""
-        self.calls.append((site, kept))
+    def sites(self) -> list[Any]:
+        """The sites of the calls."""
+        return [site for site, _ in self]
 
     def end(self, site: Any) -> C | None:
         """End the innermost call of ``site``, and with it calls inside it whose end was not recorded; None if there is none."""
         ended, kept = None, None
-        while site in self and ended != site:
-            ended, kept = self.calls.pop()
+        while site in self.sites and ended != site:
+            ended, kept = self.pop()
         return kept
 
 

@@ -193,7 +193,7 @@ class CudaClock(HostClock):
 
     @override
     def _milliseconds(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float:
-        return start.elapsed_time(stop)
+        return float(start.elapsed_time(stop))
 
     @override
     def _is_over(self, moment: torch.cuda.Event, wait: bool) -> bool:

@@ -133,7 +133,7 @@ class StepTracer:
             tally.calls += phase == FORWARD
             tally.recomputed += phase == RECOMPUTE
         allocated = self.clock.allocated() if self.step.reads_memory else None
-        self._stack.begin(site, _Call(phase, self.now, allocated))
+        self._stack.append((site, _Call(phase, self.now, allocated)))
         self._nodes.move(place)
         self._switch((place, phase))
         self.clock.resume()
@@ -145,7 +145,7 @@ class StepTracer:
 
     def leave(self, site: int, module: nn.Module, args: Any, output: Any) -> None:
         """End a module's call; ``output`` is None if it raised."""
-        if site not in self._stack:
+        if site not in self._stack.sites:
             return
         self.clock.pause()
         call = self._stack.end(site)
@@ -157,7 +157,7 @@ class StepTracer:
             tally.output_bytes += sum(_bytes(tensor) for tensor in {id(tensor): tensor for tensor in tensors_in(output)}.values())
             if call.allocated is not None:
                 tally.memory_bytes += (self.clock.allocated() or 0) - call.allocated
-        outer, around = self._stack.calls[-1] if self._stack else (-1, call)
+        outer, around = self._stack[-1] if self._stack else (-1, call)
         if outer < 0 or around.phase != call.phase:  # an outermost call: its nodes lead to those of all modules inside it
             self._nodes.claim([tensor.grad_fn for tensor in tensors_in(output) if tensor.requires_grad])
         self.clock.resume()

@@ -163,7 +163,7 @@ class UnitSites:
         sums = to_host({name: activity.sums for name, activity in known.items()})
         ranks = gather_by_name({name: (sums[name], activity.count) for name, activity in known.items()})
         return {
-            site.name: Activity(sum(part for part, _ in found), sum(count for _, count in found))  # type: ignore[arg-type]
+            site.name: Activity(sum(part for part, _ in found), sum(count for _, count in found))
             for site in self.sites
             if (found := ranks.get(site.name))
         }

@@ -39,25 +39,25 @@ class RangeTable:
     Args:
         names: The names of the sites.
         device: The device of the table.
+        capacity: Number of channels per site; 0 for no limit.
         method: One of ``METHODS``.
         averaging_constant: Weight of a new call in the moving average, 0 to 1.
         bins: Bins of a histogram.
         percentile: Percent of the values in a range of method ``percentile``.
         channel_dim: The dimension of the channels, whose extremes are kept too; None for none.
-        capacity: Number of channels per site; 0 for no limit.
     """
 
     def __init__(
         self,
         names: Sequence[str],
         device: torch.device | str = "cpu",
+        capacity: int = 0,
         *,
         method: str = "minmax",
         averaging_constant: float = 0.01,
         bins: int = 2048,
         percentile: float = 99.99,
         channel_dim: int | None = None,
-        capacity: int = 0,
     ) -> None:
         self.names = list(names)
         self.method, self.averaging_constant, self.percentile = method, averaging_constant, percentile
@@ -198,30 +198,29 @@ class RangeTable:
         counters, ends, histograms, channels = self._parts(packed)
         ends, histograms, channels = ends.float(), histograms.float(), channels.float()
         sites: dict[str, ActivationRange] = {}
-        silent: list[str] = []
-        for index, (name, (calls, count, nonfinite)) in enumerate(zip(self.names, counters.tolist(), strict=True)):
+        for index, (calls, count, nonfinite) in enumerate(counters.tolist()):
             if not calls:
-                silent.append(name)
                 continue
             if not count:  # only NaN and infinite values, or no values
                 nan = math.nan
-                sites[name] = ActivationRange(nan, nan, 1.0, 0, nan, nan, round(calls), 0, 1.0 if nonfinite else nan)
-                continue
-            low, high = self._range(ends[index], histograms[index])
-            scale, zero_point = quantization_parameters(low, high, dtype, scheme)
-            sites[name] = ActivationRange(
-                min=float(low),
-                max=float(high),
-                scale=float(scale),
-                zero_point=int(zero_point),
-                smallest=float(ends[index, 0]),
-                largest=float(ends[index, 1]),
-                calls=round(calls),
-                count=round(count),
-                nonfinite_fraction=nonfinite / (count + nonfinite),
-                channels=_channel_ranges(channels[index], dtype, scheme),
-            )
-        return sites, tuple(silent)
+                found = ActivationRange(nan, nan, 1.0, 0, nan, nan, round(calls), 0, 1.0 if nonfinite else nan)
+            else:
+                low, high = self._range(ends[index], histograms[index])
+                scale, zero_point = quantization_parameters(low, high, dtype, scheme)
+                found = ActivationRange(
+                    min=float(low),
+                    max=float(high),
+                    scale=float(scale),
+                    zero_point=int(zero_point),
+                    smallest=float(ends[index, 0]),
+                    largest=float(ends[index, 1]),
+                    calls=round(calls),
+                    count=round(count),
+                    nonfinite_fraction=nonfinite / (count + nonfinite),
+                    channels=_channel_ranges(channels[index], dtype, scheme),
+                )
+            sites[self.names[index]] = found
+        return sites, tuple(name for name in self.names if name not in sites)
 
     def _range(self, ends: Tensor, histogram: Tensor) -> tuple[Tensor, Tensor]:
         if self.method == "histogram":

@@ -135,7 +135,7 @@ def wider(known: Tensor, found: Tensor) -> Tensor:
 
 def _observer(histogram: Tensor, ends: Tensor) -> HistogramObserver:
     """Return torch's observer with a copy of a histogram on the host."""
-    observer = HistogramObserver(bins=histogram.shape[0])  # type: ignore[no-untyped-call]
+    observer = HistogramObserver(bins=histogram.shape[0])
     observer.histogram, observer.min_val, observer.max_val = histogram.clone(), ends[0].clone(), ends[1].clone()
     return observer
 
