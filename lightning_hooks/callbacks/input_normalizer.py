@@ -14,7 +14,8 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.base import EvaluatedCallback
 from lightning_hooks.declare.warn import info
-from lightning_hooks.extraction import gather_by_name, to_host
+from lightning_hooks.extraction import to_host
+from lightning_hooks.extraction.extracted import gather_by_name
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector
@@ -264,7 +265,7 @@ class InputNormalizer(EvaluatedCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.batches = state_dict["batches"]
         for name, state in state_dict["sites"].items():
-            self._inputs.add(name).load(state)
+            self._inputs[name].load(state)
 
     @property
     @override

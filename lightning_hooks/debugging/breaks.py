@@ -113,9 +113,9 @@ class Breakpoint:
             if self.on_fault is None:
                 raise
             self.on_fault(call.site, error)
-            return
-        if stop:
-            self._stop(call)
+        else:
+            if stop:
+                self._stop(call)
 
     def output(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Check a call of a site, and hook its output."""

@@ -111,7 +111,7 @@ class Tracer:
         faults: Mapping[str, str] = getattr(self._on_fault, "errors", {})
         called = {name for name, seen in self._evidence.items() if seen.calls}
         reasons = {}
-        for name in self.kinds.keys() - called:
+        for name in [name for name in self.kinds if name not in called]:
             region = compiled_around(name, regions)
             ran = region is not None and any(compiled_around(other, [region]) is not None for other in called)
             around = [outer for outer in outwards(name)[1:-1] if outer in modules]
@@ -131,7 +131,7 @@ class Tracer:
                 alone=not called,
                 parameters=bool(parameters),
             )
-        return {name: reasons[name] for name in self.kinds if name in reasons}
+        return reasons
 
     def _no_gradient(self, root: nn.Module) -> dict[str, str]:
         """The reasons why called sites have no gradient; none without a backward pass."""

@@ -14,7 +14,7 @@ from lightning_hooks.extraction.batches import (
 )
 from lightning_hooks.extraction.cam import Cam, Reshape, Target, grad_cam, resize
 from lightning_hooks.extraction.capture import POOLS, Pool, call_name, capture, extract, pooled
-from lightning_hooks.extraction.extracted import FORMATS, ExtractedFeatures, choose, gather_by_name
+from lightning_hooks.extraction.extracted import FORMATS, ExtractedFeatures, choose
 from lightning_hooks.extraction.store import SAMPLINGS, FeatureStore, Reservoir, Sampling, to_host
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "extract",
     "field_of",
     "first_rows",
-    "gather_by_name",
     "grad_cam",
     "images_in",
     "map_tensors",

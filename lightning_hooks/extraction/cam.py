@@ -188,11 +188,8 @@ def _scores(output: Any, target: Target) -> tuple[Tensor, Tensor | None]:
 
 
 def _logits(output: Any) -> Tensor:
-    if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
-        output = output["logits"]
-    elif isinstance(getattr(output, "logits", None), Tensor):
-        output = output.logits
-    found = float_tensors(output)
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    found = float_tensors(logits if isinstance(logits, Tensor) else output)
     if len(found) != 1:
         raise ValueError(
             f"the model returns {len(found)} floating-point tensors ({type(output).__name__}) and none is called logits. "
@@ -237,13 +234,10 @@ def spatial(values: Tensor, layer: nn.Module, reshape: Reshape = None) -> Tensor
             "layer with (n, channels, height, width) or (n, tokens, features), or give reshape= as a function."
         )
     tokens = values.shape[1]
-    if reshape is None:
-        side = math.isqrt(tokens)
-        if side * side != tokens and math.isqrt(tokens - 1) ** 2 != tokens - 1:
-            raise ValueError(f"{tokens} tokens are no square grid, with or without the first; pass reshape=(height, width).")
-        height = width = side
-    else:
-        height, width = reshape
+    side = math.isqrt(tokens)
+    if reshape is None and side * side != tokens and math.isqrt(tokens - 1) ** 2 != tokens - 1:
+        raise ValueError(f"{tokens} tokens are no square grid, with or without the first; pass reshape=(height, width).")
+    height, width = (side, side) if reshape is None else reshape
     if height * width > tokens:
         raise ValueError(f"reshape={tuple(reshape or ())!r} needs {height * width} tokens; the layer gives {tokens}.")
     return values[:, tokens - height * width :].transpose(1, 2).reshape(values.shape[0], -1, height, width)

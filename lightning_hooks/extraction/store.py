@@ -58,14 +58,11 @@ class Reservoir:
             arrival = self.seen * self.world + self.rank
             key = float(arrival) if self.sampling == "first" else self._random.random()
             self.seen += 1
-            if len(self._heap) < self.capacity:
-                slot = len(self._heap)
-                heapq.heappush(self._heap, (-key, -arrival, slot))
-            elif key < -self._heap[0][0]:
-                slot = self._heap[0][2]
-                heapq.heapreplace(self._heap, (-key, -arrival, slot))
-            else:
+            full = len(self._heap) == self.capacity
+            if full and key >= -self._heap[0][0]:
                 continue
+            slot = heapq.heappop(self._heap)[2] if full else len(self._heap)
+            heapq.heappush(self._heap, (-key, -arrival, slot))
             placed[slot] = row
         return placed
 

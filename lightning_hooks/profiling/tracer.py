@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -41,9 +42,8 @@ class StepTracer:
         self.step = TracedStep()
         self.tracing = False
         self.now: Account = (ROOT, OTHER)
-        self._nodes = NodeMap(self._hook_for)
+        self._nodes = NodeMap(cache(self._hook_for))
         self._places: set[Place] = set()  # that have been called
-        self._marks: dict[Place, Callable[..., Any]] = {}
         self._faults = faults
         self._stack: CallStack[_Call] = CallStack()
         self._ended: list[TracedStep] = []  # steps whose times are not read yet
@@ -184,9 +184,7 @@ class StepTracer:
         self.clock.switch(target)
 
     def _hook_for(self, place: Place) -> Callable[..., Any]:
-        if place not in self._marks:
-            self._marks[place] = guarded(TraceHook(self, "node", place), "backward", self._faults)
-        return self._marks[place]
+        return guarded(TraceHook(self, "node", place), "backward", self._faults)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.extraction import device_of, gather_by_name, to_host
+from lightning_hooks.extraction import device_of, to_host
+from lightning_hooks.extraction.extracted import gather_by_name
 from lightning_hooks.hooks import Gate, HookManager, Listener, ModuleSelector, select_modules
 from lightning_hooks.hooks.attributes import in_training_mode
 from lightning_hooks.hooks.selection import compiled_around, compiled_regions, named_sites

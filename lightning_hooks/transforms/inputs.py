@@ -67,10 +67,9 @@ class NormalizedInputs(dict[str, Normalization]):
                 found[name] = InputStatistics(tuple(site.mean.tolist()), tuple(site.std.tolist()), count, site.frozen)
         return found
 
-    def add(self, name: str) -> Normalization:
-        """Return the normalisation of a module, which is made if there is none."""
-        if name not in self:
-            self[name] = Normalization(name, self.dim, *(self.given or (None, None)))
+    def __missing__(self, name: str) -> Normalization:
+        """Add and return the normalisation of another module."""
+        self[name] = Normalization(name, self.dim, *(self.given or (None, None)))
         return self[name]
 
     def find(self, module: str | None) -> Normalization:
@@ -115,7 +114,7 @@ class NormalizedInputs(dict[str, Normalization]):
         chosen = select_modules(model, modules)
         hooked = []
         for name, module in chosen:
-            hooked.append(NormalizeInput(self.add(name), Argument(module, name, self.argument), gate))
+            hooked.append(NormalizeInput(self[name], Argument(module, name, self.argument), gate))
             hooks.register(module, hooked[-1], "forward_pre", label=name, with_kwargs=True)
         if inverse_modules is None:
             return hooked
@@ -138,8 +137,8 @@ class NormalizeInput(Listener):
         return self.argument.replace(args, kwargs, self._change)
 
     def _change(self, x: Tensor) -> Tensor:
-        if self.gate.open and not self.site.frozen:
-            self.site.learn(x)
+        if self.gate.open:
+            self.site.learn(x)  # unless they are final
         return self.site.normalize(x)
 
 
