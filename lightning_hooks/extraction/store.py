@@ -192,12 +192,13 @@ class FeatureStore:
             whole = torch.cat((buffer, _empty(buffer, missing))) if missing > 0 else buffer
             found["site", name] = whole.index_select(0, _index(slots, buffer.device))
         fields: dict[str, Any] = {name: [entries[slot] for slot in slots] for name, entries in self._entries.items() if entries}
-        for name in [name for name, entries in fields.items() if entries and isinstance(entries[0], Tensor)]:
-            try:
+        for name in [name for name, entries in fields.items() if entries and all(isinstance(each, Tensor) for each in entries)]:
+            shapes = list(dict.fromkeys(tuple(entry.shape) for entry in fields[name]))
+            if len(shapes) == 1:
                 found["field", name] = torch.stack(fields[name])
-            except RuntimeError as error:  # of samples of different shapes
+            else:
                 del fields[name]
-                self.on_fault(name, error)
+                self.on_fault(name, _other_shape(name, shapes[1], shapes[0]))
         on_host = to_host(found)
         sites = {name: values for (kind, name), values in on_host.items() if kind == "site"}
         return sites, {name: on_host.get(("field", name), entries) for name, entries in fields.items()}
@@ -207,11 +208,7 @@ class FeatureStore:
         if known is None:
             known = values.new_empty((0, *values.shape[1:]))
         if known.shape[1:] != values.shape[1:]:
-            now, then = tuple(values.shape[1:]), tuple(known.shape[1:])
-            raise ValueError(
-                f"{name!r} has shape {now} per sample here and had {then} before; pool it (pool='mean'), or pad batches to one "
-                "length"
-            )
+            raise _other_shape(name, tuple(values.shape[1:]), tuple(known.shape[1:]))
         need = max(self._slots) + 1
         if known.shape[0] < need:
             rows = min(self.reservoir.capacity, max(need, 2 * known.shape[0]))
@@ -228,6 +225,12 @@ def _checked(name: str, value: Any, size: int) -> Any:
             f"{f' of shape {tuple(value.shape)}' if isinstance(value, Tensor) else f' of length {whole}' if whole else ''}."
         )
     return value
+
+
+def _other_shape(name: str, now: tuple[int, ...], then: tuple[int, ...]) -> ValueError:
+    return ValueError(
+        f"{name!r} has shape {now} per sample here and had {then} before; pool it (pool='mean'), or pad batches to one length"
+    )
 
 
 def _empty(like: Tensor, rows: int) -> Tensor:
