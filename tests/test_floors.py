@@ -20,7 +20,7 @@ BELOW = {
     "clipping": {"hooks"},
     "extraction": {"hooks"},
     "transforms": {"hooks", "statistics", "extraction"},
-    "debugging": {"hooks", "statistics", "profiling"},
+    "debugging": {"hooks", "statistics"},
     "reports": {"hooks", "statistics", "clipping", "quantization"},
     "alerts": {"hooks", "statistics", "clipping", "reports"},
     "quantization": {"hooks", "statistics"},

@@ -17,7 +17,7 @@ from lightning_hooks.hooks.checks import check_bools, check_optional_integer
 from lightning_hooks.hooks.selection import describe_selector
 from lightning_hooks.pruning import PruningReport, UnitSites, target_at, zero_units
 from lightning_hooks.pruning.report import check_schedule
-from lightning_hooks.pruning.sites import Activity, install_masks
+from lightning_hooks.pruning.sites import install_masks
 from lightning_hooks.trackers import show, table_lines
 
 
@@ -93,7 +93,7 @@ class ActivationPruner(EvaluatedCallback):
         self.report: PruningReport | None = None
         self._masks: dict[str, Tensor] = {}  # which units stay, on the host
         self._loaded: dict[str, Any] | None = None
-        self._removed, self._measured = False, 0  # batches measured in this epoch
+        self._removed = False
 
     def mask(self, name: str) -> Tensor:
         """Return the units of a module that stay, boolean, ``(units,)``.
@@ -195,8 +195,6 @@ class ActivationPruner(EvaluatedCallback):
         units, masked = sum(entry.units for entry in pruned.values()), sum(entry.masked for entry in pruned.values())
         silent = tuple(site.name for site in self._sites.sites if site.name not in found)
         self.report = PruningReport(epoch, step, target, masked / units if units else 0.0, pruned, silent)
-        self._sites.reset()
-        self._measured = 0
         self._masks = {site.name: site.kept for site in self._sites.sites if site.kept is not None}
         return self.report
 
@@ -206,13 +204,13 @@ class ActivationPruner(EvaluatedCallback):
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._masks, self._removed, self.report, self._measured = {}, False, None, 0
+        self._masks, self._removed, self.report = {}, False, None
         self._use_loaded()
         resumed, self._loaded = self._loaded, None
         self._install(pl_module, self.gate, training_only=False)
         activity = (resumed or {}).get("activity")
         if activity and self._sites is not None and trainer.is_global_zero:  # it is that of all ranks
-            self._sites.restore({name: Activity(entry["sums"], entry["count"]) for name, entry in activity.items()})
+            self._sites.restore(activity)
         last = trainer.max_epochs
         if last is not None and 0 <= last <= self.end_epoch:
             rank_zero_warn(
@@ -227,11 +225,6 @@ class ActivationPruner(EvaluatedCallback):
     @override
     def released(self) -> None:
         self._sites = None
-
-    @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        self._measured += self.gate.sampled
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -258,8 +251,8 @@ class ActivationPruner(EvaluatedCallback):
         if self._sites is None and self._loaded is not None:
             return self._loaded  # restored, not used yet
         state: dict[str, Any] = {"masks": self.masks}
-        if self._sites is not None and self._measured:  # in the middle of an epoch; every rank calls this
-            found = self._sites.merged()
+        found = {} if self._sites is None else self._sites.merged()  # every rank calls this
+        if found:  # in the middle of an epoch
             state["activity"] = {name: {"sums": activity.sums, "count": activity.count} for name, activity in found.items()}
         return state
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,7 +13,6 @@ from typing_extensions import override
 from lightning_hooks.alerts import RangeReport
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.declare.collector import Collector
-from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.ranges import RangeCollector, RangeRecorder
 from lightning_hooks.extraction import Forward, device_of, run_model, undisturbed
 from lightning_hooks.extraction.batches import check_forward
@@ -82,23 +82,17 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         self.method, self.dtype, self.scheme = method, dtype, scheme
         self.averaging_constant, self.bins, self.percentile = averaging_constant, bins, percentile
         self.channel_dim = channel_dim
-        super().__init__(settings, self._new_collector)
-
-    def _new_collector(self, context: Context, state: Mapping[str, Any]) -> RangeCollector:
-        levels, by_channel = (self.dtype, self.scheme), self.channel_dim is not None
-        return RangeCollector(context, state, new_table=self._new_table, levels=levels, by_channel=by_channel, method=self.method)
-
-    def _new_table(self, names: Sequence[str], device: torch.device, capacity: int = 0) -> RangeTable:
-        return RangeTable(
-            names,
-            device,
-            method=self.method,
-            averaging_constant=self.averaging_constant,
-            bins=self.bins,
-            percentile=self.percentile,
-            channel_dim=self.channel_dim,
-            capacity=capacity,
+        self._new_table = partial(
+            RangeTable,
+            method=method,
+            averaging_constant=averaging_constant,
+            bins=bins,
+            percentile=percentile,
+            channel_dim=channel_dim,
         )
+        by_channel = channel_dim is not None
+        new = partial(RangeCollector, new_table=self._new_table, levels=(dtype, scheme), by_channel=by_channel, method=method)
+        super().__init__(settings, new)
 
     @classmethod
     def calibrate(

@@ -291,11 +291,9 @@ class FeatureExtractor(HookedCallback):
 def _in_model_order(features: Mapping[str, Tensor], sites: list[str]) -> dict[str, Tensor]:
     """Sort features by the position of their module and the number of the call."""
 
-    def position(name: str) -> tuple[int, int]:
-        if name in sites:
-            return sites.index(name), 1
-        site, _, call = name.rpartition("#")
-        return sites.index(site), int(call)
+    def position(name: str) -> tuple[int, int, str]:
+        site = name if name in sites else name.rpartition("#")[0]
+        return sites.index(site), len(name), name
 
     return {name: features[name] for name in sorted(features, key=position)}
 

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
 from lightning_hooks.declare.warn import info
-from lightning_hooks.extraction import ExtractedFeatures, Forward, call_name, capture, first_rows, images_in, to_host
-from lightning_hooks.extraction.capture import channels_first, check_called, named_literally
+from lightning_hooks.extraction import ExtractedFeatures, Forward, capture, first_rows, images_in, to_host
+from lightning_hooks.extraction.capture import channels_first
 from lightning_hooks.hooks import ModuleSelector, float_tensors, select_modules
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.tensors import plain_values
@@ -162,15 +162,12 @@ def _outputs(
     model: nn.Module, sample: Any, sites: list[tuple[str, nn.Module]], modules: ModuleSelector | None, forward: Forward | None
 ) -> dict[str, Tensor]:
     """Return the output of each call of each site, on the host: its first tensor, and attention weights as ``<name>#weights``."""
-    _, outputs = capture(model, sample, sites, _copies, forward=forward, attention=True)
-    check_called([name for name in named_literally(modules) if name not in outputs], outputs, model)
-    found: dict[str, Tensor] = {}
-    for site, calls in outputs.items():
-        for call, tensors in enumerate(calls):
-            found |= {f"{call_name(site, call)}{'#weights' if index else ''}": tensor for index, tensor in enumerate(tensors)}
-    on_host = to_host(found)
+    calls = capture(model, sample, sites, _copies, modules=modules, forward=forward, attention=True)
+    found = {f"{name}{'#weights' if index else ''}": each for name, kept in calls.items() for index, each in enumerate(kept)}
     return {
-        name: values for name, values in on_host.items() if not name.endswith("#weights") or _kind(name, values, {}) == "attention"
+        name: values
+        for name, values in to_host(found).items()
+        if not name.endswith("#weights") or _kind(name, values, {}) == "attention"
     }
 
 

@@ -80,9 +80,9 @@ class GradientClipper(Monitor[ClipReport]):
     ) -> None:
         self.policy: Any = make_policy(policy, threshold)
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-        wrong = [pattern for pattern in self.exclude if not isinstance(pattern, str)]
-        if wrong:
-            raise TypeError(f"exclude must be glob patterns on parameter names; got {wrong[0]!r}.")
+        for pattern in self.exclude:
+            if not isinstance(pattern, str):
+                raise TypeError(f"exclude must be glob patterns on parameter names; got {pattern!r}.")
         super().__init__(
             Settings(
                 report_every_n_steps=report_every_n_steps, on_alert=on_alert, rules=rules, summary=summary, report_dir=report_dir
@@ -194,14 +194,9 @@ class GradientClipper(Monitor[ClipReport]):
         self._hooks.remove_all()
 
     @override
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if not self.in_another_fit(trainer):
-            self._hooks.remove_all()
-
-    @override
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not self.in_another_fit(trainer):
-            self._hooks.remove_all()
+    def forget_model(self) -> None:
+        super().forget_model()
+        self._hooks.remove_all()
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class GradientTransform(HookedCallback):
     fit_only: ClassVar[tuple[str, ...]] = ("_sites", "_waiting", "_state")
     _state: GradientState
     _sites: dict[str, ChangeGradient]
-    _waiting: list[tuple[str, nn.Parameter]]
+    _waiting: dict[str, nn.Parameter]
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class GradientTransform(HookedCallback):
         default = transform if isinstance(transform, str) else getattr(transform, "__name__", type(transform).__name__)
         self.name: str = name or str(default)
         self.report: GradientTransformReport | None = None
-        self._state, self._sites, self._waiting = GradientState(transform, seed), {}, []
+        self._state, self._sites, self._waiting = GradientState(transform, seed), {}, {}
         self._announced = False
 
     def factor_at(self, epoch: int) -> float | None:
@@ -161,13 +161,9 @@ class GradientTransform(HookedCallback):
         self._state.step = str(epoch)
 
     def _hook(self, model: nn.Module, hooks: HookManager, rank: int) -> None:
-        needs_factor = self._schedule is not None
-        self._state = state = GradientState(self.transform, self.seed, needs_factor)
-        self._sites, self._waiting = {}, []
-        if self.parameters is not None:
-            for name, parameter in select_parameters(model, self.parameters):
-                self._sites[name] = ChangeGradient(state, name)
-                self._waiting.append((name, parameter))
+        self._state = state = GradientState(self.transform, self.seed, needs_factor=self._schedule is not None)
+        self._waiting = {} if self.parameters is None else dict(select_parameters(model, self.parameters))
+        self._sites = {name: ChangeGradient(state, name) for name in self._waiting}
         if self.modules is not None:
             regions = compiled_regions(model)
             for name, module in select_modules(model, self.modules):
@@ -182,12 +178,8 @@ class GradientTransform(HookedCallback):
 
     def _hook_parameters(self, hooks: HookManager) -> None:
         """Hook the parameters that require a gradient now."""
-        waiting, self._waiting = self._waiting, []
-        for name, parameter in waiting:
-            if parameter.requires_grad:
-                hooks.register(parameter, self._sites[name], "tensor", label=name)
-            else:
-                self._waiting.append((name, parameter))
+        for name in [name for name, parameter in self._waiting.items() if parameter.requires_grad]:
+            hooks.register(self._waiting.pop(name), self._sites[name], "tensor", label=name)
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -210,7 +202,7 @@ class GradientTransform(HookedCallback):
         state: GradientState | None = self._state  # a copy has none
         if state is not None:
             state.active = False  # tensor hooks exist as long as their graph, which the user may keep
-        self._waiting = []
+        self._waiting = {}
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -259,8 +251,6 @@ class GradientTransform(HookedCallback):
 
     def _label(self, trainer: Trainer) -> str:
         """The name, with a number if an earlier GradientTransform has the same."""
-        alike = [
-            callback for callback in callbacks_of(trainer) if isinstance(callback, GradientTransform) and callback.name == self.name
-        ]
-        place = alike.index(self) if self in alike else 0
+        ours = [each for each in callbacks_of(trainer) if isinstance(each, GradientTransform) and each.name == self.name]
+        place = ours.index(self) if self in ours else 0
         return f"{self.name}-{place}" if place else self.name

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.debugging import Breakpoint, Call, Trace, Tracer
-from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
+from lightning_hooks.hooks import Gate, HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_bools, check_choice
 from lightning_hooks.hooks.selection import can_be_called, is_metric
 from lightning_hooks.hosts.lightning_api import log_step, loss_scaler
@@ -91,12 +91,14 @@ class HookDebugger(HookedCallback):
         self._title = ""
         self._printing = show
 
-    def _hook(self, model: nn.Module, hooks: HookManager) -> Tracer:
+    def _hook(self, model: nn.Module, hooks: HookManager, gate: Gate | None) -> Tracer:
         every: ModuleSelector = lambda _, module: can_be_called(module) and not is_metric(module)  # noqa: E731
         chosen = select_modules(model, every if self.modules is None else self.modules)
-        stop = None if self.break_when is None else Breakpoint(self.break_when, self.on_break, self.faults, PHASES[self.break_in])
-        self._tracer = Tracer(chosen, self.statistics, stop)
+        self._tracer = Tracer(chosen, self.statistics)
         self._tracer.attach(chosen, hooks, self.faults)
+        if self.break_when is not None:
+            stop = Breakpoint(self.break_when, self.on_break, self.faults, PHASES[self.break_in], gate)
+            stop.attach(chosen, hooks)
         return self._tracer
 
     @contextmanager
@@ -118,7 +120,7 @@ class HookDebugger(HookedCallback):
         error: BaseException | None = None
         self._printing = self.show
         with HookManager() as hooks:
-            tracer = self._hook(model, hooks)
+            tracer = self._hook(model, hooks, None)
             tracer.begin(model, watch=self.explain)
             try:
                 yield self
@@ -141,7 +143,7 @@ class HookDebugger(HookedCallback):
         self._batch = 0
         self.trace = None
         self._printing = self.show and trainer.is_global_zero
-        self._hook(pl_module, self.hooks)
+        self._hook(pl_module, self.hooks, self.gate)
 
     @override
     def released(self) -> None:
@@ -152,7 +154,6 @@ class HookDebugger(HookedCallback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         assert self._tracer is not None
-        self._tracer.active = True
         if self._batch in self.steps:
             self._title = f"Step {self._batch} (epoch {trainer.current_epoch}, batch {batch_idx})"
             self._tracer.begin(pl_module, watch=self.explain)
@@ -168,19 +169,15 @@ class HookDebugger(HookedCallback):
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._tracer is not None:
-            if self._tracer.tracing:
-                self._finish(pl_module, self._title)
-                trackers = self.trackers(trainer)
-                trackers.text("hook_debugger/trace", f"```\n{self.trace}\n```", log_step(trainer))
-            self._tracer.active = False
+        if self._tracer is not None and self._tracer.tracing:
+            self._finish(pl_module, self._title)
+            self.trackers(trainer).text("hook_debugger/trace", f"```\n{self.trace}\n```", log_step(trainer))
         self._batch += 1
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     @override
     def skipped(self) -> None:
-        if self._tracer is not None:
-            self._tracer.stop()
+        self.released()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

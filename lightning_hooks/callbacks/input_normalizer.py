@@ -15,7 +15,7 @@ from typing_extensions import override
 from lightning_hooks.callbacks.base import EvaluatedCallback
 from lightning_hooks.declare.warn import info
 from lightning_hooks.extraction import to_host
-from lightning_hooks.extraction.extracted import gather
+from lightning_hooks.extraction.extracted import gather_by_name
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector
@@ -251,23 +251,21 @@ class InputNormalizer(EvaluatedCallback):
     def _merged(self) -> dict[str, Tensor | None]:
         """Return the moments of all ranks by module, ``(3, channels)`` each. A collective: every rank must call it."""
         # Moments of a checkpoint are those of all ranks: only one rank adds them.
-        own = {name: site.everything() if self._rank_zero else site.moments for name, site in self._inputs.items()}
-        ranks = gather(to_host({name: known for name, known in own.items() if known is not None}))
-        if len(ranks) == 1:
-            return own
-        parts = {name: [rank[name] for rank in ranks if name in rank] for name in own}  # a module may run on some ranks only
-        return {name: merge_moments(torch.stack(found)) if found else None for name, found in parts.items()}
+        own = {name: site.everything if self._rank_zero else site.moments for name, site in self._inputs.items()}
+        ranks = gather_by_name(to_host({name: known for name, known in own.items() if known is not None}))
+        merged = {name: merge_moments(found) if len(found) > 1 else found[0] for name, found in ranks.items()}
+        return {name: merged.get(name) for name in own}  # a module may run on some ranks only
 
     @override
     def state_dict(self) -> dict[str, Any]:
         merged = self._merged() if self.attached and not self.frozen else {}  # every rank calls this, so ranks can be merged
-        return {"sites": self._inputs.state(merged), "batches": self.batches}
+        return {"sites": {name: site.state(merged.get(name)) for name, site in self._inputs.items()}, "batches": self.batches}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.batches = state_dict["batches"]
         for name, state in state_dict["sites"].items():
-            self._inputs.add(name).load(state)
+            self._inputs[name].load(state)
 
     @property
     @override

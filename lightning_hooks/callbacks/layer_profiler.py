@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
@@ -17,7 +18,6 @@ from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.plots.profile import COLUMNS, summary_lines, table_rows
 from lightning_hooks.profiling import ProfileReport, ProfileSession
 from lightning_hooks.profiling.clock import FORWARD
-from lightning_hooks.profiling.report import StepSamples
 from lightning_hooks.profiling.session import profiled_modules
 from lightning_hooks.profiling.tracer import StepTracer
 from lightning_hooks.trackers import show
@@ -66,9 +66,8 @@ class LayerProfiler(HookedCallback):
 
     prefix: ClassVar[str] = "profile"
     records_recomputation: ClassVar[bool] = True
-    fit_only: ClassVar[tuple[str, ...]] = ("_tracer", "_samples")
+    fit_only: ClassVar[tuple[str, ...]] = ("_tracer",)
     _tracer: StepTracer
-    _samples: StepSamples
 
     def __init__(
         self,
@@ -135,12 +134,8 @@ class LayerProfiler(HookedCallback):
         if self.plot and find_spec("matplotlib") is None:
             raise ImportError("LayerProfiler(plot=True) needs matplotlib: pip install matplotlib.")
         sites = profiled_modules(pl_module, self.modules)
-        self._tracer = StepTracer(pl_module.device, self.faults)
-        self._samples = StepSamples([name for name, _ in sites], str(pl_module.device))
-        self._reads_memory = self._tracer.clock.allocated() is not None
-        self._taken = 0  # batches of this fit
-        self._first = 0  # the batch of this epoch that is measured first
-        self.batches = 0
+        self._tracer = StepTracer([name for name, _ in sites], pl_module.device, self.warmup_steps, self.faults)
+        self._first = self.batches = 0  # the batch of this epoch that is measured first; the batches of this epoch
         self.report = None
         self._tracer.hook(((site, name, module) for site, (name, module) in enumerate(sites)), self.listen)
 
@@ -154,15 +149,9 @@ class LayerProfiler(HookedCallback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         self.batches += 1
-        taken, self._taken = self._taken, self._taken + 1
-        warm = taken < self.warmup_steps
-        if taken == self.warmup_steps:
+        if self._tracer.steps == self.warmup_steps:
             self._first = batch_idx % self.every_n_steps
-        reads_memory = self._reads_memory and taken == max(self.warmup_steps - 1, 0)
-        due = not warm and batch_idx % self.every_n_steps == self._first and self._samples.wants()
-        self.gate.start(due or reads_memory)
-        if self.gate.open:
-            self._tracer.begin_step(FORWARD, reads_memory, counts=not warm)
+        self.gate.start(self._tracer.begin_step(FORWARD, due=batch_idx % self.every_n_steps == self._first))
 
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -182,7 +171,7 @@ class LayerProfiler(HookedCallback):
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._tracer.tracing:
-            self._samples.add(self._tracer.end_step())
+            self._tracer.end_step()
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     @override
@@ -194,9 +183,8 @@ class LayerProfiler(HookedCallback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)
         self.warn_of_faults()
-        self._samples.add(self._tracer.take(wait=True))
-        self.report = self._samples.report(trainer.current_epoch, trainer.global_step, self.batches)
-        self._samples.reset()
+        self.report = self._tracer.report(trainer.current_epoch, trainer.global_step, self.batches)
+        self._tracer.samples.reset()
         self.batches = self._first = 0
         self._log(trainer, self.report)
 
@@ -212,17 +200,14 @@ class LayerProfiler(HookedCallback):
 
     def scalars(self, report: ProfileReport) -> dict[str, float]:
         """Return the logged values of a report by tag."""
-        nan = float("nan")
         scalars: dict[str, float] = {}
-        for name in self._samples.names:
+        for name in self._tracer.samples.names:
             found = report.sites.get(name)
-            values = (nan,) * len(SITE_STATS)
-            if found is not None:
-                means = (found.self_time, found.total_time, found.forward_self, found.backward_self)
-                values = (*(spread.mean for spread in means), found.share)
+            times = [] if found is None else [found.self_time, found.total_time, found.forward_self, found.backward_self]
+            values = [math.nan] * len(SITE_STATS) if found is None else [*(spread.mean for spread in times), found.share]
             scalars.update({f"{self.prefix}/{name}/{stat}": value for stat, value in zip(SITE_STATS, values, strict=True)})
         outside = report.outside_forward.mean + report.outside_backward.mean
-        times = (report.step_time, report.forward_time, report.backward_time, report.other_time)
+        times = [report.step_time, report.forward_time, report.backward_time, report.other_time]
         of_step = (*(spread.mean for spread in times), outside, report.overhead)
         scalars.update({f"{self.prefix}/{stat}": value for stat, value in zip(STEP_STATS, of_step, strict=True)})
         return scalars

@@ -1,7 +1,7 @@
 """Clipping policies: the factor or bound of each gradient at one optimizer step.
 
-Pure functions of tensors, with the state as argument and result, without a host sync. A gradient whose norm is not finite is
-returned unchanged: ``clip_grad_norm_`` would turn infinities into NaN, which hides the overflow from a loss scaler.
+Their methods are pure functions of tensors, with the state as argument and result, without a host sync. A gradient whose norm is
+not finite is returned unchanged: ``clip_grad_norm_`` would turn infinities into NaN, which hides the overflow from a loss scaler.
 """
 
 from __future__ import annotations
@@ -57,50 +57,6 @@ def agc_factor(gradient: Tensor, parameter: Tensor, clipping: float, eps: float)
     norm = unit_norms(gradient)
     factor = torch.where(norm > allowed, allowed / norm.clamp(min=1e-6), 1.0)
     return torch.where(torch.isfinite(norm), factor, 1.0)
-
-
-def zclip_limit(norm: Tensor, state: State, z: float, alpha: float, warmup: int) -> tuple[Tensor, State]:
-    """Return the largest norm that ZClip allows at this step, and its next state.
-
-    Kumar, Owen, Chowdhury and Güra, "ZClip: adaptive spike mitigation for LLM pre-training" (2025): the norm's z-score under
-    exponential moving averages of mean and variance; above ``z`` the norm is reduced to mean + z²/score · std, and the
-    reduced norm enters the averages. The first ``warmup`` steps are not clipped; their mean and variance initialise the averages.
-    Norms that are not finite are ignored.
-    """
-    steps, mean, variance = state["steps"], state["mean"], state["variance"]
-    warming = steps < warmup
-    score = (norm - mean) / (variance.sqrt() + 1e-6)
-    spike = (score > z) & ~warming
-    limit = torch.where(spike, mean + z * z / torch.where(spike, score, 1.0) * variance.sqrt(), norm)
-    weight = torch.where(warming, 1 / (steps + 1), torch.as_tensor(1 - alpha, dtype=norm.dtype, device=norm.device))
-    new_mean = mean + weight * (limit - mean)
-    # During warm-up: Welford's running variance; then an average of squared deviations from the new mean.
-    new_variance = torch.where(
-        warming,
-        (variance * steps + (limit - mean) * (limit - new_mean)) / (steps + 1),
-        alpha * variance + (1 - alpha) * (limit - new_mean) ** 2,
-    )
-    usable = torch.isfinite(norm)
-    return limit, {
-        "steps": torch.where(usable, steps + 1, steps),
-        "mean": torch.where(usable, new_mean, mean),
-        "variance": torch.where(usable, new_variance, variance),
-    }
-
-
-def autoclip_limit(norm: Tensor, state: State, percentile: float) -> tuple[Tensor, State]:
-    """Return the largest norm that AutoClip allows at this step, and its next state.
-
-    Seetharaman, Wichern, Pardo and Le Roux, "AutoClip: adaptive gradient clipping for source separation networks" (2020):
-    a percentile (0 to 100) of the norms so far, this one included. The history holds the latest ``window`` norms (the paper keeps
-    all). Norms that are not finite are ignored.
-    """
-    steps, history = state["steps"], state["history"]
-    usable = torch.isfinite(norm)
-    slot = torch.arange(len(history), device=history.device) == steps % len(history)
-    history = torch.where(slot & usable, norm, history)
-    limit = torch.nanquantile(history, percentile / 100)
-    return limit, {"steps": torch.where(usable, steps + 1, steps), "history": history}
 
 
 class ClipPolicy:
@@ -183,7 +139,13 @@ class GlobalNorm(TotalNormPolicy):
 
 @dataclass(frozen=True, slots=True)
 class ZClip(TotalNormPolicy):
-    """Reduce norms that are outliers from their own moving average: see :func:`zclip_limit`."""
+    """Reduce norms that are outliers from their own moving average.
+
+    Kumar, Owen, Chowdhury and Güra, "ZClip: adaptive spike mitigation for LLM pre-training" (2025): the norm's z-score under
+    exponential moving averages of mean and variance; above ``z`` the norm is reduced to mean + z²/score · std, and the
+    reduced norm enters the averages. The first ``warmup`` steps are not clipped; their mean and variance initialise the averages.
+    Norms that are not finite are ignored.
+    """
 
     z: float = 2.5
     alpha: float = 0.97
@@ -203,13 +165,31 @@ class ZClip(TotalNormPolicy):
 
     @override
     def factor(self, norm: Tensor, state: State) -> tuple[Tensor, State]:
-        limit, state = zclip_limit(norm, state, self.z, self.alpha, self.warmup)
-        return _limit_factor(norm, limit), state
+        steps, mean, variance = state["steps"], state["mean"], state["variance"]
+        warming = steps < self.warmup
+        score = (norm - mean) / (variance.sqrt() + 1e-6)
+        spike = (score > self.z) & ~warming
+        limit = torch.where(spike, mean + self.z * self.z / torch.where(spike, score, 1.0) * variance.sqrt(), norm)
+        weight = torch.where(warming, 1 / (steps + 1), torch.as_tensor(1 - self.alpha, dtype=norm.dtype, device=norm.device))
+        new_mean = mean + weight * (limit - mean)
+        # During warm-up: Welford's running variance; then an average of squared deviations from the new mean.
+        new_variance = torch.where(
+            warming,
+            (variance * steps + (limit - mean) * (limit - new_mean)) / (steps + 1),
+            self.alpha * variance + (1 - self.alpha) * (limit - new_mean) ** 2,
+        )
+        new = {"steps": steps + 1, "mean": new_mean, "variance": new_variance}
+        usable = torch.isfinite(norm)
+        return _limit_factor(norm, limit), {name: torch.where(usable, new[name], value) for name, value in state.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class AutoClip(TotalNormPolicy):
-    """Clip to a percentile of the norms so far: see :func:`autoclip_limit`."""
+    """Clip to a percentile (0 to 100) of the norms so far, this one included.
+
+    Seetharaman, Wichern, Pardo and Le Roux, "AutoClip: adaptive gradient clipping for source separation networks" (2020). The
+    history holds the latest ``window`` norms (the paper keeps all). Norms that are not finite are ignored.
+    """
 
     percentile: float = 10.0
     window: int = 1000
@@ -229,8 +209,12 @@ class AutoClip(TotalNormPolicy):
 
     @override
     def factor(self, norm: Tensor, state: State) -> tuple[Tensor, State]:
-        limit, state = autoclip_limit(norm, state, self.percentile)
-        return _limit_factor(norm, limit), state
+        steps, history = state["steps"], state["history"]
+        usable = torch.isfinite(norm)
+        slot = torch.arange(len(history), device=history.device) == steps % len(history)
+        history = torch.where(slot & usable, norm, history)
+        limit = torch.nanquantile(history, self.percentile / 100)
+        return _limit_factor(norm, limit), {"steps": torch.where(usable, steps + 1, steps), "history": history}
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,12 +166,8 @@ class ClipLedger:
     """
 
     def __init__(self, n_parameters: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
-        self._page = max(4, min(PAGE, NUMBERS // max(n_parameters, 1)))
-        self._before: list[Tensor] = []
-        self._after: list[Tensor] = []
-        self._taken: list[bool] = []
-        self._batches: list[int] = []
-        self._skips: list[bool] = []
+        self._page_size = max(4, min(PAGE, NUMBERS // max(n_parameters, 1)))
+        self._open: list[tuple[Tensor, Tensor, bool, bool, int]] = []  # the arguments of write(), of the page that is not full yet
         self.watch = NormHistory(device, dtype)
         self._total = torch.zeros(N_CLIP_COLUMNS + n_parameters, device=device, dtype=dtype)
 
@@ -186,12 +182,8 @@ class ClipLedger:
                 loss scaler): a step with such norms counts as not taken.
             batch: The training batch, from 0.
         """
-        self._before.append(self._of_all(before))
-        self._after.append(self._of_all(after))
-        self._taken.append(taken)
-        self._batches.append(batch)
-        self._skips.append(skips_nonfinite)
-        if len(self._taken) == self._page:
+        self._open.append((self._of_all(before), self._of_all(after), taken, skips_nonfinite, batch))
+        if len(self._open) == self._page_size:
             self._close_page()
 
     def grow(self, n_parameters: int) -> None:
@@ -205,19 +197,16 @@ class ClipLedger:
         return torch.cat((norms, norms.new_zeros(more))) if more else norms
 
     def _close_page(self) -> None:
-        if not self._taken:
+        if not self._open:
             return
-        before, after = (torch.stack(norms).to(self._total) for norms in (self._before, self._after))
-        taken = torch.tensor(self._taken).to(before.device, non_blocking=True)
-        if any(self._skips):
-            taken &= torch.isfinite(before.sum(1)) | ~torch.tensor(self._skips).to(before.device, non_blocking=True)
+        befores, afters, steps_taken, skips, batches = zip(*self._open, strict=True)
+        self._open = []
+        before, after = torch.stack(befores).to(self._total), torch.stack(afters).to(self._total)
+        taken = torch.tensor(steps_taken).to(before.device, non_blocking=True)
+        if any(skips):
+            taken &= torch.isfinite(before.sum(1)) | ~torch.tensor(skips).to(before.device, non_blocking=True)
         self._total = merge_tallies(torch.stack((self._total, tally(before, after, taken))))
-        self.watch.read(before, self._batches, taken)
-        self._clear_page()
-
-    def _clear_page(self) -> None:
-        for entries in (self._before, self._after, self._taken, self._batches, self._skips):
-            entries.clear()
+        self.watch.read(before, batches, taken)
 
     @property
     def total(self) -> Tensor:
@@ -237,6 +226,6 @@ class ClipLedger:
 
     def reset(self) -> None:
         """Start an empty ledger."""
-        self._clear_page()
+        self._open = []
         self.watch.reset()
         self._total = torch.zeros_like(self._total)  # a new tensor: the caller may still hold the old one

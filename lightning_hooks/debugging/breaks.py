@@ -1,9 +1,9 @@
-"""Breakpoints in hooks, which open the debugger or raise, and the reason why a hook did not run."""
+"""Breakpoints in hooks, which open the debugger or raise."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.debugging.trace import describe
-from lightning_hooks.debugging.watcher import in_backward, uncompiled
-from lightning_hooks.hooks import float_tensors
-from lightning_hooks.profiling.tracer import StepHook
+from lightning_hooks.hooks import Gate, HookManager, float_tensors
+from lightning_hooks.hooks.calls import UncompiledHook, in_backward
 
 
 @dataclass(slots=True)
@@ -74,6 +73,7 @@ class Breakpoint:
             :class:`HookBreakError`.
         phases: Which calls to check, ``forward`` or ``backward``.
         on_fault: Called once with (site, error) if ``when`` raises, which disables it; None lets the error propagate.
+        gate: Calls are checked while it is open; None for always.
     """
 
     def __init__(
@@ -82,11 +82,21 @@ class Breakpoint:
         how: Literal["debugger", "raise"] = "debugger",
         on_fault: Callable[[str, Exception], None] | None = None,
         phases: tuple[str, ...] = ("forward",),
+        gate: Gate | None = None,
     ) -> None:
         self.when = when if callable(when) else nonfinite
         self.label = getattr(when, "__name__", repr(when)) if callable(when) else when
-        self.how, self.on_fault, self.phases, self.broken = how, on_fault, phases, False
-        self.tracing = False  # whether calls are checked
+        self.how, self.on_fault, self.phases, self.gate, self.broken = how, on_fault, phases, gate, False
+
+    @property
+    def tracing(self) -> bool:
+        """Whether calls are checked."""
+        return self.gate is None or self.gate.open
+
+    def attach(self, sites: Iterable[tuple[str, nn.Module]], hooks: HookManager) -> None:
+        """Hook (name, module) pairs."""
+        for name, module in sites:
+            hooks.register(module, UncompiledHook(self, "output", name), "forward", label=name, with_kwargs=True)
 
     def check(self, call: Call) -> None:
         """Stop if ``when`` is true.
@@ -103,11 +113,10 @@ class Breakpoint:
             if self.on_fault is None:
                 raise
             self.on_fault(call.site, error)
-            return
-        if stop:
-            self._stop(call)
+        else:
+            if stop:
+                self._stop(call)
 
-    @uncompiled
     def output(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Check a call of a site, and hook its output."""
         if not in_backward():
@@ -115,7 +124,7 @@ class Breakpoint:
         if "backward" in self.phases:
             for tensor in float_tensors(output):
                 if tensor.requires_grad and not tensor.is_leaf:
-                    tensor.register_hook(StepHook(self, "gradient", name))  # type: ignore[no-untyped-call]
+                    tensor.register_hook(UncompiledHook(self, "gradient", name))  # type: ignore[no-untyped-call]
 
     def gradient(self, name: str, gradient: Tensor) -> None:
         """Check a gradient at a site's output."""
@@ -130,126 +139,3 @@ class Breakpoint:
             raise HookBreakError(call.site, call.phase, message)
         print(f"{message} The call is in `call`.")  # noqa: T201  for the user of the debugger
         sys.breakpointhook()
-
-
-@dataclass(slots=True)
-class Evidence:
-    """Observations of one site in a step.
-
-    Attributes:
-        calls: Number of runs of its forward hook.
-        fault: The error of the debugger's own hook there.
-        alone: Whether no site was called.
-        gradients: Number of gradients at its output.
-        direct: Where ``.forward`` was called directly, ``file:line``; "" if it was not.
-        used: Where its parameters were used without a call.
-        fused: The fused operation that took its parameters.
-        attention: The nn.MultiheadAttention that it is a part of.
-        compiled: The compiled module that it is in; None for none, "" for the root.
-        region_called: Whether a hook inside that module ran.
-        parent: The nearest callable module around it.
-        parent_called: Whether the hook of that module ran.
-        updated: Whether its parameters have gradients.
-        floats: Whether it returned a floating-point tensor.
-        differentiable: Whether an output required a gradient.
-        grad_enabled: Whether autograd was on at a call.
-        inputs_differentiable: Whether an input required a gradient.
-        trainable: Whether one of its parameters requires a gradient.
-        parameters: Whether it has parameters.
-        leaf: Whether the output that required a gradient was itself a parameter.
-        view: Whether the output was a view.
-        changed: Whether an output was changed in place afterwards.
-        watched: Whether the operations of the step were observed.
-    """
-
-    calls: int = 0
-    gradients: int = 0
-    fault: str = ""
-    alone: bool = False
-    direct: str = ""
-    used: str = ""
-    fused: str = ""
-    attention: str = ""
-    compiled: str | None = None
-    region_called: bool = True
-    parent: str = ""
-    parent_called: bool = True
-    updated: bool = False
-    floats: bool = False
-    differentiable: bool = False
-    grad_enabled: bool = False
-    inputs_differentiable: bool = False
-    trainable: bool = False
-    parameters: bool = False
-    leaf: bool = False
-    view: bool = False
-    changed: bool = False
-    watched: bool = False
-
-
-def why_no_call(seen: Evidence) -> str:
-    """Return the reason why a forward hook did not run."""
-    if seen.fault:
-        return f"the debugger's own hook there failed: {seen.fault}."
-    if seen.compiled is not None and not seen.region_called:
-        where = f"{seen.compiled!r}" if seen.compiled else "the model"
-        return (
-            f"{where} was compiled before the hooks were registered, and a compiled graph does not run later hooks. Call "
-            "torch.compiler.reset() first."
-        )
-    if seen.attention:
-        return (
-            f"a part of nn.MultiheadAttention {seen.attention!r}, which uses its weight in one fused function and never calls it. "
-            f"Observe {seen.attention!r}."
-        )
-    if seen.fused:
-        return (
-            f"the fused operation {seen.fused} used its weights: the fast path of nn.TransformerEncoderLayer in evaluation without "
-            "gradients. Observe that layer, or call torch.backends.mha.set_fastpath_enabled(False)."
-        )
-    if seen.direct:
-        return (
-            f"its forward was called directly at {seen.direct}; hooks run only when a module is called: module(x), not "
-            "module.forward(x)."
-        )
-    if seen.used:
-        return f"its weight was used directly at {seen.used}; hooks run only when the module is called: module(x)."
-    if not seen.watched and seen.updated:
-        return (
-            "not called, though its parameters have gradients: its weight was used directly, or it was called as "
-            "module.forward(x). Hooks run only when a module is called: module(x)."
-        )
-    if not seen.parent_called:
-        return f"not called, and neither was {seen.parent!r} around it."
-    if seen.alone:
-        return "never called in this step, and no other selected module was. Was another object run, such as a copy of the model?"
-    if seen.parameters:
-        return "never called in this step: a branch not taken, or an unused layer."
-    return "never called in this step: a branch not taken, an unused layer, or a function such as F.relu instead of it."
-
-
-def why_no_gradient(seen: Evidence) -> str:
-    """Return the reason why a site that was called has no gradient at its output."""
-    if not seen.floats:
-        return "its output holds no floating-point tensor."
-    if not seen.grad_enabled:
-        return "it was called without autograd (torch.no_grad or inference_mode)."
-    if not seen.differentiable and seen.parameters and not seen.trainable and not seen.inputs_differentiable:
-        return "it is frozen, and so are the layers before it: none of its parameters and inputs requires a gradient."
-    if not seen.differentiable and seen.trainable:
-        return "its output does not require a gradient although its parameters do: it detaches it, or computes it without autograd."
-    if not seen.differentiable:
-        return "none of its inputs requires a gradient, so no gradient is computed: frozen or detached layers before it, or data."
-    if seen.leaf:
-        return "its output is a parameter: see the gradient of that parameter."
-    if seen.view and seen.changed:
-        return (
-            "its output is a view (as of nn.Linear with a bias on three dimensions) that was then changed in place (as by "
-            "ReLU(inplace=True)), which drops the hooks on it. Use inplace=False there."
-        )
-    if seen.view:
-        return (
-            "its output does not reach the loss: it is not used, or detached on the way; or, being a view, it was changed in "
-            "place, which drops the hooks on it."
-        )
-    return "its output does not reach the loss: it is not used, or detached on the way."

@@ -97,33 +97,25 @@ def _short(value: Any) -> str:
 
 
 def _tensor(tensor: Tensor, name: str, statistics: bool) -> TensorInfo:
-    numbers = None
-    if statistics and tensor.is_floating_point():
-        try:
-            with outside_modes():
-                numbers = _numbers(tensor)
-        except RuntimeError:
-            numbers = None  # there are no values to read: under torch.func.vmap, on the meta device
     kind = str(tensor.dtype).removeprefix("torch.")
     kind = kind if tensor.layout == torch.strided else f"{str(tensor.layout).removeprefix('torch.')} {kind}"
-    return TensorInfo(name, kind, tuple(_size(tensor)), str(tensor.device), tensor.requires_grad, numbers)
+    shape = (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)  # the other sizes of a nested tensor vary
+    numbers = _numbers(tensor) if statistics and tensor.is_floating_point() else None
+    return TensorInfo(name, kind, shape, str(tensor.device), tensor.requires_grad, numbers)
 
 
-def _size(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.shape) if not tensor.is_nested else (tensor.size(0),)  # the other sizes of a nested tensor vary
-
-
-def _numbers(tensor: Tensor) -> dict[str, float]:
-    row = summarize(plain_values(tensor)).tolist()
-    count = row[Column.COUNT]
-    nothing = math.nan if not count else 0.0
-    return {
-        "min": row[Column.MIN] + nothing,
-        "max": row[Column.MAX] + nothing,
-        "mean": row[Column.MEAN] + nothing,
-        "std": math.sqrt(row[Column.M2] / count) if count else math.nan,
-        "nonfinite": row[Column.NONFINITE],
-    }
+def _numbers(tensor: Tensor) -> dict[str, float] | None:
+    """The statistics of a tensor; None where there are no values to read: under torch.func.vmap, on the meta device."""
+    try:
+        with outside_modes():
+            row = summarize(plain_values(tensor)).tolist()
+    except RuntimeError:
+        return None
+    count, nonfinite = row[Column.COUNT], {"nonfinite": row[Column.NONFINITE]}
+    if not count:
+        return dict.fromkeys(("min", "max", "mean", "std"), math.nan) | nonfinite
+    std = math.sqrt(row[Column.M2] / count)
+    return {"min": row[Column.MIN], "max": row[Column.MAX], "mean": row[Column.MEAN], "std": std} | nonfinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,16 +198,12 @@ class Trace:
 def _table(calls: Iterable[CallRecord]) -> list[str]:
     rows = []
     for call in calls:
-        outputs = ", ".join(map(_named, call.outputs)) or "nothing"
-        inputs = ", ".join(map(_named, call.inputs)) or "nothing"
+        given, returned = (", ".join(map(_named, values)) or "nothing" for values in (call.inputs, call.outputs))
+        text = f"gradient {returned}" if call.phase == "backward" else f"{given} -> {returned}"
         if call.error:
-            text = f"{inputs} -> raised {call.error}"
-        elif call.phase == "backward":
-            text = f"gradient {outputs}"
-        else:
-            text = f"{inputs} -> {outputs}"
-            if call.phase == "recompute":  # checkpointing ends it early
-                text += " (recomputed)" if call.outputs else " yet (recomputed as far as needed)"
+            text = f"{given} -> raised {call.error}"
+        elif call.phase == "recompute":  # checkpointing ends it early
+            text += " (recomputed)" if call.outputs else " yet (recomputed as far as needed)"
         rows.append((str(call.order), "  " * call.depth + call.site, call.kind, text))
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     return [

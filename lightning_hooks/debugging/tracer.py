@@ -4,220 +4,196 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import Counter
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.debugging.breaks import Breakpoint, Evidence, HookBreakError, why_no_call, why_no_gradient
-from lightning_hooks.debugging.trace import MAX_CALLS, CallRecord, TensorInfo, Trace, describe
-from lightning_hooks.debugging.watcher import Watcher, in_backward, uncompiled
+from lightning_hooks.debugging.breaks import HookBreakError
+from lightning_hooks.debugging.reasons import Evidence, why_no_call, why_no_gradient
+from lightning_hooks.debugging.trace import MAX_CALLS, CallRecord, Trace, describe
+from lightning_hooks.debugging.watcher import Watcher
 from lightning_hooks.hooks import HookManager, float_tensors, guarded
-from lightning_hooks.hooks.selection import compiled_around, compiled_regions, named_sites
-from lightning_hooks.profiling.tracer import StepHook
-
-
-class _OpenCall(NamedTuple):
-    """A call that has begun."""
-
-    site: int
-    order: int
-    depth: int
-    inputs: list[TensorInfo]
-    handling: BaseException | None
+from lightning_hooks.hooks.calls import CallStack, UncompiledHook, in_backward
+from lightning_hooks.hooks.selection import compiled_around, compiled_regions, named_sites, outwards
 
 
 class Tracer:
-    """Records the calls and gradients of a step, and checks a breakpoint at each.
+    """Records the calls and gradients of a step.
 
     Args:
         sites: (name, module) pairs; the modules are not kept.
         statistics: Whether to read the values of tensors, which waits for the device.
-        breakpoint: The breakpoint to check, or None.
     """
 
-    def __init__(self, sites: list[tuple[str, nn.Module]], statistics: bool = False, breakpoint: Breakpoint | None = None) -> None:
-        self.names = [name for name, _ in sites]
-        self.kinds = [type(module).__name__ for _, module in sites]
-        self.statistics, self.breakpoint = statistics, breakpoint
+    def __init__(self, sites: list[tuple[str, nn.Module]], statistics: bool = False) -> None:
+        self.kinds = {name: type(module).__name__ for name, module in sites}
+        self.statistics = statistics
         self.tracing = False
         self._on_fault: Any = None
         self._watcher: Watcher | None = None
         self._clear()
 
     @property
-    def active(self) -> bool:
-        """Whether the breakpoint is checked."""
-        return self.breakpoint is not None and self.breakpoint.tracing
-
-    @active.setter
-    def active(self, active: bool) -> None:
-        if self.breakpoint is not None:
-            self.breakpoint.tracing = active
-
-    @property
     def innermost(self) -> str:
         """The innermost of the sites that are being called now; empty for none."""
-        return self.names[self._stack[-1].site] if self._stack else ""
+        return self._stack[-1][0] if self._stack else ""
 
     def _clear(self) -> None:
-        self._records: list[CallRecord | None] = []
-        self._stack: list[_OpenCall] = []
-        self._open: Counter[str] = Counter()
-        self._evidence = [Evidence() for _ in self.names]
-        self._views: list[tuple[int, weakref.ref[Tensor], int]] = []  # outputs that may still be changed in place
+        self._records: list[CallRecord] = []
+        self._dropped = 0
+        self._stack: CallStack[tuple[CallRecord, BaseException | None]] = CallStack()
+        self._evidence = {name: Evidence() for name in self.kinds}
+        self._views: list[tuple[Evidence, weakref.ref[Tensor], int]] = []  # outputs that may still be changed in place
         self._error: BaseException | None = None
-        self._raised_in, self._dropped = "", 0
+        self._raised_in = ""
         self._backward = False
         self._marks: list[tuple[int, int] | None] = []
 
     def attach(self, sites: list[tuple[str, nn.Module]], hooks: HookManager, on_fault: Any = None) -> None:
-        """Hook the sites, in the order of the constructor; ``on_fault`` is called with the site and error of a hook that raises."""
+        """Hook the sites; ``on_fault`` is called with the site and error of a hook that raises."""
         self._on_fault = on_fault
-        for index, (name, module) in enumerate(sites):
-            enter, leave = (guarded(StepHook(self, method, index), name, on_fault) for method in ("on_enter", "on_return"))
+        for name, module in sites:
+            enter, leave = (guarded(UncompiledHook(self, method, name), name, on_fault) for method in ("on_enter", "on_return"))
             hooks.register(module, enter, "forward_pre", label=name, with_kwargs=True)
             hooks.register(module, leave, "forward", label=name, with_kwargs=True, always_call=True)
-            if self.breakpoint is not None:
-                hooks.register(module, StepHook(self.breakpoint, "output", name), "forward", label=name, with_kwargs=True)
 
     # One step.
 
     def begin(self, root: nn.Module, watch: bool = True) -> None:
         """Start tracing; ``watch`` also inspects operations, unless the model is compiled."""
         self._clear()
-        self.tracing = self.active = True
+        self.tracing = True
         self._marks = _gradient_marks(root)
         if watch and not compiled_regions(root):  # a mode would make compiled code run uncompiled
             sites = dict(named_sites(root))
-            self._watcher = Watcher([(name, sites[name]) for name in self.names if name in sites], self._open)
+            self._watcher = Watcher([(name, sites[name]) for name in self.kinds if name in sites], self._stack)
             self._watcher.__enter__()  # type: ignore[no-untyped-call]
 
     def backward_begins(self, forward_is_over: bool = True) -> None:
         """Backward begins; ``forward_is_over`` ends the inspection of operations."""
         self._backward = True
         if forward_is_over:
-            self.forward_is_over()
+            self._stop_watching()
 
-    def forward_is_over(self) -> None:
-        """End the inspection of operations."""
+    def _stop_watching(self) -> None:
         if self._watcher is not None:
             self._watcher.leave()
 
     def finish(self, root: nn.Module, title: str, error: BaseException | None = None) -> Trace:
         """Stop tracing, and return the trace; ``error`` is the exception that ended the step."""
-        self.forward_is_over()
-        self._gather(root)
-        self.tracing = False
-        backward = self._backward or any(seen.gradients for seen in self._evidence) or _gradient_marks(root) != self._marks
-        backward = backward or (self._watcher is not None and self._watcher.backward)
-        named = list(zip(self.names, self._evidence, strict=True))
-        where = error.site if isinstance(error, HookBreakError) else self._raised_in if error is self._error else ""
+        self._stop_watching()
+        self._check_views()
         trace = Trace(
             title=title,
-            calls=tuple(record for record in self._records if record is not None),
-            never_called={} if error else {name: why_no_call(seen) for name, seen in named if not seen.calls},
-            no_gradient={
-                name: why_no_gradient(seen) for name, seen in named if backward and not error and seen.calls and not seen.gradients
-            },
+            calls=tuple(self._records),
+            never_called={} if error else self._never_called(root),
+            no_gradient={} if error else self._no_gradient(root),
             error=f"{type(error).__name__}: {error}" if error is not None else "",
-            raised_in=where,
+            raised_in=error.site if isinstance(error, HookBreakError) else self._raised_in if error is self._error else "",
             dropped=self._dropped,
         )
-        self._watcher = None
-        self._clear()
+        self.stop()
         return trace
 
     def stop(self) -> None:
         """Stop tracing and discard the current step."""
-        self.forward_is_over()
+        self._stop_watching()
         self._watcher = None
-        self.tracing = self.active = False
+        self.tracing = False
         self._clear()
 
-    def _gather(self, root: nn.Module) -> None:
-        """Complete the evidence with properties of the model."""
+    def _never_called(self, root: nn.Module) -> dict[str, str]:
+        """The reasons why sites were not called."""
         modules, regions = dict(named_sites(root)), compiled_regions(root)
         faults: Mapping[str, str] = getattr(self._on_fault, "errors", {})
-        called = {name for name, seen in zip(self.names, self._evidence, strict=True) if seen.calls}
-        self._check_views()
-        for name, seen in zip(self.names, self._evidence, strict=True):
-            seen.fault, seen.alone = faults.get(name, ""), not called
-            module = modules.get(name)
-            if module is None:
-                continue
-            parameters = list(module.parameters())
-            seen.parameters, seen.trainable = bool(parameters), any(p.requires_grad for p in parameters)
-            seen.updated = any(p.grad is not None for p in parameters)
-            around = [(outer, modules[outer]) for outer in _around(name) if outer in modules]
-            seen.attention = next((outer for outer, other in around if isinstance(other, nn.MultiheadAttention)), "")
-            callable_ones = [outer for outer, other in around if not isinstance(other, nn.ModuleList | nn.ModuleDict)]
-            if callable_ones and callable_ones[0] in self.names:
-                seen.parent, seen.parent_called = callable_ones[0], callable_ones[0] in called
-            seen.compiled = compiled_around(name, regions)
-            if seen.compiled is not None:
-                seen.region_called = any(not seen.compiled or f"{other}.".startswith(f"{seen.compiled}.") for other in called)
-            if self._watcher is not None:
-                seen.watched = True
-                seen.direct = self._watcher.direct.get(name, "")
-                seen.used, seen.fused = self._watcher.used.get(name, ""), self._watcher.fused.get(name, "")
+        called = {name for name, seen in self._evidence.items() if seen.calls}
+        reasons = {}
+        for name in [name for name in self.kinds if name not in called]:
+            region = compiled_around(name, regions)
+            ran = region is not None and any(compiled_around(other, [region]) is not None for other in called)
+            around = [outer for outer in outwards(name)[1:-1] if outer in modules]
+            attention = next((outer for outer in around if isinstance(modules[outer], nn.MultiheadAttention)), "")
+            parent = next((outer for outer in around if not isinstance(modules[outer], nn.ModuleList | nn.ModuleDict)), "")
+            parameters = list(modules[name].parameters()) if name in modules else []
+            watcher = self._watcher
+            reasons[name] = why_no_call(
+                fault=faults.get(name, ""),
+                compiled=None if ran else region,
+                attention=attention,
+                fused=watcher.fused.get(name, "") if watcher else "",
+                direct=watcher.direct.get(name, "") if watcher else "",
+                used=watcher.used.get(name, "") if watcher else "",
+                updated=watcher is None and any(parameter.grad is not None for parameter in parameters),
+                parent=parent if parent in self.kinds and parent not in called else "",
+                alone=not called,
+                parameters=bool(parameters),
+            )
+        return reasons
+
+    def _no_gradient(self, root: nn.Module) -> dict[str, str]:
+        """The reasons why called sites have no gradient; none without a backward pass."""
+        backward = self._backward or any(seen.gradients for seen in self._evidence.values())
+        backward = backward or _gradient_marks(root) != self._marks or (self._watcher is not None and self._watcher.backward)
+        modules = dict(named_sites(root))
+        reasons = {}
+        for name, seen in self._evidence.items():
+            if backward and seen.calls and not seen.gradients:
+                parameters = list(modules[name].parameters()) if name in modules else []
+                trainable = any(parameter.requires_grad for parameter in parameters)
+                reasons[name] = why_no_gradient(seen, bool(parameters), trainable)
+        return reasons
 
     # Called by the hooks.
 
-    @uncompiled
-    def on_enter(self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def on_enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Record the beginning of a call."""
         self._check_views()
-        order = len(self._records)
-        self._records.append(None)
-        inputs: list[TensorInfo] = []
-        if order < MAX_CALLS:
-            for key, value in (*(("", value) for value in args), *kwargs.items()):
-                inputs += describe(value, key, self.statistics)
-        self._stack.append(_OpenCall(index, order, len(self._stack), inputs, sys.exc_info()[1]))
-        self._open[self.names[index]] += 1
-        seen = self._evidence[index]
+        values = [*(("", value) for value in args), *kwargs.items()]
+        record = self._add(name, "forward", len(self._stack), "inputs", values)
+        self._stack.append((name, (record, sys.exc_info()[1])))
+        seen = self._evidence[name]
         seen.calls += 1
         seen.grad_enabled |= torch.is_grad_enabled()
-        seen.inputs_differentiable |= any(tensor.requires_grad for tensor in float_tensors([*args, *kwargs.values()]))
+        seen.inputs_differentiable |= any(tensor.requires_grad for tensor in float_tensors([value for _, value in values]))
 
-    @uncompiled
-    def on_return(self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+    def on_return(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Record the end of a call, also when its forward raised, and hook its output."""
         self._check_views()
-        while self._stack:  # calls inside it that have not ended never will
-            call = self._stack.pop()
-            self._open[self.names[call.site]] -= 1
-            if call.site == index:
-                break
-        else:
+        ended = self._stack.end(name)
+        if ended is None:
             return
+        record, handled = ended
         raised = sys.exc_info()[1]
-        error = raised if output is None and raised is not None and raised is not call.handling else None
-        recomputed = in_backward()
-        stopped = recomputed and type(error).__name__.startswith("_StopRecomputation")
-        if stopped:
-            error = None  # how checkpointing ends a recomputation early
-        if error is not None and error is not self._error:
-            self._error, self._raised_in = error, self.names[index]
-        text = "" if error is None else f"{type(error).__name__}: {error}"
-        self._keep(call, "recompute" if recomputed else "forward", () if text or stopped else output, text)
+        error = raised if output is None and raised is not None and raised is not handled else None
+        record = replace(record, phase="recompute" if in_backward() else "forward")
         if error is None:
-            self._observe(call, output)
+            record = replace(record, outputs=tuple(describe(output, "", self.statistics)))
+            self._observe(record, output)
+        elif record.phase == "forward" or not type(error).__name__.startswith("_StopRecomputation"):
+            # Not how checkpointing ends a recomputation early.
+            record = replace(record, error=f"{type(error).__name__}: {error}")
+            if error is not self._error:
+                self._error, self._raised_in = error, name
+        if record.order < len(self._records):
+            self._records[record.order] = record
 
-    def _keep(self, call: _OpenCall, phase: str, output: Any, error: str = "") -> None:
-        if call.order >= MAX_CALLS:
+    def _add(self, name: str, phase: str, depth: int, field: str, values: Iterable[tuple[str, Any]]) -> CallRecord:
+        """Record a call or a gradient; ``values`` are (name, value) pairs for one of its fields. Beyond ``MAX_CALLS``, count it."""
+        order, kept = len(self._records) + self._dropped, len(self._records) < MAX_CALLS
+        described = tuple(info for key, value in values for info in describe(value, key, self.statistics)) if kept else ()
+        record = CallRecord(order, phase, name, self.kinds[name], depth, **{field: described})  # type: ignore[arg-type]
+        if kept:
+            self._records.append(record)
+        else:
             self._dropped += 1
-            return
-        name, kind = self.names[call.site], self.kinds[call.site]
-        outputs = describe(output, "", self.statistics)
-        self._records[call.order] = CallRecord(call.order, phase, name, kind, call.depth, tuple(call.inputs), tuple(outputs), error)
+        return record
 
-    def _observe(self, call: _OpenCall, output: Any) -> None:
+    def _observe(self, record: CallRecord, output: Any) -> None:
         """Record the evidence of a site's output, and hook the tensors whose gradients are to be recorded."""
-        seen, name = self._evidence[call.site], self.names[call.site]
+        seen = self._evidence[record.site]
         for tensor in float_tensors(output):
             seen.floats = True
             if not tensor.requires_grad:
@@ -226,35 +202,25 @@ class Tracer:
             seen.leaf |= tensor.is_leaf
             if tensor._is_view():
                 seen.view = True
-                self._views.append((call.site, weakref.ref(tensor), tensor._version))
+                self._views.append((seen, weakref.ref(tensor), tensor._version))
             if not tensor.is_leaf:
-                hook = guarded(StepHook(self, "on_gradient", call.site, call.depth), name, self._on_fault)
+                hook = guarded(UncompiledHook(self, "on_gradient", record.site, record.depth), record.site, self._on_fault)
                 tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _check_views(self) -> None:
         """Record which views were changed in place, which drops their hooks. There is no public count of such changes."""
         kept = []
-        for index, reference, version in self._views:
+        for seen, reference, version in self._views:
             tensor = reference()
-            if tensor is not None and tensor._version != version:
-                self._evidence[index].changed = True
-            elif tensor is not None:
-                kept.append((index, reference, version))
+            seen.changed |= tensor is not None and tensor._version != version
+            if tensor is not None and not seen.changed:
+                kept.append((seen, reference, version))
         self._views = kept
 
-    @uncompiled
-    def on_gradient(self, index: int, depth: int, gradient: Tensor) -> None:
+    def on_gradient(self, name: str, depth: int, gradient: Tensor) -> None:
         """Record a gradient at a site's output."""
-        self._evidence[index].gradients += 1
-        call = _OpenCall(index, len(self._records), depth, [], None)
-        self._records.append(None)
-        self._keep(call, "backward", gradient)
-
-
-def _around(name: str) -> list[str]:
-    """The names of the modules around a module, the nearest first."""
-    parts = name.split(".")
-    return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
+        self._evidence[name].gradients += 1
+        self._add(name, "backward", depth, "outputs", [("", gradient)])
 
 
 def _gradient_marks(root: nn.Module) -> list[tuple[int, int] | None]:

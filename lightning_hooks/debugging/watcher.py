@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 # There is no public name for these; torch's documentation refers users to the first one here.
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-F = TypeVar("F", bound=Callable[..., Any])
+from lightning_hooks.hooks.calls import CallStack, in_backward
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
@@ -29,25 +30,19 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         sites: (name, module) pairs.
-        calls: Site to the number of its calls that are under way; kept up to date by the caller.
+        calls: The calls that are under way; kept up to date by the caller.
     """
 
-    def __init__(self, sites: Iterable[tuple[str, nn.Module]], calls: Mapping[str, int]) -> None:
+    def __init__(self, sites: Sequence[tuple[str, nn.Module]], calls: CallStack[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._calls = calls
-        self._owners: dict[int, list[str]] = {}
-        self._modules: dict[int, str] = {}
-        self._codes: set[CodeType] = set()
-        self._kept: list[object] = [self._codes]  # keeps the ids valid; empty after leave()
+        self._modules = {id(module): name for name, module in sites}
+        self._codes = {getattr(getattr(type(module), "forward", None), "__code__", None) for _, module in sites}
+        self._owners: dict[int, list[str]] = defaultdict(list)
         for name, module in sites:
-            self._modules[id(module)] = name
-            self._kept.append(module)
-            code = getattr(getattr(type(module), "forward", None), "__code__", None)
-            if code is not None:
-                self._codes.add(code)
             for parameter in module.parameters(recurse=False):
-                self._owners.setdefault(id(parameter), []).append(name)
-                self._kept.append(parameter)
+                self._owners[id(parameter)].append(name)
+        self._kept = [(module, *module.parameters(recurse=False)) for _, module in sites]  # keeps the ids valid
         self.direct: dict[str, str] = {}  # site -> where its forward was called
         self.used: dict[str, str] = {}  # site -> where its parameters were used
         self.fused: dict[str, str] = {}  # site -> by which fused operation
@@ -83,26 +78,27 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 name = self._modules.get(id(module))
                 if name is not None:
                     inside.add(name)
-                    if name not in self.direct and not self._calls[name]:
+                    if name not in self.direct and name not in self._calls.sites:
                         direct[name] = _where(frame.f_back)
             frame = frame.f_back
         self.direct.update(direct)
-        for value in (*args, *kwargs.values()):
-            for tensor in value if isinstance(value, list | tuple) else (value,):
-                owners = self._owners.get(id(tensor), ()) if isinstance(tensor, Tensor) else ()
-                if owners and not any(self._calls[name] or name in inside for name in owners):
-                    function = str(func)
-                    fused = next((known for known in _FUSED if known in function), "")
-                    for name in owners:
-                        self.fused.setdefault(name, fused) if fused else self.used.setdefault(name, _where(start))
+        values = [
+            value for given in (*args, *kwargs.values()) for value in (given if isinstance(given, list | tuple) else (given,))
+        ]
+        fused = next((known for known in _FUSED if known in str(func)), "")
+        for tensor in values:
+            owners = self._owners.get(id(tensor), ()) if isinstance(tensor, Tensor) else ()
+            if not any(name in self._calls.sites or name in inside for name in owners):
+                for name in owners:
+                    self.fused.setdefault(name, fused) if fused else self.used.setdefault(name, _where(start))
 
     def leave(self) -> None:
         """Stop inspecting, and leave the stack of modes once this mode is on top: modes are left in order.
 
         Do not call it in a backward hook: the engine restores the stack.
         """
-        self.inspecting = False
-        if self._kept:
+        if self.inspecting:
+            self.inspecting = False
             self._kept.clear()
             _leaving.append(self)
         while _leaving and _get_current_dispatch_mode() in _leaving:
@@ -121,15 +117,3 @@ def _where(frame: FrameType | None) -> str:
         found = found.f_back
     found = found or frame
     return "an unknown place" if found is None else f"{Path(found.f_code.co_filename).name}:{found.f_lineno}"
-
-
-def uncompiled(function: F) -> F:
-    """Return the function with tracing by torch.compile disabled: a compiled graph breaks there, in traced steps only."""
-    disabled: F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return disabled
-
-
-def in_backward() -> bool:
-    """Whether a backward pass runs in this thread, by the private function that activation checkpointing uses."""
-    current = getattr(torch._C, "_current_graph_task_id", None)
-    return current is not None and current() != -1

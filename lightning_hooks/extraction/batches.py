@@ -171,28 +171,32 @@ def _taken(call: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
     return taken
 
 
-def map_tensors(value: Any, function: Callable[[Tensor], Any], depth: int = 0) -> Any:
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     """Return ``value`` with each tensor in its containers and dataclasses replaced by ``function`` of it.
 
     A container is copied only if one of its tensors is replaced by another.
     """
-    if isinstance(value, Tensor):
-        return function(value)
-    if depth >= MAX_DEPTH:
-        return value
+    return _mapped(value, lambda entry: function(entry) if isinstance(entry, Tensor) else None)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
+    """Return ``change`` of a value; where that is None, the value with the same of what it holds."""
+    changed = change(value)
+    if changed is not None or depth >= MAX_DEPTH:
+        return value if changed is None else changed
     if isinstance(value, Mapping):
-        entries = {key: map_tensors(entry, function, depth + 1) for key, entry in value.items()}
+        entries = {key: _mapped(entry, change, depth + 1) for key, entry in value.items()}
         return value if all(entries[key] is value[key] for key in value) else _like(value, entries)
     if isinstance(value, tuple | list):
-        mapped = [map_tensors(entry, function, depth + 1) for entry in value]
+        mapped = [_mapped(entry, change, depth + 1) for entry in value]
         if all(one is other for one, other in zip(mapped, value, strict=True)):
             return value
         return type(value)(*mapped) if hasattr(value, "_fields") else type(value)(mapped)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: stored(value, field.name) for field in dataclasses.fields(value)}
-        entries = {name: map_tensors(entry, function, depth + 1) for name, entry in fields.items()}
-        changed = {name: entry for name, entry in entries.items() if entry is not fields[name]}
-        return dataclasses.replace(value, **changed) if changed else value
+        entries = {name: _mapped(entry, change, depth + 1) for name, entry in fields.items()}
+        replaced = {name: entry for name, entry in entries.items() if entry is not fields[name]}
+        return dataclasses.replace(value, **replaced) if replaced else value
     return value
 
 
@@ -222,22 +226,15 @@ def first_rows(batch: Any, n: int) -> Any:
     size = batch_size(batch)
     if size is None:
         raise ValueError(f"a batch must hold at least one tensor to take rows from; got {type(batch).__name__}.")
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return (value if value.dim() == 0 or value.shape[0] != size else value[:n]).clone()
+        of_samples = isinstance(value, tuple | list) and len(value) == size
+        return value[:n] if of_samples and all(isinstance(entry, str | int | float) for entry in value) else None
+
     with torch.inference_mode(False), torch.no_grad():
-        return _cut(batch, n, size)
-
-
-def _cut(value: Any, n: int, size: int) -> Any:
-    if isinstance(value, Tensor):
-        whole = value.dim() == 0 or value.shape[0] != size
-        return (value if whole else value[:n]).clone()
-    if isinstance(value, Mapping):
-        return _like(value, {key: _cut(entry, n, size) for key, entry in value.items()})
-    if isinstance(value, tuple | list):
-        if len(value) == size and all(isinstance(entry, str | int | float) for entry in value):
-            return value[:n]
-        cut = [_cut(entry, n, size) for entry in value]
-        return type(value)(*cut) if hasattr(value, "_fields") else type(value)(cut)
-    return value
+        return _mapped(batch, cut)
 
 
 def images_in(batch: Any) -> Tensor | None:
@@ -256,7 +253,6 @@ def field_of(batch: Any, field: Field, name: str = "") -> Any:
     try:
         return batch[field]
     except (KeyError, IndexError, TypeError) as error:
-        has = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"{type(batch).__name__}"
-        if isinstance(batch, tuple | list):
-            has = f"{len(batch)} entries"
+        keys = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+        has = f"{len(batch)} entries" if isinstance(batch, tuple | list) else keys
         raise ValueError(f"the field {name or field!r} is {field!r}, which the batch does not have; it has {has}.") from error

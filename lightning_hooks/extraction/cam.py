@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree  # the public torch.utils.pytree came late and is the same
 
 from lightning_hooks.extraction.batches import Forward, check_forward, map_tensors, run_model, undisturbed
 from lightning_hooks.extraction.capture import channels_first, check_called
@@ -64,7 +63,7 @@ def grad_cam(
         hooks.register(layer, _Tap(calls), "forward", label=name)
         batch = map_tensors(batch, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
         output = run_model(model, batch, forward)
-        check_called([] if calls else [name], dict.fromkeys([name] if calls else []), model)
+        check_called([] if calls else [name], bool(calls), model)
         if not -len(calls) <= call < len(calls):
             raise ValueError(f"call={call!r}, but {name!r} was called {len(calls)} times in this forward pass.")
         values = calls[call]
@@ -156,7 +155,7 @@ class _Tap(Listener):
         kept = first if first.requires_grad else first.detach().requires_grad_()
         self.calls.append(kept)
         copy = kept.clone()
-        return pytree.tree_map(lambda value: copy if value is first else value, output)
+        return map_tensors(output, lambda tensor: copy if tensor is first else tensor)
 
 
 def _scores(output: Any, target: Target) -> tuple[Tensor, Tensor | None]:
@@ -189,11 +188,8 @@ def _scores(output: Any, target: Target) -> tuple[Tensor, Tensor | None]:
 
 
 def _logits(output: Any) -> Tensor:
-    if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
-        output = output["logits"]
-    elif isinstance(getattr(output, "logits", None), Tensor):
-        output = output.logits
-    found = float_tensors(output)
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    found = float_tensors(logits if isinstance(logits, Tensor) else output)
     if len(found) != 1:
         raise ValueError(
             f"the model returns {len(found)} floating-point tensors ({type(output).__name__}) and none is called logits. "
@@ -238,13 +234,10 @@ def spatial(values: Tensor, layer: nn.Module, reshape: Reshape = None) -> Tensor
             "layer with (n, channels, height, width) or (n, tokens, features), or give reshape= as a function."
         )
     tokens = values.shape[1]
-    if reshape is None:
-        side = math.isqrt(tokens)
-        if side * side != tokens and math.isqrt(tokens - 1) ** 2 != tokens - 1:
-            raise ValueError(f"{tokens} tokens are no square grid, with or without the first; pass reshape=(height, width).")
-        height = width = side
-    else:
-        height, width = reshape
+    side = math.isqrt(tokens)
+    if reshape is None and side * side != tokens and math.isqrt(tokens - 1) ** 2 != tokens - 1:
+        raise ValueError(f"{tokens} tokens are no square grid, with or without the first; pass reshape=(height, width).")
+    height, width = (side, side) if reshape is None else reshape
     if height * width > tokens:
         raise ValueError(f"reshape={tuple(reshape or ())!r} needs {height * width} tokens; the layer gives {tokens}.")
     return values[:, tokens - height * width :].transpose(1, 2).reshape(values.shape[0], -1, height, width)

@@ -105,9 +105,7 @@ def extract(
         taken = tensor if pool is None else pooled(tensor, pool, module)
         return taken.clone() if taken is tensor else taken.detach().clone()  # later modules may change it in place
 
-    _, found = capture(model, batch, select_modules(model, modules), take, forward=forward)
-    check_called([name for name in named_literally(modules) if name not in found], found, model)
-    return {call_name(site, call): tensor for site, tensors in found.items() for call, tensor in enumerate(tensors)}
+    return capture(model, batch, select_modules(model, modules), take, modules=modules, forward=forward)
 
 
 def capture(
@@ -116,9 +114,10 @@ def capture(
     sites: Sequence[tuple[str, nn.Module]],
     take: Callable[[nn.Module, Any], Any],
     *,
+    modules: ModuleSelector | None = None,
     forward: Forward | None = None,
     attention: bool = False,
-) -> tuple[Any, dict[str, list[Any]]]:
+) -> dict[str, Any]:
     """Run a model without side effects, and pass the output of each call of each site to ``take``.
 
     Args:
@@ -126,12 +125,16 @@ def capture(
         batch: As for :func:`run_model`.
         sites: (name, module) pairs.
         take: A function of (module, output) that returns what to keep, or None.
+        modules: The selector of the sites.
         forward: As for :func:`run_model`.
         attention: Whether every ``nn.MultiheadAttention`` returns the weights of each head. Its output is equal up to rounding:
             PyTorch then uses another algorithm.
 
     Returns:
-        The output of the model; and site to what was kept of its calls, in the order of ``sites``, without silent sites.
+        What was kept by :func:`call_name`, in the order of ``sites``.
+
+    Raises:
+        ValueError: If nothing was kept, or nothing of a module that ``modules`` gives by name.
     """
     check_forward(forward)
     found: dict[str, list[Any]] = {name: [] for name, _ in sites}
@@ -141,8 +144,11 @@ def capture(
                 hooks.register(module, _RequestWeights(), "forward_pre", with_kwargs=True, label=name)
         for name, module in sites:
             hooks.register(module, _Taker(found[name], take), "forward", label=name)
-        result = run_model(model, batch, forward)
-    return result, {name: taken for name, taken in found.items() if taken}
+        run_model(model, batch, forward)
+    entries = [modules] if isinstance(modules, str) else modules if isinstance(modules, Sequence) else []
+    named = [entry for entry in entries if isinstance(entry, str) and not set(entry) & set("*?[")]
+    check_called([name for name in named if not found.get(name)], any(found.values()), model)
+    return {call_name(site, call): kept for site, calls in found.items() for call, kept in enumerate(calls)}
 
 
 def check_output(output: object) -> None:
@@ -153,15 +159,9 @@ def check_output(output: object) -> None:
         )
 
 
-def named_literally(modules: object) -> list[str]:
-    """Return the entries of a selector that are names, not patterns."""
-    entries = [modules] if isinstance(modules, str) else modules if isinstance(modules, Sequence) else []
-    return [entry for entry in entries if isinstance(entry, str) and not set(entry) & set("*?[")]
-
-
-def check_called(silent: Sequence[str], found: dict[str, Any], model: nn.Module) -> None:
-    """Raise ValueError if there are named modules without an output, ``silent``, or no outputs, ``found``, at all."""
-    if not silent and found:
+def check_called(silent: Sequence[str], anything: bool, model: nn.Module) -> None:
+    """Raise ValueError if there are named modules without an output, ``silent``, or there is not ``anything`` at all."""
+    if not silent and anything:
         return
     what = f"the modules {', '.join(map(repr, silent))} of" if silent else "any module selected in"
     kinds = Counter(type(module).__name__ for name, module in model.named_modules() if name in silent)

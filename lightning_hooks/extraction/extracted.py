@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,12 @@ def gather(own: Any) -> list[Any]:
     return gathered
 
 
+def gather_by_name(own: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return what each rank that has a name passes under it, in the order of ranks: a collective."""
+    ranks = gather(own)
+    return {name: [rank[name] for rank in ranks if name in rank] for name in dict.fromkeys(name for rank in ranks for name in rank)}
+
+
 def merge_ranks(store: FeatureStore, on_fault: Callable[[str, Exception], None]) -> tuple[dict[str, Tensor], dict[str, Any], int]:
     """Copy the samples of a store to the host, merged over all ranks.
 
@@ -182,6 +189,11 @@ def join(parts: Sequence[Collected], ranks: Sequence[int], on_fault: Callable[[s
     """
     if len(parts) == 1:
         return parts[0]
+
+    def in_order(found: Sequence[Iterable[Any]]) -> list[Any]:
+        entries = [iter(each) for each in found]
+        return [next(entries[rank]) for rank in ranks]
+
     sites: dict[str, Tensor] = {}
     for name in dict.fromkeys(name for features, _ in parts for name in features):
         known = [features[name] for features, _ in parts if name in features]
@@ -189,15 +201,11 @@ def join(parts: Sequence[Collected], ranks: Sequence[int], on_fault: Callable[[s
         if len(shapes) > 1:
             shown = ", ".join(map(str, sorted(shapes)))
             on_fault(name, ValueError(f"ranks have features of different shapes per sample, {shown}; pool them (pool='mean')"))
-            continue
-        whole = known[0].new_full((len(ranks), *known[0].shape[1:]), torch.nan)
-        for rank, (features, _) in enumerate(parts):
-            if name in features:
-                whole[[place for place, owner in enumerate(ranks) if owner == rank]] = features[name]
-        sites[name] = whole
+        else:
+            nothing = repeat(known[0].new_full(known[0].shape[1:], torch.nan))
+            sites[name] = torch.stack(in_order([features.get(name, nothing) for features, _ in parts]))
     fields: dict[str, Any] = {}
     for name in dict.fromkeys(name for _, found in parts for name in found):
-        entries = [iter(found.get(name, ())) for _, found in parts]
-        values = [next(entries[rank]) for rank in ranks]
-        fields[name] = torch.stack(values) if values and isinstance(values[0], Tensor) else values
+        values = in_order([found.get(name, ()) for _, found in parts])
+        fields[name] = torch.stack(values) if isinstance(values[0], Tensor) else values
     return sites, fields

@@ -6,8 +6,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,11 +14,11 @@ from torch import Tensor
 from lightning_hooks.extraction.batches import Field, batch_size, field_of
 from lightning_hooks.extraction.capture import call_name
 
+K = TypeVar("K")
 Sampling = Literal["first", "reservoir"]
 SAMPLINGS = ("first", "reservoir")
 
 
-@dataclass(slots=True)
 class Reservoir:
     """Bounded selection of samples from a stream of unknown length.
 
@@ -27,32 +26,23 @@ class Reservoir:
     "Summarizing data using bottom-k sketches"). Random keys select uniformly; arrival numbers as keys select the first. The
     selection of several ranks is the bottom-k of all their keys. Keys come from a separate generator.
 
-    Attributes:
+    Args:
         capacity: Number of samples to keep.
         sampling: ``first`` or ``reservoir``.
         seed: Seeds the keys of ``reservoir``.
         rank: This process, whose arrivals are numbered ``rank``, ``rank + world``, …
         world: Number of processes.
-        seen: Samples that have arrived here.
     """
 
-    capacity: int
-    sampling: Sampling = "first"
-    seed: int = 0
-    rank: int = 0
-    world: int = 1
-    seen: int = 0
-    _heap: list[tuple[float, int, int]] = field(default_factory=list)  # (-key, -arrival, slot): the next to be replaced on top
-    _random: random.Random = field(default_factory=random.Random)
-
-    def __post_init__(self) -> None:
+    def __init__(self, capacity: int, sampling: Sampling = "first", seed: int = 0, rank: int = 0, world: int = 1) -> None:
+        self.capacity, self.sampling, self.seed, self.rank, self.world = capacity, sampling, seed, rank, world
         self.reset()
 
     def reset(self) -> None:
         """Start a new stream, with the same keys as the last."""
-        self.seen = 0
-        self._heap.clear()
-        self._random.seed(f"{self.seed}-{self.rank}")
+        self.seen = 0  # samples that have arrived here
+        self._heap: list[tuple[float, int, int]] = []  # (-key, -arrival, slot): the next to be replaced on top
+        self._random = random.Random(f"{self.seed}-{self.rank}")
 
     def admit(self, n: int) -> dict[int, int]:
         """Add ``n`` samples of the stream.
@@ -68,14 +58,11 @@ class Reservoir:
             arrival = self.seen * self.world + self.rank
             key = float(arrival) if self.sampling == "first" else self._random.random()
             self.seen += 1
-            if len(self._heap) < self.capacity:
-                slot = len(self._heap)
-                heapq.heappush(self._heap, (-key, -arrival, slot))
-            elif key < -self._heap[0][0]:
-                slot = self._heap[0][2]
-                heapq.heapreplace(self._heap, (-key, -arrival, slot))
-            else:
+            full = len(self._heap) == self.capacity
+            if full and key >= -self._heap[0][0]:
                 continue
+            slot = heapq.heappop(self._heap)[2] if full else len(self._heap)
+            heapq.heappush(self._heap, (-key, -arrival, slot))
             placed[slot] = row
         return placed
 
@@ -96,24 +83,24 @@ class FeatureStore:
         on_fault: Called with (site, error) for a site whose features cannot be stored; it has none for the rest of the epoch.
     """
 
+    rows: Tensor | None
+    """The indices of this batch's selected rows."""
+    outputs: list[tuple[str, Tensor]]
+    """The selected rows of this batch's outputs, by site."""
+    _slots: dict[int, int]
+
     def __init__(self, reservoir: Reservoir, fields: Mapping[str, Field], on_fault: Callable[[str, Exception], None]) -> None:
         self.reservoir = reservoir
         self.fields = dict(fields)
         self.on_fault = on_fault
-        self.rows: Tensor | None = None  # indices of this batch's selected rows
-        self.outputs: list[tuple[str, Tensor]] = []
-        self._size = 0
-        self._slots: dict[int, int] = {}
-        self._tensors: dict[str, Tensor] = {}
-        self._lists: dict[str, list[Any]] = {}
-        self._broken: set[str] = set()
+        self.reset()
 
     def reset(self) -> None:
         """Start a new epoch."""
         self.reservoir.reset()
-        self._tensors.clear()
-        self._lists.clear()
-        self._broken.clear()
+        self._tensors: dict[str, Tensor] = {}  # features by site
+        self._entries: dict[str, list[Any]] = {name: [] for name in self.fields}  # of the batch, by slot
+        self._broken: set[str] = set()
         self.stop()
 
     def start(self, batch: Any, device: torch.device) -> bool:
@@ -132,20 +119,21 @@ class FeatureStore:
                 f"FeatureExtractor counts samples by the first tensor in a batch; got {type(batch).__name__} without one."
             )
         self._size = size
-        found = {name: self._checked(name, field_of(batch, field, name)) for name, field in self.fields.items()}
+        found = {name: _checked(name, field_of(batch, field, name), size) for name, field in self.fields.items()}
         self._slots = self.reservoir.admit(size)
         if not self._slots:
             return False
-        self.rows = _index(list(self._slots.values()), device)
-        for name, value in found.items():
-            if isinstance(value, Tensor):
-                rows = _index(list(self._slots.values()), value.device)
-                self._try_to_store(f"{_FIELD}{name}", value.detach().index_select(0, rows))
+        chosen = list(self._slots.values())
+        self.rows = _index(chosen, device)
+        for name, values in found.items():
+            kept = self._entries[name]
+            kept.extend([None] * (max(self._slots) + 1 - len(kept)))
+            if isinstance(values, Tensor):
+                rows: Sequence[Any] = values.detach().index_select(0, _index(chosen, values.device)).unbind()
             else:
-                kept = self._lists.setdefault(name, [])
-                kept.extend([None] * (max(self._slots) + 1 - len(kept)))
-                for slot, row in self._slots.items():
-                    kept[slot] = value[row]
+                rows = [values[row] for row in chosen]
+            for slot, entry in zip(self._slots, rows, strict=True):
+                kept[slot] = entry
         return True
 
     def take(self, site: str, values: Tensor) -> Tensor:
@@ -172,18 +160,22 @@ class FeatureStore:
             found[call_name(site, calls[site])] = values
             calls[site] += 1
         with torch.inference_mode(False), torch.no_grad():
-            for site, buffer in self._tensors.items():
-                if site not in found and not site.startswith(_FIELD):
-                    stale = [slot for slot in self._slots if slot < buffer.shape[0]]
-                    buffer.index_fill_(0, _index(stale, buffer.device), torch.nan)
-        for site, values in found.items():
-            self._try_to_store(site, values)
+            for site in self._tensors.keys() - found.keys():
+                buffer = self._tensors[site]
+                stale = [slot for slot in self._slots if slot < buffer.shape[0]]
+                buffer.index_fill_(0, _index(stale, buffer.device), torch.nan)
+            for site in [site for site in found if site not in self._broken]:
+                try:
+                    self._write(site, found[site])
+                except Exception as error:  # noqa: BLE001  reported, and training continues
+                    self._broken.add(site)
+                    self._tensors.pop(site, None)
+                    self.on_fault(site, error)
         self.stop()
 
     def stop(self) -> None:
         """Discard the current batch."""
-        self.rows = None
-        self.outputs.clear()
+        self._size, self._slots, self.rows, self.outputs = 0, {}, None, []
 
     def collect(self, slots: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Copy stored samples to the host, with one host sync for all sites.
@@ -194,55 +186,51 @@ class FeatureStore:
         Returns:
             Features by site, and fields by name (tensors or lists).
         """
-        found: dict[str, Tensor] = {}
+        found: dict[tuple[str, str], Tensor] = {}
         for name, buffer in self._tensors.items():
-            missing = max(slots, default=-1) + 1 - buffer.shape[0]
-            if missing > 0:  # the site was not called for the last samples
-                buffer = torch.cat((buffer, _empty(buffer, missing)))
-            found[name] = buffer.index_select(0, _index(slots, buffer.device))
-        found = to_host(found)
-        fields: dict[str, Any] = {name: [kept[slot] for slot in slots] for name, kept in self._lists.items()}
-        fields |= {name.removeprefix(_FIELD): values for name, values in found.items() if name.startswith(_FIELD)}
-        sites = {name: values for name, values in found.items() if not name.startswith(_FIELD)}
-        return sites, {name: fields[name] for name in self.fields if name in fields}
+            missing = max(slots, default=-1) + 1 - buffer.shape[0]  # the site was not called for the last samples
+            whole = torch.cat((buffer, _empty(buffer, missing))) if missing > 0 else buffer
+            found["site", name] = whole.index_select(0, _index(slots, buffer.device))
+        fields: dict[str, Any] = {name: [entries[slot] for slot in slots] for name, entries in self._entries.items() if entries}
+        for name in [name for name, entries in fields.items() if entries and all(isinstance(each, Tensor) for each in entries)]:
+            shapes = list(dict.fromkeys(tuple(entry.shape) for entry in fields[name]))
+            if len(shapes) == 1:
+                found["field", name] = torch.stack(fields[name])
+            else:
+                del fields[name]
+                self.on_fault(name, _other_shape(name, shapes[1], shapes[0]))
+        on_host = to_host(found)
+        sites = {name: values for (kind, name), values in on_host.items() if kind == "site"}
+        return sites, {name: on_host.get(("field", name), entries) for name, entries in fields.items()}
 
-    def _checked(self, name: str, value: Any) -> Any:
-        whole = (
-            len(value) if isinstance(value, list | tuple) else value.shape[0] if isinstance(value, Tensor) and value.dim() else 0
-        )
-        if whole != self._size:
-            raise ValueError(
-                f"the field {name!r} must hold one entry for each of the batch's {self._size} samples; got {type(value).__name__}"
-                f"{f' of shape {tuple(value.shape)}' if isinstance(value, Tensor) else f' of length {whole}' if whole else ''}."
-            )
-        return value
-
-    def _try_to_store(self, name: str, values: Tensor) -> None:
-        if name in self._broken:
-            return
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                self._write(name, values, _index(list(self._slots), values.device))
-        except Exception as error:  # noqa: BLE001  reported, and training continues
-            self._broken.add(name)
-            self._tensors.pop(name, None)
-            self.on_fault(name.removeprefix(_FIELD), error)
-
-    def _write(self, name: str, values: Tensor, index: Tensor) -> None:
+    def _write(self, name: str, values: Tensor) -> None:
         known = self._tensors.get(name)
         if known is None:
             known = values.new_empty((0, *values.shape[1:]))
         if known.shape[1:] != values.shape[1:]:
-            now, then = tuple(values.shape[1:]), tuple(known.shape[1:])
-            raise ValueError(
-                f"{name.removeprefix(_FIELD)!r} has shape {now} per sample here and had {then} before; pool it (pool='mean'), "
-                "or pad batches to one length"
-            )
+            raise _other_shape(name, tuple(values.shape[1:]), tuple(known.shape[1:]))
         need = max(self._slots) + 1
         if known.shape[0] < need:
             rows = min(self.reservoir.capacity, max(need, 2 * known.shape[0]))
             known = torch.cat((known, _empty(known, rows - known.shape[0])))
-        self._tensors[name] = known.index_copy_(0, index, values)
+        self._tensors[name] = known.index_copy_(0, _index(list(self._slots), values.device), values)
+
+
+def _checked(name: str, value: Any, size: int) -> Any:
+    """Return a field of a batch, if it has one entry per sample."""
+    whole = len(value) if isinstance(value, list | tuple) else value.shape[0] if isinstance(value, Tensor) and value.dim() else 0
+    if whole != size:
+        raise ValueError(
+            f"the field {name!r} must hold one entry for each of the batch's {size} samples; got {type(value).__name__}"
+            f"{f' of shape {tuple(value.shape)}' if isinstance(value, Tensor) else f' of length {whole}' if whole else ''}."
+        )
+    return value
+
+
+def _other_shape(name: str, now: tuple[int, ...], then: tuple[int, ...]) -> ValueError:
+    return ValueError(
+        f"{name!r} has shape {now} per sample here and had {then} before; pool it (pool='mean'), or pad batches to one length"
+    )
 
 
 def _empty(like: Tensor, rows: int) -> Tensor:
@@ -253,10 +241,7 @@ def _index(numbers: Sequence[int], device: torch.device) -> Tensor:
     return torch.tensor(numbers, dtype=torch.long).to(device, non_blocking=True)
 
 
-_FIELD = "field:"  # no module's name holds a colon and a field's name may be anything
-
-
-def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_host(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
     """Copy tensors to CPU memory, outside inference mode; from CUDA devices asynchronously, with one sync per device."""
     with torch.inference_mode(False):
         devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}

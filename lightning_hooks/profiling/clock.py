@@ -60,21 +60,16 @@ class NodeMap:
 
     def __init__(self, hook_for: Callable[[Place], Callable[..., Any]]) -> None:
         self._hook_for = hook_for
-        self._lanes: dict[int, _Lane] = {}
+        self.clear()
 
     def clear(self) -> None:
         """Start a new step."""
-        self._lanes = {threading.get_ident(): _Lane()}
-
-    def _lane(self) -> _Lane:
-        thread = threading.get_ident()
-        if thread not in self._lanes:
-            self._lanes[thread] = _Lane()
-        return self._lanes[thread]
+        self._lanes: dict[int, _Lane] = defaultdict(_Lane)  # by thread
+        self.move(ROOT)
 
     def move(self, place: Place) -> None:
         """Assign the nodes that this thread creates from now on to ``place``."""
-        self._lane().move(place)
+        self._lanes[threading.get_ident()].move(place)
 
     def claim(self, nodes: Iterable[Any]) -> None:
         """Hook ``nodes`` and the nodes of this step before them, each once.
@@ -82,7 +77,7 @@ class NodeMap:
         Args:
             nodes: The ``grad_fn`` of tensors, or None.
         """
-        lane = self._lane()
+        lane = self._lanes[threading.get_ident()]
         waiting = [node for node in nodes if node is not None]
         while waiting:
             node = waiting.pop()
@@ -114,101 +109,101 @@ class HostClock:
 
     def __init__(self) -> None:
         self._account: Any = None
-        self._last = self._overhead = 0
-        self._times: dict[Any, float] = defaultdict(float)
-        self._done: list[StepTimes] = []
+        self._paused_at = self._overhead = 0  # nanoseconds
+        self._marks: list[tuple[Any, Any]] = []  # (moment, the account from then on), of the step under way
+        self._ended: list[tuple[list[tuple[Any, Any]], int]] = []  # marks and overhead of the steps before
 
     def begin(self, account: Any) -> None:
         """Begin a step on ``account``."""
-        self._account, self._overhead, self._times = account, 0, defaultdict(float)
-        self._last = time.perf_counter_ns()
+        self._overhead, self._marks = 0, []
+        self.pause()
+        self._mark(account)
 
     def pause(self) -> None:
         """Begin the profiler's own work."""
-        now = time.perf_counter_ns()
-        self._times[self._account] += now - self._last
-        self._last = now
+        self._paused_at = time.perf_counter_ns()
 
     def switch(self, account: Any) -> None:
-        """Assign the time from now on to ``account``."""
-        self._account = account
+        """Assign the time from the pause on to ``account``."""
+        if account != self._account:
+            self._mark(account)
 
     def resume(self) -> None:
         """End the profiler's own work."""
-        now = time.perf_counter_ns()
-        self._overhead += now - self._last
-        self._last = now
+        self._overhead += time.perf_counter_ns() - self._paused_at
 
     def end(self) -> None:
         """End the step."""
         self.pause()
-        self._done.append(StepTimes({account: ns / 1e6 for account, ns in self._times.items()}, self._overhead / 1e6))
+        self._mark(self._account)
+        self._ended.append((self._marks, self._overhead))
 
     def take(self, wait: bool) -> list[StepTimes]:
         """Return the steps that have ended and remove them: with ``wait`` all, else those whose times are known without a sync."""
-        done, self._done = self._done, []
+        done = []
+        while self._ended and self._is_over(self._ended[0][0][-1][0], wait):
+            marks, overhead = self._ended.pop(0)
+            accounts: dict[Any, float] = defaultdict(float)
+            for (start, account), (stop, _) in pairwise(marks):
+                accounts[account] += self._milliseconds(start, stop)
+            self._release(moment for moment, _ in marks)
+            done.append(StepTimes(dict(accounts), overhead / 1e6))
         return done
 
     def allocated(self) -> int | None:
         """Return the bytes allocated on the device; None where they are not counted, as on the host."""
         return None
 
+    def _mark(self, account: Any) -> None:
+        self._account = account
+        self._marks.append((self._moment(), account))
+
+    def _moment(self) -> Any:
+        """The moment of the pause."""
+        return self._paused_at - self._overhead
+
+    def _milliseconds(self, start: Any, stop: Any) -> float:
+        return float(stop - start) / 1e6
+
+    def _is_over(self, moment: Any, wait: bool) -> bool:
+        """Whether the device has passed a moment; with ``wait`` after waiting for it."""
+        return True
+
+    def _release(self, moments: Iterable[Any]) -> None:
+        """Moments that are not needed any more."""
+
 
 class CudaClock(HostClock):
     """Assigns stream time, for models on a CUDA device: records an event at each change of account, without a host sync.
 
     Events that the device has passed are read between steps, the rest at the end of the epoch. They are used again, so that only
-    the events of the steps that the host is ahead are in memory.
+    the events of the steps that the host is ahead are in memory. The device continues in a pause.
     """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
-        self._marks: list[tuple[torch.cuda.Event, Any]] = []  # the account from this event on
-        self._over: list[tuple[list[tuple[torch.cuda.Event, Any]], int]] = []
         self._free: list[torch.cuda.Event] = []
 
     @override
-    def begin(self, account: Any) -> None:
-        self._overhead, self._marks = 0, []
-        self._mark(account)
-
-    def _mark(self, account: Any) -> None:
+    def _moment(self) -> torch.cuda.Event:
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
-        self._account = account
-        self._marks.append((event, account))
+        return event
 
     @override
-    def pause(self) -> None:
-        self._last = time.perf_counter_ns()  # of the overhead; the device continues
+    def _milliseconds(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float:
+        return float(start.elapsed_time(stop))
 
     @override
-    def switch(self, account: Any) -> None:
-        if account != self._account:
-            self._mark(account)
+    def _is_over(self, moment: torch.cuda.Event, wait: bool) -> bool:
+        if wait:
+            moment.synchronize()
+        return wait or moment.query()  # type: ignore[no-untyped-call]
 
     @override
-    def end(self) -> None:
-        self._mark(self._account)
-        self._over.append((self._marks, self._overhead))
-
-    @override
-    def take(self, wait: bool) -> list[StepTimes]:
-        done = []
-        while self._over:
-            marks, overhead = self._over[0]
-            if wait:
-                marks[-1][0].synchronize()
-            elif not marks[-1][0].query():  # type: ignore[no-untyped-call]
-                break
-            self._over.pop(0)
-            accounts: dict[Any, float] = defaultdict(float)
-            for (start, account), (stop, _) in pairwise(marks):
-                accounts[account] += start.elapsed_time(stop)
-            self._free.extend(event for event, _ in marks)
-            done.append(StepTimes(dict(accounts), overhead / 1e6))
-        return done
+    def _release(self, moments: Iterable[torch.cuda.Event]) -> None:
+        self._free.extend(moments)
 
     @override
     def allocated(self) -> int | None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_hooks.declare.plain import PlainReport
-from lightning_hooks.profiling.clock import BACKWARD, FORWARD, OTHER, RECOMPUTE
-from lightning_hooks.profiling.tracer import TracedStep
+from lightning_hooks.profiling.clock import BACKWARD, FORWARD, OTHER, RECOMPUTE, Account
 
 LIMIT = 512
 """The number of steps kept of an epoch. At this number every second one is dropped, and half as many are measured from then on."""
@@ -116,6 +115,42 @@ class ProfileReport(PlainReport):
     overhead: float
     measured_steps: int
     batches: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """Totals of the calls of one site in one step.
+
+    Attributes:
+        calls: Forward calls.
+        recomputed: Forward calls inside backward.
+        output_bytes: Bytes of the returned tensors, in forward.
+        memory_bytes: Growth of the allocated device memory; only in a step that reads it.
+    """
+
+    calls: int = 0
+    recomputed: int = 0
+    output_bytes: int = 0
+    memory_bytes: int = 0
+
+
+@dataclass(slots=True)
+class TracedStep:
+    """The calls of a traced step.
+
+    Attributes:
+        tallies: Site to its totals; only called sites.
+        reads_memory: Whether allocated memory was read at every call, which takes time.
+        counts: Whether its times are in the report.
+        accounts: Account to milliseconds.
+        overhead: Host milliseconds spent in the profiler's own hooks.
+    """
+
+    tallies: dict[int, Tally] = field(default_factory=dict)
+    reads_memory: bool = False
+    counts: bool = True
+    accounts: dict[Account, float] = field(default_factory=dict)
+    overhead: float = 0.0
 
 
 class StepSamples:

@@ -15,7 +15,7 @@ from lightning_hooks.hooks import Faults, HookManager, ModuleSelector, guarded
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import can_be_called, clean_name, compiled_around, compiled_regions, select_modules
 from lightning_hooks.profiling.clock import OTHER
-from lightning_hooks.profiling.report import ProfileReport, StepSamples
+from lightning_hooks.profiling.report import ProfileReport
 from lightning_hooks.profiling.tracer import StepTracer
 
 
@@ -78,17 +78,13 @@ class ProfileSession:
     def __init__(self, model: nn.Module, *, modules: ModuleSelector | None = None, warmup_steps: int = 3) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module; got {model!r}.")
-        self.warmup_steps = check_count("warmup_steps", warmup_steps, least=0)
+        check_count("warmup_steps", warmup_steps, least=0)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        sites = profiled_modules(model, modules)
+        self._sites = profiled_modules(model, modules)
         self._faults = Faults()
-        self._tracer = StepTracer(device, self._faults)
-        self._samples = StepSamples([name for name, _ in sites], str(device))
+        self._tracer = StepTracer([name for name, _ in self._sites], device, warmup_steps, self._faults)
         self._hooks = HookManager()
-        self._sites = sites
         self._model: nn.Module | None = model
-        self._taken = 0
-        self._reads_memory = self._tracer.clock.allocated() is not None
 
     def __enter__(self) -> ProfileSession:
         if self._model is None:
@@ -117,18 +113,14 @@ class ProfileSession:
         """
         if self._model is None or not len(self._hooks):
             raise RuntimeError("Run steps inside the with block of the ProfileSession: its hooks are not registered.")
-        taken, self._taken = self._taken, self._taken + 1
-        reads_memory = self._reads_memory and taken == max(self.warmup_steps - 1, 0)
-        if taken < self.warmup_steps and not reads_memory:
-            yield
-            return
-        self._tracer.begin_step(OTHER, reads_memory, counts=taken >= self.warmup_steps)
+        traced = self._tracer.begin_step(OTHER)
         try:
             yield
         except BaseException:
             self._tracer.tracing = False  # the step is discarded
             raise
-        self._samples.add(self._tracer.end_step())
+        if traced:
+            self._tracer.end_step()
 
     def report(self) -> ProfileReport:
         """Return the report of the steps so far; waits for the device.
@@ -136,10 +128,10 @@ class ProfileSession:
         Raises:
             RuntimeError: If no step was measured.
         """
-        self._samples.add(self._tracer.take(wait=True))
-        if self._taken <= self.warmup_steps:
+        steps, warmup_steps = self._tracer.steps, self._tracer.warmup_steps
+        if steps <= warmup_steps:
             raise RuntimeError(
-                f"No step was measured: {self._taken} were run, and the first {self.warmup_steps} are warm-up. Run more steps, "
-                "or lower warmup_steps."
+                f"No step was measured: {steps} were run, and the first {warmup_steps} are warm-up. Run more steps, or lower "
+                "warmup_steps."
             )
-        return self._samples.report(epoch=0, step=self._taken, batches=self._taken)
+        return self._tracer.report(epoch=0, step=steps, batches=steps)

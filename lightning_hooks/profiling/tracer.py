@@ -1,59 +1,24 @@
-"""The tracer: follows one step through forward and backward, and switches the account of the clock."""
+"""The tracer: follows each step through forward and backward, and switches the account of the clock."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.hooks import Faults, Listener, guarded, tensors_in
+from lightning_hooks.hooks import Faults, guarded, tensors_in
+from lightning_hooks.hooks.calls import CallStack, TraceHook
 from lightning_hooks.profiling.clock import BACKWARD, FORWARD, OTHER, RECOMPUTE, ROOT, Account, NodeMap, Place, clock_for
+from lightning_hooks.profiling.report import ProfileReport, StepSamples, Tally, TracedStep
 
 
-@dataclass(slots=True)
-class Tally:
-    """Totals of the calls of one site in one step.
-
-    Attributes:
-        calls: Forward calls.
-        recomputed: Forward calls inside backward.
-        output_bytes: Bytes of the returned tensors, in forward.
-        memory_bytes: Growth of the allocated device memory; only in a step that reads it.
-    """
-
-    calls: int = 0
-    recomputed: int = 0
-    output_bytes: int = 0
-    memory_bytes: int = 0
-
-
-class _Frame(NamedTuple):
-    site: int
+class _Call(NamedTuple):
     phase: int
     before: Account
     allocated: int | None
-
-
-@dataclass(slots=True)
-class TracedStep:
-    """The calls of a traced step.
-
-    Attributes:
-        tallies: Site to its totals; only called sites.
-        reads_memory: Whether allocated memory was read at every call, which takes time.
-        counts: Whether its times are in the report.
-        accounts: Account to milliseconds.
-        overhead: Host milliseconds spent in the profiler's own hooks.
-    """
-
-    tallies: dict[int, Tally] = field(default_factory=dict)
-    reads_memory: bool = False
-    counts: bool = True
-    accounts: dict[Account, float] = field(default_factory=dict)
-    overhead: float = 0.0
 
 
 class StepTracer:
@@ -63,20 +28,24 @@ class StepTracer:
     forward created it, and the time until the node of another site starts is that site's.
 
     Args:
+        names: The names of the sites.
         device: The device of the model.
+        warmup_steps: Number of first steps that are not measured.
         faults: Records the hooks that raise.
     """
 
-    def __init__(self, device: torch.device, faults: Faults) -> None:
+    def __init__(self, names: list[str], device: torch.device, warmup_steps: int, faults: Faults) -> None:
         self.clock = clock_for(device)
+        self.samples = StepSamples(names, str(device))
+        self.warmup_steps = warmup_steps
+        self.steps = 0  # begun
         self.step = TracedStep()
         self.tracing = False
         self.now: Account = (ROOT, OTHER)
-        self._nodes = NodeMap(self._hook_for)
+        self._nodes = NodeMap(cache(self._hook_for))
         self._places: set[Place] = set()  # that have been called
-        self._marks: dict[Place, Callable[..., Any]] = {}
         self._faults = faults
-        self._stack: list[_Frame] = []
+        self._stack: CallStack[_Call] = CallStack()
         self._ended: list[TracedStep] = []  # steps whose times are not read yet
         self._in_backward = False
         self._before_backward = self.now
@@ -85,37 +54,54 @@ class StepTracer:
         """Hook (site, name, module), where there is a module, by ``register(name, module, hook, kind, **options)``."""
         for site, name, module in sites:
             if module is not None:
-                register(name, module, StepHook(self, "enter", site), "forward_pre")
+                register(name, module, TraceHook(self, "enter", site), "forward_pre")
                 # The first forward hook, which also runs if the module raises, as it does under checkpointing.
-                register(name, module, StepHook(self, "leave", site), "forward", prepend=True, always_call=True)
+                register(name, module, TraceHook(self, "leave", site), "forward", prepend=True, always_call=True)
 
     # One step.
 
-    def begin_step(self, phase: int, reads_memory: bool = False, counts: bool = True) -> None:
-        """Begin a step, whose phase outside every module is ``phase``. Without ``counts`` its times are not in the report."""
+    def begin_step(self, phase: int, due: bool = True) -> bool:
+        """Begin a step, and return whether it is traced.
+
+        Traced are steps after the warm-up, and, where a device counts its allocated memory, the last step of the warm-up, in which
+        memory is read at every call, which takes time.
+
+        Args:
+            phase: The phase outside every module.
+            due: Whether to measure the step, if it is not one of the warm-up.
+        """
+        number, self.steps = self.steps, self.steps + 1
+        reads_memory = self.clock.allocated() is not None and number == max(self.warmup_steps - 1, 0)
+        counts = number >= self.warmup_steps and due and self.samples.wants()
+        if not (counts or reads_memory):
+            return False
         self.step = TracedStep(reads_memory=reads_memory, counts=counts)
-        self._stack.clear()
+        self._stack = CallStack()
         self._nodes.clear()
         self._in_backward = False
         self.now = (ROOT, phase)
         self.tracing = True
         self.clock.begin(self.now)
+        return True
 
-    def end_step(self) -> list[TracedStep]:
-        """End the step, and return the steps whose times are known."""
+    def end_step(self) -> None:
+        """End the step."""
         self.tracing = False
         self.clock.end()
         self._ended.append(self.step)
-        return self.take(wait=False)
+        self._read(wait=False)
 
-    def take(self, wait: bool) -> list[TracedStep]:
-        """Return the steps that have ended and remove them: with ``wait`` all, else those whose times are known without a sync."""
-        found = []
+    def report(self, epoch: int, step: int, batches: int) -> ProfileReport:
+        """Return the report of the steps since the last; waits for the device."""
+        self._read(wait=True)
+        return self.samples.report(epoch, step, batches)
+
+    def _read(self, wait: bool) -> None:
+        """Add the steps that have ended to the samples: with ``wait`` all, else those whose times are known without a sync."""
         for times in self.clock.take(wait):
             step = self._ended.pop(0)
             step.accounts, step.overhead = times
-            found.append(step)
-        return found
+            self.samples.add([step])
 
     def before_backward(self, loss: Tensor) -> None:
         """Begin backward at ``loss``: the remaining nodes of the graph belong to no module."""
@@ -147,7 +133,7 @@ class StepTracer:
             tally.calls += phase == FORWARD
             tally.recomputed += phase == RECOMPUTE
         allocated = self.clock.allocated() if self.step.reads_memory else None
-        self._stack.append(_Frame(site, phase, self.now, allocated))
+        self._stack.append((site, _Call(phase, self.now, allocated)))
         self._nodes.move(place)
         self._switch((place, phase))
         self.clock.resume()
@@ -159,21 +145,20 @@ class StepTracer:
 
     def leave(self, site: int, module: nn.Module, args: Any, output: Any) -> None:
         """End a module's call; ``output`` is None if it raised."""
-        if not any(frame.site == site for frame in self._stack):
+        if site not in self._stack.sites:
             return
         self.clock.pause()
-        frame = self._stack.pop()
-        while frame.site != site:  # a call whose end was not recorded
-            frame = self._stack.pop()
-        self._switch(frame.before)
-        self._nodes.move(frame.before[0])
-        if site >= 0 and frame.phase == FORWARD:
+        call = self._stack.end(site)
+        assert call is not None  # it is on the stack
+        self._switch(call.before)
+        self._nodes.move(call.before[0])
+        if site >= 0 and call.phase == FORWARD:
             tally = self.step.tallies[site]
             tally.output_bytes += sum(_bytes(tensor) for tensor in {id(tensor): tensor for tensor in tensors_in(output)}.values())
-            if frame.allocated is not None:
-                tally.memory_bytes += (self.clock.allocated() or 0) - frame.allocated
-        if not self._stack or self._stack[-1].site < 0 or self._stack[-1].phase != frame.phase:
-            # An outermost call: its nodes lead to those of all modules inside it.
+            if call.allocated is not None:
+                tally.memory_bytes += (self.clock.allocated() or 0) - call.allocated
+        outer, around = self._stack[-1] if self._stack else (-1, call)
+        if outer < 0 or around.phase != call.phase:  # an outermost call: its nodes lead to those of all modules inside it
             self._nodes.claim([tensor.grad_fn for tensor in tensors_in(output) if tensor.requires_grad])
         self.clock.resume()
 
@@ -199,27 +184,7 @@ class StepTracer:
         self.clock.switch(target)
 
     def _hook_for(self, place: Place) -> Callable[..., Any]:
-        if place not in self._marks:
-            self._marks[place] = guarded(StepHook(self, "node", place), "backward", self._faults)
-        return self._marks[place]
-
-
-class StepHook(Listener):
-    """Hook that passes its arguments to a method of a tracer while a step is traced.
-
-    Args:
-        tracer: An object with a flag ``tracing``.
-        method: The name of its method.
-        *first: The first arguments of the method.
-    """
-
-    def __init__(self, tracer: Any, method: str, *first: Any) -> None:
-        self.tracer, self.method, self.first = tracer, method, first
-
-    def __call__(self, *args: Any) -> None:
-        """Call the method if a step is traced."""
-        if self.tracer.tracing:
-            getattr(self.tracer, self.method)(*self.first, *args)
+        return guarded(TraceHook(self, "node", place), "backward", self._faults)
 
 
 def _bytes(tensor: Tensor) -> int:

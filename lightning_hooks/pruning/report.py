@@ -94,9 +94,10 @@ class PruningReport(PlainReport):
 
     def scalars(self, prefix: str) -> dict[str, float]:
         """Return the values to log by tag; NaN for a silent module."""
-        scalars: dict[str, float] = {}
-        for name in [*self.sites, *(silent for silent in self.silent if silent not in self.sites)]:
-            found = self.sites.get(name)
-            scalars[f"{prefix}/{name}/sparsity"] = found.sparsity if found else math.nan
-            scalars[f"{prefix}/{name}/threshold"] = found.threshold if found else math.nan
-        return {**scalars, f"{prefix}/sparsity": self.sparsity, f"{prefix}/target": self.target}
+        names = dict.fromkeys((*self.sites, *self.silent))
+        of_sites = {
+            f"{prefix}/{name}/{stat}": getattr(self.sites.get(name), stat, math.nan)
+            for name in names
+            for stat in ("sparsity", "threshold")
+        }
+        return {**of_sites, f"{prefix}/sparsity": self.sparsity, f"{prefix}/target": self.target}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,40 +18,32 @@ _CONV = nn.modules.conv._ConvNd
 _NORM = nn.modules.batchnorm._NormBase
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """The position of the units in a module's output.
 
     Attributes:
-        spatial: The number of spatial dimensions after the units, or None.
+        dim: The dimension that the user passed, or that of a convolution's channels, from the end; None if unknown.
         last: Whether the units are in the last dimension (True) or in dimension 1 (False); None if unknown.
         guess: The same, from the order of the model's modules, for three-dimensional outputs, where both are common.
-        given: The dimension that the user passed, or None.
     """
 
-    spatial: int | None = None
+    dim: int | None = None
     last: bool | None = None
     guess: bool | None = None
-    given: int | None = None
 
     @classmethod
     def of(cls, maker: nn.Module, guess: bool | None) -> Layout:
         """Return the layout of the output of ``maker``: channels before the spatial dimensions, features last."""
-        if isinstance(maker, _CONV):
-            kernel = stored(maker, "kernel_size")
-            return cls(spatial=len(kernel) if isinstance(kernel, tuple) else None)
-        return cls(last=features_last(maker), guess=guess)
+        kernel = stored(maker, "kernel_size") if isinstance(maker, _CONV) else None
+        return cls(dim=-1 - len(kernel)) if isinstance(kernel, tuple) else cls(last=features_last(maker), guess=guess)
 
-    def dim(self, values: Tensor) -> int:
+    def dim_in(self, values: Tensor) -> int:
         """Return the dimension of the units in ``values``.
 
         Raises:
             RuntimeError: If there is no such dimension.
         """
-        dims = values.dim()
-        found = self.given
-        if found is None and self.spatial is not None:
-            found = dims - self.spatial - 1
+        dims, found = values.dim(), self.dim
         if found is None:
             found = unit_dimension(values, self.guess if self.last is None and dims == 3 else self.last)
         if not -dims <= found < dims:
@@ -59,22 +51,24 @@ class Layout:
         return found % dims
 
 
+_UNITS: tuple[tuple[type[nn.Module], str], ...] = (
+    (nn.Linear, "out_features"),
+    (nn.Bilinear, "out_features"),
+    (_CONV, "out_channels"),
+    (_NORM, "num_features"),
+    (nn.GroupNorm, "num_channels"),
+    (nn.Embedding, "embedding_dim"),
+)
+"""Modules, and the attribute with the number of their units."""
+
+
 def known_units(module: nn.Module) -> int | None:
     """Return the number of units of a module from its attributes, or None."""
     if isinstance(module, nn.LayerNorm):
         shape = stored(module, "normalized_shape")
         return int(shape[-1]) if isinstance(shape, tuple) else None
-    for kind, attribute in (
-        (nn.Linear, "out_features"),
-        (nn.Bilinear, "out_features"),
-        (_CONV, "out_channels"),
-        (_NORM, "num_features"),
-        (nn.GroupNorm, "num_channels"),
-        (nn.Embedding, "embedding_dim"),
-    ):
-        if isinstance(module, kind):
-            return stored_count(module, attribute) or None  # a lazy layer has 0
-    return None
+    attribute = next((attribute for kind, attribute in _UNITS if isinstance(module, kind)), None)
+    return None if attribute is None else stored_count(module, attribute) or None  # a lazy layer has 0
 
 
 def activity_sums(values: Tensor, dim: int) -> tuple[Tensor, int]:
@@ -116,7 +110,7 @@ _KEEP_ZERO: tuple[type[nn.Module], ...] = (
     nn.modules.pooling._AdaptiveMaxPoolNd,
 )
 _CONV_TRANSPOSE = nn.modules.conv._ConvTransposeNd
-_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+_NORMS = (_NORM, nn.GroupNorm, nn.LayerNorm)
 
 
 def zero_units(root: nn.Module, masks: Mapping[str, Tensor]) -> list[str]:
@@ -194,9 +188,7 @@ def _keeps_zero(module: nn.Module) -> bool:
 def _has_units(module: nn.Module) -> bool:
     if "parametrizations" in module._modules:  # its weight is computed: zeros written to it would be overwritten
         return False
-    if isinstance(module, _NORMS):
-        return stored_tensor(module, "weight") is not None
-    kinds = nn.Linear | nn.Bilinear | nn.Embedding | nn.modules.conv._ConvNd
+    kinds = (nn.Linear, nn.Bilinear, nn.Embedding, _CONV, *_NORMS)
     return isinstance(module, kinds) and stored_tensor(module, "weight") is not None
 
 

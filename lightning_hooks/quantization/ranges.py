@@ -19,6 +19,7 @@ from lightning_hooks.quantization.scales import (
     moved,
     percentile_range,
     quantization_parameters,
+    wider,
 )
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.host_copies import number
@@ -38,25 +39,25 @@ class RangeTable:
     Args:
         names: The names of the sites.
         device: The device of the table.
+        capacity: Number of channels per site; 0 for no limit.
         method: One of ``METHODS``.
         averaging_constant: Weight of a new call in the moving average, 0 to 1.
         bins: Bins of a histogram.
         percentile: Percent of the values in a range of method ``percentile``.
         channel_dim: The dimension of the channels, whose extremes are kept too; None for none.
-        capacity: Number of channels per site; 0 for no limit.
     """
 
     def __init__(
         self,
         names: Sequence[str],
         device: torch.device | str = "cpu",
+        capacity: int = 0,
         *,
         method: str = "minmax",
         averaging_constant: float = 0.01,
         bins: int = 2048,
         percentile: float = 99.99,
         channel_dim: int | None = None,
-        capacity: int = 0,
     ) -> None:
         self.names = list(names)
         self.method, self.averaging_constant, self.percentile = method, averaging_constant, percentile
@@ -97,7 +98,7 @@ class RangeTable:
         if self.histograms.shape[1]:
             add_values(self.histograms[index], ends[_SEEN], values, found)
         else:
-            ends[_SEEN] = _wider(ends[_SEEN], found)
+            ends[_SEEN] = wider(ends[_SEEN], found)
         if self.method == "moving_average":
             average = ends[_AVERAGE]
             moved = torch.where(torch.isinf(average), found, average + self.averaging_constant * (found - average))
@@ -119,7 +120,7 @@ class RangeTable:
                 grown[:, : known.shape[1]] = known
             known = self.channels[index] = grown
         part = known[:, : found.shape[1]]
-        part.copy_(_wider(part, found))
+        part.copy_(wider(part, found))
 
     def pack(self) -> Tensor:
         """Return the table as one vector, of the same length on every rank if ``capacity`` is set."""
@@ -197,30 +198,29 @@ class RangeTable:
         counters, ends, histograms, channels = self._parts(packed)
         ends, histograms, channels = ends.float(), histograms.float(), channels.float()
         sites: dict[str, ActivationRange] = {}
-        silent: list[str] = []
-        for index, (name, (calls, count, nonfinite)) in enumerate(zip(self.names, counters.tolist(), strict=True)):
+        for index, (calls, count, nonfinite) in enumerate(counters.tolist()):
             if not calls:
-                silent.append(name)
                 continue
             if not count:  # only NaN and infinite values, or no values
                 nan = math.nan
-                sites[name] = ActivationRange(nan, nan, 1.0, 0, nan, nan, round(calls), 0, 1.0 if nonfinite else nan)
-                continue
-            low, high = self._range(ends[index], histograms[index])
-            scale, zero_point = quantization_parameters(low, high, dtype, scheme)
-            sites[name] = ActivationRange(
-                min=float(low),
-                max=float(high),
-                scale=float(scale),
-                zero_point=int(zero_point),
-                smallest=float(ends[index, 0]),
-                largest=float(ends[index, 1]),
-                calls=round(calls),
-                count=round(count),
-                nonfinite_fraction=nonfinite / (count + nonfinite),
-                channels=_channel_ranges(channels[index], dtype, scheme),
-            )
-        return sites, tuple(silent)
+                found = ActivationRange(nan, nan, 1.0, 0, nan, nan, round(calls), 0, 1.0 if nonfinite else nan)
+            else:
+                low, high = self._range(ends[index], histograms[index])
+                scale, zero_point = quantization_parameters(low, high, dtype, scheme)
+                found = ActivationRange(
+                    min=float(low),
+                    max=float(high),
+                    scale=float(scale),
+                    zero_point=int(zero_point),
+                    smallest=float(ends[index, 0]),
+                    largest=float(ends[index, 1]),
+                    calls=round(calls),
+                    count=round(count),
+                    nonfinite_fraction=nonfinite / (count + nonfinite),
+                    channels=_channel_ranges(channels[index], dtype, scheme),
+                )
+            sites[self.names[index]] = found
+        return sites, tuple(name for name in self.names if name not in sites)
 
     def _range(self, ends: Tensor, histogram: Tensor) -> tuple[Tensor, Tensor]:
         if self.method == "histogram":
@@ -264,10 +264,6 @@ def check_range_options(method: object, averaging_constant: object, bins: object
     check_optional_integer("channel_dim", channel_dim, "the dimension of the channels")
     if channel_dim is not None and method != "minmax":
         raise ValueError(f"channel_dim goes with method='minmax' only; got channel_dim={channel_dim!r} and method={method!r}.")
-
-
-def _wider(known: Tensor, found: Tensor) -> Tensor:
-    return torch.stack((torch.minimum(known[0], found[0]), torch.maximum(known[1], found[1])))
 
 
 def _channel_ranges(extremes: Tensor, dtype: str, scheme: str) -> tuple[ChannelRange, ...]:

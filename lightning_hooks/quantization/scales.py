@@ -1,27 +1,27 @@
 """Scale and zero point that quantise a range of values to eight bits, and the choice of ranges from histograms that grow.
 
-On the CPU the histograms equal those of ``torch.ao.quantization.HistogramObserver`` in every bin, with two differences: NaN and
-infinite values are left out (there NaN raises), and on an accelerator there is no host sync.
+On the CPU histograms are those of ``torch.ao.quantization.HistogramObserver``; NaN and infinite values are left out (there NaN
+raises), and on an accelerator there is no host sync.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.ao.quantization.observer import HistogramObserver
+from torch.ao.quantization.utils import determine_qparams
 
 from lightning_hooks.hooks.checks import check_choice
 from lightning_hooks.statistics.host_copies import number
 
-LEVELS: dict[str, tuple[int, int]] = {"int8": (-128, 127), "uint8": (0, 255)}
-"""The smallest and largest integer of each type."""
+LEVELS = {"int8": (torch.qint8, -128, 127), "uint8": (torch.quint8, 0, 255)}
+"""The type of each name, and its smallest and largest integer."""
 
-SCHEMES = ("affine", "symmetric")
-_EPS = torch.finfo(torch.float32).eps  # the smallest scale
+SCHEMES = {"affine": torch.per_tensor_affine, "symmetric": torch.per_tensor_symmetric}
+_EPS = torch.tensor(torch.finfo(torch.float32).eps)  # the smallest scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +90,9 @@ def quantization_parameters(low: Tensor, high: Tensor, dtype: str = "int8", sche
         ValueError: If ``dtype`` or ``scheme`` is unknown.
     """
     check_levels(dtype, scheme)
-    smallest, largest = LEVELS[dtype]
-    negative, positive = low.clamp(max=0.0), high.clamp(min=0.0)
-    if scheme == "symmetric":
-        scale = torch.maximum(-negative, positive) / (float(largest - smallest) / 2)
-        zero = torch.full_like(scale, 0 if dtype == "int8" else 128, dtype=torch.int64)
-        return scale.clamp(min=_EPS), zero
-    scale = ((positive - negative) / float(largest - smallest)).clamp(min=_EPS)
-    zero = smallest - torch.round(negative / scale).to(torch.int64)
-    return scale, zero.clamp(smallest, largest)
+    kind, smallest, largest = LEVELS[dtype]
+    scales, zero_points = determine_qparams(low, high, smallest, largest, kind, _EPS, False, SCHEMES[scheme])
+    return scales.float().view(low.shape), zero_points.view(low.shape)
 
 
 def check_levels(dtype: object, scheme: object) -> None:
@@ -111,8 +105,6 @@ UPSAMPLING = 16
 """The number of parts into which a bin is split when its counts move to wider bins."""
 
 _CHUNK = 1 << 22  # values binned at a time on an accelerator: each takes eight bytes for its int64 index
-_STEP = 1e-5  # of the cumulated share, in the search for the range of least error
-_QUANTIZED_BINS = 256
 
 
 def add_values(histogram: Tensor, ends: Tensor, values: Tensor, found: Tensor) -> None:
@@ -124,22 +116,32 @@ def add_values(histogram: Tensor, ends: Tensor, values: Tensor, found: Tensor) -
         values: float32, any shape.
         found: The smallest and largest finite one, ``(2,)``.
     """
-    new = torch.stack((torch.minimum(ends[0], found[0]), torch.maximum(ends[1], found[1])))
-    on_host = values.device.type == "cpu" and not torch.compiler.is_compiling()
-    if on_host:
-        if math.isinf(number(found[0])):  # nothing finite
-            return
+    if values.device.type == "cpu" and not torch.compiler.is_compiling():
         finite = torch.isfinite(values)
-        values = values if number(finite.all()) else values[finite]
-        update = torch.histc(values, histogram.shape[0], min=number(new[0]), max=number(new[1]))
-    else:
-        update = _counts(values.reshape(-1), new, histogram.shape[0])
-    histogram.copy_(moved(histogram, ends, new) + update)
+        observer = _observer(histogram, ends)
+        observer.forward(values if number(finite.all()) else values[finite])
+        histogram.copy_(observer.histogram)
+        ends[0], ends[1] = observer.min_val, observer.max_val
+        return
+    new = wider(ends, found)
+    histogram.copy_(moved(histogram, ends, new) + _counts(values.reshape(-1), new, histogram.shape[0]))
     ends.copy_(new)
 
 
+def wider(known: Tensor, found: Tensor) -> Tensor:
+    """Return the ranges that contain both of two ranges: lower ends in the first row, upper ends in the second."""
+    return torch.stack((torch.minimum(known[0], found[0]), torch.maximum(known[1], found[1])))
+
+
+def _observer(histogram: Tensor, ends: Tensor) -> HistogramObserver:
+    """Return torch's observer with a copy of a histogram on the host."""
+    observer = HistogramObserver(bins=histogram.shape[0])
+    observer.histogram, observer.min_val, observer.max_val = histogram.clone(), ends[0].clone(), ends[1].clone()
+    return observer
+
+
 def moved(histogram: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Return a histogram's counts in the bins of a range that contains its own.
+    """Return a histogram's counts in the bins of a range that contains its own, without a host sync, on any device; traceable.
 
     Each bin is split into ``UPSAMPLING`` parts, and each part moves to the new bin that contains its middle.
 
@@ -152,19 +154,15 @@ def moved(histogram: Tensor, old: Tensor, new: Tensor) -> Tensor:
         Counts of the same sum, ``(bins,)``.
     """
     bins = histogram.shape[0]
-    if histogram.device.type != "cpu" or torch.compiler.is_compiling():
-        return torch.where((old == new).all(), histogram, _spread(histogram, old, new))
-    (low, high), (new_low, new_high) = map(number, old), map(number, new)
-    if (low, high) == (new_low, new_high) or math.isinf(low):
-        return histogram
-    if low == high:
-        return torch.histc(old[:1], bins, min=new_low, max=new_high) * histogram.sum()
     parts = bins * UPSAMPLING
-    middles = torch.linspace(low, high, parts + 1)[:-1] + 0.5 * ((old[1] - old[0]) / parts)
-    edges = torch.linspace(new_low, new_high, bins + 1)
-    places = (torch.bucketize(middles, edges, right=True) - 1).clamp_(0, bins - 1)
-    weights = histogram.repeat_interleave(UPSAMPLING) / UPSAMPLING
-    return torch.bincount(places, weights=weights, minlength=bins)
+    middles = old[0] + (torch.arange(parts, device=old.device) + 0.5) * ((old[1] - old[0]) / parts)
+    edges = new[0] + torch.arange(bins + 1, device=new.device) * ((new[1] - new[0]) / bins)
+    places = (torch.bucketize(middles, edges, right=True) - 1).clamp(0, bins - 1)
+    # Counts are multiples of powers of 1/16: in float64 their sums are exact in any order.
+    weights = histogram.to(torch.float64 if histogram.device.type != "mps" else torch.float32) / UPSAMPLING
+    target = torch.zeros(bins, dtype=weights.dtype, device=weights.device)
+    spread = target.scatter_add(0, places, weights.repeat_interleave(UPSAMPLING, output_size=parts)).to(histogram.dtype)
+    return torch.where((old == new).all(), histogram, spread)
 
 
 def _counts(flat: Tensor, ends: Tensor, bins: int) -> Tensor:
@@ -180,19 +178,6 @@ def _counts(flat: Tensor, ends: Tensor, bins: int) -> Tensor:
         places = torch.where(finite, places, bins)
         counts.scatter_add_(0, places, one.expand(places.shape))
     return counts[:bins].to(torch.float32)
-
-
-def _spread(histogram: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Return :func:`moved` without a host sync, on any device; traceable."""
-    bins = histogram.shape[0]
-    parts = bins * UPSAMPLING
-    middles = old[0] + (torch.arange(parts, device=old.device) + 0.5) * ((old[1] - old[0]) / parts)
-    edges = new[0] + torch.arange(bins + 1, device=new.device) * ((new[1] - new[0]) / bins)
-    places = (torch.bucketize(middles, edges, right=True) - 1).clamp(0, bins - 1)
-    # Counts are multiples of powers of 1/16: in float64 their sums are exact in any order.
-    weights = histogram.to(torch.float64 if histogram.device.type != "mps" else torch.float32) / UPSAMPLING
-    target = torch.zeros(bins, dtype=weights.dtype, device=weights.device)
-    return target.scatter_add(0, places, weights.repeat_interleave(UPSAMPLING, output_size=parts)).to(histogram.dtype)
 
 
 def percentile_range(histogram: Tensor, ends: Tensor, percentile: float) -> tuple[float, float]:
@@ -218,9 +203,7 @@ def percentile_range(histogram: Tensor, ends: Tensor, percentile: float) -> tupl
 
 
 def least_error_range(histogram: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the range of (nearly) least squared quantisation error: the search of ``HistogramObserver``.
-
-    It cuts off shares of the values on the side with more bins for the same share, until the error grows.
+    """Return the range of (nearly) least squared quantisation error, by the search of ``HistogramObserver``.
 
     Args:
         histogram: Counts on the host, float32, ``(bins,)``.
@@ -229,65 +212,6 @@ def least_error_range(histogram: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Two 0-d float32 tensors.
     """
-    bins = histogram.shape[0]
-    low, high = number(ends[0]), number(ends[1])
-    width = (high - low) / bins
-    cumulated = torch.cumsum(histogram, dim=0).numpy()
-    rising, falling = _shares()
-    total = number(histogram.sum())
-    # Compared as float32, as torch compares a float32 tensor with a Python number.
-    below, above = (rising * total).astype(np.float32), -(falling * total).astype(np.float32)
-    start, end = 0, bins - 1
-    i = j = 0  # steps taken from below and from above
-    least = math.inf
-    while start < end and rising[i] < falling[j]:
-        left = min(max(int(np.searchsorted(cumulated, below[i + 1])), start), end)
-        if left == start:  # the next move is from above: skip the steps that cut off no bin
-            j = max(j, int(np.searchsorted(above, -cumulated[end], side="right")) - 1)
-            if rising[i] >= falling[j]:
-                break
-        right = max(min(int(np.searchsorted(cumulated, -above[j + 1], side="right")) - 1, end), start)
-        next_start, next_end = start, end
-        if left - start > end - right:
-            next_start = left
-            i += 1
-        else:
-            next_end = right
-            j += 1
-        if (next_start, next_end) == (start, end):
-            continue
-        error = _quantization_error(histogram, width, next_start, next_end)
-        if error > least:
-            break
-        least, start, end = error, next_start, next_end
-    step = (ends[1] - ends[0]) / bins
-    return ends[0] + step * start, ends[0] + step * (end + 1)
-
-
-@cache
-def _shares() -> tuple[np.ndarray, np.ndarray]:
-    """Return the shares of the search from below and from above, with the same rounding."""
-    steps = np.full(round(1 / _STEP) + 2, _STEP)
-    return np.cumsum(np.concatenate(([0.0], steps))), np.cumsum(np.concatenate(([1.0], -steps)))
-
-
-def _quantization_error(histogram: Tensor, width: float, start: int, end: int) -> float:
-    """Squared error of rounding to 256 levels between the bins ``start`` and ``end``, values spread evenly in each bin."""
-    level = width * (end - start + 1) / _QUANTIZED_BINS
-    if level == 0.0:
-        return 0.0
-    begins = (torch.arange(histogram.shape[0]) - start) * width
-    ends = begins + width
-    first = torch.div(begins, level, rounding_mode="floor").clamp(0, _QUANTIZED_BINS - 1)
-    last = torch.div(ends, level, rounding_mode="floor").clamp(0, _QUANTIZED_BINS - 1)
-    density = histogram / width
-    half = torch.tensor(level / 2)
-
-    def error(low: Tensor, high: Tensor) -> Tensor:
-        """The error of values spread evenly between two distances from the middle of a level."""
-        return density * ((high * high * high - low * low * low) / 3)
-
-    whole = (last - first - 1) * error(-half, half)
-    return float(
-        (error(begins - (first + 0.5) * level, half) + whole + error(-half, ends - (last * level + level / 2))).sum().item()
-    )
+    # The public calculate_qparams returns only the scale and the zero point of this range.
+    found: tuple[Tensor, Tensor] = _observer(histogram, ends)._non_linear_param_search()
+    return found

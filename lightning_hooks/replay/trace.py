@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode  # torch's documentation refers users to it
 
 from lightning_hooks.debugging import Trace, Tracer
-from lightning_hooks.debugging.watcher import in_backward
 from lightning_hooks.hooks import HookManager
+from lightning_hooks.hooks.calls import in_backward
 from lightning_hooks.hooks.selection import named_sites
 
 _INSERTS = {

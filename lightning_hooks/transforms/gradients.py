@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -12,9 +13,6 @@ from torch import Tensor
 
 from lightning_hooks.extraction import map_tensors
 from lightning_hooks.hooks import Listener
-
-TRANSFORMS = ("scale", "zero", "clamp", "noise")
-"""The named transforms."""
 
 GradientFunction = Callable[..., "Tensor | None"]
 """A function of the unscaled gradient, and of the factor if there is one, that returns a new gradient, or None for no change."""
@@ -159,39 +157,37 @@ class Schedule:
         return float(value)
 
 
+_CHANGES: dict[str, Callable[[Tensor, float, str, Tensor | None], Tensor]] = {
+    "scale": lambda gradient, factor, *_: scale_gradient(gradient, factor),
+    "zero": lambda gradient, *_: zero_gradient(gradient),
+    "clamp": lambda gradient, factor, _, loss_scale: clamp_gradient(gradient, factor, loss_scale),
+    "noise": noisy_gradient,
+}
+TRANSFORMS = tuple(_CHANGES)
+"""The named transforms."""
+
+
+@dataclass(slots=True)
 class GradientState:
     """The state that the hooks of one GradientTransform share.
 
     Attributes:
+        transform: One of ``TRANSFORMS``, or a function.
+        seed: The seed of the noise.
+        needs_factor: Whether gradients are unchanged in epochs without a number.
         factor: The number of the current epoch, or None.
         active: Whether gradients are changed now.
         step: A name for the current backward pass, for the seed of the noise.
         loss_scale: A function that returns the current loss scale; None for none.
     """
 
-    def __init__(self, transform: str | GradientFunction, seed: int = 0, needs_factor: bool = True) -> None:
-        self.transform, self.seed, self.needs_factor = transform, seed, needs_factor
-        self.factor: float | None = None
-        self.active = False
-        self.step = ""
-        self.loss_scale: Callable[[], Tensor | None] | None = None
-
-    def change(self, gradient: Tensor, site: str, key: str) -> Tensor | None:
-        """Return the new gradient, or None for no change."""
-        if not self.active or (self.needs_factor and self.factor is None):
-            return None
-        factor = 0.0 if self.factor is None else self.factor
-        if self.transform == "scale":
-            return scale_gradient(gradient, factor)
-        if self.transform == "zero":
-            return zero_gradient(gradient)
-        loss_scale = None if self.loss_scale is None else self.loss_scale()
-        if self.transform == "clamp":
-            return clamp_gradient(gradient, factor, loss_scale)
-        if self.transform == "noise":
-            return noisy_gradient(gradient, factor, f"{self.seed}/{key}", loss_scale)
-        assert callable(self.transform)
-        return apply_function(self.transform, gradient, self.factor, loss_scale, site)
+    transform: str | GradientFunction
+    seed: int = 0
+    needs_factor: bool = True
+    factor: float | None = None
+    active: bool = False
+    step: str = ""
+    loss_scale: Callable[[], Tensor | None] | None = None
 
 
 class ChangeGradient(Listener):
@@ -207,17 +203,24 @@ class ChangeGradient(Listener):
         self.state, self.site, self.stream = state, site, stream
         self.calls = 0  # gradients changed
         self.received = 0  # gradients that reached the site
-        self._step, self._draws = "", 0
+        self._step, self._draws = "", -1
 
     def __call__(self, gradient: Tensor) -> Tensor | None:
         """Return the new gradient, or None for no change."""
-        if not self.state.active:
+        state = self.state
+        if not state.active:
             return None
         self.received += 1
-        if self._step != self.state.step:
-            self._step, self._draws = self.state.step, 0
-        changed = self.state.change(gradient, self.site, f"{self.site}/{self.stream}/{self._step}/{self._draws}")
-        self._draws += 1
+        self._draws = self._draws + 1 if self._step == state.step else 0  # which gradient of this backward pass
+        self._step = state.step
+        if state.needs_factor and state.factor is None:
+            return None
+        loss_scale = None if state.loss_scale is None else state.loss_scale()
+        if callable(state.transform):
+            changed = apply_function(state.transform, gradient, state.factor, loss_scale, self.site)
+        else:
+            key = f"{state.seed}/{self.site}/{self.stream}/{self._step}/{self._draws}"
+            changed = _CHANGES[state.transform](gradient, state.factor or 0.0, key, loss_scale)
         self.calls += changed is not None
         return changed
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks import Gate, HookManager, Listener, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_optional_integer
-from lightning_hooks.transforms.normalization import Argument, Normalization, mean_and_std
+from lightning_hooks.transforms.normalization import Argument, Normalization
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,13 @@ class NormalizedInputs(dict[str, Normalization]):
         found = {}
         for name, site in self.items():
             if site.mean is not None and site.std is not None:
-                moments = site.everything()
-                count = () if moments is None else tuple(int(n) for n in moments[0].tolist())
+                count = () if site.everything is None else tuple(int(n) for n in site.everything[0].tolist())
                 found[name] = InputStatistics(tuple(site.mean.tolist()), tuple(site.std.tolist()), count, site.frozen)
         return found
 
-    def add(self, name: str) -> Normalization:
-        """Return the normalisation of a module, which is made if there is none."""
-        if name not in self:
-            self[name] = Normalization(name, self.dim, *(self.given or (None, None)))
+    def __missing__(self, name: str) -> Normalization:
+        """Add and return the normalisation of another module."""
+        self[name] = Normalization(name, self.dim, *(self.given or (None, None)))
         return self[name]
 
     def find(self, module: str | None) -> Normalization:
@@ -93,15 +91,6 @@ class NormalizedInputs(dict[str, Normalization]):
         """Stop learning; ``moments``, ``(3, channels)`` by module, replace those learned here."""
         for name, site in self.items():
             site.freeze(None if moments is None else moments[name])
-
-    def state(self, moments: Mapping[str, Tensor | None]) -> dict[str, Any]:
-        """Return the states by module, for a checkpoint; ``moments`` replace those learned here."""
-        states = {name: site.state() for name, site in self.items()}
-        for name, found in moments.items():
-            if found is not None:
-                pooled = found.to("cpu", copy=True)
-                states[name].update(zip(("moments", "mean", "std"), (pooled, *mean_and_std(pooled)), strict=True))
-        return states
 
     def hook(
         self, model: nn.Module, hooks: HookManager, gate: Gate, modules: ModuleSelector, inverse_modules: ModuleSelector | None
@@ -125,7 +114,7 @@ class NormalizedInputs(dict[str, Normalization]):
         chosen = select_modules(model, modules)
         hooked = []
         for name, module in chosen:
-            hooked.append(NormalizeInput(self.add(name), Argument(module, name, self.argument), gate))
+            hooked.append(NormalizeInput(self[name], Argument(module, name, self.argument), gate))
             hooks.register(module, hooked[-1], "forward_pre", label=name, with_kwargs=True)
         if inverse_modules is None:
             return hooked
@@ -148,8 +137,8 @@ class NormalizeInput(Listener):
         return self.argument.replace(args, kwargs, self._change)
 
     def _change(self, x: Tensor) -> Tensor:
-        if self.gate.open and not self.site.frozen:
-            self.site.learn(x)
+        if self.gate.open:
+            self.site.learn(x)  # unless they are final
         return self.site.normalize(x)
 
 

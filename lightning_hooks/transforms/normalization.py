@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ def channel_moments(values: Tensor, dim: int | None) -> Tensor:
         Shape ``(3, channels)``, float64 where the device has it; one channel for ``dim=None``.
     """
     dtype = row_dtype(values.device)
-    x = values if values.dtype in (torch.float32, torch.float64) else values.float()
+    x = _wide(values)
     flat = x.reshape(1, -1) if dim is None else x.movedim(dim, 0).reshape(x.shape[dim], -1)
     finite = torch.isfinite(flat)
     count = finite.sum(1, dtype=dtype)
@@ -37,9 +37,9 @@ def channel_moments(values: Tensor, dim: int | None) -> Tensor:
     return torch.stack((count, pivot.to(dtype) + shift / divisor, m2))
 
 
-def merge_moments(moments: Tensor) -> Tensor:
-    """Merge the moments of several batches or ranks, ``(k, 3, channels)`` to ``(3, channels)``."""
-    return torch.stack(pool(moments[:, 0], moments[:, 1], moments[:, 2]))
+def merge_moments(moments: Sequence[Tensor]) -> Tensor:
+    """Merge the moments of several batches or ranks, each ``(3, channels)``, on the device of the first."""
+    return torch.stack(pool(*torch.stack([each.to(moments[0].device) for each in moments], 1)))
 
 
 def mean_and_std(moments: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,11 +68,13 @@ class Normalization:
 
     def __init__(self, site: str, dim: int | None = 1, mean: Tensor | None = None, std: Tensor | None = None) -> None:
         self.site, self.dim = site, dim
-        self.given = mean is not None
-        self.frozen = self.given
-        self.mean, self.std = mean, std
+        self.given = self.frozen = mean is not None
         self.moments: Tensor | None = None  # (3, channels), of this process
         self.earlier: Tensor | None = None  # of a checkpoint
+        self._use(mean, std)
+
+    def _use(self, mean: Tensor | None, std: Tensor | None) -> None:
+        self.mean, self.std = mean, std
         self._ready: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     @torch.no_grad()
@@ -82,40 +84,34 @@ class Normalization:
             return
         self._check(x)
         found = channel_moments(x.detach(), self.dim)
-        known = self.moments
-        self.moments = found if known is None else merge_moments(torch.stack((known, found.to(known.device))))
-        everything = self.everything()
+        self.moments = found if self.moments is None else merge_moments([self.moments, found])
+        everything = self.everything
         assert everything is not None  # as learned just now
-        self.mean, self.std = mean_and_std(everything)
-        self._ready.clear()
+        self._use(*mean_and_std(everything))
 
+    @property
     def everything(self) -> Tensor | None:
-        """Return the learned moments, those of an earlier run included, ``(3, channels)``; None before the first tensor."""
-        parts = [part for part in (self.earlier, self.moments) if part is not None]
-        if not parts:
-            return None
-        return merge_moments(torch.stack([part.to(parts[-1].device) for part in parts]))
+        """The learned moments, those of an earlier run included, ``(3, channels)``; None before the first tensor."""
+        parts = [part for part in (self.moments, self.earlier) if part is not None]  # on the device of the first
+        return merge_moments(parts) if parts else None
 
     def freeze(self, moments: Tensor | None = None) -> None:
         """Stop learning, and normalise with these moments, ``(3, channels)``, or with those learned here."""
-        if self.given:
-            return
-        moments = self.everything() if moments is None else moments
-        if moments is not None:
-            self.mean, self.std = mean_and_std(moments)
+        moments = self.everything if moments is None else moments
+        if moments is not None and not self.given:
+            self._use(*mean_and_std(moments))
             self.earlier, self.moments = moments, None
         self.frozen = True
-        self._ready.clear()
 
     def normalize(self, x: Tensor) -> Tensor:
         """Return ``(x - mean) / std``, computed in float32 at least, in the dtype of ``x`` (the default dtype for integers)."""
         mean, std = self._numbers(x)
-        return ((_wide(x) - mean) / std).to(x.dtype if x.is_floating_point() else torch.get_default_dtype())
+        return _narrow((_wide(x) - mean) / std, x)
 
     def inverse(self, x: Tensor) -> Tensor:
         """Return ``x * std + mean``."""
         mean, std = self._numbers(x)
-        return (_wide(x) * std + mean).to(x.dtype if x.is_floating_point() else torch.get_default_dtype())
+        return _narrow(_wide(x) * std + mean, x)
 
     def _numbers(self, x: Tensor) -> tuple[Tensor, Tensor]:
         self._check(x)
@@ -150,22 +146,18 @@ class Normalization:
                 f"{self.dim}; the mean has {channels}."
             )
 
-    def state(self) -> dict[str, Any]:
-        """Return the state as tensors on the host, for a checkpoint."""
-        state: dict[str, Any] = {"frozen": self.frozen}
-        for name, value in (("mean", self.mean), ("std", self.std), ("moments", self.everything())):
-            if value is not None:
-                state[name] = value.to("cpu", copy=True)
-        return state
+    def state(self, moments: Tensor | None = None) -> dict[str, Any]:
+        """Return the state as tensors on the host, for a checkpoint; ``moments`` replace those learned here."""
+        mean, std = (self.mean, self.std) if moments is None else mean_and_std(moments)
+        numbers = {"mean": mean, "std": std, "moments": self.everything if moments is None else moments}
+        return {"frozen": self.frozen} | {name: value.to("cpu", copy=True) for name, value in numbers.items() if value is not None}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore a :meth:`state`; a given mean and standard deviation stay."""
-        if self.given:
-            return
-        self.mean, self.std = state.get("mean"), state.get("std")
-        self.earlier, self.moments = state.get("moments"), None
-        self.frozen = state["frozen"]
-        self._ready.clear()
+        if not self.given:
+            self._use(state.get("mean"), state.get("std"))
+            self.earlier, self.moments = state.get("moments"), None
+            self.frozen = state["frozen"]
 
 
 class Argument:
@@ -257,6 +249,11 @@ def _vector(name: str, value: Any) -> Tensor:
     if not torch.isfinite(vector).all():
         raise ValueError(f"{name} must be finite; got {value!r}.")
     return vector.detach().reshape(-1).clone()
+
+
+def _narrow(changed: Tensor, x: Tensor) -> Tensor:
+    """Return ``changed`` in the dtype of ``x``; in the default dtype for integers."""
+    return changed.to(x.dtype if x.is_floating_point() else torch.get_default_dtype())
 
 
 def _wide(x: Tensor) -> Tensor:

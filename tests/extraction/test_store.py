@@ -139,6 +139,20 @@ def test_a_site_that_changes_shape_is_reported_and_left_out() -> None:
     )
 
 
+def test_a_field_that_changes_shape_is_reported_and_left_out() -> None:
+    faults: list[Any] = []
+    store = FeatureStore(Reservoir(10), {"mask": 1, "label": 2}, lambda *fault: faults.append(fault))
+    for width in (3, 4):
+        store.start((torch.zeros(2), torch.zeros(2, width), torch.arange(2)), torch.device("cpu"))
+        store.commit()
+    _, fields = store.collect([slot for _, _, slot in store.reservoir.kept()])
+    assert list(fields) == ["label"]
+    assert fields["label"].tolist() == [0, 1, 0, 1]
+    assert [(name, str(error)[:56]) for name, error in faults] == [
+        ("mask", "'mask' has shape (4,) per sample here and had (3,) befor")
+    ]
+
+
 def test_memory_is_bounded_by_the_samples_kept() -> None:
     store = FeatureStore(Reservoir(6, "reservoir"), {}, lambda *fault: None)
     for _ in range(50):

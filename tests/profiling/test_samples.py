@@ -11,8 +11,7 @@ import pytest
 
 from lightning_hooks.profiling import report as reports
 from lightning_hooks.profiling.clock import FORWARD, OTHER, Place
-from lightning_hooks.profiling.report import StepSamples
-from lightning_hooks.profiling.tracer import Tally, TracedStep
+from lightning_hooks.profiling.report import StepSamples, Tally, TracedStep
 
 
 def fill(found: StepSamples, times: list[float], place: Place) -> None:

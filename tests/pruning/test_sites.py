@@ -10,17 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.hooks import Gate
-from lightning_hooks.pruning.sites import Activity, MaskListener, UnitSites
+from lightning_hooks.pruning.sites import Activity, UnitSite, UnitSites
 
 GENERATOR = torch.Generator().manual_seed(0)
 
 
-def one(module: nn.Module, root: nn.Module | None = None, **kwargs: Any) -> tuple[UnitSites, MaskListener]:
+def one(module: nn.Module, root: nn.Module | None = None, **kwargs: Any) -> tuple[UnitSites, UnitSite]:
     root = root or nn.Sequential(module)
     name = next(name for name, found in root.named_modules() if found is module)
     sites = UnitSites([(name, module)], root, **kwargs)
-    return sites, MaskListener(sites.sites[0], Gate(open=True), False)
+    return sites, sites.sites[0]
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -60,7 +59,7 @@ def test_activity_is_the_mean_magnitude_of_each_unit_and_masks_zero_it(kind: str
     expected = np.concatenate(magnitudes, axis=1).mean(1)
     found = sites.merged()
     (activity,) = found.values()
-    np.testing.assert_allclose(activity.means(), expected, rtol=1e-6)
+    np.testing.assert_allclose(activity.means, expected, rtol=1e-6)
     sites.decide(found, target=0.4, regrow=False)
     weakest = set(np.argsort(expected)[:2].tolist())
     output = module(random(*shape))
@@ -74,11 +73,11 @@ def test_an_activation_in_a_sequential_takes_the_units_of_the_layer_before() -> 
     conv = nn.Sequential(nn.Conv1d(2, 5, 3), nn.ReLU())
     _, hook = one(conv[1], conv)
     hook(conv[1], (), conv(random(4, 2, 9)))
-    assert hook.site.units == 5
+    assert hook.units == 5
     swin = nn.Sequential(nn.Linear(6, 5), nn.Dropout(), nn.GELU())
     _, hook = one(swin[2], swin)
     hook(swin[2], (), swin(random(2, 3, 4, 6)))  # four dimensions, features last
-    assert hook.site.units == 5
+    assert hook.units == 5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -87,8 +86,8 @@ def test_low_precision_outputs_are_summed_in_more(dtype: torch.dtype) -> None:
     sites, hook = one(module)
     output = (torch.ones(3000, 2) * 1.001).to(dtype)
     hook(module, (), output)
-    means = sites.merged()["0"].means()
-    assert means == pytest.approx([float(output[0, 0])] * 2, rel=1e-6)
+    means = sites.merged()["0"].means
+    assert means.tolist() == pytest.approx([float(output[0, 0])] * 2, rel=1e-6)
     sites.sites[0].mask(torch.tensor([True, False]), torch.device("cpu"))
     assert hook(module, (), output).dtype == dtype
 
@@ -153,19 +152,20 @@ def test_ranks_are_merged_as_if_their_data_were_one(monkeypatch: pytest.MonkeyPa
     found = []
     for rank, batch in enumerate([*batches, torch.cat(batches)]):
         sites = UnitSites(list(net.items()), net)
-        hooks = {site.name: MaskListener(site, Gate(open=True), False) for site in sites.sites}
+        hooks = {site.name: site for site in sites.sites}
         hidden = net["a"](batch)
         hooks["a"](net["a"], (), hidden)
         if rank > 0:
             hooks["odd"](net["odd"], (), net["odd"](hidden[-2:].repeat(1, 3)))
         hooks["b"](net["b"], (), net["b"](hidden))
         found.append(sites.merged())
-    monkeypatch.setattr("lightning_hooks.pruning.sites.gather", lambda own: found[:2])
+    parts = [{name: (activity.sums, activity.count) for name, activity in rank.items()} for rank in found[:2]]
+    monkeypatch.setattr("lightning_hooks.extraction.extracted.gather", lambda own: parts)
     merged, whole = sites.merged(), found[2]
     assert list(merged) == list(whole) == ["a", "odd", "b"]
     for name, activity in merged.items():
         assert activity.count == whole[name].count
-        np.testing.assert_allclose(activity.means(), whole[name].means(), rtol=1e-6)
+        np.testing.assert_allclose(activity.means, whole[name].means, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_dimension_can_be_given() -> None:
     module = nn.Linear(4, 6)
     _, hook = one(module, unit_dim=1)
     hook(module, (), torch.ones(2, 3, 6))
-    assert hook.site.units == 3
+    assert hook.units == 3
     _, hook = one(module, unit_dim=3)
     with pytest.raises(RuntimeError, match=r"unit_dim=3 is not a dimension of an output of shape \(2, 6\)"):
         hook(module, (), torch.ones(2, 6))

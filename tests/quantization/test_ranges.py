@@ -170,9 +170,7 @@ def device_form(tensors: list[Tensor], bins: int) -> tuple[Tensor, Tensor]:
     for x in tensors:
         found, _ = finite_extremes(x) if x.numel() else (ends, 0)
         new = torch.stack((torch.minimum(ends[0], found[0]), torch.maximum(ends[1], found[1])))
-        histogram = torch.where((ends == new).all(), histogram, rh._spread(histogram, ends, new)) + rh._counts(
-            x.reshape(-1), new, bins
-        )
+        histogram = rh.moved(histogram, ends, new) + rh._counts(x.reshape(-1), new, bins)
         ends = new
     return histogram, ends
 
