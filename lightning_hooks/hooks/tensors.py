@@ -121,11 +121,6 @@ def plain_values(tensor: Tensor) -> Tensor:
     return _computed(values)
 
 
-def strided(found: object) -> TypeGuard[Tensor]:
-    """Whether ``found`` is a floating-point tensor that :func:`plain_values` leaves its shape; its memory is not looked at."""
-    return type(found) is Tensor and found.is_floating_point() and found.layout is torch.strided and not found.is_nested
-
-
 def in_memory(found: object) -> TypeGuard[Tensor]:
     """Whether ``found`` is proved to be a plain, strided tensor whose values can be read in place, at its address.
 
@@ -139,6 +134,19 @@ def in_memory(found: object) -> TypeGuard[Tensor]:
     except RuntimeError:
         return False
     return at != 0 and not found.is_nested and not found.is_neg()  # type: ignore[attr-defined]
+
+
+def address_of(tensor: Tensor) -> int:
+    """Where the values of a tensor lie in the host's memory, if it is proved to hold them there without gaps; else 0."""
+    if type(tensor) not in _PLAIN:
+        return 0
+    try:  # as in_memory() and dense() ask, without a call for each
+        at = tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
+    if not at or not tensor.is_cpu or tensor.is_nested or tensor.is_neg() or not (tensor.is_contiguous() or dense(tensor)):
+        return 0
+    return tensor.data_ptr()
 
 
 def _buffer(nested: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hooks.declare.step import Kept, Step, loss_scale, versions
-from lightning_hooks.hooks.tensors import is_freed
+from lightning_hooks.hooks.tensors import address_of, is_freed
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.statistics.weight_sample import Shards
 
@@ -94,7 +94,8 @@ class OptimizerState:
         for index, parameter in members:
             gradient = parameter.grad
             if gradient is not None:
-                if not is_freed(gradient):  # where it was freed before the step there is a gradient, and nothing to read
+                # Where it was freed before the step there is a gradient, and nothing to read.
+                if address_of(gradient) or not is_freed(gradient):
                     indices.append(index)
                     present.append(parameter)
             elif parameter.requires_grad:

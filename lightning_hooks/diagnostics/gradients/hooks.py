@@ -215,10 +215,12 @@ class GradientListener(OutputRecorder):
 
     def _ask(self, output: Any) -> list[Tensor]:
         # A leaf is a parameter, with a site of its own.
-        tensors = [tensor for tensor in float_tensors(output) if tensor.requires_grad and not tensor.is_leaf]
-        for tensor in tensors:
-            tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
-        return tensors
+        asked = []
+        for tensor in float_tensors(output):
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
+                asked.append(tensor)
+        return asked
 
 
 class _GradientArrival(GradientRecorder):
