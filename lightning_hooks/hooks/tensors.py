@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from numbers import Real
 from typing import Any, TypeGuard
 
@@ -136,17 +136,23 @@ def in_memory(found: object) -> TypeGuard[Tensor]:
     return at != 0 and not found.is_nested and not found.is_neg()  # type: ignore[attr-defined]
 
 
-def address_of(tensor: Tensor) -> int:
-    """Where the values of a tensor lie in the host's memory, if it is proved to hold them there without gaps; else 0."""
-    if type(tensor) not in _PLAIN:
-        return 0
-    try:  # as in_memory() and dense() ask, without a call for each
-        at = tensor.untyped_storage().data_ptr()
-    except RuntimeError:
-        return 0
-    if not at or not tensor.is_cpu or tensor.is_nested or tensor.is_neg() or not (tensor.is_contiguous() or dense(tensor)):
-        return 0
-    return tensor.data_ptr()
+def addresses_of(tensors: Iterable[Tensor]) -> list[int]:
+    """Where the values of tensors lie in the host's memory; 0 for one that is not proved to hold them there without gaps.
+
+    It asks what :func:`in_memory` and :func:`dense` ask, without a call for each tensor.
+    """
+    found = []
+    for tensor in tensors:
+        at = 0
+        if type(tensor) in _PLAIN and tensor.is_cpu:
+            try:
+                freed = not tensor.untyped_storage().data_ptr()
+            except RuntimeError:
+                freed = True
+            if not (freed or tensor.is_nested or tensor.is_neg()) and (tensor.is_contiguous() or dense(tensor)):
+                at = tensor.data_ptr()
+        found.append(at)
+    return found
 
 
 def _buffer(nested: Tensor) -> Tensor:

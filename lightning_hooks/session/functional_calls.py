@@ -77,6 +77,7 @@ class FunctionalCalls:
         self.capacity = SPARE_SITES + sum(map(_most_sites, self._observer.callers.values()))
         self._among = all_ranks()
         self._subscribers: list[_Subscriber] = []
+        self._gates: list[Gate | DetailGate] = []  # theirs, each once
         self._numbers: dict[str, int] = {}
         self._waiting: dict[str, FunctionalSite] = {}  # called on this rank, and ranks have not agreed
         self._agreed = self._among is None
@@ -120,16 +121,25 @@ class FunctionalCalls:
             in_validation: Those of the first batch of each validation instead, at sites that are known from training.
         """
         self._subscribers.append(_Subscriber(owner, frozenset(functions), gate, new, layers, in_validation))
+        self._follow()
 
     def release(self, owner: object) -> None:
         """Remove the recorders of one owner."""
         self._subscribers = [other for other in self._subscribers if other.owner is not owner]
+        self._follow()
         if not self._subscribers:
             self.stop()
 
+    def _follow(self) -> None:
+        """The subscribers are others."""
+        self._gates = [*{id(subscriber.gate): subscriber.gate for subscriber in self._subscribers}.values()]
+
     def start(self) -> None:
         """A training batch starts: record where somebody samples it."""
-        self._running = any(subscriber.gate.sampled for subscriber in self._subscribers)
+        self._running = False
+        for gate in self._gates:
+            if gate.sampled:
+                self._running = True
         if self._running:
             self._observer.start(None if self._is_full() else self._callers())
 

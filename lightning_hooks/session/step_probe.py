@@ -242,7 +242,8 @@ class StepProbe:
         return self._positions.get(id(getattr(optimizer, "optimizer", None))) if found is None else found
 
     def _watch(self, optimizer: Any) -> OptimizerState | None:
-        return self._watches.get(-1 if (position := self._position(optimizer)) is None else position)
+        position = self._positions.get(id(optimizer))
+        return self._watches.get(self._position(optimizer) if position is None else position)  # type: ignore[arg-type]
 
     def _skip(self, watch: OptimizerState) -> None:
         step, watch.step, watch.ready, watch.announced_empty = watch.step, None, False, False

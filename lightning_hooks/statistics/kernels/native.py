@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.hooks.tensors import address_of, plain_values
+from lightning_hooks.hooks.tensors import addresses_of, plain_values
 from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.kernels.host import HostKernels
 from lightning_hooks.statistics.kernels.plain import Bounds, Norms, Units
@@ -115,9 +115,8 @@ class NativeKernels(HostKernels):
         units: Units | None = None,
         moments: bool = False,
     ) -> bool:
-        kind = self.types.get(values.dtype)
-        address = 0 if kind is None else address_of(values)
-        if not address:
+        kind, (address,) = self.types.get(values.dtype), addresses_of((values,))
+        if kind is None or not address:
             values = plain_values(values)
             if not values.numel():  # it was freed
                 bounds = units = None
@@ -139,7 +138,7 @@ class NativeKernels(HostKernels):
     def stream(self, out: Tensor, entered: Tensor | None, dim: int) -> tuple[Tensor, Tensor | None]:
         both = [tensor for tensor in (out, entered) if tensor is not None]
         kind = self.types.get(out.dtype)
-        if kind is None or not all(each.dtype is out.dtype and each.is_contiguous() and address_of(each) for each in both):
+        if kind is None or not all(each.dtype is out.dtype and each.is_contiguous() for each in both) or 0 in addresses_of(both):
             return super().stream(out, entered, dim)
         square, totals = torch.zeros(out.shape[dim], dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
         sizes = (math.prod(out.shape[:dim]), out.shape[dim], math.prod(out.shape[dim + 1 :]))
@@ -163,9 +162,8 @@ class NativeKernels(HostKernels):
     @override
     def beyond(self, bounds: Bounds) -> Tensor | int:
         values, low, high, _ = bounds
-        kind = self.types.get(values.dtype)
-        address = 0 if kind is None else address_of(values)
-        if not address:
+        kind, (address,) = self.types.get(values.dtype), addresses_of((values,))
+        if kind is None or not address:
             return super().beyond(bounds._replace(values=plain_values(values)))
         limits = (-_BOUNDLESS if low is None else low, _BOUNDLESS if high is None else high)
         return int(self._beyond(address, values.numel(), kind, *limits))
@@ -174,10 +172,12 @@ class NativeKernels(HostKernels):
         """Where tensors lie; None if one of them cannot be read as it is, or is of another type."""
         dtype = tensors[0].dtype
         kind = self.types.get(dtype)
-        found = [] if kind is None else [address_of(tensor) for tensor in tensors if tensor.dtype is dtype]
-        if kind is None or len(found) != len(tensors) or 0 in found:
-            return None
-        return _Located(array("q", found), array("q", [tensor.numel() for tensor in tensors]), kind)
+        addresses, sizes = array("q", addresses_of(tensors)), array("q")
+        for tensor in tensors:
+            if tensor.dtype is not dtype:
+                return None
+            sizes.append(tensor.numel())
+        return None if kind is None or 0 in addresses else _Located(addresses, sizes, kind)
 
     @override
     def norms(self, tensors: Sequence[Tensor], zeros: bool = False) -> Norms:
