@@ -128,12 +128,14 @@ def in_memory(found: object) -> TypeGuard[Tensor]:
     """
     if type(found) not in _PLAIN:
         return False
+    tensor: Any = found
     try:
-        # Of the storage: the address of a view is not 0 where what it is a view of was freed.
-        at = found.untyped_storage().data_ptr()  # type: ignore[attr-defined]  # mypy does not follow the line above
+        # Of a view its storage is asked: its own address is not 0 where what it is a view of was freed. Not of others: the object
+        # that torch makes of a storage stays as long as that does.
+        at = (0 if tensor.storage_offset() else tensor.data_ptr()) or tensor.untyped_storage().data_ptr()
     except RuntimeError:
         return False
-    return at != 0 and not found.is_nested and not found.is_neg()  # type: ignore[attr-defined]
+    return at != 0 and not tensor.is_nested and not tensor.is_neg()
 
 
 def addresses_of(tensors: Iterable[Tensor]) -> list[int]:
@@ -146,11 +148,12 @@ def addresses_of(tensors: Iterable[Tensor]) -> list[int]:
         at = 0
         if type(tensor) in _PLAIN and tensor.is_cpu:
             try:
-                freed = not tensor.untyped_storage().data_ptr()
+                freed = tensor.storage_offset() and not tensor.untyped_storage().data_ptr()
+                at = 0 if freed else tensor.data_ptr()
             except RuntimeError:
-                freed = True
-            if not (freed or tensor.is_nested or tensor.is_neg()) and (tensor.is_contiguous() or dense(tensor)):
-                at = tensor.data_ptr()
+                at = 0
+            if at and (tensor.is_nested or tensor.is_neg() or not (tensor.is_contiguous() or dense(tensor))):
+                at = 0
         found.append(at)
     return found
 

@@ -42,12 +42,8 @@ class _Subscriber:
     in_validation: bool
     of_sites: dict[int, guarded] = field(default_factory=dict)
 
-    def wants(self, function: str, in_validation: bool) -> bool:
-        now = in_validation if self.in_validation else self.gate.open
-        return now and function in self.functions
-
-    def wants_of(self, call: FunctionCall, in_validation: bool) -> bool:
-        return self.wants(call.function, in_validation) and (self.layers or not is_calling_layer(call.module))
+    def is_open(self, in_validation: bool) -> bool:
+        return in_validation if self.in_validation else self.gate.open
 
     def take(self, call: FunctionalCall) -> None:
         recorder = self.of_sites.get(call.site.index)
@@ -78,6 +74,7 @@ class FunctionalCalls:
         self._among = all_ranks()
         self._subscribers: list[_Subscriber] = []
         self._gates: list[Gate | DetailGate] = []  # theirs, each once
+        self._takers: dict[str, list[_Subscriber]] = {}  # by the function that they want
         self._numbers: dict[str, int] = {}
         self._waiting: dict[str, FunctionalSite] = {}  # called on this rank, and ranks have not agreed
         self._agreed = self._among is None
@@ -133,6 +130,10 @@ class FunctionalCalls:
     def _follow(self) -> None:
         """The subscribers are others."""
         self._gates = [*{id(subscriber.gate): subscriber.gate for subscriber in self._subscribers}.values()]
+        self._takers = {}
+        for subscriber in self._subscribers:
+            for function in subscriber.functions:
+                self._takers.setdefault(function, []).append(subscriber)
 
     def start(self) -> None:
         """A training batch starts: record where somebody samples it."""
@@ -208,15 +209,18 @@ class FunctionalCalls:
         """The run is over: a report may still ask for the sites, and the model is let go."""
         self.stop()
         self._subscribers = []
+        self._follow()
         self._observer.close()
         self._parameters.clear()
         del self._host
 
     def _is_wanted(self, function: str) -> bool:
-        return any(subscriber.wants(function, self._in_validation) for subscriber in self._subscribers)
+        return any(subscriber.is_open(self._in_validation) for subscriber in self._takers.get(function, ()))
 
     def _record(self, call: FunctionCall) -> None:
-        takers = [subscriber for subscriber in self._subscribers if subscriber.wants_of(call, self._in_validation)]
+        takers = [subscriber for subscriber in self._takers.get(call.function, ()) if subscriber.is_open(self._in_validation)]
+        if takers and is_calling_layer(call.module):
+            takers = [subscriber for subscriber in takers if subscriber.layers]
         site = self._site_of(call) if takers else None
         if site is not None:
             seen = FunctionalCall(site, call.function, call.arguments, call.output, call.module)

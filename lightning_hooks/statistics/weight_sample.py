@@ -75,7 +75,7 @@ class WeightSample:
 
 def _real(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
     """Complex ones as pairs of real numbers."""
-    return [as_real(p) for p in parameters] if any(p.dtype.is_complex for p in parameters) else parameters
+    return [as_real(parameter) for parameter in parameters] if any(map(torch.is_complex, parameters)) else parameters
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ class FeatureTable:
         """Record one call's output at site ``index``. No host sync; no tensor is kept."""
         self.order.add(index)
         self._before = self.producers.get(index, self._before)
-        found = self._values_in(output)
+        found = [output] if self._kernels.reads(output) else self._values_in(output)
         if not found:
             self.unmeasured.add(self.named[index])
         saturation, rectifies, new_call = self.saturation.get(index), index in self.rectifiers, True
