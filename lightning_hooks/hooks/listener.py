@@ -104,6 +104,8 @@ class Listener:
     package is not installed.
     """
 
+    __slots__ = ()
+
     def __reduce__(self) -> tuple[Any, ...]:
         return no_hook()
 

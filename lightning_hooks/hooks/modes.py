@@ -18,19 +18,15 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes  # has no public name
 
 _NO_MODES = nullcontext()
-_len_functions, _len_dispatch = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-
-
-def in_modes() -> bool:
-    """Whether a torch-function or dispatch mode is in force in this thread."""
-    return _len_functions() > 0 or _len_dispatch() > 0
+function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+"""Return how many modes of each kind are in force in this thread."""
 
 
 def outside_modes() -> AbstractContextManager[None]:
     """Return a context in which no mode sees what is called, nor a subclass of tensors by its ``__torch_function__``."""
-    if _len_dispatch():
+    if dispatch_modes():
         return _outside_all()
-    return torch._C.DisableTorchFunction() if _len_functions() else _NO_MODES
+    return torch._C.DisableTorchFunction() if function_modes() else _NO_MODES
 
 
 @contextmanager
@@ -42,7 +38,7 @@ def _outside_all() -> Iterator[None]:
 def remove_mode(mode: TorchFunctionMode) -> None:
     """Take a mode from the stack of modes, wherever in it it is, if it is there."""
     above = []
-    while _len_functions():
+    while function_modes():
         top = _pop()
         if top is mode:
             break
@@ -53,12 +49,12 @@ def remove_mode(mode: TorchFunctionMode) -> None:
 
 def lowest_place() -> int:
     """How many modes have to be below a mode that others leave before: that of a default device lies at the bottom."""
-    return int(_len_functions() > 0 and isinstance(torch._C._get_function_stack_at(0), DeviceContext))
+    return int(function_modes() > 0 and isinstance(torch._C._get_function_stack_at(0), DeviceContext))
 
 
 def insert_mode(mode: TorchFunctionMode, below: int) -> None:
     """Put a mode onto the stack of modes, with so many below it: those above it are the user's, and leave before it."""
-    above = [_pop() for _ in range(_len_functions() - below)]
+    above = [_pop() for _ in range(function_modes() - below)]
     for other in (mode, *reversed(above)):
         _push(other)
 

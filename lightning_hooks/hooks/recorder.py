@@ -32,6 +32,8 @@ _hooks: WeakValueDictionary[int, Callable[..., Any]] = WeakValueDictionary()
 class Recorder(Listener, ABC):
     """A hook that only records, inside a compiled graph too."""
 
+    __slots__ = ()
+
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Record: what PyTorch calls, and a compiled graph when it runs."""
@@ -59,6 +61,8 @@ class OutputRecorder(Recorder):
         reads_input: Whether it reads the first floating-point tensor of the input.
     """
 
+    __slots__ = ()
+
     reads_input: bool = False
 
     def trace(self, number: Tensor, *args: Any) -> None:  # noqa: D102
@@ -69,6 +73,8 @@ class OutputRecorder(Recorder):
 
 class GradientRecorder(Recorder):
     """A tensor hook that records a gradient."""
+
+    __slots__ = ()
 
     def trace(self, number: Tensor, *args: Any) -> None:  # noqa: D102
         torch.ops.lightning_hooks.record_gradient(number, args[0].detach())

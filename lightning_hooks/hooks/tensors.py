@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from numbers import Real
 from typing import Any, TypeGuard
 
@@ -121,11 +121,6 @@ def plain_values(tensor: Tensor) -> Tensor:
     return _computed(values)
 
 
-def strided(found: object) -> TypeGuard[Tensor]:
-    """Whether ``found`` is a floating-point tensor that :func:`plain_values` leaves its shape; its memory is not looked at."""
-    return type(found) is Tensor and found.is_floating_point() and found.layout is torch.strided and not found.is_nested
-
-
 def in_memory(found: object) -> TypeGuard[Tensor]:
     """Whether ``found`` is proved to be a plain, strided tensor whose values can be read in place, at its address.
 
@@ -133,12 +128,34 @@ def in_memory(found: object) -> TypeGuard[Tensor]:
     """
     if type(found) not in _PLAIN:
         return False
+    tensor: Any = found
     try:
-        # Of the storage: the address of a view is not 0 where what it is a view of was freed.
-        at = found.untyped_storage().data_ptr()  # type: ignore[attr-defined]  # mypy does not follow the line above
+        # Of a view its storage is asked: its own address is not 0 where what it is a view of was freed. Not of others: the object
+        # that torch makes of a storage stays as long as that does.
+        at = (0 if tensor.storage_offset() else tensor.data_ptr()) or tensor.untyped_storage().data_ptr()
     except RuntimeError:
         return False
-    return at != 0 and not found.is_nested and not found.is_neg()  # type: ignore[attr-defined]
+    return at != 0 and not tensor.is_nested and not tensor.is_neg()
+
+
+def addresses_of(tensors: Iterable[Tensor]) -> list[int]:
+    """Where the values of tensors lie in the host's memory; 0 for one that is not proved to hold them there without gaps.
+
+    It asks what :func:`in_memory` and :func:`dense` ask, without a call for each tensor.
+    """
+    found = []
+    for tensor in tensors:
+        at = 0
+        if type(tensor) in _PLAIN and tensor.is_cpu:
+            try:
+                freed = tensor.storage_offset() and not tensor.untyped_storage().data_ptr()
+                at = 0 if freed else tensor.data_ptr()
+            except RuntimeError:
+                at = 0
+            if at and (tensor.is_nested or tensor.is_neg() or not (tensor.is_contiguous() or dense(tensor))):
+                at = 0
+        found.append(at)
+    return found
 
 
 def _buffer(nested: Tensor) -> Tensor:

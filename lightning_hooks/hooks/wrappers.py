@@ -20,7 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.hooks.listener import NO_SCRIPT, Gate, Listener, no_hook
-from lightning_hooks.hooks.modes import in_modes, outside_modes
+from lightning_hooks.hooks.modes import dispatch_modes, function_modes, outside_modes
 from lightning_hooks.hooks.recorder import IN_GRAPHS, Recorder, register
 from lightning_hooks.hooks.tensors import UnreadableError
 
@@ -174,7 +174,7 @@ class guarded:  # noqa: N801
             return None
         begin = 0.0 if meter is None else time.perf_counter()
         try:
-            if self.observes and in_modes():
+            if self.observes and (function_modes() or dispatch_modes()):
                 with outside_modes():
                     result = hook(*args, **kwargs)
             else:

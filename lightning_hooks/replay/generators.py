@@ -6,7 +6,6 @@ import ctypes
 import struct
 import sys
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +51,7 @@ class GeneratorWatch:
         self._cuda = device if device.type == "cuda" else None
         self._last: Generators | None = None
         self._torch = self._numpy = self._python = b""
-        self._addresses: dict[str, int] = {}  # of the Mersenne twisters; 0 where it is not known
+        self._twisters: dict[str, Any] = {}  # by module, once it is imported; None where it is not known
 
     def read(self) -> Generators:
         """The states now; no host sync."""
@@ -62,52 +61,53 @@ class GeneratorWatch:
             state = last.torch
         self._torch = now
         own = None if self._cuda is None else torch.cuda.get_rng_state(self._cuda)
-        self._last = Generators(state, own, self._of_numpy(last), self._of_python(last))
+        numpy = python = None
+        if "numpy" in sys.modules:
+            numpy, self._numpy = self._of_numpy(last)
+        if "random" in sys.modules:
+            python, self._python = self._of_python(last)
+        self._last = Generators(state, own, numpy, python)
         return self._last
 
-    def _of_numpy(self, last: Generators | None) -> Any:
-        numpy = sys.modules.get("numpy")
-        if numpy is None:
-            return None
-        now, before = self._memory("numpy", _twister_of_numpy), self._numpy
-        if last is not None and now and now == before and not last.numpy[3]:  # a second number of a pair leaves the memory as it is
-            return last.numpy
-        self._numpy = now
-        return numpy.random.get_state()
+    def _of_numpy(self, last: Generators | None) -> tuple[Any, bytes]:
+        """The state, and the memory that it was read from."""
+        if "numpy" not in self._twisters:
+            self._twisters["numpy"] = _twister_of_numpy()
+        twister = self._twisters["numpy"]
+        now = b"" if twister is None else twister.raw
+        if now and now == self._numpy and last is not None and not last.numpy[3]:  # a second number of a pair leaves it as it is
+            return last.numpy, now
+        return sys.modules["numpy"].random.get_state(), now
 
-    def _of_python(self, last: Generators | None) -> Any:
-        python = sys.modules.get("random")
-        if python is None:
-            return None
-        now, before = self._memory("python", _twister_of_python), self._python
-        if last is not None and now and now == before and last.python[2] == python._inst.gauss_next:
-            return last.python
-        self._python = now
+    def _of_python(self, last: Generators | None) -> tuple[Any, bytes]:
+        """The state, and the memory that it was read from."""
+        if "random" not in self._twisters:
+            self._twisters["random"] = _twister_of_python()
+        twister = self._twisters["random"]
+        now, python = b"" if twister is None else twister.raw, sys.modules["random"]
+        if now and now == self._python and last is not None and last.python[2] == python._inst.gauss_next:
+            return last.python, now
         version, numbers, gauss = python.getstate()
-        return version, array("I", numbers), gauss
-
-    def _memory(self, name: str, address: Callable[[], int]) -> bytes:
-        """The 624 numbers of a twister and its place among them; empty where its address is not known."""
-        if name not in self._addresses:
-            self._addresses[name] = address()
-        found = self._addresses[name]
-        return ctypes.string_at(found, 2500) if found else b""
+        return (version, array("I", numbers), gauss), now
 
 
-def _twister_of_numpy() -> int:
+_Twister = ctypes.c_char * 2500
+"""The memory of a Mersenne twister: its 624 numbers, and its place among them."""
+
+
+def _twister_of_numpy() -> Any:
     twister = sys.modules["numpy"].random.mtrand._rand._bit_generator  # has no public name
-    return int(twister.ctypes.state_address) if type(twister).__name__ == "MT19937" else 0
+    return _Twister.from_address(int(twister.ctypes.state_address)) if type(twister).__name__ == "MT19937" else None
 
 
-def _twister_of_python() -> int:
-    """The address of the state in Python's generator: behind the head of the object, if what is there is the state."""
+def _twister_of_python() -> Any:
+    """The state in Python's generator: behind the head of the object, if what is there is the state."""
     python = sys.modules["random"]
     generator, (_, numbers, _) = python._inst, python.getstate()  # the generator of the module's functions
     if sys.implementation.name != "cpython" or type(generator).__mro__[1].__basicsize__ < object.__basicsize__ + 2500:
-        return 0
-    address = id(generator) + object.__basicsize__
-    found = struct.unpack("i624I", ctypes.string_at(address, 2500))
-    return address if found == (numbers[-1], *numbers[:-1]) else 0
+        return None
+    twister = _Twister.from_address(id(generator) + object.__basicsize__)
+    return twister if struct.unpack("i624I", twister.raw) == (numbers[-1], *numbers[:-1]) else None
 
 
 def set_generators(states: Generators, device: torch.device) -> None:

@@ -204,7 +204,7 @@ class StepWatch:
         if step.loss_scale is not None or not step.indices or not self._host.setup.automatic_optimization:
             return
         norms = step.norms()
-        if suspect is not None or (StepChecks.on_host(norms) and not math.isfinite(number(norms.sum()))):
+        if suspect is not None or (StepChecks.on_host(norms) and not math.isfinite(sum(norms.tolist()))):
             guilty = suspect or self._now
             guilty.evidence.flag = True
             self._blame(guilty)

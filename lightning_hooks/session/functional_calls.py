@@ -42,12 +42,8 @@ class _Subscriber:
     in_validation: bool
     of_sites: dict[int, guarded] = field(default_factory=dict)
 
-    def wants(self, function: str, in_validation: bool) -> bool:
-        now = in_validation if self.in_validation else self.gate.open
-        return now and function in self.functions
-
-    def wants_of(self, call: FunctionCall, in_validation: bool) -> bool:
-        return self.wants(call.function, in_validation) and (self.layers or not is_calling_layer(call.module))
+    def is_open(self, in_validation: bool) -> bool:
+        return in_validation if self.in_validation else self.gate.open
 
     def take(self, call: FunctionalCall) -> None:
         recorder = self.of_sites.get(call.site.index)
@@ -77,6 +73,8 @@ class FunctionalCalls:
         self.capacity = SPARE_SITES + sum(map(_most_sites, self._observer.callers.values()))
         self._among = all_ranks()
         self._subscribers: list[_Subscriber] = []
+        self._gates: list[Gate | DetailGate] = []  # theirs, each once
+        self._takers: dict[str, list[_Subscriber]] = {}  # by the function that they want
         self._numbers: dict[str, int] = {}
         self._waiting: dict[str, FunctionalSite] = {}  # called on this rank, and ranks have not agreed
         self._agreed = self._among is None
@@ -120,16 +118,29 @@ class FunctionalCalls:
             in_validation: Those of the first batch of each validation instead, at sites that are known from training.
         """
         self._subscribers.append(_Subscriber(owner, frozenset(functions), gate, new, layers, in_validation))
+        self._follow()
 
     def release(self, owner: object) -> None:
         """Remove the recorders of one owner."""
         self._subscribers = [other for other in self._subscribers if other.owner is not owner]
+        self._follow()
         if not self._subscribers:
             self.stop()
 
+    def _follow(self) -> None:
+        """The subscribers are others."""
+        self._gates = [*{id(subscriber.gate): subscriber.gate for subscriber in self._subscribers}.values()]
+        self._takers = {}
+        for subscriber in self._subscribers:
+            for function in subscriber.functions:
+                self._takers.setdefault(function, []).append(subscriber)
+
     def start(self) -> None:
         """A training batch starts: record where somebody samples it."""
-        self._running = any(subscriber.gate.sampled for subscriber in self._subscribers)
+        self._running = False
+        for gate in self._gates:
+            if gate.sampled:
+                self._running = True
         if self._running:
             self._observer.start(None if self._is_full() else self._callers())
 
@@ -198,15 +209,18 @@ class FunctionalCalls:
         """The run is over: a report may still ask for the sites, and the model is let go."""
         self.stop()
         self._subscribers = []
+        self._follow()
         self._observer.close()
         self._parameters.clear()
         del self._host
 
     def _is_wanted(self, function: str) -> bool:
-        return any(subscriber.wants(function, self._in_validation) for subscriber in self._subscribers)
+        return any(subscriber.is_open(self._in_validation) for subscriber in self._takers.get(function, ()))
 
     def _record(self, call: FunctionCall) -> None:
-        takers = [subscriber for subscriber in self._subscribers if subscriber.wants_of(call, self._in_validation)]
+        takers = [subscriber for subscriber in self._takers.get(call.function, ()) if subscriber.is_open(self._in_validation)]
+        if takers and is_calling_layer(call.module):
+            takers = [subscriber for subscriber in takers if subscriber.layers]
         site = self._site_of(call) if takers else None
         if site is not None:
             seen = FunctionalCall(site, call.function, call.arguments, call.output, call.module)

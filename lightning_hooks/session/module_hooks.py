@@ -16,10 +16,10 @@ from lightning_hooks.hooks.wrappers import is_transformed, skipping
 
 
 class SharedHook(Listener):
-    """The forward hook of one module. It returns at once in a batch that nobody samples.
+    """The forward hook of one module. It returns at once in a batch that none of the hooks' owners samples.
 
     Args:
-        gate: Open in batches that any collector samples. A graph of ``torch.compile`` asks each recorder's own gate when it runs.
+        gate: Open in batches that any owner samples. A graph of ``torch.compile`` asks each recorder's own gate when it runs.
         faults: Counts the calls that are skipped.
     """
 
@@ -31,8 +31,9 @@ class SharedHook(Listener):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Hand the output to each recorder."""
-        if self.gate.open or torch.compiler.is_compiling():
-            if not torch.compiler.is_compiling() and is_transformed():
+        compiling = torch.compiler.is_compiling()  # asked first: a graph must not depend on the gate
+        if compiling or self.gate.open:
+            if not compiling and is_transformed():
                 self._skip()
                 return
             for recorder in self.recorders:
@@ -48,7 +49,7 @@ class ModuleHooks:
     """The forward hooks of one session.
 
     Attributes:
-        gate: Open in batches that any collector samples.
+        gate: Open in batches that any owner of a recorder samples.
         faults: Counts the calls that are skipped.
     """
 
@@ -58,6 +59,7 @@ class ModuleHooks:
         self._suspension = Suspension()
         self._hooks: dict[nn.Module, list[tuple[SharedHook, RemovableHandle]]] = {}
         self._owners: dict[int, list[tuple[nn.Module, skipping]]] = {}
+        self._gates: dict[int, Gate] = {}  # of the recorders, by the owners' ids
         self._warned_of_compiled = False
 
     def add(self, owner: object, name: str, module: nn.Module, recorder: skipping) -> None:
@@ -70,9 +72,16 @@ class ModuleHooks:
             ours.append((hook, handle))
         ours[-1][0].recorders.append(recorder)
         self._owners.setdefault(id(owner), []).append((module, recorder))
+        if recorder.when is not None:
+            self._gates[id(owner)] = recorder.when
+
+    def start(self) -> None:
+        """A training batch starts."""
+        self.gate.start(any(gate.sampled for gate in self._gates.values()))
 
     def release(self, owner: object) -> None:
         """Remove the recorders of one owner, and the hooks that nobody else needs."""
+        self._gates.pop(id(owner), None)
         for module, recorder in self._owners.pop(id(owner), ()):
             for hook, handle in self._hooks.get(module, ()):
                 hook.recorders = [other for other in hook.recorders if other is not recorder]
@@ -99,6 +108,7 @@ class ModuleHooks:
         self._manager.remove_all()
         self._hooks.clear()
         self._owners.clear()
+        self._gates.clear()
         if model is not None:
             remove_hooks(model, lambda hook: isinstance(hook, SharedHook) and hook.gate is self.gate)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hooks.declare.step import Kept, Step, loss_scale, versions
-from lightning_hooks.hooks.tensors import is_freed
+from lightning_hooks.hooks.tensors import addresses_of, is_freed
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.statistics.weight_sample import Shards
 
@@ -89,16 +89,20 @@ class OptimizerState:
         # Lightning leaves the unscaling to optimizers that say they do it themselves; torch has no public flag for it.
         unscales_itself = scaler is not None and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         present: list[Tensor] = []
+        gradients: list[Tensor] = []
         indices: list[int] = []
         missing: list[int] = []
         for index, parameter in members:
             gradient = parameter.grad
             if gradient is not None:
-                if not is_freed(gradient):  # where it was freed before the step there is a gradient, and nothing to read
-                    indices.append(index)
-                    present.append(parameter)
+                indices.append(index)
+                present.append(parameter)
+                gradients.append(gradient)
             elif parameter.requires_grad:
                 missing.append(index)
+        if 0 in addresses_of(gradients):  # where one was freed before the step there is a gradient, and nothing to read
+            kept = [not is_freed(gradient) for gradient in gradients]
+            indices, present = [*compress(indices, kept)], [*compress(present, kept)]
         return Step(
             optimizer=position,
             n_parameters=n_parameters,
@@ -145,23 +149,23 @@ class GradientTrace:
     def before_zero_grad(self) -> None:
         """Lightning is about to zero them."""
         now = versions(self._parameters)
-        same_tensors = [tensor for tensor, _ in now] == [tensor for tensor, _ in self._versions]
-        self.wasted |= bool(now) and same_tensors and now != self._versions
+        if now and now != self._versions:
+            self.wasted |= [tensor for tensor, _ in now] == [tensor for tensor, _ in self._versions]
 
     def before_backward(self) -> None:
         """Backward starts. Zeroing leaves no gradient, or counts as a change."""
         now = versions(self._parameters)
         self.unzeroed = self.unzeroed and now == self._versions
-        before = [version for _, version in self._versions]
-        changed = [gradient._version != version for gradient, version in zip(self._kept, before, strict=bool(self._kept))]
-        self.wasted |= not now and any(changed)
+        if self._kept and not now:
+            before = zip(self._kept, self._versions, strict=True)
+            self.wasted |= any(gradient._version != version for gradient, (_, version) in before)
         self._kept = []
 
     def after_backward(self) -> None:
         """Backward is done: what it added is no doing of the user's."""
         self._versions = versions(self._parameters)
-        gradients = (parameter.grad for parameter in self._parameters) if self._keeps else ()
-        self._kept = [gradient for gradient in gradients if gradient is not None]
+        if self._keeps:
+            self._kept = [gradient for parameter in self._parameters if (gradient := parameter.grad) is not None]
 
 
 class UndoneUpdate:

@@ -61,7 +61,7 @@ class Overhead:
         """A training batch starts."""
         if self.meter is not None:
             self.meter.seconds = 0.0
-        self._begin = self._now()
+        self._begin = _event() if self._cuda else time.perf_counter()
 
     def batch_ends(self, sampled: bool) -> None:
         """A training batch ends."""
@@ -72,22 +72,15 @@ class Overhead:
         if len(self.sampled if sampled else self.others) >= KEPT:
             return
         if self._cuda:
-            self._pending.append((sampled, self._begin, self._now()))
+            self._pending.append((sampled, self._begin, _event()))
             while self._pending and self._pending[0][2].query():
                 was_sampled, begin, end = self._pending.pop(0)
                 (self.sampled if was_sampled else self.others).append(begin.elapsed_time(end) / 1e3)
         else:
-            (self.sampled if sampled else self.others).append(self._now() - self._begin)
+            (self.sampled if sampled else self.others).append(time.perf_counter() - self._begin)
             if self.meter is not None:
                 (self.own_sampled if sampled else self.own_others).append(self.meter.seconds)
         self._begin = None
-
-    def _now(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
 
     def costs(self) -> tuple[float, float, float] | None:
         """Seconds of a batch without the monitor, what it adds to every batch, and what it adds to a sampled one on top.
@@ -121,6 +114,13 @@ class Overhead:
             return None
         plain, always, more = costs
         return (always * self.batches + more * self.sampled_batches) / (plain * self.batches)
+
+
+def _event() -> Any:
+    """The moment that the device's stream gets to, behind what is queued."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 def stride_within(budget: float, costs: list[tuple[float, float, float]], at_least: int) -> int | None:

@@ -118,7 +118,7 @@ class Session:
         self.hooks.restore()
         for member in self.members:
             member.batch_start(batch_idx, batch)
-        self.hooks.gate.start(any(member.gate.sampled for member in self.members))
+        self.hooks.start()
         self.calls.start()
 
     def step(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:

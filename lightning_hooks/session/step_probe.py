@@ -9,6 +9,7 @@ gradients that were ready and not followed by it are a skipped step.
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 from torch import Tensor
@@ -115,7 +116,7 @@ class StepProbe:
         for watch in self._watches.values():
             watch.batch_start()
         now = self._host.optimizers
-        if len(now) != len(self._optimizers) or any(a is not b for a, b in zip(now, self._optimizers, strict=True)):
+        if len(now) != len(self._optimizers) or not all(map(is_, now, self._optimizers)):
             self._notify_changed(self._install())
 
     def before_backward(self) -> None:
@@ -242,7 +243,8 @@ class StepProbe:
         return self._positions.get(id(getattr(optimizer, "optimizer", None))) if found is None else found
 
     def _watch(self, optimizer: Any) -> OptimizerState | None:
-        return self._watches.get(-1 if (position := self._position(optimizer)) is None else position)
+        position = self._positions.get(id(optimizer))
+        return self._watches.get(self._position(optimizer) if position is None else position)  # type: ignore[arg-type]
 
     def _skip(self, watch: OptimizerState) -> None:
         step, watch.step, watch.ready, watch.announced_empty = watch.step, None, False, False

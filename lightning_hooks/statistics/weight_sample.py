@@ -36,7 +36,7 @@ class WeightSample:
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        parameters = [as_real(parameter) for parameter in parameters]
+        parameters = _real(parameters)
         self._strides = _strides(tuple([parameter.shape for parameter in parameters]))
         self._kernels = kernels_for(parameters[0].device.type)
         self._taken = self._kernels.sample(parameters, self._strides)
@@ -50,7 +50,7 @@ class WeightSample:
         Returns:
             Shape ``(3, n)``, in the row's dtype; NaN for those that became others.
         """
-        return self._kernels.updates(self._taken, [as_real(parameter) for parameter in parameters], self._strides)
+        return self._kernels.updates(self._taken, _real(parameters), self._strides)
 
     def lost(self, parameters: Sequence[Tensor], places: Sequence[int]) -> Tensor:
         """How many elements kept their value although they had a gradient.
@@ -71,6 +71,11 @@ class WeightSample:
         # A norm of order 1 of flags counts them, of all tensors in one call.
         found = torch.stack(torch._foreach_norm([part for row in flags for part in row.split(counts)], 1))
         return found.to(row_dtype(found.device)).view(2, -1)
+
+
+def _real(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Complex ones as pairs of real numbers."""
+    return [as_real(parameter) for parameter in parameters] if any(map(torch.is_complex, parameters)) else parameters
 
 
 def _gradient(parameter: Tensor) -> Tensor:

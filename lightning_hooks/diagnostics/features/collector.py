@@ -273,6 +273,8 @@ class FeatureCollector(Collector[FeatureReport]):
 class _FeatureRecorder(OutputRecorder):
     """Forward hook of one site; ``line`` is that of the layer among the scales, if it is one whose inputs are looked at."""
 
+    __slots__ = ("index", "line", "outputs", "reads_input", "scales", "table")
+
     def __init__(self, table: FeatureTable, outputs: OutputParts, index: int, scales: ScaleTable, line: int | None) -> None:
         self.table, self.outputs, self.index = table, outputs, index
         self.scales, self.line = scales, line

@@ -108,16 +108,19 @@ class FeatureTable:
         """Record one call's output at site ``index``. No host sync; no tensor is kept."""
         self.order.add(index)
         self._before = self.producers.get(index, self._before)
-        found = self._values_in(output)
+        found = [output] if self._kernels.reads(output) else self._values_in(output)
         if not found:
             self.unmeasured.add(self.named[index])
-        for position, values in enumerate(found):
+        saturation, rectifies, new_call = self.saturation.get(index), index in self.rectifiers, True
+        for values in found:
             if self.histograms is not None:
                 self.histograms.add(index, plain_values(values))
-            bounds, units = (self._bounds(index, values, args), self._units(index, values)) if values.numel() else (None, None)
-            complete = self._kernels.record(
-                self.rows, index, values, self.clock, position == 0, bounds, units, self.records_moments
-            )
+            bounds = units = None
+            if (rectifies or saturation is not None) and values.numel():
+                bounds = None if saturation is None else self._bounds(saturation, values, args)
+                units = self._units(index, values) if rectifies else None
+            complete = self._kernels.record(self.rows, index, values, self.clock, new_call, bounds, units, self.records_moments)
+            new_call = False
             if complete and units is not None and units.n == len(self.fired[index]):
                 self._all_fired.add(index)
 
@@ -125,14 +128,11 @@ class FeatureTable:
         """The numbers in a module's output or input: as they are where the kernels can read them, which is most often."""
         return [found] if self._kernels.reads(found) else [plain_values(tensor) for tensor in float_tensors(found)]
 
-    def _bounds(self, index: int, values: Tensor, args: tuple[Any, ...]) -> Bounds | None:
-        spec = self.saturation.get(index)
-        if spec is None:
-            return None
-        if spec.reads == "output":
-            return spec.bounds(values)
+    def _bounds(self, saturation: Saturation, values: Tensor, args: tuple[Any, ...]) -> Bounds | None:
+        if saturation.reads == "output":
+            return saturation.bounds(values)
         read = self._values_in(args[0] if args else None) or self._values_in(args)
-        return spec.bounds(read[0]) if read else None
+        return saturation.bounds(read[0]) if read else None
 
     def reads_input(self, index: int) -> bool:
         """Whether :meth:`add` reads the input of the module at site ``index``."""
@@ -146,8 +146,6 @@ class FeatureTable:
         return self.rectifiers[index] if values.dim() < 4 else None
 
     def _units(self, index: int, values: Tensor) -> Units | None:
-        if index not in self.rectifiers:
-            return None
         dim = unit_dimension(values, self._units_last(index, values))
         n = values.shape[dim] if values.dim() else 1
         if index >= self.n_modules and (values.dim() < 2 or n not in self._widths):

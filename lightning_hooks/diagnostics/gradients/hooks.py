@@ -192,6 +192,8 @@ class GradientListener(OutputRecorder):
         outputs: Where the nodes of its outputs are noted; None for nowhere.
     """
 
+    __slots__ = ("calls", "hook", "index", "name", "outputs", "recording")
+
     def __init__(self, context: Context, table: GradientTable, name: str, index: int, outputs: OutputNodes | None) -> None:
         self.name, self.index = name, index
         self.calls, self.recording, self.outputs = table.calls, table.recording, outputs
@@ -215,14 +217,18 @@ class GradientListener(OutputRecorder):
 
     def _ask(self, output: Any) -> list[Tensor]:
         # A leaf is a parameter, with a site of its own.
-        tensors = [tensor for tensor in float_tensors(output) if tensor.requires_grad and not tensor.is_leaf]
-        for tensor in tensors:
-            tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
-        return tensors
+        asked = []
+        for tensor in (output,) if type(output) is Tensor and output.is_floating_point() else float_tensors(output):
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
+                asked.append(tensor)
+        return asked
 
 
 class _GradientArrival(GradientRecorder):
     """Tensor hook of one site."""
+
+    __slots__ = ("index", "table")
 
     def __init__(self, table: GradientTable, index: int) -> None:
         self.table, self.index = table, index

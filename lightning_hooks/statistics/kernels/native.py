@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.hooks.tensors import dense, in_memory, plain_values, strided
+from lightning_hooks.hooks.tensors import addresses_of, plain_values
 from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.kernels.host import HostKernels
 from lightning_hooks.statistics.kernels.plain import Bounds, Norms, Units
-from lightning_hooks.statistics.rows import N_COLUMNS, Clock, empty_table, fixed
+from lightning_hooks.statistics.rows import N_COLUMNS, Clock, empty_table
 
 SOURCE = Path(__file__).with_suffix(".c")
 LIBRARY = Path(__file__).with_name("libnative.so")  # not native.so, which would be an import of its own
@@ -37,25 +37,19 @@ _Part = ctypes.c_double * 9  # the summary of a tensor, as native.c keeps it
 
 
 class _Located(NamedTuple):
-    """Where dense tensors of one type lie in memory, their sizes, the type, and its number in ``native.c``."""
+    """Where dense tensors of one type lie in memory, their sizes, and the number of the type in ``native.c``."""
 
     addresses: array[int]
-    sizes: Tensor
-    dtype: torch.dtype
+    sizes: array[int]
     kind: int
-
-    @property
-    def address(self) -> int:
-        """Where the addresses lie, as long as this lives."""
-        return self.addresses.buffer_info()[0]
 
 
 class _Taken(NamedTuple):
-    """What was copied of the tensors at some addresses, one after the other: how many values of each, and at what distance."""
+    """What was copied of some tensors, one after the other: of what sizes, how many values of each, and at what distance."""
 
     located: _Located
-    counts: Tensor
-    strides: Tensor
+    counts: array[int]
+    strides: array[int]
     values: Tensor
 
 
@@ -106,12 +100,8 @@ class NativeKernels(HostKernels):
 
     @override
     def reads(self, found: object) -> bool:
-        return strided(found)
-
-    def _kind(self, values: Tensor) -> int | None:
-        """The number of a tensor's type where its memory is proved to hold its values and nothing else; else None."""
-        kind = self.types.get(values.dtype)
-        return None if kind is None or not (in_memory(values) and values.is_cpu and dense(values)) else kind
+        # Its memory is not looked at.
+        return type(found) is Tensor and found.is_floating_point() and found.layout is torch.strided and not found.is_nested
 
     @override
     def record(
@@ -125,8 +115,8 @@ class NativeKernels(HostKernels):
         units: Units | None = None,
         moments: bool = False,
     ) -> bool:
-        kind = self._kind(values)
-        if kind is None:
+        kind, (address,) = self.types.get(values.dtype), addresses_of((values,))
+        if kind is None or not address:
             values = plain_values(values)
             if not values.numel():  # it was freed
                 bounds = units = None
@@ -137,18 +127,18 @@ class NativeKernels(HostKernels):
         at_bound, boundable = (0, 0) if bounds is None else (self.beyond(bounds), bounds.total)
         entered = (new_call, 0 if clock is None else clock.batch, count, at_bound, boundable)
         if n < _LARGE:
-            self._accumulate(values.data_ptr(), n, kind, moments, row, *entered)
+            self._accumulate(address, n, kind, moments, row, *entered)
         else:
             found = _Part()  # while values are read other threads run, perhaps in the same layer: the row is for one at a time
-            self._measure(values.data_ptr(), n, kind, moments, found)
+            self._measure(address, n, kind, moments, found)
             self._merge(found, moments, row, *entered)
         return complete
 
     @override
     def stream(self, out: Tensor, entered: Tensor | None, dim: int) -> tuple[Tensor, Tensor | None]:
-        kinds = {self._kind(tensor) if tensor.is_contiguous() else None for tensor in (out, entered) if tensor is not None}
-        kind = kinds.pop()
-        if kind is None or kinds:
+        both = [tensor for tensor in (out, entered) if tensor is not None]
+        kind = self.types.get(out.dtype)
+        if kind is None or not all(each.dtype is out.dtype and each.is_contiguous() for each in both) or 0 in addresses_of(both):
             return super().stream(out, entered, dim)
         square, totals = torch.zeros(out.shape[dim], dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
         sizes = (math.prod(out.shape[:dim]), out.shape[dim], math.prod(out.shape[dim + 1 :]))
@@ -172,19 +162,22 @@ class NativeKernels(HostKernels):
     @override
     def beyond(self, bounds: Bounds) -> Tensor | int:
         values, low, high, _ = bounds
-        kind = self._kind(values)
-        if kind is None:
+        kind, (address,) = self.types.get(values.dtype), addresses_of((values,))
+        if kind is None or not address:
             return super().beyond(bounds._replace(values=plain_values(values)))
         limits = (-_BOUNDLESS if low is None else low, _BOUNDLESS if high is None else high)
-        return int(self._beyond(values.data_ptr(), values.numel(), kind, *limits))
+        return int(self._beyond(address, values.numel(), kind, *limits))
 
     def _locate(self, tensors: Sequence[Tensor]) -> _Located | None:
         """Where tensors lie; None if one of them cannot be read as it is, or is of another type."""
         dtype = tensors[0].dtype
-        found = [tensor.data_ptr() for tensor in tensors if tensor.dtype is dtype and self._kind(tensor) is not None]
-        if len(found) != len(tensors):
-            return None
-        return _Located(array("q", found), fixed(tuple([tensor.numel() for tensor in tensors])), dtype, self.types[dtype])
+        kind = self.types.get(dtype)
+        addresses, sizes = array("q", addresses_of(tensors)), array("q")
+        for tensor in tensors:
+            if tensor.dtype is not dtype:
+                return None
+            sizes.append(tensor.numel())
+        return None if kind is None or 0 in addresses else _Located(addresses, sizes, kind)
 
     @override
     def norms(self, tensors: Sequence[Tensor], zeros: bool = False) -> Norms:
@@ -194,19 +187,20 @@ class NativeKernels(HostKernels):
         norms = torch.empty(len(tensors), dtype=torch.float64)
         counts = torch.empty(len(tensors), dtype=torch.float64) if zeros else None
         at_counts = None if counts is None else counts.data_ptr()
-        self._norms(located.address, located.sizes.data_ptr(), len(tensors), located.kind, norms.data_ptr(), at_counts)
-        return Norms(norms, counts, [tensor.numel() for tensor in tensors])
+        at = (_at(located.addresses), _at(located.sizes))
+        self._norms(*at, len(tensors), located.kind, norms.data_ptr(), at_counts)
+        return Norms(norms, counts, located.sizes.tolist())
 
     @override
     def sample(self, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Any:
         located = self._locate(tensors)
-        if located is None or located.dtype not in (torch.float32, torch.float64):
+        dtype = tensors[0].dtype
+        if located is None or dtype not in (torch.float32, torch.float64):
             return super().sample(tensors, strides)
-        counts = [-(-tensor.numel() // stride) for tensor, stride in zip(tensors, strides, strict=True)]
-        values = torch.empty(sum(counts), dtype=located.dtype)
-        taken = _Taken(located, fixed(tuple(counts)), fixed(strides), values)
-        at = (located.address, taken.counts.data_ptr(), taken.strides.data_ptr())
-        self._sample(*at, len(tensors), located.kind, values.data_ptr())
+        counts = array("q", [-(-size // stride) for size, stride in zip(located.sizes, strides, strict=True)])
+        taken = _Taken(located, counts, array("q", strides), torch.empty(sum(counts), dtype=dtype))
+        at = (_at(located.addresses), _at(counts), _at(taken.strides))
+        self._sample(*at, len(tensors), located.kind, taken.values.data_ptr())
         return taken
 
     @override
@@ -214,11 +208,10 @@ class NativeKernels(HostKernels):
         if not isinstance(taken, _Taken):
             return super().updates(taken, tensors, strides)
         located, before = self._locate(tensors), taken.located
-        sizes = None if located is None or located.dtype is not before.dtype else located.sizes
-        if located is None or sizes is None or (sizes is not before.sizes and not torch.equal(sizes, before.sizes)):
+        if located is None or (located.kind, located.sizes) != (before.kind, before.sizes):
             return torch.full((3, len(tensors)), math.nan, dtype=torch.float64)  # they became others, or were freed
         found = torch.empty((3, len(tensors)), dtype=torch.float64)
-        at = (located.address, taken.counts.data_ptr(), taken.strides.data_ptr(), located.sizes.data_ptr())
+        at = (_at(located.addresses), _at(taken.counts), _at(taken.strides), _at(located.sizes))
         self._updates(*at, len(tensors), located.kind, taken.values.data_ptr(), found.data_ptr())
         return found
 
@@ -243,6 +236,11 @@ class NativeKernels(HostKernels):
     def enter_updates(self, rows: Tensor, indices: Tensor, updates: Tensor, valid: Tensor | None = None) -> None:
         if valid is None or number(valid):
             self._enter_updates(rows.data_ptr(), indices.data_ptr(), len(indices), updates.data_ptr())
+
+
+def _at(numbers: array[int]) -> int:
+    """Where the numbers lie, as long as the array lives."""
+    return numbers.buffer_info()[0]
 
 
 def load() -> NativeKernels | None:
