@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import ref
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import nn
 from typing_extensions import override
 
+from lightning_hooks.hooks.exchange import exchange
 from lightning_hooks.hosts import lightning_api
 from lightning_hooks.hosts.host import StepAgain
+from lightning_hooks.replay.rerun import without_logging
 from lightning_hooks.replay.rows import LoaderRows
-
-_LOGGING = ("log", "log_dict")
 
 
 def record_rows(trainer: Trainer) -> Callable[[], None]:
@@ -25,8 +24,7 @@ def record_rows(trainer: Trainer) -> Callable[[], None]:
     The loaders often do not exist before training starts, and their first batches are drawn before any callback is asked again. The
     strategy, which belongs to the trainer, is handed each final loader: its method is exchanged on the instance.
     """
-    rows, own, loop = LoaderRows(), vars(trainer.strategy), trainer.fit_loop
-    before, process = own.get("process_dataloader"), trainer.strategy.process_dataloader
+    rows, process = LoaderRows(), trainer.strategy.process_dataloader
 
     def recording(loader: object) -> object:
         found = process(loader)
@@ -34,15 +32,14 @@ def record_rows(trainer: Trainer) -> Callable[[], None]:
             rows.record(found)
         return found
 
-    own["process_dataloader"] = recording
-    combined: Any = loop._combined_loader  # has no public name
+    put_back = exchange(trainer.strategy, process_dataloader=recording)
+    combined: Any = trainer.fit_loop._combined_loader  # has no public name
     for loader in () if combined is None else combined.flattened:
         rows.record(loader)
 
     def end() -> None:
         rows.release()
-        if own.get("process_dataloader") is recording:  # else somebody has exchanged it since, and calls ours
-            own.pop("process_dataloader") if before is None else own.update({"process_dataloader": before})
+        put_back()
 
     return end
 
@@ -91,27 +88,11 @@ class LightningStepAgain(StepAgain):
     @contextmanager
     def muted(self) -> Iterator[None]:
         trainer, pl_module = self._objects
-        modules = [module for module in pl_module.modules() if hasattr(type(module), "log_dict")]
-        before = [{name: vars(module)[name] for name in _LOGGING if name in vars(module)} for module in modules]
-        loggers = trainer.loggers
-        for module in modules:
-            vars(module).update(dict.fromkeys(_LOGGING, _nothing))
-        if loggers:
-            trainer.loggers = [_dummy(trainer)]
-        try:
+        with without_logging(pl_module), ExitStack() as stack:
+            if trainer.loggers:
+                stack.callback(setattr, trainer, "loggers", trainer.loggers)
+                trainer.loggers = [_dummy(trainer)]
             yield
-        finally:
-            trainer.loggers = loggers
-            for module, known in zip(modules, before, strict=True):
-                for name in _LOGGING:
-                    vars(module).pop(name, None)
-                vars(module).update(known)
-
-    @override
-    def on(self, model: nn.Module) -> StepAgain:
-        assert isinstance(model, type(self._objects[1]))
-        model.trainer = self._objects[0]
-        return LightningStepAgain(self._objects[0], model)
 
     @override
     def why_not(self) -> str:
@@ -121,11 +102,8 @@ class LightningStepAgain(StepAgain):
             return "under manual optimisation a step updates the weights"
         if sharded:
             return f"under {sharded} ranks hold shards, and wait for each other"
-        return self.why_not_on(
-            pl_module,
-            pl_module.device,
-            lambda: trainer.world_size > 1 and not lightning_api.replicated_parameters(trainer, pl_module),
-        )
+        replicated = lightning_api.replicated_parameters
+        return self.why_not_on(pl_module, pl_module.device, lambda: trainer.world_size > 1 and not replicated(trainer, pl_module))
 
 
 def _names(iterables: Any, count: int) -> list[str]:
@@ -134,10 +112,6 @@ def _names(iterables: Any, count: int) -> list[str]:
     if isinstance(iterables, dict) and len(iterables) == count:
         return [str(name) for name in iterables]
     return [f"loader {place}" for place in range(count)]
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Log nothing."""
 
 
 def _dummy(trainer: Trainer) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.hooks.exchange import exchange
 from lightning_hooks.hooks.listener import all_closed
 from lightning_hooks.replay.generators import Generators, set_generators
 from lightning_hooks.replay.state import KeptState, NotRestoredError
@@ -52,7 +53,6 @@ class StepRerun:
         step: Runs ``training_step`` on a batch, and returns what it returned.
         device: Where the model is.
         muted: A context in which logging does nothing.
-        unchanged: Parameters that are only checked, and not copied: those that the optimizers hold, where memory matters.
 
     Raises:
         NotRestoredError: On entering, where the model holds what cannot be put back; on leaving, where something is not as before,
@@ -73,14 +73,12 @@ class StepRerun:
         step: Callable[[Any], Any],
         device: torch.device,
         muted: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        unchanged: Iterable[Tensor] = (),
     ) -> None:
         self._model, self._step, self._device, self._muted = model, step, device, muted
-        self._unchanged = list(unchanged)
         self._kept: KeptState | None = None
 
     def __enter__(self) -> StepRerun:
-        self._kept = KeptState(self._model, self._device, self._unchanged)
+        self._kept = KeptState(self._model, self._device)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -151,9 +149,25 @@ class StepRerun:
             yield
 
 
+@contextmanager
+def without_logging(model: nn.Module, **attributes: Any) -> Iterator[None]:
+    """A context in which a LightningModule, and those in it, log nothing.
+
+    Args:
+        model: The model; of another kind it stays as it is.
+        **attributes: What else they hold within.
+    """
+    with ExitStack() as stack:
+        for module in model.modules():
+            if hasattr(type(module), "log_dict"):
+                stack.callback(exchange(module, log=_nothing, log_dict=_nothing, **attributes))
+        yield
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Log nothing."""
+
+
 def shallow(batch: Any) -> Any:
     """A copy of a batch's outer container, which a step may take entries from."""
     return type(batch)(batch) if type(batch) in (dict, list) else batch
-
-
-__all__ = ["NotRestoredError", "Outcome", "StepRerun", "shallow"]

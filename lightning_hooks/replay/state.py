@@ -6,7 +6,7 @@ import random
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +23,19 @@ _OUTSIDE = (
 )
 _OUTSIDE_IN_TORCH = ("torch.utils.data", "torch.optim", "torch.distributed", "torch.cuda", "torch._dynamo", "torch.utils.hooks")
 _CONTAINERS: tuple[type, ...] = (dict, list, tuple, set, deque, np.ndarray, random.Random)
-_TRAINER = {"_trainer", "trainer", "_fabric"}
+TRAINER = ("_trainer", "trainer", "_fabric")
+"""Attributes of a model that lead to its training loop."""
 
 
 class NotRestoredError(RuntimeError):
     """Raised where a step cannot be run again and everything put back; the message names what."""
+
+
+class _Entry(NamedTuple):
+    name: str
+    read: Callable[[], Any]  # says what it is now
+    mark: Any  # what it said at first
+    put: Callable[[], Any]  # restores it
 
 
 class KeptState:
@@ -40,36 +48,26 @@ class KeptState:
     Args:
         model: The model.
         device: Where it is.
-        unchanged: Parameters that are checked and not copied: a step is not supposed to write to them.
 
     Raises:
         NotRestoredError: If the model holds something that cannot be put back, such as an iterator that is under way.
     """
 
-    def __init__(self, model: Any, device: torch.device, unchanged: Iterable[Tensor] = ()) -> None:
-        self._device, self._unchanged = device, {id(tensor) for tensor in unchanged}
+    def __init__(self, model: Any, device: torch.device) -> None:
         self.generators: Generators = GeneratorWatch(device).read()
         self._objects: dict[int, Any] = {}  # keeps the ids valid
-        self._puts: list[tuple[str, Callable[[], None]]] = []
-        self._marks: list[tuple[str, Callable[[], Any], Any]] = []
+        self._entries: list[_Entry] = []
         self._keep(model, "model")
+        self._add("the random number generators", lambda: _states(device), lambda: set_generators(self.generators, device))
 
     def restore(self) -> None:
         """Put everything back."""
-        for _, put in self._puts:
-            put()
-        set_generators(self.generators, self._device)
+        for entry in self._entries:
+            entry.put()
 
     def changed(self) -> list[str]:
         """The names of what is not as it was."""
-        found = [name for name, read, mark in self._marks if read() != mark]
-        now = GeneratorWatch(self._device).read()
-        same = torch.equal(now.torch, self.generators.torch) and repr(now.numpy) == repr(self.generators.numpy)
-        same = same and repr(now.python) == repr(self.generators.python)
-        same = same and (now.device is None or self.generators.device is None or torch.equal(now.device, self.generators.device))
-        return found if same else [*found, "the random number generators"]
-
-    # One kind of object each. `put` restores it, `read` says what it is now.
+        return [entry.name for entry in self._entries if entry.read() != entry.mark]
 
     def _keep(self, root: Any, name: str) -> None:
         waiting = [(root, name)]
@@ -89,7 +87,7 @@ class KeptState:
         if isinstance(value, nn.Module) or _has_plain_attributes(value):
             own = contents(value)
             self._keep_mapping(own, name)
-            return [(entry, f"{name}.{key}") for key, entry in own.items() if key not in _TRAINER]
+            return [(entry, f"{name}.{key}") for key, entry in own.items() if key not in TRAINER]
         if isinstance(value, dict):
             self._keep_mapping(value, name)
             return [(entry, f"{name}[{key!r}]") for key, entry in dict.items(value)]
@@ -127,11 +125,10 @@ class KeptState:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             self._add(name, lambda: tensor._version, lambda: None)
             return []
-        mark = _bits(tensor)
-        copy = None if id(tensor) in self._unchanged else tensor.detach().clone()
+        mark, copy = _bits(tensor), tensor.detach().clone()
 
         def put() -> None:
-            if copy is not None and _bits(tensor) != mark:
+            if _bits(tensor) != mark:
                 tensor.data.copy_(copy)
             if tensor.is_leaf:
                 tensor.grad = gradient
@@ -142,20 +139,29 @@ class KeptState:
 
     def _keep_mapping(self, mapping: dict[Any, Any], name: str) -> None:
         items = list(dict.items(mapping))
-        marks = [(id(key), id(entry)) for key, entry in items]
+        kind: type[dict[Any, Any]] = OrderedDict if isinstance(mapping, OrderedDict) else dict
+
+        def read() -> list[tuple[int, int]]:
+            return [(id(key), id(entry)) for key, entry in dict.items(mapping)]
+
+        mark = read()
 
         def put() -> None:
-            if [(id(key), id(entry)) for key, entry in dict.items(mapping)] != marks:
-                (OrderedDict if isinstance(mapping, OrderedDict) else dict).clear(mapping)
+            if read() != mark:
+                kind.clear(mapping)
                 for key, entry in items:
-                    (OrderedDict if isinstance(mapping, OrderedDict) else dict).__setitem__(mapping, key, entry)
+                    kind.__setitem__(mapping, key, entry)
 
-        self._add(name, lambda: [(id(key), id(entry)) for key, entry in dict.items(mapping)], put)
-        self._objects[id(items)] = items
+        self._add(name, read, put)
 
     def _add(self, name: str, read: Callable[[], Any], put: Callable[[], Any]) -> None:
-        self._puts.append((name, put))
-        self._marks.append((name, read, read()))
+        self._entries.append(_Entry(name, read, read(), put))
+
+
+def _states(device: torch.device) -> tuple[Any, ...]:
+    """What the generators' states are, to be compared."""
+    now = GeneratorWatch(device).read()
+    return _bits(now.torch), None if now.device is None else _bits(now.device), repr(now.numpy), repr(now.python)
 
 
 def _is_plain(value: Any) -> bool:

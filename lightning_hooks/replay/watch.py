@@ -20,11 +20,10 @@ from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hosts.host import Host
-from lightning_hooks.replay.blame import Blame, blame
+from lightning_hooks.replay.blame import Blame, blame, look_at
 from lightning_hooks.replay.buffers import ChangedBuffers
 from lightning_hooks.replay.capsule import CapsuleMoment, CapsuleWriter
 from lightning_hooks.replay.generators import GeneratorWatch
-from lightning_hooks.replay.look import look_at
 from lightning_hooks.replay.rerun import StepRerun, shallow
 from lightning_hooks.replay.results import ReplayResults
 from lightning_hooks.replay.ring import Ring, StepEvidence

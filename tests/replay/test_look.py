@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_hooks import TrainingMonitor
 from lightning_hooks.diagnostics.batches.inputs import InputTable
 from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, nonfinite_weights
-from lightning_hooks.replay.look import look_at
+from lightning_hooks.replay.blame import look_at
 from lightning_hooks.statistics.rows import Clock
 from tests.support.models import Classifier, loader, mlp, trainer
 
