@@ -32,8 +32,8 @@ class FitObjects(Protocol):
         """The trainer's loggers behind one interface."""
 
 
-class OfTrainer:
-    """Base of what a trainer is asked through, and does not keep it alive.
+class TrainerReference:
+    """Base of what asks a trainer, and does not keep it alive.
 
     Args:
         trainer: The trainer.
@@ -51,7 +51,7 @@ class OfTrainer:
         return found
 
 
-class LightningHost(OfTrainer, Host):
+class LightningHost(TrainerReference, Host):
     """A Lightning Trainer, as a session sees it.
 
     Args:
@@ -129,7 +129,7 @@ class LightningHost(OfTrainer, Host):
         self.trainer.should_stop = True
 
 
-class LightningMetrics(OfTrainer, Metrics):
+class LightningMetrics(TrainerReference, Metrics):
     """What a Trainer logs."""
 
     @property
@@ -161,7 +161,7 @@ class LightningMetrics(OfTrainer, Metrics):
         self._of_fit.epoch_log.write(who, self.trainer, self._of_fit.trackers, scalars, logged)
 
 
-class LightningConsole(OfTrainer, Console):
+class LightningConsole(TrainerReference, Console):
     """A Trainer's progress bar, and lines next to it."""
 
     @override
@@ -173,7 +173,7 @@ class LightningConsole(OfTrainer, Console):
         self.trainer.progress_bar_metrics.update(values)
 
 
-class LightningFiles(OfTrainer, RunFiles):
+class LightningFiles(TrainerReference, RunFiles):
     """A Trainer's log directory, or a temporary folder."""
 
     @override

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -256,32 +256,25 @@ def _same(before: Tensor | None, after: Tensor | None) -> bool | None:
     return torch.allclose(before, after.to(before), rtol=0.0, atol=0.0, equal_nan=True)
 
 
-class Look(NamedTuple):
-    """What the batch and the weights of a bad step say of it, where it cannot be run again.
-
-    Attributes:
-        text: In a sentence.
-        rows: The rows of the batch that are not finite, where samples lie along the first dimension.
-    """
-
-    text: str
-    rows: tuple[int, ...] = ()
-
-
-def look_at(model: nn.Module, batch: Any) -> Look:
-    """Look for values that are not finite: in the batch first, then in the parameters, then NaN in the buffers.
+def describe_inputs(model: nn.Module, batch: Any) -> tuple[str, tuple[int, ...]]:
+    """Describe what is not finite before a step: the batch first, then parameters, then NaN in buffers.
 
     Args:
         model: The model, as it was in the step.
         batch: The batch, as the step got it.
+
+    Returns:
+        A sentence, and the rows of the batch that are not finite, where samples lie along the first dimension.
     """
-    for source, name, tensor in (found for found in nonfinite_inputs(model, batch) if not found.meant):
-        buffer = source == "weights" and not isinstance(tensor, nn.Parameter)  # one that holds a mask of minus infinity, too
-        places = (tensor.isnan() if buffer else ~tensor.isfinite()).nonzero()
+    for found in nonfinite_inputs(model, batch):
+        tensor = found.tensor
+        places = (tensor.isnan() if found.is_buffer else ~tensor.isfinite()).nonzero()  # a buffer may hold a mask of minus infinity
+        if not len(places):
+            continue
         value, first = tensor[tuple(places[0])].item(), places[0].tolist()
-        if source == "weights":
-            return Look(f"{clean_name(name)} has {value} in it, first at {first}: no step makes it finite again.")
+        if found.source == "weights":
+            return f"{clean_name(found.name)} has {value} in it, first at {first}: no step makes it finite again.", ()
         if tensor.dim():
             rows = tuple(dict.fromkeys(places[:, 0].tolist()))
-            return Look(f"The batch itself has {value} in it (batch{name}), first at {first}.", rows)
-    return Look("The batch and the weights were finite: an operation of the step was the first.")
+            return f"The batch itself has {value} in it (batch{found.name}), first at {first}.", rows
+    return "The batch and the weights were finite: an operation of the step was the first.", ()

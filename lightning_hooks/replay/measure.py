@@ -19,7 +19,7 @@ from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.generators import Generators, GeneratorWatch
 from lightning_hooks.replay.rerun import StepRerun, shallow
-from lightning_hooks.replay.state import TRAINER, KeptState, NotRestoredError
+from lightning_hooks.replay.state import TRAINER, ModelSnapshot, NotRestoredError
 
 ACCUMULATES = "gradients are accumulated over several batches"
 LEVEL = 16
@@ -62,7 +62,7 @@ class StepMeasure:
         self._other_before: float | None = None
         self._loss: Tensor | None = None
         self._levels: deque[Tensor] = deque(maxlen=LEVEL)
-        self._step, self._mark, self._in_batch = 0, "", False
+        self._step, self._others, self._in_batch = 0, "", False
 
     def open(self, receive: Callable[[MeasuredLoss], None]) -> None:
         """A collector wants to know.
@@ -132,7 +132,7 @@ class StepMeasure:
             self._try(now)
         if is_measured(self._step):
             self._other_before = None if self._last is None else self._losses([self._last])[0]
-            self._now, self._mark = now, self._others_mark()
+            self._now, self._others = now, self._sums_of_others()
 
     def before_backward(self, loss: Any) -> None:
         """Backward starts."""
@@ -150,7 +150,7 @@ class StepMeasure:
         before, self._now, self._last = self._last, None, now
         with self._stops_where_it_fails(), self._unobserved():
             found = self._losses([now] if before is None else [now, before])
-            if self._others_mark() != self._mark:
+            if self._sums_of_others() != self._others:
                 raise NotRestoredError("weights that no optimizer holds move with the step")
         if self.why_not:
             return
@@ -177,19 +177,19 @@ class StepMeasure:
 
     def _step_again(self, kept: _Batch) -> Any:
         """Run a step again; raise where the step itself moves weights: it would be another step then."""
-        before = _mark(self._host.model.parameters())
+        before = _sums(self._host.model.parameters())
         returned = self._host.again.run(*kept.args, **kept.kwargs)
-        if _mark(self._host.model.parameters()) != before:
+        if _sums(self._host.model.parameters()) != before:
             raise NotRestoredError("training_step moves weights")
         return returned
 
     def _try(self, first: _Batch) -> None:
         """Run the step twice on a copy of the model, and see whether it can be run again."""
         model, device = self._host.model, self._host.setup.device
-        whole = KeptState(model, device)
+        whole = ModelSnapshot(model, device)
         try:
             model_copy, batch = copy.deepcopy((model, first))
-            batch_state = KeptState(batch.args[0], device)
+            batch_state = ModelSnapshot(batch.args[0], device)
             with _contents_of(model_copy, model):
                 one, other = self._losses([batch, batch])
             if batch_state.changed():
@@ -202,11 +202,11 @@ class StepMeasure:
         if changed:
             raise NotRestoredError(f"running a copy of the model changed {', '.join(changed[:5])}")
 
-    def _others_mark(self) -> str:
+    def _sums_of_others(self) -> str:
         """What changes once weights that no optimizer holds have moved."""
         groups = [group for optimizer in self._host.optimizers for group in getattr(optimizer, "param_groups", ())]
         held = {id(parameter) for group in groups for parameter in group["params"]}
-        return _mark(parameter for parameter in self._host.model.parameters() if id(parameter) not in held)
+        return _sums(parameter for parameter in self._host.model.parameters() if id(parameter) not in held)
 
     @contextmanager
     def _stops_where_it_fails(self) -> Iterator[None]:
@@ -244,6 +244,6 @@ def _contents_of(model_copy: nn.Module, model: nn.Module) -> Iterator[None]:
             object.__setattr__(module, "__dict__", own)
 
 
-def _mark(parameters: Iterable[Tensor]) -> str:
+def _sums(parameters: Iterable[Tensor]) -> str:
     """The sums of weights."""
     return repr([parameter.detach().double().sum().item() for parameter in parameters])

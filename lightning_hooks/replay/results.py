@@ -17,7 +17,7 @@ from lightning_hooks.replay.ring import Ring, StepEvidence
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class RankResult:
     """What a rank found at its first bad step, as ranks exchange it."""
 
     epoch: int
@@ -40,7 +40,7 @@ class ReplayResults:
     def __init__(self, host: Host, ring: Ring) -> None:
         self._host, self._ring = host, ring
         self.own: tuple[StepEvidence, Blame] | None = None
-        self._of_ranks: list[_Shown | None] = []
+        self._of_ranks: list[RankResult | None] = []
         self._open = self._resumed = False
 
     def open(self, resumed: bool) -> None:
@@ -59,12 +59,12 @@ class ReplayResults:
             self._of_ranks = [None] * self._host.setup.world_size
             torch.distributed.all_gather_object(self._of_ranks, own[0][1] if own else None)
 
-    def _by_rank(self) -> list[tuple[int, _Shown]]:
+    def _by_rank(self) -> list[tuple[int, RankResult]]:
         """What each rank found; before ranks agree, and with one rank, what this one did."""
         if self.own is None or self._of_ranks:
             return [(rank, shown) for rank, shown in enumerate(self._of_ranks) if shown is not None]
         evidence, blame = self.own
-        return [(0, _Shown(evidence.epoch, evidence.batch, evidence.step, dataclasses.replace(blame, trace=None)))]
+        return [(0, RankResult(evidence.epoch, evidence.batch, evidence.step, dataclasses.replace(blame, trace=None)))]
 
     def explained(self, alert: Alert) -> Alert:
         """An alert about a single step with its samples, and with what running that step again has shown."""
@@ -100,7 +100,7 @@ class ReplayResults:
         found = [shown for _, shown in self._shown(alert) if alert.kind == "loss_nonfinite" or shown.blame.module == alert.site]
         return dataclasses.replace(alert, batch=found[0].batch, since_step=found[0].step) if found else alert
 
-    def _shown(self, alert: Alert) -> list[tuple[int, _Shown]]:
+    def _shown(self, alert: Alert) -> list[tuple[int, RankResult]]:
         """What running the bad step again has shown of an alert, by rank; empty where it is about an earlier step."""
         if not self._open or kind_of(alert.kind).about != "nonfinite":
             return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -38,7 +37,7 @@ class _Entry(NamedTuple):
     put: Callable[[], Any]  # restores it
 
 
-class KeptState:
+class ModelSnapshot:
     """What a model holds now, and the generators' states.
 
     It follows the model's attributes into lists, dictionaries, sets, deques, arrays, generators of random numbers and plain
@@ -105,10 +104,10 @@ class KeptState:
             self._add(name, lambda: bytes(value), lambda: value.__setitem__(slice(None), data))
         elif isinstance(value, np.ndarray):
             array = value.copy()
-            self._add(name, lambda: zlib.crc32(np.ascontiguousarray(value).tobytes()), lambda: np.copyto(value, array))
+            self._add(name, value.tobytes, lambda: np.copyto(value, array))
         elif isinstance(value, torch.Generator):
             state = value.get_state()
-            self._add(name, lambda: _bits(value.get_state()), lambda: value.set_state(state) and None)
+            self._add(name, lambda: value.get_state().tolist(), lambda: value.set_state(state))
         elif isinstance(value, random.Random):
             numbers = value.getstate()
             self._add(name, value.getstate, lambda: value.setstate(numbers))
@@ -125,16 +124,16 @@ class KeptState:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             self._add(name, lambda: tensor._version, lambda: None)
             return []
-        mark, copy = _bits(tensor), tensor.detach().clone()
+        copy = tensor.detach().clone()
 
         def put() -> None:
-            if _bits(tensor) != mark:
+            if not _same(tensor, copy):
                 tensor.data.copy_(copy)
             if tensor.is_leaf:
                 tensor.grad = gradient
                 tensor.requires_grad_(required)
 
-        self._add(name, lambda: (_bits(tensor), id(tensor.grad) if tensor.is_leaf else 0, tensor.requires_grad), put)
+        self._add(name, lambda: (_same(tensor, copy), id(tensor.grad) if tensor.is_leaf else 0, tensor.requires_grad), put)
         return [] if gradient is None else [(gradient, f"{name}.grad")]
 
     def _keep_mapping(self, mapping: dict[Any, Any], name: str) -> None:
@@ -161,7 +160,7 @@ class KeptState:
 def _states(device: torch.device) -> tuple[Any, ...]:
     """What the generators' states are, to be compared."""
     now = GeneratorWatch(device).read()
-    return _bits(now.torch), None if now.device is None else _bits(now.device), repr(now.numpy), repr(now.python)
+    return now.torch.tolist(), None if now.device is None else now.device.tolist(), repr(now.numpy), repr(now.python)
 
 
 def _is_plain(value: Any) -> bool:
@@ -192,15 +191,7 @@ def _refill(value: Any, entries: list[Any]) -> None:
         value.extend(entries)
 
 
-def _bits(tensor: Tensor) -> Any:
-    """A hash of a tensor's bits, with its shape and type."""
-    plain = tensor.detach()
-    shape = tuple(plain.shape), plain.dtype
-    if not plain.numel():
-        return shape
-    flat = plain.contiguous().view(-1).view(torch.uint8)
-    if flat.device.type == "cpu":
-        return *shape, zlib.crc32(flat.numpy().data)
-    whole = flat[: flat.numel() // 4 * 4].view(torch.int32).long()
-    places = torch.arange(1, whole.numel() + 1, device=whole.device)
-    return *shape, int(whole.sum()), int((whole * places).sum()), flat[flat.numel() // 4 * 4 :].tolist()
+def _same(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same bits, NaN included, and the same shape and type."""
+    alike = tensor.shape == other.shape and tensor.dtype == other.dtype
+    return alike and torch.equal(*(each.detach().contiguous().view(-1).view(torch.uint8) for each in (tensor, other)))

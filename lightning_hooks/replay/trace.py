@@ -175,7 +175,8 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             given = self._given.get(key) or Nonfinite("weights", "a tensor that was made before the step", tensor)
             rows = _bad_rows(given.tensor, self._size) if given.source == "data" else None
             failure = Failure(given.source, place, "forward", _value(given.tensor), given.name, rows)
-            self._causes[key] = None if given.meant else failure
+            meant = given.is_buffer and not bool(given.tensor.isnan().any())
+            self._causes[key] = None if meant else failure
             self._alive.append(tensor)
         return self._causes[key]
 
@@ -227,9 +228,9 @@ class Nonfinite(NamedTuple):
     tensor: Tensor
 
     @property
-    def meant(self) -> bool:
-        """Whether it is meant so, as a buffer with a mask of minus infinity."""
-        return self.source == "weights" and not isinstance(self.tensor, nn.Parameter) and not bool(self.tensor.isnan().any())
+    def is_buffer(self) -> bool:
+        """Whether it is no parameter and not of the batch: it may hold a mask of minus infinity."""
+        return self.source == "weights" and not isinstance(self.tensor, nn.Parameter)
 
 
 def nonfinite_inputs(model: nn.Module, batch: Any) -> Iterator[Nonfinite]:
