@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -217,19 +217,14 @@ class StepAgain:
         return "this loop does not say how: watch(…, loss_function=…) does"
 
     @staticmethod
-    def why_not_on(model: nn.Module, device: torch.device, ranks_apart: Callable[[], bool]) -> str:
-        """Why a step of this model cannot be run again here, in any loop; empty where it can.
-
-        Args:
-            model: The model.
-            device: Where it is.
-            ranks_apart: Whether ranks may not come to the same step; asked last.
-        """
-        if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+    def why_not_in(host: Host) -> str:
+        """Why a step cannot be run again, in any loop; empty where it can."""
+        if any(isinstance(module, nn.SyncBatchNorm) for module in host.model.modules()):
             return "with SyncBatchNorm ranks wait for each other"
-        if device.type != "cpu":
+        if host.setup.device.type != "cpu":
             return "on an accelerator a bad step is known only later"
-        return "ranks may not come to the same step" if ranks_apart() else ""
+        apart = host.setup.world_size > 1 and not host.replicated_parameters()
+        return "ranks may not come to the same step" if apart else ""
 
 
 class Host(ABC):

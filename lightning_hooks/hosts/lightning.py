@@ -66,7 +66,7 @@ class LightningHost(TrainerReference, Host):
         self.metrics = LightningMetrics(trainer, of_fit)
         self.console = LightningConsole(trainer, of_fit)
         self.files = LightningFiles(trainer, of_fit)
-        self.again = LightningStepAgain(trainer, pl_module)
+        self.again = LightningStepAgain(self)
         self.setup = TrainingSetup(
             device=pl_module.device,
             world_size=trainer.world_size,

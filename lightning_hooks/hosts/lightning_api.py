@@ -222,8 +222,9 @@ def printing(trainer: Trainer) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if trainer.progress_bar_callback is not None:
-            if "tqdm" in sys.modules:
-                stack.enter_context(sys.modules["tqdm"].tqdm.external_write_mode(file=sys.stderr))
+            tqdm = sys.modules.get("tqdm")
+            if tqdm is not None:
+                stack.enter_context(tqdm.tqdm.external_write_mode(file=sys.stderr))
             for handler in (*_stream_handlers(LOGGER), *_stream_handlers(LIGHTNINGS)):
                 if handler.stream is sys.__stderr__ is not sys.stderr:
                     stack.callback(handler.setStream, handler.stream)

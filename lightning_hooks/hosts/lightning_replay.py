@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
-from weakref import ref
+from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from typing_extensions import override
 
 from lightning_hooks.hooks.exchange import exchange
@@ -16,6 +15,9 @@ from lightning_hooks.hosts import lightning_api
 from lightning_hooks.hosts.host import StepAgain
 from lightning_hooks.replay.rerun import without_logging
 from lightning_hooks.replay.rows import LoaderRows
+
+if TYPE_CHECKING:
+    from lightning_hooks.hosts.lightning import LightningHost
 
 
 def record_rows(trainer: Trainer) -> Callable[[], None]:
@@ -48,23 +50,15 @@ class LightningStepAgain(StepAgain):
     """How a Trainer runs a step again.
 
     Args:
-        trainer: The trainer.
-        pl_module: The model.
+        host: The trainer, as a session sees it.
     """
 
-    def __init__(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._of = ref(trainer), ref(pl_module)
-
-    @property
-    def _objects(self) -> tuple[Trainer, LightningModule]:
-        trainer, pl_module = self._of[0](), self._of[1]()
-        assert trainer is not None, "the trainer is gone"
-        assert pl_module is not None, "the model is gone"
-        return trainer, pl_module
+    def __init__(self, host: LightningHost) -> None:
+        self._host = host
 
     @override
     def loader_iterators(self) -> tuple[Sequence[tuple[str, Any]], int]:
-        fetcher: Any = self._objects[0].fit_loop._data_fetcher  # none of these has a public name
+        fetcher: Any = self._host.trainer.fit_loop._data_fetcher  # none of these has a public name
         combined: Any = getattr(fetcher, "_combined_loader", None)
         mode: Any = getattr(combined, "_iterator", None)
         if mode is None or not hasattr(fetcher, "batches"):
@@ -80,15 +74,14 @@ class LightningStepAgain(StepAgain):
 
     @override
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        trainer, pl_module = self._objects
-        with trainer.precision_plugin.train_step_context():
-            return pl_module.training_step(*args, **kwargs)
+        with self._host.trainer.precision_plugin.train_step_context():
+            return self._host.model.training_step(*args, **kwargs)
 
     @override
     @contextmanager
     def muted(self) -> Iterator[None]:
-        trainer, pl_module = self._objects
-        with without_logging(pl_module), ExitStack() as stack:
+        trainer = self._host.trainer
+        with without_logging(self._host.model), ExitStack() as stack:
             if trainer.loggers:
                 stack.callback(setattr, trainer, "loggers", trainer.loggers)
                 trainer.loggers = [_dummy(trainer)]
@@ -96,14 +89,13 @@ class LightningStepAgain(StepAgain):
 
     @override
     def why_not(self) -> str:
-        trainer, pl_module = self._objects
-        sharded = lightning_api.is_sharded(trainer, pl_module)
-        if not pl_module.automatic_optimization:
+        host = self._host
+        sharded = lightning_api.is_sharded(host.trainer, host.model)
+        if not host.model.automatic_optimization:
             return "under manual optimisation a step updates the weights"
         if sharded:
             return f"under {sharded} ranks hold shards, and wait for each other"
-        replicated = lightning_api.replicated_parameters
-        return self.why_not_on(pl_module, pl_module.device, lambda: trainer.world_size > 1 and not replicated(trainer, pl_module))
+        return self.why_not_in(host)
 
 
 def _names(iterables: Any, count: int) -> list[str]:

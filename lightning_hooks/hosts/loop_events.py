@@ -170,7 +170,11 @@ class LoopEvents:
             if torch.is_grad_enabled() and (module.training or not self._trained):
                 self._trained = module.training
                 with outside_modes():
-                    self._start_forward(args, kwargs)
+                    if self._open:  # forward again in the same batch
+                        for member in self.session.members:
+                            member.gate.resume()
+                    else:
+                        self._start_batch([*args, *kwargs.values()] if args else kwargs)
                 forward.callback(self._switch, True)
             else:
                 forward.enter_context(all_closed())
@@ -179,13 +183,6 @@ class LoopEvents:
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if self._follows() and self._forwards:
             self._forwards.pop().close()
-
-    def _start_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._open:  # forward again in the same batch
-            for member in self.session.members:
-                member.gate.resume()
-        else:
-            self._start_batch([*args, *kwargs.values()] if args else kwargs)
 
     def _start_batch(self, batch: Any) -> None:
         self._open = True

@@ -196,7 +196,7 @@ class LoopStepAgain(StepAgain):
             return "with several optimizers a step is not that of one loss"
         if setup.unreadable_shards or any(map(is_distributed, host.model.parameters())):
             return "ranks hold shards of the model, and wait for each other"
-        return self.why_not_on(host.model, setup.device, lambda: setup.world_size > 1 and not host.replicated_parameters())
+        return self.why_not_in(host)
 
 
 def inner_loader(loader: Any) -> Any:

@@ -266,15 +266,13 @@ def describe_inputs(model: nn.Module, batch: Any) -> tuple[str, tuple[int, ...]]
     Returns:
         A sentence, and the rows of the batch that are not finite, where samples lie along the first dimension.
     """
-    for found in nonfinite_inputs(model, batch):
-        tensor = found.tensor
-        places = (tensor.isnan() if found.is_buffer else ~tensor.isfinite()).nonzero()  # a buffer may hold a mask of minus infinity
-        if not len(places):
+    for source, name, tensor in nonfinite_inputs(model, batch):
+        buffer = source == "weights" and not isinstance(tensor, nn.Parameter)
+        places = (tensor.isnan() if buffer else ~tensor.isfinite()).nonzero()  # a buffer may hold a mask of minus infinity
+        if not len(places) or (source == "data" and not tensor.dim()):
             continue
         value, first = tensor[tuple(places[0])].item(), places[0].tolist()
-        if found.source == "weights":
-            return f"{clean_name(found.name)} has {value} in it, first at {first}: no step makes it finite again.", ()
-        if tensor.dim():
-            rows = tuple(dict.fromkeys(places[:, 0].tolist()))
-            return f"The batch itself has {value} in it (batch{found.name}), first at {first}.", rows
+        if source == "weights":
+            return f"{clean_name(name)} has {value} in it, first at {first}: no step makes it finite again.", ()
+        return f"The batch itself has {value} in it (batch{name}), first at {first}.", tuple(dict.fromkeys(places[:, 0].tolist()))
     return "The batch and the weights were finite: an operation of the step was the first.", ()

@@ -32,8 +32,8 @@ class NotRestoredError(RuntimeError):
 
 class _Entry(NamedTuple):
     name: str
-    read: Callable[[], Any]  # says what it is now
-    mark: Any  # what it said at first
+    read: Callable[[], Any]  # gives what is compared
+    mark: Any  # what it gave at first
     put: Callable[[], Any]  # restores it
 
 

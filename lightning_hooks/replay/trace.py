@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_stack, walk_tb
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +90,7 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         uncalled = nn.ModuleList, nn.ModuleDict
         self._sites = [(name, module) for name, module in named_sites(model) if name and not isinstance(module, uncalled)]
         self._tracer = Tracer(self._sites, statistics=True)
-        self._given = {_key(given.tensor): given for given in nonfinite_inputs(model, batch)}
+        self._given = {_key(tensor): (source, name, tensor) for source, name, tensor in nonfinite_inputs(model, batch)}
         self._causes: dict[int, Failure | None] = {}  # by storage; None where it was put in on purpose
         self._alive: list[Tensor] = []  # keeps the storages
         self._of_node: dict[int, Place] = {}  # by the number of the autograd node that an operation made
@@ -172,11 +172,10 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Why an input is not finite; None where it was put in on purpose, as minus infinity of a mask that was made before."""
         key = _key(tensor)
         if key not in self._causes:
-            given = self._given.get(key) or Nonfinite("weights", "a tensor that was made before the step", tensor)
-            rows = _bad_rows(given.tensor, self._size) if given.source == "data" else None
-            failure = Failure(given.source, place, "forward", _value(given.tensor), given.name, rows)
-            meant = given.is_buffer and not bool(given.tensor.isnan().any())
-            self._causes[key] = None if meant else failure
+            source, name, whole = self._given.get(key, ("weights", "a tensor that was made before the step", tensor))
+            meant = source == "weights" and not isinstance(whole, nn.Parameter) and not bool(torch.isnan(whole).any())
+            rows = _bad_rows(whole, self._size) if source == "data" else None
+            self._causes[key] = None if meant else Failure(source, place, "forward", _value(whole), name, rows)
             self._alive.append(tensor)
         return self._causes[key]
 
@@ -214,30 +213,15 @@ def tensors_of(value: Any, name: str = "", depth: int = 0) -> dict[str, Tensor]:
     return {key: tensor for path, entry in entries for key, tensor in tensors_of(entry, path, depth + 1).items()}
 
 
-class Nonfinite(NamedTuple):
-    """A tensor with values that are not finite before the step.
+def nonfinite_inputs(model: nn.Module, batch: Any) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield what is not finite before a step: tensors of the batch first, then parameters, then buffers.
 
-    Attributes:
-        source: ``data`` or ``weights``.
-        name: Its place in the batch, or its name in the model.
-        tensor: The tensor.
+    Yields:
+        ``data`` or ``weights``, its place in the batch or its name in the model, and the tensor.
     """
-
-    source: str
-    name: str
-    tensor: Tensor
-
-    @property
-    def is_buffer(self) -> bool:
-        """Whether it is no parameter and not of the batch: it may hold a mask of minus infinity."""
-        return self.source == "weights" and not isinstance(self.tensor, nn.Parameter)
-
-
-def nonfinite_inputs(model: nn.Module, batch: Any) -> Iterator[Nonfinite]:
-    """Yield what is not finite before a step: tensors of the batch first, then parameters, then buffers."""
     tensors = [("data", name, tensor) for name, tensor in tensors_of(batch).items()]
     tensors += [("weights", name, tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())]
-    yield from (Nonfinite(*entry) for entry in tensors if has_values(entry[2]) and _nonfinite(entry[2]))
+    return (entry for entry in tensors if has_values(entry[2]) and _nonfinite(entry[2]))
 
 
 def _floats(values: Any) -> Iterator[Tensor]:
