@@ -223,8 +223,8 @@ class StepAgain:
             return "with SyncBatchNorm ranks wait for each other"
         if host.setup.device.type != "cpu":
             return "on an accelerator a bad step is known only later"
-        apart = host.setup.world_size > 1 and not host.replicated_parameters()
-        return "ranks may not come to the same step" if apart else ""
+        differ = host.setup.world_size > 1 and not host.replicated_parameters()
+        return "ranks may not come to the same step" if differ else ""
 
 
 class Host(ABC):

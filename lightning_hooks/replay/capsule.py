@@ -23,7 +23,7 @@ from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.generators import Generators
 from lightning_hooks.replay.ring import Ring, StepEvidence
-from lightning_hooks.replay.stored import CapsuleError, NotStorableError, from_stored, to_stored
+from lightning_hooks.replay.stored import CapsuleError, NotStorableError, check, from_stored, to_stored
 from lightning_hooks.run_report.lines import FOLDER
 
 VERSION = 1
@@ -225,25 +225,23 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
     """
     folder = Path(path)
     file = folder / CAPSULE
-    if not file.is_file():
-        raise CapsuleError(f"expected the folder of a capsule, with a {CAPSULE} in it; got {str(folder)!r}.")
-    if file.stat().st_size > _MOST_JSON:
-        raise CapsuleError(f"{file} is larger than {_MOST_JSON >> 20} MiB: it is no capsule.")
+    check(file.is_file(), f"expected the folder of a capsule, with a {CAPSULE} in it; got {str(folder)!r}.")
+    check(file.stat().st_size <= _MOST_JSON, f"{file} is larger than {_MOST_JSON >> 20} MiB: it is no capsule.")
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
         raise CapsuleError(f"{file} cannot be read: {type(error).__name__}: {error}. Was it cut off?") from None
-    if not isinstance(record, dict) or record.get("format") != "lightning_hooks capsule":
-        raise CapsuleError(f"{file} is not that of a capsule of lightning_hooks.")
-    if record.get("version") != VERSION:
-        raise CapsuleError(f"{file} is of version {record.get('version')!r}; this lightning_hooks reads version {VERSION}.")
+    ours = isinstance(record, dict) and record.get("format") == "lightning_hooks capsule"
+    check(ours, f"{file} is not that of a capsule of lightning_hooks.")
+    of = record.get("version")
+    check(of == VERSION, f"{file} is of version {of!r}; this lightning_hooks reads version {VERSION}.")
     tensors = _load(folder / TENSORS)
     state = _load(folder / STATE) if (folder / STATE).is_file() else {}
     given: Any = {"batch": None, "args": [], "kwargs": {}}
     if record.get("batch_at_hand") is not None:
         given = from_stored(record["batch_at_hand"], tensors)
-    if not isinstance(given, dict) or not isinstance(given.get("args"), list) or not isinstance(given.get("kwargs"), dict):
-        raise CapsuleError(f"{file} does not describe the arguments of training_step.")
+    fine = isinstance(given, dict) and isinstance(given.get("args"), list) and isinstance(given.get("kwargs"), dict)
+    check(fine, f"{file} does not describe the arguments of training_step.")
     before = {name.removeprefix("before."): tensor for name, tensor in tensors.items() if name.startswith("before.")}
     model = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
     generators = _generators(tensors, record.get("python"))

@@ -19,7 +19,7 @@ from lightning_hooks.replay.capsule import UNKNOWN, Capsule, read_capsule, versi
 from lightning_hooks.replay.rerun import StepRerun, without_logging
 from lightning_hooks.replay.rows import BatchRows
 from lightning_hooks.replay.state import NotRestoredError
-from lightning_hooks.replay.stored import CapsuleError
+from lightning_hooks.replay.stored import CapsuleError, check
 from lightning_hooks.run_report.files import write_whole
 from lightning_hooks.run_report.rendering import render
 
@@ -71,7 +71,7 @@ def replay(path: Path, model: str, data: str | None = None, output: Path | None 
         raise CapsuleError(f"the model of {model} cannot be run again: {error}.") from None
     except RuntimeError as error:  # a state of a generator that is none
         raise CapsuleError(f"the step of the capsule cannot be run: {error}.") from None
-    _check(not found.why_not, f"the step of the capsule cannot be run: {found.why_not}.")
+    check(not found.why_not, f"the step of the capsule cannot be run: {found.why_not}.")
     page = write_page(capsule, found, output)
     return [*_lines(capsule, found), "", f"Written: {page}"], 0 if found.reproduced else 1
 
@@ -127,8 +127,8 @@ def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
     pair: Any = found if isinstance(found, tuple) and len(found) == 2 else (found, getattr(found, "training_step", None))
     made, function = pair
     wanted = "a LightningModule, or a model and the function that gives a batch's loss"
-    _check(isinstance(made, nn.Module), f"--model {source} gave a {type(made).__name__}; expected {wanted}.")
-    _check(callable(function), f"{source} makes a {type(made).__name__}, which has no training_step; expected {wanted}.")
+    check(isinstance(made, nn.Module), f"--model {source} gave a {type(made).__name__}; expected {wanted}.")
+    check(callable(function), f"{source} makes a {type(made).__name__}, which has no training_step; expected {wanted}.")
     own = {**dict(made.named_parameters(remove_duplicate=False)), **dict(made.named_buffers(remove_duplicate=False))}
     state = capsule.state
     if state:
@@ -137,7 +137,7 @@ def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
         odd = [*missing, *more, *shapes]
         was = capsule.record.get("model")
         tied = not more and not shapes and all(own[name].data_ptr() in {own[n].data_ptr() for n in state} for name in missing)
-        _check(not odd or tied, f"the capsule is of another model ({was}): {', '.join(odd[:5])} do not fit {type(made).__name__}.")
+        check(not odd or tied, f"the capsule is of another model ({was}): {', '.join(odd[:5])} do not fit {type(made).__name__}.")
         with torch.no_grad():
             for name, value in state.items():
                 own[name].data = value.clone() if own[name].dtype != value.dtype else own[name].data.copy_(value)
@@ -155,12 +155,12 @@ def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]
         raise CapsuleError(
             "the capsule has no batch (see what it left out); --data package.module:dataset makes it of its samples."
         )
-    _check(rows is not None, f"the samples of the capsule are not indices of one data set: {str(samples)[:200]}.")
+    check(rows is not None, f"the samples of the capsule are not indices of one data set: {str(samples)[:200]}.")
     data = _made(source, "--data")
     collate: Callable[[list[Any]], Any] = default_collate
     if isinstance(data, DataLoader):
         collate, data = data.collate_fn, data.dataset
-    _check(hasattr(data, "__getitem__") and not isinstance(data, IterableDataset), f"--data {source} is no map-style data set.")
+    check(hasattr(data, "__getitem__") and not isinstance(data, IterableDataset), f"--data {source} is no map-style data set.")
     try:
         return collate([data[sample] for sample in samples]), rows
     except (IndexError, KeyError) as error:
@@ -170,7 +170,7 @@ def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]
 def _made(source: str, option: str) -> Any:
     """What ``package.module:name`` names: called if it is a function or a class."""
     module, _, name = source.partition(":")
-    _check(bool(module and name), f"{option} must be package.module:name; got {source!r}.")
+    check(bool(module and name), f"{option} must be package.module:name; got {source!r}.")
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), name)
@@ -179,11 +179,6 @@ def _made(source: str, option: str) -> Any:
     finally:
         sys.path.pop(0)
     return found() if callable(found) and not isinstance(found, nn.Module) else found
-
-
-def _check(fine: bool, text: str) -> None:
-    if not fine:
-        raise CapsuleError(text)
 
 
 def _precision(precision: str) -> AbstractContextManager[Any]:
