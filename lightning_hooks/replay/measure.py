@@ -145,7 +145,7 @@ class StepMeasure:
         """A training batch ends, and with it the step."""
         now, loss, self._in_batch = self._now, self._loss, False
         self._accumulates |= loss is not None and self._host.position.global_step < self._step
-        if now is None or self.why_not or loss is None or self._host.position.global_step != self._step:  # no step was taken
+        if now is None or loss is None or self._host.position.global_step != self._step:  # no step was taken
             return
         before, self._now, self._last = self._last, None, now
         with self._stops_where_it_fails(), self._unobserved():
