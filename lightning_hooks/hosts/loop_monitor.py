@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self
 
 from lightning_hooks.declare.warn import warn
