@@ -11,10 +11,12 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,14 +80,11 @@ def _check_size(path: Path, zipped: bool) -> None:
 
 def _needed(path: Path, text: str, zipped: bool) -> str:
     """The names of the classes and functions that a file needs; empty where none is known."""
-    found: list[str] = []
+    found = re.findall(r"GLOBAL ([\w.]+)", text)
     list_globals = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)  # torch 2.5 and later
     if zipped and list_globals is not None:
-        try:
-            found = list_globals(path)
-        except Exception:  # noqa: BLE001  of a damaged file
-            found = []
-    found = found or re.findall(r"GLOBAL ([\w.]+)", text)
+        with suppress(Exception):  # of a damaged file
+            found = list_globals(path) or found
     names = list(dict.fromkeys(name[:100] for name in found))
     return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
 
@@ -146,7 +145,7 @@ def read_numbers(tensor: Tensor) -> TensorNumbers:
         done += part.numel()
     sound = not nans and not infinite and tensor.numel() > 1 and not tensor.is_complex()
     constant = low if sound and low == high else None
-    index = None if first is None else _index(first, tensor.shape)
+    index = None if first is None else tuple(map(int, np.unravel_index(first, tensor.shape)))
     return TensorNumbers(nans, infinite, index, constant, int((~used).sum()) if tensor.dim() > 1 else 0, rows)
 
 
@@ -161,15 +160,6 @@ def _parts(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
                 yield start, torch.view_as_real(part.to(torch.complex128)).abs().amax(-1)
             else:
                 yield start, part.to(torch.float64 if part.dtype == torch.float64 else torch.float32)
-
-
-def _index(place: int, shape: torch.Size) -> tuple[int, ...]:
-    """The index of a number by its place in the order of memory."""
-    index: list[int] = []
-    for size in reversed(shape):
-        place, rest = divmod(place, size)
-        index.append(rest)
-    return tuple(reversed(index))
 
 
 MOST_SHOWN = 30
@@ -233,7 +223,8 @@ def check_checkpoint(path: Path) -> CheckedCheckpoint:
         ValueError: If the file is no checkpoint, needs more than tensors and plain types to be loaded, or holds no weights.
         OSError: If it cannot be read.
     """
-    content = load_checkpoint(path)
+    loaded = load_checkpoint(path)
+    content = loaded if isinstance(loaded, Mapping) else {}
     weights = dict(_weights(content))
     optimizers = list(_optimizers(content))
     if not weights and not optimizers:
@@ -247,23 +238,21 @@ def check_checkpoint(path: Path) -> CheckedCheckpoint:
     return CheckedCheckpoint(path, ", ".join(about), tuple(sorted(problems, key=lambda problem: gravity(problem.severity))))
 
 
-def _weights(content: Any) -> Iterator[tuple[str, Tensor]]:
+def _weights(content: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the mappings that hold weights: the content itself, its ``state_dict``, or each entry that is one."""
-    if not isinstance(content, Mapping):
-        return
-    if any(isinstance(value, Tensor) for value in content.values()):
-        holders = {"": content}
-    else:
-        found = {key: value for key, value in content.items() if isinstance(value, Mapping) and not _is_optimizer(value)}
-        holders = {f"{key}.": value for key, value in found.items() if any(isinstance(entry, Tensor) for entry in value.values())}
-    for prefix, holder in ({"": holders[_STATE_DICT]} if _STATE_DICT in holders else holders).items():
+    inner = {f"{key}.": value for key, value in content.items() if isinstance(value, Mapping) and not _is_optimizer(value)}
+    holders = {
+        prefix: value
+        for prefix, value in {"": content, **inner}.items()
+        if any(isinstance(entry, Tensor) for entry in value.values())
+    }
+    whole = holders.get("", holders.get(_STATE_DICT))
+    for prefix, holder in (holders if whole is None else {"": whole}).items():
         yield from ((_cut(f"{prefix}{name}"), value) for name, value in holder.items() if isinstance(value, Tensor))
 
 
-def _optimizers(content: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _optimizers(content: Mapping[Any, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The states of optimizers by name: entries of the content, alone or in a list."""
-    if not isinstance(content, Mapping):
-        return
     for key, value in content.items():
         entries = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
         found = [entry for entry in entries if _is_optimizer(entry)]

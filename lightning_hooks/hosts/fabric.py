@@ -6,14 +6,13 @@ from typing import Any, Protocol
 
 from lightning.fabric import Fabric
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from lightning_hooks.declare.warn import warn
-from lightning_hooks.hooks import Listener
-from lightning_hooks.hosts.found_objects import optimizers_of
+from lightning_hooks.hooks import HookManager
 from lightning_hooks.hosts.lightning_folder import folder_of
+from lightning_hooks.hosts.loop_events import EventHook
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
-from lightning_hooks.hosts.loop_setup import setup_of, unwrapped
+from lightning_hooks.hosts.loop_setup import optimizers_of, setup_of, unwrapped
 from lightning_hooks.hosts.observers import TrainingMembers
 from lightning_hooks.hosts.plain import PlainHost
 
@@ -39,7 +38,7 @@ class FabricLoop:
     def __init__(self, monitor: FabricMonitor, fabric: Fabric, quiet: bool = False) -> None:
         self.monitor, self._fabric, self._quiet = monitor, fabric, quiet
         self._modules: list[nn.Module] = []
-        self._hooks: list[RemovableHandle] = []
+        self._hooks = HookManager()
         self.loop: LoopMonitor | None = None
 
     @classmethod
@@ -57,12 +56,13 @@ class FabricLoop:
         """Fabric has set up a model in its wrapper."""
         if self.loop is None:
             self._modules.append(module._forward_module)  # which the optimizers train; there is no public name
-            self._hooks.append(unwrapped(self._modules[-1]).register_forward_pre_hook(_First(self), with_kwargs=True))
+            self._hooks.register(unwrapped(self._modules[-1]), EventHook(self.start), "forward_pre", with_kwargs=True)
 
     def start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The first forward in training starts."""
-        while self._hooks:
-            self._hooks.pop().remove()
+        """A forward starts, and with the first one in training the monitors."""
+        if not module.training:
+            return
+        self._hooks.remove_all()
         models = map(unwrapped, self._modules)
         several = {f"{place}-{type(model).__name__}": model for place, model in enumerate(models)}
         model = self._modules[0] if len(self._modules) == 1 else nn.ModuleDict(several)
@@ -71,7 +71,7 @@ class FabricLoop:
             self.loop = LoopMonitor(host, monitor.observers, ends_at_step=True)
             if monitor.resumed is not None:
                 host.progress, monitor.resumed = monitor.resumed, None
-            self.loop.start().forward_starts(module, args, kwargs)
+            self.loop.start().events.enter(module, args, kwargs)
         except Exception as error:
             if not self._quiet:
                 raise
@@ -84,24 +84,12 @@ class FabricLoop:
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         """Training ends, if the loop says so: the report is written, and the hooks are removed."""
-        while self._hooks:
-            self._hooks.pop().remove()
+        self._hooks.remove_all()
         loop, self.loop = self.loop, None
         callbacks = self._fabric._callbacks
         callbacks[:] = [self.monitor if callback is self else callback for callback in callbacks]
         if loop is not None:
             loop.finish()
-
-
-class _First(Listener):
-    """Forward pre-hook that starts the monitors in the first forward in training."""
-
-    def __init__(self, loop: FabricLoop) -> None:
-        self._loop = loop
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module.training:
-            self._loop.start(module, args, kwargs)
 
 
 def _host(fabric: Fabric, model: nn.Module) -> PlainHost:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,6 +119,11 @@ class Metrics(ABC):
         """The step on the loggers' axis at which values of the window are logged."""
 
     @property
+    @abstractmethod
+    def trackers(self) -> Trackers:
+        """The loggers behind one interface; empty on ranks other than 0."""
+
+    @property
     def logged(self) -> Mapping[str, Any]:
         """What the user logs: tag to value."""
         return {}
@@ -154,16 +159,25 @@ class Console:
         """Show values in the progress bar; without one nothing is shown."""
 
 
-class RunFiles(ABC):
-    """Where the run's files belong."""
+class RunFiles:
+    """Where the run's files belong.
 
-    @abstractmethod
+    Args:
+        log_dir: The log directory; None without.
+    """
+
+    def __init__(self, log_dir: Path | None) -> None:
+        self._log_dir = log_dir
+
     def folder(self, report_dir: Any) -> Path | None:
         """Return the directory; None for nowhere.
 
         Args:
             report_dir: ``auto`` for the log directory, a directory, or None.
         """
+        if report_dir == "auto":
+            return self._log_dir
+        return None if report_dir is None else Path(report_dir)
 
     def place(self, file: Path, kept_in: Sequence[str], everything: bool) -> str:
         """Return where a run's file is found after training, in words.
@@ -195,10 +209,6 @@ class StepAgain:
         """A context in which the step logs nothing."""
         return nullcontext()
 
-    def on(self, model: nn.Module) -> StepAgain:
-        """The same for a copy of the model."""
-        raise NotImplementedError(self.why_not())
-
     def release(self) -> None:
         """Training is over: leave everything as it was."""
 
@@ -207,19 +217,14 @@ class StepAgain:
         return "this loop does not say how: watch(…, loss_function=…) does"
 
     @staticmethod
-    def why_not_on(model: nn.Module, device: torch.device, ranks_apart: Callable[[], bool]) -> str:
-        """Why a step of this model cannot be run again here, in any loop; empty where it can.
-
-        Args:
-            model: The model.
-            device: Where it is.
-            ranks_apart: Whether ranks may not come to the same step; asked last.
-        """
-        if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+    def why_not_in(host: Host) -> str:
+        """Why a step cannot be run again, in any loop; empty where it can."""
+        if any(isinstance(module, nn.SyncBatchNorm) for module in host.model.modules()):
             return "with SyncBatchNorm ranks wait for each other"
-        if device.type != "cpu":
+        if host.setup.device.type != "cpu":
             return "on an accelerator a bad step is known only later"
-        return "ranks may not come to the same step" if ranks_apart() else ""
+        differ = host.setup.world_size > 1 and not host.replicated_parameters()
+        return "ranks may not come to the same step" if differ else ""
 
 
 class Host(ABC):
@@ -263,11 +268,6 @@ class Host(ABC):
     def loss_scaling(self) -> LossScaling:
         """What the loss is scaled by before backward, as it is now."""
         return LossScaling()
-
-    @property
-    @abstractmethod
-    def trackers(self) -> Trackers:
-        """The loggers behind one interface; empty on ranks other than 0."""
 
     def may_clip(self) -> bool:
         """Whether anything can change gradients between ``before_optimizer_step`` and the update."""

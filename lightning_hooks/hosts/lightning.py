@@ -32,7 +32,26 @@ class FitObjects(Protocol):
         """The trainer's loggers behind one interface."""
 
 
-class LightningHost(Host):
+class TrainerReference:
+    """Base of what asks a trainer, and does not keep it alive.
+
+    Args:
+        trainer: The trainer.
+        of_fit: What belongs to its fit.
+    """
+
+    def __init__(self, trainer: Trainer, of_fit: FitObjects) -> None:
+        self._trainer, self._of_fit = ref(trainer), of_fit
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer."""
+        found = self._trainer()
+        assert found is not None, "the trainer is gone"
+        return found
+
+
+class LightningHost(TrainerReference, Host):
     """A Lightning Trainer, as a session sees it.
 
     Args:
@@ -42,12 +61,12 @@ class LightningHost(Host):
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, of_fit: FitObjects) -> None:
-        self._trainer, self._model = ref(trainer), ref(pl_module)
-        self._of_fit = of_fit
+        super().__init__(trainer, of_fit)
+        self._model = ref(pl_module)
         self.metrics = LightningMetrics(trainer, of_fit)
-        self.console = LightningConsole(trainer)
+        self.console = LightningConsole(trainer, of_fit)
         self.files = LightningFiles(trainer, of_fit)
-        self.again = LightningStepAgain(trainer, pl_module)
+        self.again = LightningStepAgain(self)
         self.setup = TrainingSetup(
             device=pl_module.device,
             world_size=trainer.world_size,
@@ -67,11 +86,6 @@ class LightningHost(Host):
         )
 
     @property
-    def trainer(self) -> Trainer:
-        """The trainer."""
-        return _alive(self._trainer)
-
-    @property
     @override
     def model(self) -> LightningModule:
         found = self._model()
@@ -83,8 +97,7 @@ class LightningHost(Host):
     @override
     def position(self) -> Position:
         trainer = self.trainer
-        ends = lightning_api.epoch_ends(trainer)
-        return Position(trainer.current_epoch, trainer.global_step, ends)
+        return Position(trainer.current_epoch, trainer.global_step, lightning_api.epoch_ends(trainer))
 
     @property
     @override
@@ -103,11 +116,6 @@ class LightningHost(Host):
         scaler = of_trainer or lightning_api.own_loss_scaler(self.model)
         return LossScaling(self.trainer.accumulate_grad_batches, scaler, of_trainer is None and scaler is not None)
 
-    @property
-    @override
-    def trackers(self) -> Trackers:
-        return self._of_fit.trackers
-
     @override
     def may_clip(self) -> bool:
         return lightning_api.may_clip(self.trainer, self.model)
@@ -121,60 +129,56 @@ class LightningHost(Host):
         self.trainer.should_stop = True
 
 
-class LightningMetrics(Metrics):
+class LightningMetrics(TrainerReference, Metrics):
     """What a Trainer logs."""
-
-    def __init__(self, trainer: Trainer, of_fit: FitObjects) -> None:
-        self._trainer, self._of_fit = ref(trainer), of_fit
 
     @property
     @override
     def step(self) -> int:
-        return lightning_api.log_step(_alive(self._trainer))
+        return lightning_api.log_step(self.trainer)
+
+    @property
+    @override
+    def trackers(self) -> Trackers:
+        return self._of_fit.trackers
 
     @property
     @override
     def logged(self) -> Mapping[str, Any]:
-        return _alive(self._trainer).logged_metrics
+        return self.trainer.logged_metrics
 
     @property
     @override
     def available(self) -> Mapping[str, Any]:
-        return _alive(self._trainer).callback_metrics
+        return self.trainer.callback_metrics
 
     @override
     def watched_tags(self) -> set[str]:
-        return lightning_api.watched_tags(_alive(self._trainer))
+        return lightning_api.watched_tags(self.trainer)
 
     @override
     def write(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:
-        self._of_fit.epoch_log.write(who, _alive(self._trainer), self._of_fit.trackers, scalars, logged)
+        self._of_fit.epoch_log.write(who, self.trainer, self._of_fit.trackers, scalars, logged)
 
 
-class LightningConsole(Console):
+class LightningConsole(TrainerReference, Console):
     """A Trainer's progress bar, and lines next to it."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = ref(trainer)
 
     @override
     def printing(self) -> AbstractContextManager[None]:
-        return lightning_api.printing(_alive(self._trainer))
+        return lightning_api.printing(self.trainer)
 
     @override
     def show_progress(self, values: Mapping[str, Any]) -> None:
-        _alive(self._trainer).progress_bar_metrics.update(values)
+        self.trainer.progress_bar_metrics.update(values)
 
 
-class LightningFiles(RunFiles):
+class LightningFiles(TrainerReference, RunFiles):
     """A Trainer's log directory, or a temporary folder."""
-
-    def __init__(self, trainer: Trainer, of_fit: FitObjects) -> None:
-        self._trainer, self._of_fit = ref(trainer), of_fit
 
     @override
     def folder(self, report_dir: Any) -> Path | None:
-        return run_folder(_alive(self._trainer), report_dir, self._of_fit.trackers, self._of_fit.temporary_folder)
+        return run_folder(self.trainer, report_dir, self._of_fit.trackers, self._of_fit.temporary_folder)
 
     @override
     def place(self, file: Path, kept_in: Sequence[str], everything: bool) -> str:
@@ -189,12 +193,6 @@ class LightningFiles(RunFiles):
     @override
     def keeps(self, folder: Path) -> bool:
         return not self._of_fit.temporary_folder.holds(folder)
-
-
-def _alive(trainer: ref[Trainer]) -> Trainer:
-    found = trainer()
-    assert found is not None, "the trainer is gone"
-    return found
 
 
 class EpochLog:

@@ -10,12 +10,12 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hosts.lightning import EpochLog, LightningHost
 from lightning_hooks.hosts.lightning_api import around_steps, callbacks_of
 from lightning_hooks.hosts.lightning_callback import EitherPackage
 from lightning_hooks.hosts.lightning_folder import TemporaryFolder
+from lightning_hooks.hosts.loggers import warn_of_logger
 from lightning_hooks.session.session import Session
 from lightning_hooks.trackers import Trackers
 
@@ -70,7 +70,7 @@ class Adapter(EitherPackage):
         if self._trackers is None:
             trainer = self._trainer()
             loggers = trainer.loggers if trainer is not None and trainer.is_global_zero else ()
-            self._trackers = Trackers(loggers, _fault)
+            self._trackers = Trackers(loggers, warn_of_logger)
         return self._trackers
 
     # Events.
@@ -178,10 +178,3 @@ class _First(EitherPackage):
             ours = [callback for callback in under_way if isinstance(callback, EitherPackage) and callback is not self]
             others = [callback for callback in under_way if not isinstance(callback, EitherPackage)]
             under_way[:] = [self, *ours, *others]
-
-
-def _fault(tracker: str, error: Exception) -> None:
-    warn(
-        f"{tracker} raised {type(error).__name__}: {error}. What lightning_hooks writes may be missing there; training goes "
-        "on, and this warning is shown once."
-    )

@@ -16,8 +16,9 @@ from torch.optim import optimizer as torch_optimizer
 
 from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER
 from lightning_hooks.hooks.attributes import stored
+from lightning_hooks.hooks.exchange import exchange
 from lightning_hooks.hosts.host import Scheduled
-from lightning_hooks.hosts.replicas import replicated
+from lightning_hooks.hosts.loop_setup import replicated
 from lightning_hooks.statistics.weight_sample import is_distributed
 
 
@@ -74,16 +75,8 @@ def around_steps(trainer: Trainer, context: Callable[..., AbstractContextManager
     No callback of Lightning is around a step. The strategy, which belongs to the trainer, calls it: its method is exchanged on the
     instance. Whatever else was put there before is called, and comes back.
     """
-    own = vars(trainer.strategy)
-    exchanged = {name: (own.get(name), _within(context, getattr(trainer.strategy, name))) for name in _STEPS}
-    own.update({name: ours for name, (_, ours) in exchanged.items()})
-
-    def end() -> None:
-        for name, (before, ours) in exchanged.items():
-            if own.get(name) is ours:  # else somebody has exchanged it since, and calls ours, which does nothing more
-                own.pop(name) if before is None else own.update({name: before})
-
-    return end
+    strategy = trainer.strategy
+    return exchange(strategy, **{name: _within(context, getattr(strategy, name)) for name in _STEPS})
 
 
 def _within(context: Callable[..., AbstractContextManager[None]], step: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,21 +146,15 @@ def may_clip(trainer: Trainer, pl_module: LightningModule) -> bool:
     """
     if trainer.gradient_clip_val or not pl_module.automatic_optimization:
         return True
-    plugin = type(trainer.precision_plugin)
-    if getattr(trainer.precision_plugin, "scaler", None) is not None or not plugin.__module__.startswith(
-        ("lightning.", "pytorch_")
-    ):
+    own_plugin = not type(trainer.precision_plugin).__module__.startswith(("lightning.", "pytorch_"))
+    if own_plugin or loss_scaler(trainer) is not None or any(_overridden(pl_module, name) for name in _IN_THE_MODULE):
         return True
-    if any(_overridden(pl_module, name) for name in _IN_THE_MODULE):
+    callbacks = (callback for callback in callbacks_of(trainer) if not stored(callback, "only_observes"))
+    if any(_overridden(callback, "on_before_optimizer_step") for callback in callbacks):
         return True
-    others = [
-        callback
-        for callback in callbacks_of(trainer)
-        if _overridden(callback, "on_before_optimizer_step") and not stored(callback, "only_observes")
-    ]
     # torch keeps step hooks under private names; without them nobody else's could be seen.
     hooked = [getattr(optimizer, "_optimizer_step_pre_hooks", ()) for optimizer in trainer.optimizers]
-    return bool(others) or any(hooked) or bool(getattr(torch_optimizer, "_global_optimizer_pre_hooks", ()))
+    return any(hooked) or bool(getattr(torch_optimizer, "_global_optimizer_pre_hooks", ()))
 
 
 def _overridden(instance: Any, name: str) -> bool:
@@ -187,8 +174,10 @@ def unreadable_shards(trainer: Trainer, pl_module: LightningModule) -> str:
     keep does not.
     """
     sharded = is_sharded(trainer, pl_module)
-    known = sharded in _KNOWN_SHARDS and torch.distributed.is_initialized() and not _odd_shards(pl_module)
-    return "" if known else sharded
+    if sharded not in _KNOWN_SHARDS or not torch.distributed.is_initialized():
+        return sharded
+    odd = any(hasattr(parameter, "to_local") and not is_distributed(parameter) for parameter in pl_module.parameters())
+    return sharded if odd else ""
 
 
 _DTENSORS = "sharded (DTensor) parameters"
@@ -203,11 +192,6 @@ def is_sharded(trainer: Trainer, pl_module: LightningModule) -> str:
     if not sharded and any(hasattr(parameter, "to_local") for parameter in pl_module.parameters()):
         sharded = [_DTENSORS]
     return sharded[0] if sharded else ""
-
-
-def _odd_shards(pl_module: LightningModule) -> bool:
-    """Whether a parameter has shards and does not say how it is spread."""
-    return any(hasattr(parameter, "to_local") and not is_distributed(parameter) for parameter in pl_module.parameters())
 
 
 def replicated_parameters(trainer: Trainer, pl_module: LightningModule) -> list[nn.Parameter]:
@@ -238,34 +222,18 @@ def printing(trainer: Trainer) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if trainer.progress_bar_callback is not None:
-            stack.enter_context(_without_tqdm())
-            for logger in (LOGGER, LIGHTNINGS):
-                stack.enter_context(_redirected(logger))
+            tqdm = sys.modules.get("tqdm")
+            if tqdm is not None:
+                stack.enter_context(tqdm.tqdm.external_write_mode(file=sys.stderr))
+            for handler in (*_stream_handlers(LOGGER), *_stream_handlers(LIGHTNINGS)):
+                if handler.stream is sys.__stderr__ is not sys.stderr:
+                    stack.callback(handler.setStream, handler.stream)
+                    handler.setStream(sys.stderr)
         yield
 
 
-@contextmanager
-def _without_tqdm() -> Iterator[None]:
-    tqdm = sys.modules.get("tqdm")
-    if tqdm is None:
-        yield
-        return
-    with tqdm.tqdm.external_write_mode(file=sys.stderr):
-        yield
-
-
-@contextmanager
-def _redirected(logger: logging.Logger) -> Iterator[None]:
-    handlers: list[logging.StreamHandler[Any]] = []
-    at: logging.Logger | None = logger
-    while at is not None:
-        handlers += [handler for handler in at.handlers if isinstance(handler, logging.StreamHandler)]
-        at = at.parent if at.propagate else None
-    moved = [(handler, handler.stream) for handler in handlers if handler.stream is sys.__stderr__ is not sys.stderr]
-    for handler, _ in moved:
-        handler.setStream(sys.stderr)
-    try:
-        yield
-    finally:
-        for handler, stream in moved:
-            handler.setStream(stream)
+def _stream_handlers(logger: logging.Logger | None) -> Iterator[logging.StreamHandler[Any]]:
+    """Yield the handlers that write what a logger is given: its own, and those of the loggers above it."""
+    while logger is not None:
+        yield from (handler for handler in logger.handlers if isinstance(handler, logging.StreamHandler))
+        logger = logger.parent if logger.propagate else None

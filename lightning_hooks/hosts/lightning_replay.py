@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
-from weakref import ref
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import LightningModule, Trainer
-from torch import nn
+from lightning.pytorch import Trainer
 from typing_extensions import override
 
+from lightning_hooks.hooks.exchange import exchange
 from lightning_hooks.hosts import lightning_api
 from lightning_hooks.hosts.host import StepAgain
+from lightning_hooks.replay.rerun import without_logging
 from lightning_hooks.replay.rows import LoaderRows
 
-_LOGGING = ("log", "log_dict")
+if TYPE_CHECKING:
+    from lightning_hooks.hosts.lightning import LightningHost
 
 
 def record_rows(trainer: Trainer) -> Callable[[], None]:
@@ -25,8 +26,7 @@ def record_rows(trainer: Trainer) -> Callable[[], None]:
     The loaders often do not exist before training starts, and their first batches are drawn before any callback is asked again. The
     strategy, which belongs to the trainer, is handed each final loader: its method is exchanged on the instance.
     """
-    rows, own, loop = LoaderRows(), vars(trainer.strategy), trainer.fit_loop
-    before, process = own.get("process_dataloader"), trainer.strategy.process_dataloader
+    rows, process = LoaderRows(), trainer.strategy.process_dataloader
 
     def recording(loader: object) -> object:
         found = process(loader)
@@ -34,15 +34,14 @@ def record_rows(trainer: Trainer) -> Callable[[], None]:
             rows.record(found)
         return found
 
-    own["process_dataloader"] = recording
-    combined: Any = loop._combined_loader  # has no public name
+    put_back = exchange(trainer.strategy, process_dataloader=recording)
+    combined: Any = trainer.fit_loop._combined_loader  # has no public name
     for loader in () if combined is None else combined.flattened:
         rows.record(loader)
 
     def end() -> None:
         rows.release()
-        if own.get("process_dataloader") is recording:  # else somebody has exchanged it since, and calls ours
-            own.pop("process_dataloader") if before is None else own.update({"process_dataloader": before})
+        put_back()
 
     return end
 
@@ -51,23 +50,15 @@ class LightningStepAgain(StepAgain):
     """How a Trainer runs a step again.
 
     Args:
-        trainer: The trainer.
-        pl_module: The model.
+        host: The trainer, as a session sees it.
     """
 
-    def __init__(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._of = ref(trainer), ref(pl_module)
-
-    @property
-    def _objects(self) -> tuple[Trainer, LightningModule]:
-        trainer, pl_module = self._of[0](), self._of[1]()
-        assert trainer is not None, "the trainer is gone"
-        assert pl_module is not None, "the model is gone"
-        return trainer, pl_module
+    def __init__(self, host: LightningHost) -> None:
+        self._host = host
 
     @override
     def loader_iterators(self) -> tuple[Sequence[tuple[str, Any]], int]:
-        fetcher: Any = self._objects[0].fit_loop._data_fetcher  # none of these has a public name
+        fetcher: Any = self._host.trainer.fit_loop._data_fetcher  # none of these has a public name
         combined: Any = getattr(fetcher, "_combined_loader", None)
         mode: Any = getattr(combined, "_iterator", None)
         if mode is None or not hasattr(fetcher, "batches"):
@@ -83,49 +74,28 @@ class LightningStepAgain(StepAgain):
 
     @override
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        trainer, pl_module = self._objects
-        with trainer.precision_plugin.train_step_context():
-            return pl_module.training_step(*args, **kwargs)
+        with self._host.trainer.precision_plugin.train_step_context():
+            return self._host.model.training_step(*args, **kwargs)
 
     @override
     @contextmanager
     def muted(self) -> Iterator[None]:
-        trainer, pl_module = self._objects
-        modules = [module for module in pl_module.modules() if hasattr(type(module), "log_dict")]
-        before = [{name: vars(module)[name] for name in _LOGGING if name in vars(module)} for module in modules]
-        loggers = trainer.loggers
-        for module in modules:
-            vars(module).update(dict.fromkeys(_LOGGING, _nothing))
-        if loggers:
-            trainer.loggers = [_dummy(trainer)]
-        try:
+        trainer = self._host.trainer
+        with without_logging(self._host.model), ExitStack() as stack:
+            if trainer.loggers:
+                stack.callback(setattr, trainer, "loggers", trainer.loggers)
+                trainer.loggers = [_dummy(trainer)]
             yield
-        finally:
-            trainer.loggers = loggers
-            for module, known in zip(modules, before, strict=True):
-                for name in _LOGGING:
-                    vars(module).pop(name, None)
-                vars(module).update(known)
-
-    @override
-    def on(self, model: nn.Module) -> StepAgain:
-        assert isinstance(model, type(self._objects[1]))
-        model.trainer = self._objects[0]
-        return LightningStepAgain(self._objects[0], model)
 
     @override
     def why_not(self) -> str:
-        trainer, pl_module = self._objects
-        sharded = lightning_api.is_sharded(trainer, pl_module)
-        if not pl_module.automatic_optimization:
+        host = self._host
+        sharded = lightning_api.is_sharded(host.trainer, host.model)
+        if not host.model.automatic_optimization:
             return "under manual optimisation a step updates the weights"
         if sharded:
             return f"under {sharded} ranks hold shards, and wait for each other"
-        return self.why_not_on(
-            pl_module,
-            pl_module.device,
-            lambda: trainer.world_size > 1 and not lightning_api.replicated_parameters(trainer, pl_module),
-        )
+        return self.why_not_in(host)
 
 
 def _names(iterables: Any, count: int) -> list[str]:
@@ -134,10 +104,6 @@ def _names(iterables: Any, count: int) -> list[str]:
     if isinstance(iterables, dict) and len(iterables) == count:
         return [str(name) for name in iterables]
     return [f"loader {place}" for place in range(count)]
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Log nothing."""
 
 
 def _dummy(trainer: Trainer) -> Any:

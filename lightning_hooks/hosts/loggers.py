@@ -1,9 +1,11 @@
-"""Loggers of plain loops, with what trackers ask of a Lightning logger."""
+"""Loggers of plain loops, with what trackers ask of a Lightning logger, and the warning of one that raises."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from lightning_hooks.declare.warn import warn
 
 
 class LoopLogger:
@@ -66,4 +68,12 @@ def _as_logger(given: Any) -> Any:
     raise TypeError(
         "loggers must be TensorBoard's SummaryWriter, a run of W&B's or MLflow's, a function of (values, step), a logger of "
         f"Lightning's, or several of these; got {given!r}."
+    )
+
+
+def warn_of_logger(tracker: str, error: Exception) -> None:
+    """Warn that a logger has raised; training goes on."""
+    warn(
+        f"{tracker} raised {type(error).__name__}: {error}. What lightning_hooks writes may be missing there; training goes "
+        "on, and this warning is shown once."
     )

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import HookManager, Listener
+from lightning_hooks.hooks.exchange import exchange
 from lightning_hooks.hooks.listener import all_closed
 from lightning_hooks.hooks.modes import insert_mode, lowest_place, outside_modes, remove_mode
 from lightning_hooks.hosts.plain import PlainHost
@@ -40,11 +41,12 @@ class LoopEvents:
         ends_at_step: Whether each optimizer step ends a batch.
 
     Attributes:
+        session: The session.
         ran: Whether the loss of the batch under way came from :meth:`run`.
     """
 
     def __init__(self, session: Session, host: PlainHost, ends_at_step: bool = False) -> None:
-        self._session, self._host, self._ends_at_step = session, host, ends_at_step
+        self.session, self._host, self._ends_at_step = session, host, ends_at_step
         self._hooks = HookManager()
         self._mode = BackwardMode(self._backward)
         self._mode_on = self._in_backward = self._trained = self._warned = self._compared = False
@@ -54,33 +56,28 @@ class LoopEvents:
         self._depth: Counter[int] = Counter()  # of the calls of an optimizer's step that are under way
         self._steps: Counter[int] = Counter()  # of each optimizer in this batch
         self._thread = 0
-        self._unscale: Any = None
-        self._compiled: list[tuple[nn.Module, Callable[..., Any]]] = []
+        self._exchanged = ExitStack()
 
     def prepare(self) -> None:
         """Register what runs before the session's own hooks, before its members join."""
         self._thread = threading.get_ident()
         for optimizer in self._hooked():
-            self._hooks.register(optimizer, _Hook(self._before_step), "optimizer_step_pre")
+            self._hooks.register(optimizer, EventHook(self._before_step), "optimizer_step_pre")
 
     def start(self) -> None:
         """Register what runs after the session's own hooks: it has recorded a step before the batch ends."""
         for optimizer in self._hooked():
-            self._hooks.register(optimizer, _Hook(self._after_step), "optimizer_step_post")
+            self._hooks.register(optimizer, EventHook(self._after_step), "optimizer_step_post")
         for module in called_from_outside(self._host.model):
-            compiled = vars(module).get(
-                "_compiled_call_impl"
-            )  # of module.compile(), which compiles hooks too; it has no public name
+            compiled = vars(module).get("_compiled_call_impl")  # of module.compile(), which compiles hooks too; no public name
             if compiled is not None:
-                self._compiled.append((module, compiled))
-                vars(module)["_compiled_call_impl"] = self._around(module, compiled)
+                self._exchanged.callback(exchange(module, _compiled_call_impl=self._around(module, compiled)))
                 continue
-            self._hooks.register(module, _Hook(self.enter), "forward_pre", with_kwargs=True, prepend=True)
-            self._hooks.register(module, _Hook(self._leave), always_call=True)
+            self._hooks.register(module, EventHook(self.enter), "forward_pre", with_kwargs=True, prepend=True)
+            self._hooks.register(module, EventHook(self._leave), always_call=True)
         scaler = self._host.loss_scaling.scaler
         if scaler is not None:
-            self._unscale = _announced(scaler.unscale_, self._unscaled)
-            vars(scaler)["unscale_"] = self._unscale
+            self._exchanged.callback(exchange(scaler, unscale_=self._announced(scaler.unscale_)))
 
     def _around(self, module: nn.Module, compiled: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -92,6 +89,15 @@ class LoopEvents:
 
         return call
 
+    def _announced(self, unscale: Callable[[Any], None]) -> Callable[[Any], None]:
+        def unscale_(optimizer: Any) -> None:
+            unscale(optimizer)
+            if self._open:
+                with outside_modes():
+                    self.session.before_optimizer_step(optimizer)
+
+        return unscale_
+
     def _hooked(self) -> list[Any]:
         """The optimizers that have step hooks: the session warns of the others."""
         return [optimizer for optimizer in self._host.optimizers if hasattr(optimizer, "_optimizer_step_pre_hooks")]
@@ -99,16 +105,11 @@ class LoopEvents:
     def stop(self) -> None:
         """Remove everything. Harmless when it was removed before."""
         self._hooks.remove_all()
-        while self._compiled:
-            module, compiled = self._compiled.pop()
-            vars(module)["_compiled_call_impl"] = compiled
+        self._exchanged.close()
         while self._forwards:
             self._forwards.pop().close()
         self._in_backward = False
         self._switch(False)
-        scaler = self._host.loss_scaling.scaler
-        if scaler is not None and vars(scaler).get("unscale_") is self._unscale:
-            del vars(scaler)["unscale_"]
 
     def end_batch(self, loss: Tensor | None = None) -> None:
         """A training batch is over; one without a forward is empty.
@@ -128,7 +129,7 @@ class LoopEvents:
             host = self._host
             host.epoch_ends = host.batch + 1 == host.setup.batches_per_epoch
             host.batch += 1
-            self._session.batch_end(loss)
+            self.session.batch_end(loss)
 
     def end_epoch(self) -> None:
         """An epoch is over, and a batch that was not ended with it.
@@ -140,21 +141,21 @@ class LoopEvents:
         self._open, self._host.batch = False, 0
         with outside_modes():
             try:
-                self._session.epoch_end()
+                self.session.epoch_end()
             finally:
                 self._host.epoch += 1
-            self._session.epoch_start()
+            self.session.epoch_start()
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the function that gives a batch's loss: with these arguments it is called again where the step is bad."""
         with outside_modes():
             if not self._open:
                 self._start_batch(args[0])
-            self._session.evidence.forward(args, kwargs)
+            self.session.evidence.forward(args, kwargs)
         self.ran = True
         returned = function(*args, **kwargs)
         with outside_modes():
-            self._session.evidence.returned(returned)
+            self.session.evidence.returned(returned)
         return returned
 
     # The model.
@@ -169,7 +170,11 @@ class LoopEvents:
             if torch.is_grad_enabled() and (module.training or not self._trained):
                 self._trained = module.training
                 with outside_modes():
-                    self._start_forward(args, kwargs)
+                    if self._open:  # forward again in the same batch
+                        for member in self.session.members:
+                            member.gate.resume()
+                    else:
+                        self._start_batch([*args, *kwargs.values()] if args else kwargs)
                 forward.callback(self._switch, True)
             else:
                 forward.enter_context(all_closed())
@@ -179,18 +184,11 @@ class LoopEvents:
         if self._follows() and self._forwards:
             self._forwards.pop().close()
 
-    def _start_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._open:  # forward again in the same batch
-            for member in self._session.members:
-                member.gate.resume()
-        else:
-            self._start_batch([*args, *kwargs.values()] if args else kwargs)
-
     def _start_batch(self, batch: Any) -> None:
         self._open = True
         self._depth.clear()
-        self._session.batch_start(self._host.batch, batch)
-        self._session.calls.begin_step()
+        self.session.batch_start(self._host.batch, batch)
+        self.session.calls.begin_step()
 
     def _follows(self) -> bool:
         """Whether what runs is a forward of the loop: in its thread, and no recomputation in backward."""
@@ -205,7 +203,7 @@ class LoopEvents:
         if on is not self._mode_on and not self._in_backward:
             self._mode_on = on
             if on:
-                insert_mode(self._mode, lowest_place() + self._session.calls.seen)
+                insert_mode(self._mode, lowest_place() + self.session.calls.seen)
             else:
                 remove_mode(self._mode)
 
@@ -221,20 +219,15 @@ class LoopEvents:
                         "watch(model, optimizer, scaler=scaler): without it gradients count as they are, times the scale."
                     )
                 self._compared = True
-                self._session.before_backward(loss)
+                self.session.before_backward(loss)
             result = run()
             with outside_modes():
-                self._session.after_backward()
+                self.session.after_backward()
         finally:
             self._in_backward = False
         return result
 
     # The optimizers.
-
-    def _unscaled(self, optimizer: Any) -> None:
-        if self._open:
-            with outside_modes():
-                self._session.before_optimizer_step(optimizer)
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._depth[id(optimizer)] += 1
@@ -245,9 +238,9 @@ class LoopEvents:
             if not self._open:  # a closure runs forward, or the model's forward was not seen
                 self._start_batch(None)
             has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
-            if not has_closure and self._session.probe.current(optimizer) is None:  # backward was not seen
-                self._session.probe.before_backward()
-                self._session.before_optimizer_step(optimizer)
+            if not has_closure and self.session.probe.current(optimizer) is None:  # backward was not seen
+                self.session.probe.before_backward()
+                self.session.before_optimizer_step(optimizer)
 
     def _after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._depth[id(optimizer)] -= 1
@@ -265,8 +258,8 @@ class LoopEvents:
             )
 
 
-class _Hook(Listener):
-    """A hook of the model or of an optimizer: copies of them have none."""
+class EventHook(Listener):
+    """A hook of the model or of an optimizer that calls a function: copies of them have none."""
 
     __slots__ = ("_call",)
 
@@ -274,15 +267,8 @@ class _Hook(Listener):
         self._call = call
 
     def __call__(self, *args: Any) -> None:
+        """Call the function."""
         self._call(*args)
-
-
-def _announced(unscale: Callable[[Any], None], announce: Callable[[Any], None]) -> Callable[[Any], None]:
-    def unscale_(optimizer: Any) -> None:
-        unscale(optimizer)
-        announce(optimizer)
-
-    return unscale_
 
 
 def called_from_outside(model: nn.Module) -> Iterator[nn.Module]:

@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts.loop_events import LoopEvents
-from lightning_hooks.hosts.loop_replay import LoopStepAgain
 from lightning_hooks.hosts.observers import TrainingMembers, TrainingReports, joining
-from lightning_hooks.hosts.plain import PlainHost
+from lightning_hooks.hosts.plain import LoopStepAgain, PlainHost
 from lightning_hooks.session.session import Session
 
 Loader = TypeVar("Loader")
@@ -39,7 +38,6 @@ class LoopMonitor(TrainingReports):
     def __init__(self, host: PlainHost, observers: TrainingMembers, ends_at_step: bool = False) -> None:
         self.host, self.observers = host, observers
         self._ends_at_step, self._warned = ends_at_step, False
-        self._session: Session | None = None
         self._events: LoopEvents | None = None
 
     @property
@@ -61,7 +59,7 @@ class LoopMonitor(TrainingReports):
         """
         if self._events is not None:
             raise RuntimeError("These monitors observe a training already. Leave the block first, or build others.")
-        self._session = session = Session(self.host)
+        session = Session(self.host)
         self._events = events = LoopEvents(session, self.host, self._ends_at_step)
         try:
             events.prepare()
@@ -97,7 +95,7 @@ class LoopMonitor(TrainingReports):
         """
         if loss is not None and not isinstance(loss, Tensor):
             raise TypeError(f"step() takes the loss as a tensor, or nothing; got {loss!r}. Leave out .item().")
-        events = self._running()
+        events = self.events
         if not events.ran and not self._warned and type(self.host.again) is LoopStepAgain:
             self._warned = True
             warn(
@@ -119,7 +117,7 @@ class LoopMonitor(TrainingReports):
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function with a training batch: as :meth:`loss`."""
-        return self._running().run(function, *args, **kwargs)
+        return self.events.run(function, *args, **kwargs)
 
     def batches(self, loader: Loader) -> Loader:
         """Return the loader of the training batches. Where it is a ``DataLoader``, alerts about single steps name their samples.
@@ -152,7 +150,7 @@ class LoopMonitor(TrainingReports):
             AlertError: If a new alert is found and ``on_alert="raise"``.
             RuntimeError: Outside of the block.
         """
-        self._running().end_epoch()
+        self.events.end_epoch()
         return {name: report for name in self.history if (report := getattr(self, name)) is not None}
 
     def end_validation(self, metrics: Mapping[str, Any]) -> None:
@@ -161,19 +159,20 @@ class LoopMonitor(TrainingReports):
         Args:
             metrics: Name to value; the loss is one such as ``val_loss``.
         """
-        self._running()
-        if self._session is not None:
-            self.host.metrics.reported.update(metrics)
-            self._session.validation_end()
+        session = self.events.session
+        self.host.metrics.reported.update(metrics)
+        session.validation_end()
 
-    def _running(self) -> LoopEvents:
+    @property
+    def events(self) -> LoopEvents:
+        """What calls the session.
+
+        Raises:
+            RuntimeError: Outside of the block.
+        """
         if self._events is None:
             raise RuntimeError("step() and end_window() belong into the block: with watch(model, optimizer) as monitor: …")
         return self._events
-
-    def forward_starts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A forward of the model has started before its hooks were in place."""
-        self._running().enter(module, args, kwargs)
 
     def finish(self, ends_window: bool = True) -> None:
         """Training has ended as it should: write the report and remove the hooks.
@@ -181,18 +180,14 @@ class LoopMonitor(TrainingReports):
         Args:
             ends_window: Whether the window under way ends before, for which all ranks have to come here.
         """
-        if self._events is None or self._session is None:
-            return
-        try:
-            if ends_window and any(member.context.batches for member in self._session.members):
-                self._events.end_epoch()
-        except BaseException as error:
-            self.close("exception", error)
-            raise
-        self._events.stop()
-        self._session.finish()
-        self.host.again.release()
-        self._events = self._session = None
+        if self._events is not None:
+            try:
+                if ends_window and any(member.context.batches for member in self._events.session.members):
+                    self._events.end_epoch()
+            except BaseException as error:
+                self.close("exception", error)
+                raise
+            self.close("finished")
 
     def abandon(self) -> None:
         """Nobody ends this training: the process ends, or what it belongs to is gone. Other ranks may not come here."""
@@ -208,14 +203,16 @@ class LoopMonitor(TrainingReports):
         """Remove the hooks and write the report. Harmless when that was done before.
 
         Args:
-            how: ``exception``, ``interrupted`` or ``stopped``.
+            how: ``finished``, ``exception``, ``interrupted`` or ``stopped``.
             error: What ended training.
         """
-        events, session, self._events, self._session = self._events, self._session, None, None
+        events, self._events = self._events, None
         if events is not None:
             events.stop()
-        if session is not None:
-            session.close(how, error)
+            if how == "finished":
+                events.session.finish()
+            else:
+                events.session.close(how, error)
             self.host.again.release()
 
     def subscribe(self, observer: Any) -> None:

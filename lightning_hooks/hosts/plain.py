@@ -1,18 +1,22 @@
-"""A training loop in plain PyTorch, as a session sees it."""
+"""A training loop in plain PyTorch, as a session sees it, and how a step of it runs again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from lightning_hooks.declare.warn import warn
-from lightning_hooks.hosts.host import Console, Host, LossScaling, Metrics, Position, RunFiles, TrainingSetup
-from lightning_hooks.hosts.loop_setup import setup_of, unwrapped
-from lightning_hooks.hosts.replicas import replicated
+from lightning_hooks.hooks.exchange import exchange
+from lightning_hooks.hosts.host import Console, Host, LossScaling, Metrics, Position, RunFiles, StepAgain, TrainingSetup
+from lightning_hooks.hosts.loggers import warn_of_logger
+from lightning_hooks.hosts.loop_setup import replicated, setup_of, unwrapped
+from lightning_hooks.replay.rows import LoaderRows
+from lightning_hooks.statistics.weight_sample import is_distributed
 from lightning_hooks.trackers import Trackers
 
 
@@ -50,10 +54,9 @@ class PlainHost(Host):
         self.wrapped, self._model = model, unwrapped(model)
         self._optimizers, self._scaler = list(optimizers), scaler
         self.setup = setup_of(model) if setup is None else setup
-        self._trackers = Trackers(loggers if self.setup.is_global_zero else (), _fault)
-        self.metrics: LoopMetrics = LoopMetrics(self)
+        self.metrics: LoopMetrics = LoopMetrics(self, Trackers(loggers if self.setup.is_global_zero else (), warn_of_logger))
         self.console = Console()
-        self.files = LoopFiles(log_dir)
+        self.files = RunFiles(log_dir)
         self.epoch = self.batch = self.global_step = 0
         self.accumulation = 1
         self.epoch_ends = self.should_stop = self.runs_again = False
@@ -87,11 +90,6 @@ class PlainHost(Host):
     def loss_scaling(self) -> LossScaling:
         return LossScaling(self.accumulation, self._scaler, unscales_in_step=self._scaler is not None)
 
-    @property
-    @override
-    def trackers(self) -> Trackers:
-        return self._trackers
-
     @override
     def replicated_parameters(self) -> Sequence[nn.Parameter]:
         return replicated(self.wrapped) if self.setup.world_size > 1 else ()
@@ -104,13 +102,17 @@ class PlainHost(Host):
 class LoopMetrics(Metrics):
     """What is logged in a loop.
 
+    Args:
+        host: The loop.
+        trackers: Its loggers.
+
     Attributes:
         values: The latest value of each tag of the monitors.
         reported: The user's metrics, as far as the loop has any.
     """
 
-    def __init__(self, host: PlainHost) -> None:
-        self._host = host
+    def __init__(self, host: PlainHost, trackers: Trackers) -> None:
+        self._host, self._trackers = host, trackers
         self.values: dict[str, float] = {}
         self.reported: dict[str, Any] = {}
 
@@ -121,35 +123,84 @@ class LoopMetrics(Metrics):
 
     @property
     @override
+    def trackers(self) -> Trackers:
+        return self._trackers
+
+    @property
+    @override
     def available(self) -> Mapping[str, Any]:
         return self.reported
 
     @override
     def write(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:
         self.values.update(scalars)
-        self._host.trackers.scalars(dict(logged), self.step)
-        self._host.trackers.save()
+        self._trackers.scalars(dict(logged), self.step)
+        self._trackers.save()
 
 
-class LoopFiles(RunFiles):
-    """The directory that the user names.
+class LoopStepAgain(StepAgain):
+    """Runs the function that gives a batch's loss.
 
     Args:
-        log_dir: Where ``auto`` is; None for nowhere.
+        host: The loop.
+        loss_function: The function.
+
+    Attributes:
+        loss_function: The function.
     """
 
-    def __init__(self, log_dir: Path | None) -> None:
-        self._log_dir = log_dir
+    def __init__(self, host: PlainHost, loss_function: Callable[..., Any]) -> None:
+        self._host, self.loss_function = host, loss_function
+        self._loader: Any = None
+        self._rows = LoaderRows()
+
+    def record(self, loader: Any) -> None:
+        """Record which samples a loader draws from now on, and from no other."""
+        if loader is not self._loader:
+            self._rows.release()
+            self._loader = loader
+            self._rows.record(inner_loader(loader))
 
     @override
-    def folder(self, report_dir: Any) -> Path | None:
-        if report_dir == "auto":
-            return self._log_dir
-        return None if report_dir is None else Path(report_dir)
+    def release(self) -> None:
+        self._rows.release()
+        self._loader = None
+
+    def _fetched(self, iterator: Any) -> int:
+        """How many batches the loader has fetched after the one under way: Accelerate's is one ahead."""
+        return int(not getattr(self._loader, "end_of_dataloader", True))
+
+    @override
+    def loader_iterators(self) -> tuple[Sequence[tuple[str, Any]], int]:
+        iterator = self._rows.latest()
+        return ((), 0) if iterator is None else ([("", iterator)], self._fetched(iterator))
+
+    @override
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return self.loss_function(*args, **kwargs)
+
+    @override
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for module in self._host.wrapped.modules():
+                if isinstance(module, DistributedDataParallel):  # whose own forward exchanges buffers with other ranks
+                    stack.callback(exchange(module, forward=module.module))
+            stack.callback(exchange(self._host, runs_again=True))
+            yield
+
+    @override
+    def why_not(self) -> str:
+        host, setup = self._host, self._host.setup
+        if not setup.automatic_optimization:
+            return "with several optimizers a step is not that of one loss"
+        if setup.unreadable_shards or any(map(is_distributed, host.model.parameters())):
+            return "ranks hold shards of the model, and wait for each other"
+        return self.why_not_in(host)
 
 
-def _fault(tracker: str, error: Exception) -> None:
-    warn(
-        f"{tracker} raised {type(error).__name__}: {error}. What lightning_hooks writes may be missing there; training goes "
-        "on, and this warning is shown once."
-    )
+def inner_loader(loader: Any) -> Any:
+    """The loader of torch in the wrappers of Fabric's and Accelerate's."""
+    for name in ("_dataloader", "base_dataloader"):
+        loader = vars(loader).get(name, loader) if hasattr(loader, "__dict__") else loader
+    return loader

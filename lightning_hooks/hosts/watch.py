@@ -12,10 +12,9 @@ from torch import nn
 
 from lightning_hooks.hosts.loggers import as_loggers
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
-from lightning_hooks.hosts.loop_replay import LoopStepAgain
 from lightning_hooks.hosts.loop_setup import inner_optimizer, setup_of
 from lightning_hooks.hosts.observers import TrainingMembers
-from lightning_hooks.hosts.plain import PlainHost
+from lightning_hooks.hosts.plain import LoopStepAgain, PlainHost
 
 
 def watch(
@@ -79,6 +78,14 @@ def watch(
         raise ValueError("watch needs the optimizer that trains the model; got none.")
     if scaler is not None and not hasattr(scaler, "unscale_"):
         raise TypeError(f"scaler must be a GradScaler; got {scaler!r}.")
+    kept = {each: arguments[each] for each in ("capsule", "keep_batches") if arguments.get(each)}
+    if loss_function is None and kept:
+        raise ValueError(
+            "watch: a bad step is kept where it can be run again, by the function that gives a batch's loss. Pass it, "
+            f"watch(…, loss_function=…), and call monitor.loss(batch) in its place; got {kept!r} and no loss_function."
+        )
+    if loss_function is not None and not callable(loss_function):
+        raise TypeError(f"loss_function must be a function of a batch that returns its loss; got {loss_function!r}.")
     known = {} if batches_per_epoch is None else {"batches_per_epoch": float(batches_per_epoch)}
     host = PlainHost(
         model,
@@ -88,34 +95,10 @@ def watch(
         log_dir=None if log_dir is None else Path(log_dir),
         scaler=scaler if scaler is not None and scaler.is_enabled() else None,
     )
-    return monitor_of("watch", host, loss_function, arguments)
-
-
-def monitor_of(name: str, host: PlainHost, loss_function: Callable[[Any], Any] | None, arguments: dict[str, Any]) -> LoopMonitor:
-    """The monitors of a loop that says what ends a batch.
-
-    Args:
-        name: What the arguments are given to, for messages.
-        host: The loop.
-        loss_function: What gives a batch's loss; None for nothing that can be run again.
-        arguments: Those of :class:`~lightning_hooks.TrainingMonitor`.
-
-    Raises:
-        TypeError: As :func:`watch`.
-        ValueError: As :func:`watch`.
-    """
-    kept = {each: arguments[each] for each in ("capsule", "keep_batches") if arguments.get(each)}
-    if loss_function is None and kept:
-        raise ValueError(
-            f"{name}: a bad step is kept where it can be run again, by the function that gives a batch's loss. Pass it, "
-            f"{name}(…, loss_function=…), and call monitor.loss(batch) in its place; got {kept!r} and no loss_function."
-        )
     if loss_function is not None:
-        if not callable(loss_function):
-            raise TypeError(f"loss_function must be a function of a batch that returns its loss; got {loss_function!r}.")
         host.again = LoopStepAgain(host, loss_function)
         arguments = {"capsule": "auto", **arguments}
-    return LoopMonitor(host, observers_of(name, arguments))
+    return LoopMonitor(host, observers_of("watch", arguments))
 
 
 def observers_of(name: str, arguments: dict[str, Any]) -> TrainingMembers:

@@ -1,4 +1,4 @@
-"""Who made a step bad: the step run again, its first operation that failed, and the rows of the batch that make it fail."""
+"""What made a step bad: the step run again, its first operation that failed, and the rows of the batch that make it fail."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.debugging import Trace
+from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.replay.generators import Generators
 from lightning_hooks.replay.rerun import Outcome, StepRerun
 from lightning_hooks.replay.rows import BatchRows
-from lightning_hooks.replay.trace import Failure, NonfiniteTrace, tensors_of
+from lightning_hooks.replay.trace import Failure, NonfiniteTrace, nonfinite_inputs, tensors_of
 
 MOST_RUNS = 64
 """How often the step is run on parts of the batch at most."""
@@ -53,6 +54,11 @@ class Blame:
         """The blame in plain types, without the trace."""
         fields = ("kind", "rows", "all_rows", "samples", "reproduced", "exact", "eager", "why_not")
         return {"failure": None if self.failure is None else asdict(self.failure)} | {name: getattr(self, name) for name in fields}
+
+    @property
+    def module(self) -> str:
+        """The module in which the operation is; empty for ``training_step`` itself, and where it is not known."""
+        return "" if self.failure is None else self.failure.place.module
 
     @property
     def operation(self) -> str:
@@ -106,16 +112,14 @@ class Blame:
         if not self.rows:
             return ""
         several = len(self.rows) > 1
-        named = f"Row{'s' * several} {listed(self.rows)} of the batch cause{'s' * (not several)} it"
-        return f"{named}."
+        return f"Row{'s' * several} {_listed(self.rows)} of the batch cause{'s' * (not several)} it."
 
 
-def listed(entries: Sequence[object], most: int = 8) -> str:
+def _listed(rows: Sequence[int], most: int = 8) -> str:
     """``1, 2 and 7``; of many the first."""
-    texts = [str(entry) for entry in entries[:most]]
-    if len(entries) > most:
-        return f"{', '.join(texts)} and {len(entries) - most} more"
-    return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1]))) if texts else ""
+    texts = [str(row) for row in rows]
+    shown, last = (texts[:most], f"{len(rows) - most} more") if len(rows) > most else (texts[:-1], texts[-1])
+    return f"{', '.join(shown)} and {last}" if shown else last
 
 
 def blame(
@@ -150,7 +154,7 @@ def blame(
     """
     buffers = list(buffers)
     size = batch_size(batch, rows)
-    tracer = NonfiniteTrace(model, tensors_of(batch), size)
+    tracer = NonfiniteTrace(model, batch, size)
     with again() as rerun:
 
         def run(part: Any, **options: Any) -> Outcome:
@@ -160,7 +164,7 @@ def blame(
         if outcome.error is not None and not crashed:
             return Blame(why_not=f"it raised {type(outcome.error).__name__}: {outcome.error}", eager=eager)
         if outcome.finite:
-            return Blame(exact=_same(loss, outcome.loss), eager=eager, samples=() if rows is None else rows.samples())
+            return Blame(exact=_same(loss, outcome.loss), eager=eager, samples=_samples(rows))
         failure = tracer.failure(outcome.loss, list((outcome.gradients or {}).values()), outcome.error)
 
         def is_bad(places: Sequence[int]) -> bool | None:
@@ -171,23 +175,30 @@ def blame(
             return None if part.error is not None else not part.finite
 
         found = _rows(failure, size, is_bad)
-    modules = dict(model.named_modules(remove_duplicate=False))
-    module = modules.get(failure.place.module) if failure is not None and failure.place.module else None
-    whole = () if rows is None else rows.samples()
+    found_module = "" if failure is None else failure.place.module
+    modules = dict(model.named_modules(remove_duplicate=False)) if found_module else {}
     every = bool(found) and len(found) == size
-    picked = rows.samples(found) if rows is not None and found and len(rows) in (0, size) else whole
-    kind = "" if module is None else type(module).__name__
-    return Blame(failure, kind, () if every else found, every, picked, True, _same(loss, outcome.loss), eager, "", tracer.trace)
+    return Blame(
+        failure=failure,
+        kind=type(modules[found_module]).__name__ if found_module in modules else "",
+        rows=() if every else found,
+        all_rows=every,
+        samples=_samples(rows, found if rows is None or len(rows) in (0, size) else ()),
+        reproduced=True,
+        exact=_same(loss, outcome.loss),
+        eager=eager,
+        trace=tracer.trace,
+    )
 
 
 def _rows(failure: Failure | None, size: int, is_bad: Callable[[Sequence[int]], bool | None]) -> tuple[int, ...]:
     """The rows that cause it: those where the operation failed, if the batch is good without them; else found by halving."""
     everything = tuple(range(size))
-    if size < 2 or failure is None or failure.source == "weights":
-        return everything if size == 1 and failure is not None and failure.source != "weights" else ()
+    if failure is None or failure.source == "weights":
+        return ()
     first = failure.rows
-    if first and (len(first) == size or is_bad([row for row in everything if row not in set(first)]) is False):
-        return first
+    if size < 2 or (first and (len(first) == size or is_bad([row for row in everything if row not in set(first)]) is False)):
+        return first or everything
     runs = 0
 
     def bad_in(part: tuple[int, ...]) -> tuple[int, ...]:
@@ -195,13 +206,19 @@ def _rows(failure: Failure | None, size: int, is_bad: Callable[[Sequence[int]], 
         runs += 1
         if runs > MOST_RUNS or not is_bad(part if len(part) > 1 else part * 2):
             return ()
-        if len(part) == 1:
-            return part
-        halves = bad_in(part[: len(part) // 2]), bad_in(part[len(part) // 2 :])
-        return (*halves[0], *halves[1]) or part
+        return (in_halves(part) if len(part) > 1 else ()) or part
 
-    found = tuple(sorted(bad_in(everything[: size // 2]) + bad_in(everything[size // 2 :])))
+    def in_halves(part: tuple[int, ...]) -> tuple[int, ...]:
+        half = len(part) // 2
+        return bad_in(part[:half]) + bad_in(part[half:])
+
+    found = in_halves(everything)
     return () if runs > MOST_RUNS else found
+
+
+def _samples(rows: BatchRows | None, places: Sequence[int] = ()) -> tuple[int | str, ...]:
+    """The samples at these places of a batch; without any those of the whole batch, as far as they are known."""
+    return () if rows is None else rows.samples(places or None)
 
 
 def batch_size(batch: Any, rows: BatchRows | None) -> int:
@@ -236,6 +253,26 @@ def _same(before: Tensor | None, after: Tensor | None) -> bool | None:
     """Whether two losses are the same number, NaN included."""
     if before is None or after is None:
         return None
-    return bool(torch.equal(before.nan_to_num(nan=1e30), after.to(before).nan_to_num(nan=1e30))) and bool(
-        torch.equal(before.isnan(), after.isnan())
-    )
+    return torch.allclose(before, after.to(before), rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def describe_inputs(model: nn.Module, batch: Any) -> tuple[str, tuple[int, ...]]:
+    """Describe what is not finite before a step: the batch first, then parameters, then NaN in buffers.
+
+    Args:
+        model: The model, as it was in the step.
+        batch: The batch, as the step got it.
+
+    Returns:
+        A sentence, and the rows of the batch that are not finite, where samples lie along the first dimension.
+    """
+    for source, name, tensor in nonfinite_inputs(model, batch):
+        buffer = source == "weights" and not isinstance(tensor, nn.Parameter)
+        places = (tensor.isnan() if buffer else ~tensor.isfinite()).nonzero()  # a buffer may hold a mask of minus infinity
+        if not len(places) or (source == "data" and not tensor.dim()):
+            continue
+        value, first = tensor[tuple(places[0])].item(), places[0].tolist()
+        if source == "weights":
+            return f"{clean_name(name)} has {value} in it, first at {first}: no step makes it finite again.", ()
+        return f"The batch itself has {value} in it (batch{name}), first at {first}.", tuple(dict.fromkeys(places[:, 0].tolist()))
+    return "The batch and the weights were finite: an operation of the step was the first.", ()

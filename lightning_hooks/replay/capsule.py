@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -22,10 +23,11 @@ from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.generators import Generators
 from lightning_hooks.replay.ring import Ring, StepEvidence
-from lightning_hooks.replay.stored import CapsuleError, NotStorableError, from_stored, to_stored
+from lightning_hooks.replay.stored import CapsuleError, NotStorableError, check, from_stored, to_stored
 from lightning_hooks.run_report.lines import FOLDER
 
 VERSION = 1
+UNKNOWN = "unknown"
 CAPSULE, TENSORS, STATE, SKIP_ROWS = "capsule.json", "tensors.safetensors", "state.safetensors", "skip_rows.json"
 _MOST_JSON = 1 << 26
 _MB = 1_000_000
@@ -72,8 +74,8 @@ class CapsuleWriter:
     window: Callable[[], Mapping[str, Any]] = dict
     _warned: bool = False
 
-    def write(self, host: Host, moment: CapsuleMoment, ring: Ring, with_state: bool) -> Path | None:
-        """Write a capsule, unless one of the kind was written; return its folder.
+    def write(self, host: Host, moment: CapsuleMoment, ring: Ring, with_state: bool) -> None:
+        """Write a capsule, unless one of the kind was written.
 
         Args:
             host: The training loop.
@@ -83,7 +85,7 @@ class CapsuleWriter:
         """
         folder = self._folder(host)
         if moment.kind in self.written or folder is None:
-            return None
+            return
         if moment.kind != "requested":
             self.written.add(moment.kind)
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -96,17 +98,18 @@ class CapsuleWriter:
             partial.mkdir(mode=0o700)
             partial.chmod(0o700)  # whatever the umask
             self._fill(partial, host, moment, ring, with_state)
+            for file in partial.iterdir():
+                file.chmod(0o600)
             shutil.rmtree(path, ignore_errors=True)
             partial.rename(path)
         except Exception as error:  # noqa: BLE001  of the disk; the run goes on
             shutil.rmtree(partial, ignore_errors=True)
             what = f"{type(error).__name__}: {error}"
             self._warn(f"The capsule of step {moment.evidence.step} could not be written to {path}: {what}.")
-            return None
+            return
         samples = "It holds training samples." if moment.batch is not None and self.where != "rows" else "It holds no samples."
         how = f"lightning-hooks replay {path} --model package.module:factory"
         info(f"A capsule of step {moment.evidence.step} is in {path}. {samples} To run the step again: {how}")
-        return path
 
     def _folder(self, host: Host) -> Path | None:
         if self.where not in ("auto", "rows"):
@@ -117,8 +120,8 @@ class CapsuleWriter:
     def _fill(self, folder: Path, host: Host, moment: CapsuleMoment, ring: Ring, with_state: bool) -> None:
         left_out: list[str] = []
         tensors, batch = self._samples(moment, left_out)
-        tensors |= _generator_tensors(moment.evidence.generators)
-        tensors |= {f"before.{name}": value.cpu().clone() for name, value in moment.buffers if name}
+        numbers, settings = _generators_stored(moment.evidence.generators)
+        tensors |= numbers | {f"before.{name}": value.cpu().clone() for name, value in moment.buffers if name}
         _save(tensors, folder / TENSORS)
         state, groups = _state(host) if with_state else ({}, [])
         room = self.max_mb * _MB - _size(tensors)
@@ -142,19 +145,26 @@ class CapsuleWriter:
             "loop": dict(host.setup.description),
             "accumulation": host.loss_scaling.accumulation,
             "loss_scale": None if scaler is None or with_state is False else float(scaler.get_scale()),
-            "versions": _versions(),
+            "versions": versions(),
             "samples": samples,
             "bad_samples": bad,
             "batch_at_hand": batch,
-            "python": _python(evidence.generators),
+            "python": settings,
             "optimizers": groups,
             "blame": None if moment.found is None else moment.found.record(),
             "before": ring.state(),
-            "window": _or_nothing(self.window, left_out),
+            "window": self._window(left_out),
             "left_out": left_out,
         }
-        _write_text(folder / CAPSULE, json.dumps(to_plain(record), default=str))
-        _write_text(folder / SKIP_ROWS, json.dumps({"rows": bad}))
+        (folder / CAPSULE).write_text(json.dumps(to_plain(record), default=str), encoding="utf-8")
+        (folder / SKIP_ROWS).write_text(json.dumps({"rows": bad}), encoding="utf-8")
+
+    def _window(self, left_out: list[str]) -> Mapping[str, Any]:
+        try:
+            return self.window()
+        except Exception as error:  # noqa: BLE001  the rest of the capsule is worth more
+            left_out.append(f"the window so far: {type(error).__name__}: {error}")
+            return {}
 
     def _samples(self, moment: CapsuleMoment, left_out: list[str]) -> tuple[dict[str, Tensor], Any]:
         """The batch, where it is to be stored and can be."""
@@ -215,25 +225,23 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
     """
     folder = Path(path)
     file = folder / CAPSULE
-    if not file.is_file():
-        raise CapsuleError(f"expected the folder of a capsule, with a {CAPSULE} in it; got {str(folder)!r}.")
-    if file.stat().st_size > _MOST_JSON:
-        raise CapsuleError(f"{file} is larger than {_MOST_JSON >> 20} MiB: it is no capsule.")
+    check(file.is_file(), f"expected the folder of a capsule, with a {CAPSULE} in it; got {str(folder)!r}.")
+    check(file.stat().st_size <= _MOST_JSON, f"{file} is larger than {_MOST_JSON >> 20} MiB: it is no capsule.")
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
         raise CapsuleError(f"{file} cannot be read: {type(error).__name__}: {error}. Was it cut off?") from None
-    if not isinstance(record, dict) or record.get("format") != "lightning_hooks capsule":
-        raise CapsuleError(f"{file} is not that of a capsule of lightning_hooks.")
-    if record.get("version") != VERSION:
-        raise CapsuleError(f"{file} is of version {record.get('version')!r}; this lightning_hooks reads version {VERSION}.")
+    ours = isinstance(record, dict) and record.get("format") == "lightning_hooks capsule"
+    check(ours, f"{file} is not that of a capsule of lightning_hooks.")
+    of = record.get("version")
+    check(of == VERSION, f"{file} is of version {of!r}; this lightning_hooks reads version {VERSION}.")
     tensors = _load(folder / TENSORS)
     state = _load(folder / STATE) if (folder / STATE).is_file() else {}
     given: Any = {"batch": None, "args": [], "kwargs": {}}
     if record.get("batch_at_hand") is not None:
         given = from_stored(record["batch_at_hand"], tensors)
-    if not isinstance(given, dict) or not isinstance(given.get("args"), list) or not isinstance(given.get("kwargs"), dict):
-        raise CapsuleError(f"{file} does not describe the arguments of training_step.")
+    fine = isinstance(given, dict) and isinstance(given.get("args"), list) and isinstance(given.get("kwargs"), dict)
+    check(fine, f"{file} does not describe the arguments of training_step.")
     before = {name.removeprefix("before."): tensor for name, tensor in tensors.items() if name.startswith("before.")}
     model = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
     generators = _generators(tensors, record.get("python"))
@@ -244,7 +252,6 @@ def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
     from safetensors.torch import save_file
 
     save_file(dict(tensors), file)
-    file.chmod(0o600)
 
 
 def _load(file: Path) -> dict[str, Tensor]:
@@ -256,11 +263,6 @@ def _load(file: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise CapsuleError(f"{file} cannot be read: {error}. Was it cut off?") from None
     return found
-
-
-def _write_text(file: Path, text: str) -> None:
-    file.write_text(text, encoding="utf-8")
-    file.chmod(0o600)
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:
@@ -291,30 +293,22 @@ def _state(host: Host) -> tuple[dict[str, Tensor], list[Any]]:
     return found, groups
 
 
-def _generator_tensors(states: Generators | None) -> dict[str, Tensor]:
+def _generators_stored(states: Generators | None) -> tuple[dict[str, Tensor], Any]:
+    """The generators' numbers by name, and what the states of NumPy and Python hold besides."""
     if states is None:
-        return {}
-    found = {"generators.torch": states.torch.clone()}
-    if states.device is not None:
-        found["generators.device"] = states.device.clone()
+        return {}, None
+    found: dict[str, Tensor | None] = {"generators.torch": states.torch.clone(), "generators.device": states.device}
+    settings: dict[str, Any] = {"numpy": None, "python": None}
     if states.numpy is not None:
         found["generators.numpy"] = torch.from_numpy(states.numpy[1].astype(np.int64))
+        settings["numpy"] = [str(states.numpy[0]), *map(float, states.numpy[2:])]
     if states.python is not None:
         found["generators.python"] = torch.tensor(list(states.python[1]), dtype=torch.int64)
-    return found
-
-
-def _python(states: Generators | None) -> Any:
-    """What the states of NumPy and Python hold besides their numbers."""
-    if states is None:
-        return None
-    numpy = None if states.numpy is None else [str(states.numpy[0]), *map(float, states.numpy[2:])]
-    return {"numpy": numpy, "python": None if states.python is None else [states.python[0], states.python[2]]}
+        settings["python"] = [states.python[0], states.python[2]]
+    return {name: tensor for name, tensor in found.items() if tensor is not None}, settings
 
 
 def _generators(tensors: Mapping[str, Tensor], rest: Any) -> Generators | None:
-    from array import array
-
     if "generators.torch" not in tensors:
         return None
     numpy = python = None
@@ -329,19 +323,12 @@ def _generators(tensors: Mapping[str, Tensor], rest: Any) -> Generators | None:
     return Generators(tensors["generators.torch"].to(torch.uint8), tensors.get("generators.device"), numpy, python)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """The versions of what a step depends on, by name."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     for name in ("lightning-hooks", "lightning"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "unknown"
+            found[name] = UNKNOWN
     return found
-
-
-def _or_nothing(window: Callable[[], Mapping[str, Any]], left_out: list[str]) -> Mapping[str, Any]:
-    try:
-        return window()
-    except Exception as error:  # noqa: BLE001  the rest of the capsule is worth more
-        left_out.append(f"the window so far: {type(error).__name__}: {error}")
-        return {}

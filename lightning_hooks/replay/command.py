@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +15,14 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from lightning_hooks.replay.blame import Blame, blame
-from lightning_hooks.replay.capsule import Capsule, read_capsule
-from lightning_hooks.replay.page import write_page
-from lightning_hooks.replay.rerun import NotRestoredError, StepRerun
+from lightning_hooks.replay.capsule import UNKNOWN, Capsule, read_capsule, versions
+from lightning_hooks.replay.rerun import StepRerun, without_logging
 from lightning_hooks.replay.rows import BatchRows
-from lightning_hooks.replay.stored import CapsuleError
+from lightning_hooks.replay.state import NotRestoredError
+from lightning_hooks.replay.stored import CapsuleError, check
+from lightning_hooks.run_report.lines import write_whole
+from lightning_hooks.run_report.page import render
 
-_LOGGING = ("log", "log_dict")
 _AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _WHOLE = {"16-true": torch.float16, "bf16-true": torch.bfloat16, "64-true": torch.float64}
 
@@ -58,7 +59,7 @@ def replay(path: Path, model: str, data: str | None = None, output: Path | None 
     try:
         found = blame(
             network,
-            lambda: StepRerun(network, step, torch.device("cpu"), lambda: _muted(network, capsule)),
+            lambda: StepRerun(network, step, torch.device("cpu"), lambda: _muted(network, capsule.record)),
             batch,
             rows,
             generators=capsule.generators,
@@ -70,7 +71,7 @@ def replay(path: Path, model: str, data: str | None = None, output: Path | None 
         raise CapsuleError(f"the model of {model} cannot be run again: {error}.") from None
     except RuntimeError as error:  # a state of a generator that is none
         raise CapsuleError(f"the step of the capsule cannot be run: {error}.") from None
-    _check(not found.why_not, f"the step of the capsule cannot be run: {found.why_not}.")
+    check(not found.why_not, f"the step of the capsule cannot be run: {found.why_not}.")
     page = write_page(capsule, found, output)
     return [*_lines(capsule, found), "", f"Written: {page}"], 0 if found.reproduced else 1
 
@@ -81,21 +82,43 @@ def _lines(capsule: Capsule, found: Blame) -> list[str]:
     lines = [f"{record.get('kind')} at {where} of {record.get('model')}", "", found.text]
     if found.samples:
         lines.append(f"Samples: {', '.join(map(str, found.samples))}.")
-    differ = [f"{name} {old} (now {_now(name)})" for name, old in record.get("versions", {}).items() if _now(name) not in ("", old)]
+    then, now = record.get("versions", {}), versions()
+    differ = [f"{name} {old} (now {now[name]})" for name, old in then.items() if now.get(name, UNKNOWN) not in (old, UNKNOWN)]
     lines += [f"Other versions than in the run: {', '.join(differ)}."] if differ else []
     lines += [f"Not in the capsule: {part}." for part in record.get("left_out", [])]
     return lines if found.trace is None else [*lines, "", *str(found.trace).splitlines()]
 
 
-def _now(name: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
+def write_page(capsule: Capsule, found: Blame, output: Path | None = None) -> Path:
+    """Write the page of a step that was run again; return its file.
 
-    if name == "python":
-        return sys.version.split()[0]
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+    Args:
+        capsule: The capsule.
+        found: What running its step again has shown.
+        output: The file; None for next to the run's report, or in a capsule that stands alone.
+    """
+    within = capsule.path.parent.parent if capsule.path.parent.name == "capsules" else capsule.path
+    failure, facts = found.failure, {}
+    if failure is not None:
+        place = failure.place
+        facts = {
+            "Module": f"{place.module or 'training_step'}{f' ({found.kind})' if found.kind else ''}",
+            "Operation": f"{place.operation} ({failure.phase})",
+            "Line": f"{place.where} {place.code}",
+            "Inputs": place.inputs,
+            "First value": failure.value,
+            "Rows of the batch": "all" if found.all_rows else ", ".join(map(str, found.rows)),
+            "Samples": ", ".join(map(str, found.samples)),
+        }
+    view = SimpleNamespace(
+        title=f"{capsule.record.get('kind')} at step {capsule.record.get('step')}",
+        text=found.text,
+        reproduced=found.reproduced,
+        facts={name: text for name, text in facts.items() if text},
+        left_out=capsule.record.get("left_out", []),
+        trace=str(found.trace or ""),
+    )
+    return write_whole(output or within / f"replay-{capsule.path.name}.html", render("replay.html.j2", view))
 
 
 def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
@@ -104,8 +127,8 @@ def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
     pair: Any = found if isinstance(found, tuple) and len(found) == 2 else (found, getattr(found, "training_step", None))
     made, function = pair
     wanted = "a LightningModule, or a model and the function that gives a batch's loss"
-    _check(isinstance(made, nn.Module), f"--model {source} gave a {type(made).__name__}; expected {wanted}.")
-    _check(callable(function), f"{source} makes a {type(made).__name__}, which has no training_step; expected {wanted}.")
+    check(isinstance(made, nn.Module), f"--model {source} gave a {type(made).__name__}; expected {wanted}.")
+    check(callable(function), f"{source} makes a {type(made).__name__}, which has no training_step; expected {wanted}.")
     own = {**dict(made.named_parameters(remove_duplicate=False)), **dict(made.named_buffers(remove_duplicate=False))}
     state = capsule.state
     if state:
@@ -114,7 +137,7 @@ def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
         odd = [*missing, *more, *shapes]
         was = capsule.record.get("model")
         tied = not more and not shapes and all(own[name].data_ptr() in {own[n].data_ptr() for n in state} for name in missing)
-        _check(not odd or tied, f"the capsule is of another model ({was}): {', '.join(odd[:5])} do not fit {type(made).__name__}.")
+        check(not odd or tied, f"the capsule is of another model ({was}): {', '.join(odd[:5])} do not fit {type(made).__name__}.")
         with torch.no_grad():
             for name, value in state.items():
                 own[name].data = value.clone() if own[name].dtype != value.dtype else own[name].data.copy_(value)
@@ -132,12 +155,12 @@ def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]
         raise CapsuleError(
             "the capsule has no batch (see what it left out); --data package.module:dataset makes it of its samples."
         )
-    _check(rows is not None, f"the samples of the capsule are not indices of one data set: {str(samples)[:200]}.")
+    check(rows is not None, f"the samples of the capsule are not indices of one data set: {str(samples)[:200]}.")
     data = _made(source, "--data")
     collate: Callable[[list[Any]], Any] = default_collate
     if isinstance(data, DataLoader):
         collate, data = data.collate_fn, data.dataset
-    _check(hasattr(data, "__getitem__") and not isinstance(data, IterableDataset), f"--data {source} is no map-style data set.")
+    check(hasattr(data, "__getitem__") and not isinstance(data, IterableDataset), f"--data {source} is no map-style data set.")
     try:
         return collate([data[sample] for sample in samples]), rows
     except (IndexError, KeyError) as error:
@@ -147,7 +170,7 @@ def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]
 def _made(source: str, option: str) -> Any:
     """What ``package.module:name`` names: called if it is a function or a class."""
     module, _, name = source.partition(":")
-    _check(bool(module and name), f"{option} must be package.module:name; got {source!r}.")
+    check(bool(module and name), f"{option} must be package.module:name; got {source!r}.")
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), name)
@@ -158,19 +181,12 @@ def _made(source: str, option: str) -> Any:
     return found() if callable(found) and not isinstance(found, nn.Module) else found
 
 
-def _check(fine: bool, text: str) -> None:
-    if not fine:
-        raise CapsuleError(text)
-
-
 def _precision(precision: str) -> AbstractContextManager[Any]:
     return torch.autocast("cpu", _AUTOCAST[precision]) if precision in _AUTOCAST else nullcontext()
 
 
-@contextmanager
-def _muted(model: nn.Module, capsule: Capsule) -> Iterator[None]:
-    """``self.log`` does nothing, and ``self.trainer`` says where the run was."""
-    record = capsule.record
+def _muted(model: nn.Module, record: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """A context in which ``self.log`` does nothing, and ``self.trainer`` says where the run was."""
     trainer = SimpleNamespace(
         current_epoch=record.get("epoch"),
         global_step=record.get("step"),
@@ -185,16 +201,4 @@ def _muted(model: nn.Module, capsule: Capsule) -> Iterator[None]:
         global_rank=0,
         max_epochs=record.get("loop", {}).get("max_epochs"),
     )
-    modules: Sequence[nn.Module] = [module for module in model.modules() if hasattr(type(module), "log_dict")]
-    before = [dict(vars(module)) for module in modules]
-    for module in modules:
-        vars(module).update(dict.fromkeys(_LOGGING, lambda *_, **__: None))
-        vars(module)["_trainer"] = trainer
-    try:
-        yield
-    finally:
-        for module, known in zip(modules, before, strict=True):
-            for name in (*_LOGGING, "_trainer"):
-                vars(module).pop(name, None)
-                if name in known:
-                    vars(module)[name] = known[name]
+    return without_logging(model, _trainer=trainer)

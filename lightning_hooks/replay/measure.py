@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,10 +16,10 @@ from torch import Tensor, nn
 from lightning_hooks.declare.measured import MeasuredLoss, is_measured
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.selection import compiled_regions
-from lightning_hooks.hosts.host import Host, StepAgain
+from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.generators import Generators, GeneratorWatch
 from lightning_hooks.replay.rerun import StepRerun, shallow
-from lightning_hooks.replay.state import KeptState, NotRestoredError
+from lightning_hooks.replay.state import TRAINER, ModelSnapshot, NotRestoredError
 
 ACCUMULATES = "gradients are accumulated over several batches"
 LEVEL = 16
@@ -31,10 +30,10 @@ SINGLE, HALF = 1e-6, 4e-3
 
 @dataclass(slots=True)
 class _Batch:
-    """A batch with what its forward pass began from."""
+    """The arguments of ``training_step``, the batch first, with what the forward pass began from."""
 
-    batch: Any
-    rest: tuple[tuple[Any, ...], dict[str, Any]]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
     generators: Generators
     buffers: list[tuple[Tensor, Tensor]]  # each with its value
 
@@ -63,7 +62,7 @@ class StepMeasure:
         self._other_before: float | None = None
         self._loss: Tensor | None = None
         self._levels: deque[Tensor] = deque(maxlen=LEVEL)
-        self._step, self._mark, self._in_batch = 0, "", False
+        self._step, self._others, self._in_batch = 0, "", False
 
     def open(self, receive: Callable[[MeasuredLoss], None]) -> None:
         """A collector wants to know.
@@ -78,14 +77,13 @@ class StepMeasure:
             accumulated = accumulated or "a loss scaler may skip the step"
         self._stop(compiled or self._host.again.why_not() or accumulated)
 
-    def _hooked(self) -> str:
-        """The first module with a hook that would run once more, and is neither ours nor torch's."""
+    def _check_hooks(self) -> None:
+        """Check that no hook would run once more that is neither ours nor torch's."""
         for name, module in self._host.model.named_modules():
             for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
                 inner = hook.func if isinstance(hook, partial) else hook
                 if not (getattr(inner, "__module__", None) or type(inner).__module__).startswith(("torch.", "lightning_hooks.")):
-                    return f"a hook at {name or 'the model'} would run once more"
-        return ""
+                    raise NotRestoredError(f"a hook at {name or 'the model'} would run once more")
 
     def close(self) -> None:
         """The run is over: let the batches go."""
@@ -110,30 +108,31 @@ class StepMeasure:
         self._step = self._host.position.global_step + 1
         if not is_measured(self._step) and self._tried:
             return
-        try:  # gates are closed while a step runs again: the calls of the batch under way are recorded after it
-            why_not = self._begin(args, kwargs)
-        except Exception as error:  # noqa: BLE001  the run goes on
-            why_not = _raised(error)
-        self._stop(self._agreed(why_not))
+        with self._stops_where_it_fails():
+            self._begin(args, kwargs)
 
-    def _begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Keep what the forward pass begins from; return why the step cannot be measured, or nothing."""
+    def _begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Keep what the forward pass begins from.
+
+        Gates are closed while a step runs again: the calls of the batch under way are recorded after it.
+
+        Raises:
+            NotRestoredError: If the step cannot be measured.
+        """
         if not args or hasattr(type(args[0]), "__next__"):
-            return "training_step fetches its batches by itself"
+            raise NotRestoredError("training_step fetches its batches by itself")
         if self._accumulates:
-            return ACCUMULATES
-        tried, self._tried = self._tried, True
-        why_not = self._hooked() or ("" if tried else self._try(args, kwargs))
-        if why_not or not is_measured(self._step):
-            return why_not
+            raise NotRestoredError(ACCUMULATES)
         buffers = [(buffer, buffer.detach().clone()) for buffer in self._host.model.buffers() if buffer.layout == torch.strided]
         states = GeneratorWatch(self._host.setup.device).read()
-        batch = shallow(args[0])
-        if self._last is not None:
-            self._other_before = self._again([self._last])[0]
-        self._now = _Batch(batch, (tuple(args[1:]), dict(kwargs)), states, buffers)
-        self._mark = self._others_mark()
-        return ""
+        now = _Batch((shallow(args[0]), *args[1:]), dict(kwargs), states, buffers)
+        tried, self._tried = self._tried, True
+        self._check_hooks()
+        if not tried:
+            self._try(now)
+        if is_measured(self._step):
+            self._other_before = None if self._last is None else self._losses([self._last])[0]
+            self._now, self._others = now, self._sums_of_others()
 
     def before_backward(self, loss: Any) -> None:
         """Backward starts."""
@@ -146,21 +145,14 @@ class StepMeasure:
         """A training batch ends, and with it the step."""
         now, loss, self._in_batch = self._now, self._loss, False
         self._accumulates |= loss is not None and self._host.position.global_step < self._step
-        if now is None or self.why_not:
+        if now is None or loss is None or self._host.position.global_step != self._step:  # no step was taken
             return
-        if loss is None or self._host.position.global_step != self._step:  # no step was taken
-            return
-        self._now = None
-        try:
-            with self._unobserved():
-                found = self._again([now] if self._last is None else [now, self._last])
-                moved = "weights that no optimizer holds move with the step" if self._others_mark() != self._mark else ""
-        except Exception as error:  # noqa: BLE001  the run goes on
-            moved, found = _raised(error), []
-        self._last = now
-        why_not = self._agreed(moved)
-        self._stop(why_not)
-        if why_not:
+        before, self._now, self._last = self._last, None, now
+        with self._stops_where_it_fails(), self._unobserved():
+            found = self._losses([now] if before is None else [now, before])
+            if self._sums_of_others() != self._others:
+                raise NotRestoredError("weights that no optimizer holds move with the step")
+        if self.why_not:
             return
         level = float(torch.stack([*self._levels]).double().mean())
         other = found[1] if found[1:] else None
@@ -169,58 +161,68 @@ class StepMeasure:
         for receive in self._receivers:
             receive(MeasuredLoss(self._step, float(loss), found[0], level, rounding, self._other_before, other))
 
-    def _again(self, batches: Sequence[_Batch]) -> list[float]:
+    def _losses(self, batches: Sequence[_Batch]) -> list[float]:
         """The losses of batches, with the weights as they are."""
         host = self._host
-
-        def step(kept: _Batch) -> Any:
-            return _still(host.model, host.again, kept.rest)(kept.batch)
-
-        with StepRerun(host.model, step, host.setup.device, host.again.muted) as again:
+        with StepRerun(host.model, self._step_again, host.setup.device, host.again.muted) as again:
             outcomes = [again.run(kept, kept.generators, buffers=kept.buffers) for kept in batches]
+        losses = []
         for outcome in outcomes:
             if outcome.error is not None:
                 raise outcome.error
-        return [math.nan if outcome.loss is None else float(outcome.loss) for outcome in outcomes]
+            if outcome.loss is None:
+                raise NotRestoredError("training_step returns no loss")
+            losses.append(float(outcome.loss))
+        return losses
 
-    def _try(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Run the step twice on a copy of the model; why it cannot be run again, or nothing."""
-        host, states = self._host, GeneratorWatch(self._host.setup.device).read()
-        whole = KeptState(host.model, host.setup.device)
+    def _step_again(self, kept: _Batch) -> Any:
+        """Run a step again; raise where the step itself moves weights: it would be another step then."""
+        before = _sums(self._host.model.parameters())
+        returned = self._host.again.run(*kept.args, **kept.kwargs)
+        if _sums(self._host.model.parameters()) != before:
+            raise NotRestoredError("training_step moves weights")
+        return returned
+
+    def _try(self, first: _Batch) -> None:
+        """Run the step twice on a copy of the model, and see whether it can be run again."""
+        model, device = self._host.model, self._host.setup.device
+        whole = ModelSnapshot(model, device)
         try:
-            model, batch, rest = copy.deepcopy((host.model, args[0], (tuple(args[1:]), dict(kwargs))))
-            on_copy: StepAgain = host.again.on(model)
-            batch_state = KeptState(batch, host.setup.device)
-            with StepRerun(model, _still(model, on_copy, rest), host.setup.device, on_copy.muted) as again:
-                outcomes = [again.run(batch, states) for _ in range(2)]
-            errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-            if errors:
-                raise errors[0]
+            model_copy, batch = copy.deepcopy((model, first))
+            batch_state = ModelSnapshot(batch.args[0], device)
+            with _contents_of(model_copy, model):
+                one, other = self._losses([batch, batch])
             if batch_state.changed():
-                return "training_step changes its batch"
-            losses = [outcome.loss for outcome in outcomes if outcome.loss is not None]
-            if len(losses) < 2 or not torch.equal(*losses):
-                return "running a step twice gives two losses" if losses else "training_step returns no loss"
-        except Exception as error:  # noqa: BLE001
-            return _raised(error)
+                raise NotRestoredError("training_step changes its batch")
+            if one != other:
+                raise NotRestoredError("running a step twice gives two losses")
         finally:
             whole.restore()
         changed = whole.changed()
-        return f"running a copy of the model changed {', '.join(changed[:5])}" if changed else ""
+        if changed:
+            raise NotRestoredError(f"running a copy of the model changed {', '.join(changed[:5])}")
 
-    def _others_mark(self) -> str:
+    def _sums_of_others(self) -> str:
         """What changes once weights that no optimizer holds have moved."""
         groups = [group for optimizer in self._host.optimizers for group in getattr(optimizer, "param_groups", ())]
         held = {id(parameter) for group in groups for parameter in group["params"]}
-        return _mark(parameter for parameter in self._host.model.parameters() if id(parameter) not in held)
+        return _sums(parameter for parameter in self._host.model.parameters() if id(parameter) not in held)
 
-    def _agreed(self, why_not: str) -> str:
-        """What any rank found: all stop together, for a step may wait for others."""
+    @contextmanager
+    def _stops_where_it_fails(self) -> Iterator[None]:
+        """A block of which an error ends the measuring, and not the run. All ranks stop together: a step may wait for others."""
+        why_not = ""
+        try:
+            yield
+        except NotRestoredError as error:
+            why_not = str(error)
+        except Exception as error:  # noqa: BLE001  of the user's step, too
+            why_not = f"running a step again raised {type(error).__name__}: {error}"
         if self._host.setup.world_size > 1:
             stops = torch.tensor(float(bool(why_not)), device=self._host.setup.device)
             torch.distributed.all_reduce(stops, torch.distributed.ReduceOp.MAX)
-            return why_not or ("another rank cannot run its step again" if stops.item() else "")
-        return why_not
+            why_not = why_not or ("another rank cannot run its step again" if stops.item() else "")
+        self._stop(why_not)
 
     def _stop(self, why_not: str) -> None:
         if why_not and not self.why_not:
@@ -228,23 +230,20 @@ class StepMeasure:
             warn(f"learning=True: no step is measured by running it again: {why_not}. What needs no second forward is.")
 
 
-def _still(model: nn.Module, again: StepAgain, rest: tuple[tuple[Any, ...], dict[str, Any]]) -> Callable[[Any], Any]:
-    """A function that runs a step again, and raises where the step itself moves weights: it would be another step then."""
+@contextmanager
+def _contents_of(model_copy: nn.Module, model: nn.Module) -> Iterator[None]:
+    """A context in which a model, and each module in it, holds what that of its copy does; who holds the model runs the copy."""
+    pairs = [(module, vars(module), vars(other)) for module, other in zip(model.modules(), model_copy.modules(), strict=True)]
+    try:
+        for module, own, contents in pairs:
+            contents |= {name: own[name] for name in TRAINER if name in own}  # a copy has none
+            object.__setattr__(module, "__dict__", contents)
+        yield
+    finally:
+        for module, own, _ in pairs:
+            object.__setattr__(module, "__dict__", own)
 
-    def step(batch: Any) -> Any:
-        before = _mark(model.parameters())
-        returned = again.run(batch, *rest[0], **rest[1])
-        if _mark(model.parameters()) != before:
-            raise NotRestoredError("training_step moves weights")
-        return returned
 
-    return step
-
-
-def _mark(parameters: Iterable[Tensor]) -> str:
+def _sums(parameters: Iterable[Tensor]) -> str:
     """The sums of weights."""
     return repr([parameter.detach().double().sum().item() for parameter in parameters])
-
-
-def _raised(error: Exception) -> str:
-    return str(error) if isinstance(error, NotRestoredError) else f"running a step again raised {type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """A training step, run again: the one way in which the loop's own code runs a second time.
 
 Whoever wants to know what a batch's loss is now, under given states of the generators, with or without its gradients, asks
-:class:`StepRerun`. Everything is as before when its block is left, which is checked by hashes of all that the model holds.
+:class:`StepRerun`. Everything is as before when its block is left, which is checked for all that the model holds.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.hooks.exchange import exchange
 from lightning_hooks.hooks.listener import all_closed
 from lightning_hooks.replay.generators import Generators, set_generators
-from lightning_hooks.replay.state import KeptState, NotRestoredError
+from lightning_hooks.replay.state import ModelSnapshot, NotRestoredError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,6 @@ class StepRerun:
         step: Runs ``training_step`` on a batch, and returns what it returned.
         device: Where the model is.
         muted: A context in which logging does nothing.
-        unchanged: Parameters that are only checked, and not copied: those that the optimizers hold, where memory matters.
 
     Raises:
         NotRestoredError: On entering, where the model holds what cannot be put back; on leaving, where something is not as before,
@@ -73,21 +73,19 @@ class StepRerun:
         step: Callable[[Any], Any],
         device: torch.device,
         muted: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        unchanged: Iterable[Tensor] = (),
     ) -> None:
         self._model, self._step, self._device, self._muted = model, step, device, muted
-        self._unchanged = list(unchanged)
-        self._kept: KeptState | None = None
+        self._snapshot: ModelSnapshot | None = None
 
     def __enter__(self) -> StepRerun:
-        self._kept = KeptState(self._model, self._device, self._unchanged)
+        self._snapshot = ModelSnapshot(self._model, self._device)
         return self
 
     def __exit__(self, *_: object) -> None:
-        kept, self._kept = self._kept, None
-        assert kept is not None
-        kept.restore()
-        changed = kept.changed()
+        snapshot, self._snapshot = self._snapshot, None
+        assert snapshot is not None
+        snapshot.restore()
+        changed = snapshot.changed()
         if changed:
             more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
             raise NotRestoredError(f"running the step again changed {', '.join(changed[:5])}{more}")
@@ -112,15 +110,15 @@ class StepRerun:
             buffers: Tensors of the model with the values that they are to have.
             within: A context around forward and backward.
         """
-        assert self._kept is not None, "use it in a with block"
+        assert self._snapshot is not None, "use it in a with block"
         for tensor, value in buffers:
             tensor.data.copy_(value)
-        set_generators(self._kept.generators if generators is None else generators, self._device)
+        set_generators(self._snapshot.generators if generators is None else generators, self._device)
         try:
             with self._alone(), within():
                 return self._outcome(batch, backward, scale)
         finally:
-            self._kept.restore()
+            self._snapshot.restore()
 
     def _outcome(self, batch: Any, backward: bool, scale: float) -> Outcome:
         try:
@@ -151,9 +149,25 @@ class StepRerun:
             yield
 
 
+@contextmanager
+def without_logging(model: nn.Module, **attributes: Any) -> Iterator[None]:
+    """A context in which a LightningModule, and those in it, log nothing.
+
+    Args:
+        model: The model; of another kind it stays as it is.
+        **attributes: What else they hold within.
+    """
+    with ExitStack() as stack:
+        for module in model.modules():
+            if hasattr(type(module), "log_dict"):
+                stack.callback(exchange(module, log=_nothing, log_dict=_nothing, **attributes))
+        yield
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Log nothing."""
+
+
 def shallow(batch: Any) -> Any:
     """A copy of a batch's outer container, which a step may take entries from."""
     return type(batch)(batch) if type(batch) in (dict, list) else batch
-
-
-__all__ = ["NotRestoredError", "Outcome", "StepRerun", "shallow"]

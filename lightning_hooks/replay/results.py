@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import torch.distributed
 
@@ -15,6 +14,16 @@ from lightning_hooks.diagnostics.causes.facts import BadStep
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.ring import Ring, StepEvidence
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """What a rank found at its first bad step, as ranks exchange it."""
+
+    epoch: int
+    batch: int
+    step: int
+    blame: Blame  # without the trace
 
 
 class ReplayResults:
@@ -31,7 +40,7 @@ class ReplayResults:
     def __init__(self, host: Host, ring: Ring) -> None:
         self._host, self._ring = host, ring
         self.own: tuple[StepEvidence, Blame] | None = None
-        self._of_ranks: list[Mapping[str, Any]] = []  # what each rank found
+        self._of_ranks: list[RankResult | None] = []
         self._open = self._resumed = False
 
     def open(self, resumed: bool) -> None:
@@ -46,18 +55,25 @@ class ReplayResults:
     def agree(self) -> None:
         """All ranks come here where one of them is waiting: each learns what the others found."""
         if self._host.setup.world_size > 1:
-            own = None if self.own is None else _record(*self.own)
-            self._of_ranks = [{}] * self._host.setup.world_size
-            torch.distributed.all_gather_object(self._of_ranks, own)
+            own = self._by_rank()
+            self._of_ranks = [None] * self._host.setup.world_size
+            torch.distributed.all_gather_object(self._of_ranks, own[0][1] if own else None)
+
+    def _by_rank(self) -> list[tuple[int, RankResult]]:
+        """What each rank found; before ranks agree, and with one rank, what this one did."""
+        if self.own is None or self._of_ranks:
+            return [(rank, shown) for rank, shown in enumerate(self._of_ranks) if shown is not None]
+        evidence, blame = self.own
+        return [(0, RankResult(evidence.epoch, evidence.batch, evidence.step, dataclasses.replace(blame, trace=None)))]
 
     def explained(self, alert: Alert) -> Alert:
         """An alert about a single step with its samples, and with what running that step again has shown."""
         if not self._open or kind_of(alert.kind).about == "window" or alert.samples:
             return alert
-        several, shown = self._host.setup.world_size > 1, self._shown(alert)
-        if shown:
-            text = " ".join((f"On rank {rank}: " if several else "") + record["text"] for rank, record in shown)
-            known = tuple(sample for _, record in shown for sample in record["samples"])
+        several, found = self._host.setup.world_size > 1, self._shown(alert)
+        if found:
+            text = " ".join((f"On rank {rank}: " if several else "") + shown.blame.text for rank, shown in found)
+            known = tuple(sample for _, shown in found for sample in shown.blame.samples)
             return self.dated(dataclasses.replace(alert, diagnosis=text, samples=known))
         entry = None if alert.batch is None else self._ring.of(alert.epoch, alert.batch)
         if entry is None:
@@ -72,45 +88,24 @@ class ReplayResults:
     @property
     def bad_step(self) -> BadStep | None:
         """What running the first bad step again has shown, on the first rank that had one; None where nothing has."""
-        own = [] if self.own is None else [_record(*self.own)]
-        return next(
-            (BadStep(**record["step_shown"]) for record in (self._of_ranks or own) if record and record["step_shown"]), None
-        )
+        for _, shown in self._by_rank():
+            blame, failure = shown.blame, shown.blame.failure
+            if failure is not None:
+                code, value = failure.place.code, failure.value
+                return BadStep(failure.source, failure.name, value, blame.operation, blame.module, code, blame.samples)
+        return None
 
     def dated(self, alert: Alert) -> Alert:
         """An alert on the loss, or on the module that was first, with the step at which it began, as each step was judged."""
-        shown = [record for _, record in self._shown(alert)]
-        if alert.kind != "loss_nonfinite":
-            shown = [record for record in shown if record["module"] == alert.site]
-        return dataclasses.replace(alert, batch=shown[0]["batch"], since_step=shown[0]["step"]) if shown else alert
+        found = [shown for _, shown in self._shown(alert) if alert.kind == "loss_nonfinite" or shown.blame.module == alert.site]
+        return dataclasses.replace(alert, batch=found[0].batch, since_step=found[0].step) if found else alert
 
-    def _shown(self, alert: Alert) -> list[tuple[int, Mapping[str, Any]]]:
+    def _shown(self, alert: Alert) -> list[tuple[int, RankResult]]:
         """What running the bad step again has shown of an alert, by rank; empty where it is about an earlier step."""
         if not self._open or kind_of(alert.kind).about != "nonfinite":
             return []
-        own = [] if self.own is None else [_record(*self.own)]
         last = math.inf if alert.batch is None else alert.batch
-        records = [(rank, record) for rank, record in enumerate(self._of_ranks or own) if record]
-        records = [(rank, record) for rank, record in records if record["epoch"] == alert.epoch and record["batch"] <= last]
+        found = [(rank, shown) for rank, shown in self._by_rank() if shown.epoch == alert.epoch and shown.batch <= last]
         if alert.kind == "loss_nonfinite":  # every batch is looked at: in an earlier one the loss was finite
-            records = [(rank, record) for rank, record in records if record["batch"] == alert.batch]
-        return [(rank, record) for rank, record in records if record["reproduced"]] or records[:1]
-
-
-def _record(evidence: StepEvidence, found: Blame) -> dict[str, Any]:
-    """What ranks exchange."""
-    failure = found.failure
-    shown = None if failure is None else {
-        "source": failure.source, "name": failure.name, "value": failure.value, "operation": found.operation,
-        "module": failure.place.module, "code": failure.place.code, "samples": found.samples,
-    }  # fmt: skip
-    return {
-        "step_shown": shown,
-        "epoch": evidence.epoch,
-        "batch": evidence.batch,
-        "step": evidence.step,
-        "text": found.text,
-        "samples": found.samples,
-        "module": "" if found.failure is None else found.failure.place.module,
-        "reproduced": found.reproduced,
-    }
+            found = [(rank, shown) for rank, shown in found if shown.batch == alert.batch]
+        return [(rank, shown) for rank, shown in found if shown.blame.reproduced] or found[:1]

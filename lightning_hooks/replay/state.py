@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,14 +22,22 @@ _OUTSIDE = (
 )
 _OUTSIDE_IN_TORCH = ("torch.utils.data", "torch.optim", "torch.distributed", "torch.cuda", "torch._dynamo", "torch.utils.hooks")
 _CONTAINERS: tuple[type, ...] = (dict, list, tuple, set, deque, np.ndarray, random.Random)
-_TRAINER = {"_trainer", "trainer", "_fabric"}
+TRAINER = ("_trainer", "trainer", "_fabric")
+"""Attributes of a model that lead to its training loop."""
 
 
 class NotRestoredError(RuntimeError):
     """Raised where a step cannot be run again and everything put back; the message names what."""
 
 
-class KeptState:
+class _Entry(NamedTuple):
+    name: str
+    read: Callable[[], Any]  # gives what is compared
+    mark: Any  # what it gave at first
+    put: Callable[[], Any]  # restores it
+
+
+class ModelSnapshot:
     """What a model holds now, and the generators' states.
 
     It follows the model's attributes into lists, dictionaries, sets, deques, arrays, generators of random numbers and plain
@@ -40,36 +47,26 @@ class KeptState:
     Args:
         model: The model.
         device: Where it is.
-        unchanged: Parameters that are checked and not copied: a step is not supposed to write to them.
 
     Raises:
         NotRestoredError: If the model holds something that cannot be put back, such as an iterator that is under way.
     """
 
-    def __init__(self, model: Any, device: torch.device, unchanged: Iterable[Tensor] = ()) -> None:
-        self._device, self._unchanged = device, {id(tensor) for tensor in unchanged}
+    def __init__(self, model: Any, device: torch.device) -> None:
         self.generators: Generators = GeneratorWatch(device).read()
         self._objects: dict[int, Any] = {}  # keeps the ids valid
-        self._puts: list[tuple[str, Callable[[], None]]] = []
-        self._marks: list[tuple[str, Callable[[], Any], Any]] = []
+        self._entries: list[_Entry] = []
         self._keep(model, "model")
+        self._add("the random number generators", lambda: _states(device), lambda: set_generators(self.generators, device))
 
     def restore(self) -> None:
         """Put everything back."""
-        for _, put in self._puts:
-            put()
-        set_generators(self.generators, self._device)
+        for entry in self._entries:
+            entry.put()
 
     def changed(self) -> list[str]:
         """The names of what is not as it was."""
-        found = [name for name, read, mark in self._marks if read() != mark]
-        now = GeneratorWatch(self._device).read()
-        same = torch.equal(now.torch, self.generators.torch) and repr(now.numpy) == repr(self.generators.numpy)
-        same = same and repr(now.python) == repr(self.generators.python)
-        same = same and (now.device is None or self.generators.device is None or torch.equal(now.device, self.generators.device))
-        return found if same else [*found, "the random number generators"]
-
-    # One kind of object each. `put` restores it, `read` says what it is now.
+        return [entry.name for entry in self._entries if entry.read() != entry.mark]
 
     def _keep(self, root: Any, name: str) -> None:
         waiting = [(root, name)]
@@ -89,7 +86,7 @@ class KeptState:
         if isinstance(value, nn.Module) or _has_plain_attributes(value):
             own = contents(value)
             self._keep_mapping(own, name)
-            return [(entry, f"{name}.{key}") for key, entry in own.items() if key not in _TRAINER]
+            return [(entry, f"{name}.{key}") for key, entry in own.items() if key not in TRAINER]
         if isinstance(value, dict):
             self._keep_mapping(value, name)
             return [(entry, f"{name}[{key!r}]") for key, entry in dict.items(value)]
@@ -107,10 +104,10 @@ class KeptState:
             self._add(name, lambda: bytes(value), lambda: value.__setitem__(slice(None), data))
         elif isinstance(value, np.ndarray):
             array = value.copy()
-            self._add(name, lambda: zlib.crc32(np.ascontiguousarray(value).tobytes()), lambda: np.copyto(value, array))
+            self._add(name, value.tobytes, lambda: np.copyto(value, array))
         elif isinstance(value, torch.Generator):
             state = value.get_state()
-            self._add(name, lambda: _bits(value.get_state()), lambda: value.set_state(state) and None)
+            self._add(name, lambda: value.get_state().tolist(), lambda: value.set_state(state))
         elif isinstance(value, random.Random):
             numbers = value.getstate()
             self._add(name, value.getstate, lambda: value.setstate(numbers))
@@ -127,35 +124,43 @@ class KeptState:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             self._add(name, lambda: tensor._version, lambda: None)
             return []
-        mark = _bits(tensor)
-        copy = None if id(tensor) in self._unchanged else tensor.detach().clone()
+        copy = tensor.detach().clone()
 
         def put() -> None:
-            if copy is not None and _bits(tensor) != mark:
+            if not _same(tensor, copy):
                 tensor.data.copy_(copy)
             if tensor.is_leaf:
                 tensor.grad = gradient
                 tensor.requires_grad_(required)
 
-        self._add(name, lambda: (_bits(tensor), id(tensor.grad) if tensor.is_leaf else 0, tensor.requires_grad), put)
+        self._add(name, lambda: (_same(tensor, copy), id(tensor.grad) if tensor.is_leaf else 0, tensor.requires_grad), put)
         return [] if gradient is None else [(gradient, f"{name}.grad")]
 
     def _keep_mapping(self, mapping: dict[Any, Any], name: str) -> None:
         items = list(dict.items(mapping))
-        marks = [(id(key), id(entry)) for key, entry in items]
+        kind: type[dict[Any, Any]] = OrderedDict if isinstance(mapping, OrderedDict) else dict
+
+        def read() -> list[tuple[int, int]]:
+            return [(id(key), id(entry)) for key, entry in dict.items(mapping)]
+
+        mark = read()
 
         def put() -> None:
-            if [(id(key), id(entry)) for key, entry in dict.items(mapping)] != marks:
-                (OrderedDict if isinstance(mapping, OrderedDict) else dict).clear(mapping)
+            if read() != mark:
+                kind.clear(mapping)
                 for key, entry in items:
-                    (OrderedDict if isinstance(mapping, OrderedDict) else dict).__setitem__(mapping, key, entry)
+                    kind.__setitem__(mapping, key, entry)
 
-        self._add(name, lambda: [(id(key), id(entry)) for key, entry in dict.items(mapping)], put)
-        self._objects[id(items)] = items
+        self._add(name, read, put)
 
     def _add(self, name: str, read: Callable[[], Any], put: Callable[[], Any]) -> None:
-        self._puts.append((name, put))
-        self._marks.append((name, read, read()))
+        self._entries.append(_Entry(name, read, read(), put))
+
+
+def _states(device: torch.device) -> tuple[Any, ...]:
+    """What the generators' states are, to be compared."""
+    now = GeneratorWatch(device).read()
+    return now.torch.tolist(), None if now.device is None else now.device.tolist(), repr(now.numpy), repr(now.python)
 
 
 def _is_plain(value: Any) -> bool:
@@ -186,15 +191,7 @@ def _refill(value: Any, entries: list[Any]) -> None:
         value.extend(entries)
 
 
-def _bits(tensor: Tensor) -> Any:
-    """A hash of a tensor's bits, with its shape and type."""
-    plain = tensor.detach()
-    shape = tuple(plain.shape), plain.dtype
-    if not plain.numel():
-        return shape
-    flat = plain.contiguous().view(-1).view(torch.uint8)
-    if flat.device.type == "cpu":
-        return *shape, zlib.crc32(flat.numpy().data)
-    whole = flat[: flat.numel() // 4 * 4].view(torch.int32).long()
-    places = torch.arange(1, whole.numel() + 1, device=whole.device)
-    return *shape, int(whole.sum()), int((whole * places).sum()), flat[flat.numel() // 4 * 4 :].tolist()
+def _same(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same bits, NaN included, and the same shape and type."""
+    alike = tensor.shape == other.shape and tensor.dtype == other.dtype
+    return alike and torch.equal(*(each.detach().contiguous().view(-1).view(torch.uint8) for each in (tensor, other)))

@@ -18,6 +18,12 @@ class CapsuleError(ValueError):
     """Raised for a capsule that cannot be read, or does not fit; nothing of it is run."""
 
 
+def check(fine: bool, text: str) -> None:
+    """Raise a :class:`CapsuleError` with this text, unless all is fine."""
+    if not fine:
+        raise CapsuleError(text)
+
+
 class NotStorableError(TypeError):
     """Raised for a batch with an object that is neither a tensor, an array, a number, a text nor a container of these."""
 
@@ -70,14 +76,11 @@ def from_stored(plain: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> An
         CapsuleError: If it is not such a description.
     """
     kind = plain.get("is") if isinstance(plain, dict) else None
-    if depth > DEEPEST or kind is None:
-        raise CapsuleError(f"expected the description of a batch; got {str(plain)[:100]!r}.")
-    entries = plain.get("entries", [])
+    check(depth <= DEEPEST and kind is not None, f"expected the description of a batch; got {str(plain)[:100]!r}.")
+    entries, name = plain.get("entries", []), plain.get("name", "")
     if kind in ("tensor", "array"):
-        tensor = tensors.get(plain.get("name", ""))
-        if tensor is None:
-            raise CapsuleError(f"the tensor {plain.get('name')!r} of the batch is missing.")
-        return tensor if kind == "tensor" else tensor.numpy()
+        check(isinstance(name, str) and name in tensors, f"the tensor {name!r} of the batch is missing.")
+        return tensors[name] if kind == "tensor" else tensors[name].numpy()
     if kind == "plain" and (plain.get("value") is None or isinstance(plain["value"], bool | int | str)):
         return plain.get("value")
     if kind == "float" and isinstance(plain.get("text"), str):
@@ -87,8 +90,8 @@ def from_stored(plain: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> An
             raise CapsuleError(f"expected a number; got {plain['text'][:50]!r}.") from None
     if kind in ("list", "tuple", "named", "dict") and isinstance(entries, list):
         if kind == "dict":
-            if not all(isinstance(e, list) and len(e) == 2 and isinstance(e[0], str | int) for e in entries):
-                raise CapsuleError("a dictionary of the batch is not one.")
+            fine = all(isinstance(e, list) and len(e) == 2 and isinstance(e[0], str | int) for e in entries)
+            check(fine, "a dictionary of the batch is not one.")
             return {key: from_stored(entry, tensors, depth + 1) for key, entry in entries}
         values = [from_stored(entry, tensors, depth + 1) for entry in entries]
         return values if kind == "list" else tuple(values) if kind == "tuple" else _named(plain.get("fields"), values)
@@ -97,6 +100,6 @@ def from_stored(plain: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> An
 
 def _named(fields: Any, values: list[Any]) -> Any:
     fine = isinstance(fields, list) and len(fields) == len(values) and len(set(map(str, fields))) == len(fields)
-    if not fine or not all(isinstance(f, str) and f.isidentifier() and not keyword.iskeyword(f) and f[0] != "_" for f in fields):
-        raise CapsuleError("a named tuple of the batch is not one.")
+    fine = fine and all(isinstance(f, str) and f.isidentifier() and not keyword.iskeyword(f) and f[0] != "_" for f in fields)
+    check(fine, "a named tuple of the batch is not one.")
     return collections.namedtuple("Batch", fields)(*values)  # its fields are known only now

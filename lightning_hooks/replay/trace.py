@@ -5,11 +5,12 @@ from __future__ import annotations
 import linecache
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from traceback import walk_stack, walk_tb
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from lightning_hooks.debugging import Trace, Tracer
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.hooks.calls import in_backward
 from lightning_hooks.hooks.selection import named_sites
+from lightning_hooks.hooks.tensors import has_values, tensors_in
 
 _INSERTS = {
     *("fill", "masked_fill", "full", "full_like", "scalar_tensor", "where", "index_put", "copy", "lift_fresh", "masked_scatter"),
@@ -78,19 +80,17 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         model: The model.
-        batch: The tensors of the batch, by name.
-        size: How many rows the batch has.
+        batch: The batch.
+        size: How many rows it has.
     """
 
-    def __init__(self, model: nn.Module, batch: Mapping[str, Tensor], size: int) -> None:
+    def __init__(self, model: nn.Module, batch: Any, size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._model, self._size = model, size
         uncalled = nn.ModuleList, nn.ModuleDict
         self._sites = [(name, module) for name, module in named_sites(model) if name and not isinstance(module, uncalled)]
         self._tracer = Tracer(self._sites, statistics=True)
-        self._given = {_key(tensor): ("data", name, tensor) for name, tensor in batch.items() if _nonfinite(tensor)}
-        owned = [*model.named_parameters(), *model.named_buffers()]
-        self._given |= {_key(tensor): ("weights", name, tensor) for name, tensor in owned if _nonfinite(tensor)}
+        self._given = {_key(tensor): (source, name, tensor) for source, name, tensor in nonfinite_inputs(model, batch)}
         self._causes: dict[int, Failure | None] = {}  # by storage; None where it was put in on purpose
         self._alive: list[Tensor] = []  # keeps the storages
         self._of_node: dict[int, Place] = {}  # by the number of the autograd node that an operation made
@@ -128,7 +128,7 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _raised(self, error: Exception) -> Failure | None:
         assert self.trace is not None
-        where, code = _in_traceback(error.__traceback__)
+        where, code = _users_line(reversed([*walk_tb(error.__traceback__)]))
         last = self._last or Place("", "", "", "", "")
         raising = [call for call in self.trace.calls if call.error]
         module = max(raising, key=lambda call: call.depth).site if raising else ""
@@ -138,14 +138,13 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Run the operation, and look at what it gave."""
         given = kwargs or {}
-        tensors = list(_floats((*args, *given.values())))
-        bad_inputs = [tensor for tensor in tensors if _nonfinite(tensor)]
+        bad_inputs = [tensor for tensor in _floats((args, given)) if _nonfinite(tensor)]
         nans = any(bool(torch.isnan(tensor).any()) for tensor in bad_inputs)
         name = func.overloadpacket.__name__.rstrip("_") if func.overloadpacket.__name__.strip("_") else str(func)
         backward = in_backward()
         place = self._place_in_backward() if backward else self._place(name, args, given)
         output = func(*args, **given)
-        for tensor in _floats(output if isinstance(output, tuple | list) else (output,)):
+        for tensor in _floats(output):
             if _nonfinite(tensor):
                 self._look(tensor, place, name, bad_inputs, nans, "backward" if backward else "forward")
             elif _key(tensor) in self._causes and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
@@ -181,8 +180,8 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._causes[key]
 
     def _place(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Place:
-        where, code = _user_line(sys._getframe(2))
-        inputs = ", ".join(map(_range, _tensors((*args, *kwargs.values()))))
+        where, code = _users_line(walk_stack(sys._getframe(2)))
+        inputs = ", ".join(map(_range, tensors_in((args, kwargs))))
         short = name.removeprefix("native_").removeprefix("_").removesuffix("_forward")
         place = Place(_ALIASES.get(short, short), self._tracer.innermost, where, code, inputs)
         self._last = place
@@ -214,20 +213,24 @@ def tensors_of(value: Any, name: str = "", depth: int = 0) -> dict[str, Tensor]:
     return {key: tensor for path, entry in entries for key, tensor in tensors_of(entry, path, depth + 1).items()}
 
 
-def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+def nonfinite_inputs(model: nn.Module, batch: Any) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield what is not finite before a step: tensors of the batch first, then parameters, then buffers.
+
+    Yields:
+        ``data`` or ``weights``, its place in the batch or its name in the model, and the tensor.
+    """
+    tensors = [("data", name, tensor) for name, tensor in tensors_of(batch).items()]
+    tensors += [("weights", name, tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())]
+    return (entry for entry in tensors if has_values(entry[2]) and _nonfinite(entry[2]))
 
 
-def _floats(values: Sequence[Any]) -> Iterator[Tensor]:
-    yield from (t for t in _tensors(values) if (t.is_floating_point() or t.is_complex()) and t.layout == torch.strided)
+def _floats(values: Any) -> Iterator[Tensor]:
+    return (t for t in tensors_in(values) if (t.is_floating_point() or t.is_complex()) and t.layout == torch.strided)
 
 
 def _nonfinite(tensor: Tensor) -> bool:
-    return (tensor.is_floating_point() or tensor.is_complex()) and not bool(torch.isfinite(tensor).all())
+    real = (tensor.is_floating_point() or tensor.is_complex()) and tensor.layout == torch.strided
+    return real and not bool(torch.isfinite(tensor).all())
 
 
 def _key(tensor: Tensor) -> int:
@@ -262,27 +265,16 @@ def _range(tensor: Tensor) -> str:
     return f"{text} from {low:.4g} to {high:.4g}" + (f" with {others} not finite" if others else "")
 
 
-def _user_line(frame: FrameType | None) -> tuple[str, str]:
-    """The nearest line outside of torch, Lightning and this package."""
-    while frame is not None and not _is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return ("", "") if frame is None else _line(frame.f_code.co_filename, frame.f_lineno)
-
-
-def _in_traceback(traceback: TracebackType | None) -> tuple[str, str]:
-    found = ("", "")
-    while traceback is not None:
-        if _is_users(traceback.tb_frame.f_code.co_filename):
-            found = _line(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
-        traceback = traceback.tb_next
-    return found
+def _users_line(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, str]:
+    """The first line outside of torch, Lightning and this package: ``file:line``, and its text."""
+    for frame, line in frames:
+        file = frame.f_code.co_filename
+        if _is_users(file):
+            return f"{Path(file).name}:{line}", linecache.getline(file, line).strip()
+    return "", ""
 
 
 def _is_users(file: str) -> bool:
     if file.startswith(_SITE_PACKAGES):
         return not file.startswith(_NOT_USERS) and not any(part in file for part in _LIBRARIES)
     return not file.startswith((*_NOT_USERS, _STANDARD_LIBRARY, "<"))
-
-
-def _line(file: str, line: int) -> tuple[str, str]:
-    return f"{Path(file).name}:{line}", linecache.getline(file, line).strip()

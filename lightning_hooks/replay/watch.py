@@ -20,11 +20,10 @@ from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hosts.host import Host
-from lightning_hooks.replay.blame import Blame, blame
+from lightning_hooks.replay.blame import Blame, blame, describe_inputs
 from lightning_hooks.replay.buffers import ChangedBuffers
 from lightning_hooks.replay.capsule import CapsuleMoment, CapsuleWriter
 from lightning_hooks.replay.generators import GeneratorWatch
-from lightning_hooks.replay.look import look_at
 from lightning_hooks.replay.rerun import StepRerun, shallow
 from lightning_hooks.replay.results import ReplayResults
 from lightning_hooks.replay.ring import Ring, StepEvidence
@@ -270,10 +269,10 @@ class StepWatch:
 
     def _not_again(self, guilty: _UnderWay, why_not: str) -> Blame:
         """What is known of a step that is not run again."""
-        rows, seen = guilty.evidence.rows, look_at(self._host.model, guilty.batch)
-        picked = seen.rows if rows is not None and all(row < len(rows) for row in seen.rows) else ()
+        rows, (seen, bad) = guilty.evidence.rows, describe_inputs(self._host.model, guilty.batch)
+        picked = bad if rows is not None and all(row < len(rows) for row in bad) else ()
         samples = () if rows is None else rows.samples(picked) if picked else rows.samples()
-        return Blame(samples=samples, why_not=why_not, seen=seen.text)
+        return Blame(samples=samples, why_not=why_not, seen=seen)
 
     def _write(self, guilty: _UnderWay, kind: str, found: Blame | None) -> None:
         if self.writer is not None:

@@ -209,7 +209,7 @@ class RunRecord(Sink):
         self._write_health(self._health())
         run = read_run(self.file)
         written = write_health(run)
-        trackers = self._host.trackers
+        trackers = self._host.metrics.trackers
         others = (self.file, self.file.with_name(ALERTS), self.file.with_name(HEALTH))
         files = [path for path in [*written, *others] if path.exists()]
         kept = [trackers.file(path, self._host.position.global_step) for path in files]

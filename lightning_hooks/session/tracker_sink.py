@@ -93,7 +93,7 @@ class TrackerSink(Sink):
     def alerts(self, notices: Sequence[Notice]) -> None:
         serious = [notice.alert for notice in notices if notice.over is None and notice.alert.severity != "info"]
         if serious:
-            _show(self._host.trackers, serious, self._host.metrics.step)
+            _show(self._host.metrics.trackers, serious, self._host.metrics.step)
 
     @override
     def window_end(self, members: Sequence[Member]) -> None:
@@ -153,7 +153,7 @@ class TrackerSink(Sink):
         if text != self._verdict if last else [problems] != self._problems[-1:] and len(self._problems) < MOST_VERDICTS:
             self._problems.append(problems)
             self._verdict = text
-            self._host.trackers.text(VERDICT, text, self._host.metrics.step)
+            self._host.metrics.trackers.text(VERDICT, text, self._host.metrics.step)
 
     def publish(self, members: Sequence[Member], last: bool = False) -> None:
         """Write charts, the table of sites, histograms and figures.
@@ -162,7 +162,7 @@ class TrackerSink(Sink):
             members: Those whose windows have ended.
             last: Whether training is over, and all figures are drawn.
         """
-        trackers, step = self._host.trackers, self._host.metrics.step
+        trackers, step = self._host.metrics.trackers, self._host.metrics.step
         if not trackers:
             return
         if not last and not any(member.log.introduced for member in members):
@@ -192,7 +192,7 @@ class TrackerSink(Sink):
         if drawing is None:
             return
         try:
-            drawing.write(self._host.trackers, wait=last)
+            drawing.write(self._host.metrics.trackers, wait=last)
         finally:
             if last:
                 self._drawing = None

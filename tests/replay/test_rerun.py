@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.replay.generators import GeneratorWatch
-from lightning_hooks.replay.rerun import NotRestoredError, StepRerun
+from lightning_hooks.replay.rerun import StepRerun
+from lightning_hooks.replay.state import NotRestoredError
 
 CPU = torch.device("cpu")
 
@@ -118,15 +119,13 @@ def test_what_cannot_be_put_back_is_named_before_anything_runs() -> None:
 
 def test_a_change_that_is_not_put_back_is_found() -> None:
     net = nn.Linear(2, 2)
+    net.register_buffer("seen", torch.eye(2).to_sparse())
 
     def step(batch: Tensor) -> Tensor:
-        net.weight.data.add_(1)
+        net.seen.mul_(2)
         return net(batch).sum()
 
-    with (
-        pytest.raises(NotRestoredError, match=r"model\._parameters\['weight'\]"),
-        StepRerun(net, step, CPU, unchanged=net.parameters()) as again,
-    ):
+    with pytest.raises(NotRestoredError, match=r"changed model\._buffers\['seen'\]"), StepRerun(net, step, CPU) as again:
         again.run(torch.zeros(1, 2))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_hooks import TrainingMonitor
 from lightning_hooks.diagnostics.batches.inputs import InputTable
 from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, nonfinite_weights
-from lightning_hooks.replay.look import look_at
+from lightning_hooks.replay.blame import describe_inputs
 from lightning_hooks.statistics.rows import Clock
 from tests.support.models import Classifier, loader, mlp, trainer
 
@@ -37,11 +37,11 @@ def test_the_batch_is_looked_at_before_the_weights_and_masks_of_minus_infinity_a
     net = nn.Linear(3, 2)
     net.register_buffer("mask", torch.tensor([0.0, -math.inf]))
     batch = {"ids": torch.arange(4), "x": torch.ones(4, 2, 3)}
-    assert look_at(net, batch).text == "The batch and the weights were finite: an operation of the step was the first."
+    assert describe_inputs(net, batch)[0] == "The batch and the weights were finite: an operation of the step was the first."
     net.bias.data[1] = math.inf
-    assert look_at(net, batch) == ("bias has inf in it, first at [1]: no step makes it finite again.", ())
+    assert describe_inputs(net, batch) == ("bias has inf in it, first at [1]: no step makes it finite again.", ())
     batch["x"][1:3, 1, 2] = math.nan
-    assert look_at(net, batch) == ("The batch itself has nan in it (batch['x']), first at [1, 1, 2].", (1, 2))
+    assert describe_inputs(net, batch) == ("The batch itself has nan in it (batch['x']), first at [1, 1, 2].", (1, 2))
 
 
 def test_weights_that_are_not_finite_at_the_start_are_counted() -> None:
