@@ -60,6 +60,7 @@ from lightning_hooks.diagnostics.setup.initial_rules import *
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
 from lightning_hooks.diagnostics.setup.registration_rules import *
 from lightning_hooks.diagnostics.setup.rules import *
+from lightning_hooks.diagnostics.unusual import UnusualBatch
 
 __all__ = [
     "ALERT_KINDS",
@@ -97,6 +98,7 @@ __all__ = [
     "SoftmaxUse",
     "TargetStats",
     "UnregisteredModules",
+    "UnusualBatch",
     "VectorDecay",
 ]
 __all__ += activation_rules.__all__

@@ -167,11 +167,15 @@ class ClipLedger:
 
     def __init__(self, n_parameters: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
         self._page_size = max(4, min(PAGE, NUMBERS // max(n_parameters, 1)))
-        self._open: list[tuple[Tensor, Tensor, bool, bool, int]] = []  # the arguments of write(), of the page that is not full yet
+        self._open: list[
+            tuple[Tensor, Tensor, bool, bool, int, int]
+        ] = []  # the arguments of write(), of the page that is not full yet
         self.watch = NormHistory(device, dtype)
         self._total = torch.zeros(N_CLIP_COLUMNS + n_parameters, device=device, dtype=dtype)
 
-    def write(self, before: Tensor, after: Tensor, taken: bool, skips_nonfinite: bool = False, batch: int = 0) -> None:
+    def write(
+        self, before: Tensor, after: Tensor, taken: bool, skips_nonfinite: bool = False, batch: int = 0, global_step: int = 0
+    ) -> None:
         """Add one optimizer step. The norms are stored without a copy until the page is tallied, so they must not change.
 
         Args:
@@ -181,8 +185,9 @@ class ClipLedger:
             skips_nonfinite: The optimizer itself skips a step whose gradients are not finite (fused optimizers under a
                 loss scaler): a step with such norms counts as not taken.
             batch: The training batch, from 0.
+            global_step: The trainer's, before the step.
         """
-        self._open.append((self._of_all(before), self._of_all(after), taken, skips_nonfinite, batch))
+        self._open.append((self._of_all(before), self._of_all(after), taken, skips_nonfinite, batch, global_step))
         if len(self._open) == self._page_size:
             self._close_page()
 
@@ -199,14 +204,14 @@ class ClipLedger:
     def _close_page(self) -> None:
         if not self._open:
             return
-        befores, afters, steps_taken, skips, batches = zip(*self._open, strict=True)
+        befores, afters, steps_taken, skips, batches, global_steps = zip(*self._open, strict=True)
         self._open = []
         before, after = torch.stack(befores).to(self._total), torch.stack(afters).to(self._total)
         taken = torch.tensor(steps_taken).to(before.device, non_blocking=True)
         if any(skips):
             taken &= torch.isfinite(before.sum(1)) | ~torch.tensor(skips).to(before.device, non_blocking=True)
         self._total = merge_tallies(torch.stack((self._total, tally(before, after, taken))))
-        self.watch.read(before, batches, taken)
+        self.watch.read(before, batches, taken, global_steps)
 
     @property
     def total(self) -> Tensor:
@@ -219,6 +224,12 @@ class ClipLedger:
         """The step events so far, shape ``(n_event_columns,)``, on the device."""
         self._close_page()
         return self.watch.events
+
+    @property
+    def largest(self) -> Tensor:
+        """The steps with the largest norms so far, on the device."""
+        self._close_page()
+        return self.watch.largest
 
     def load(self, total: Tensor) -> None:
         """Restore the tally of an earlier run with the same parameters."""

@@ -16,6 +16,11 @@ WINDOW = 128
 FIRST_STEPS = 8
 """Number of first steps of a training that define the usual size of its gradients."""
 
+LARGEST = 5
+"""Number of steps of an epoch whose norms are kept, the largest ones."""
+N_STEP_NUMBERS = 3
+"""Of each of them: its norm, its batch, and the trainer's ``global_step`` before it."""
+
 
 class EventColumn(IntEnum):
     """The columns of an optimizer's events."""
@@ -93,6 +98,16 @@ def empty_events(device: torch.device | str = "cpu", dtype: torch.dtype = torch.
     return events
 
 
+def no_steps(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return the largest steps of none, shape ``(LARGEST, N_STEP_NUMBERS)``; a norm of -1 stands for no step."""
+    return torch.full((LARGEST, N_STEP_NUMBERS), -1.0, device=device, dtype=dtype)
+
+
+def largest_steps(rows: Tensor) -> Tensor:
+    """Of steps, shape ``(k, N_STEP_NUMBERS)``, those with the largest norms, the largest first; of equal ones the earlier."""
+    return rows.index_select(0, rows[:, 0].sort(descending=True, stable=True).indices[:LARGEST])
+
+
 class NormHistory:
     """Compares the norm of each step with those of the previous steps, many steps at a time, on the device. No host sync.
 
@@ -101,23 +116,30 @@ class NormHistory:
     Args:
         device: Device of the gradients.
         dtype: Floating-point type of the norms.
+
+    Attributes:
+        largest: The steps of the epoch with the largest finite norms, shape ``(LARGEST, N_STEP_NUMBERS)``.
     """
 
     def __init__(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
         self.recent = torch.full((WINDOW,), math.nan, device=device, dtype=dtype)
         self.past = torch.zeros(3, device=device, dtype=dtype)  # steps seen, the largest norm, the largest of the first steps
         self.events = empty_events(device, dtype)
+        self.largest = no_steps(device, dtype)
 
-    def read(self, norms: Tensor, batches: Sequence[int], taken: Tensor) -> None:
+    def read(self, norms: Tensor, batches: Sequence[int], taken: Tensor, global_steps: Sequence[int] | None = None) -> None:
         """Add steps.
 
         Args:
             norms: Norms of the parameters' gradients before clipping, shape ``(k, n)``.
             batches: The training batch of each step.
             taken: Which steps were taken, boolean, shape ``(k,)``; the others are ignored.
+            global_steps: The trainer's ``global_step`` before each; the batches without it.
         """
         steps = norms.shape[0]
-        when = torch.tensor(batches, dtype=norms.dtype).to(norms.device, non_blocking=True)
+        places = torch.tensor((batches, batches if global_steps is None else global_steps), dtype=norms.dtype)
+        places = places.to(norms.device, non_blocking=True)
+        when = places[0]
         total = torch.linalg.vector_norm(norms, dim=1)
         finite = taken & torch.isfinite(total)
         known = torch.where(finite, total, math.nan)
@@ -141,6 +163,8 @@ class NormHistory:
         self._keep_larger(EventColumn.JUMP, jumps)
         self._keep_larger(EventColumn.GROWTH, growths)
         self._keep_first(norms, when, taken & ~torch.isfinite(total))
+        named = torch.cat((torch.where(finite, total, -1.0)[None], places)).T
+        self.largest = largest_steps(torch.cat((self.largest, named)))
         self.recent = series[-WINDOW:]
         self.past = torch.stack((self.past[0] + finite.sum(), largest[-1], first[-1]))
 
@@ -180,6 +204,7 @@ class NormHistory:
     def reset(self) -> None:
         """Start a new epoch."""
         self.events = empty_events(self.events.device, self.events.dtype)
+        self.largest = no_steps(self.events.device, self.events.dtype)
 
 
 def step_events(row: Sequence[float], names: Sequence[str], unzeroed: int = 0, wasted: int = 0, discarded: int = 0) -> StepEvents:

@@ -64,6 +64,8 @@ class Context:
         judge_urgent: Applies the urgent rules of all monitors now; returns whether the fit is to stop.
         new_histograms: Makes the table of the histograms that the user asks for, of the names of the sites and whether the loss is
             scaled; None for none.
+        samples_of: Returns the samples of a training batch, by its epoch and its index, as alerts name them; empty where they are
+            not known any more, and with several ranks, which have others.
         modules: The modules that the user selects.
         records_functional: Whether the user wants the calls of functions as sites.
         learning: Whether it is measured what of the training learns: True, False, or ``auto``.
@@ -85,6 +87,7 @@ class Context:
     early: EarlyChecks | None
     judge_urgent: Callable[[], bool]
     new_histograms: Callable[..., HistogramTable | None]
+    samples_of: Callable[[int, int], Sequence[int | str]]
     modules: ModuleSelector | None
     records_functional: bool
     learning: bool | str
@@ -143,7 +146,7 @@ class Context:
 
     def close(self) -> None:
         """The run is over: let go of the loop and the model, which what still has this context does not need any more."""
-        del self.host, self.steps, self.hooks, self.calls, self.measure, self.judge_urgent, self.new_histograms
+        del self.host, self.steps, self.hooks, self.calls, self.measure, self.judge_urgent, self.new_histograms, self.samples_of
 
     def loading(self) -> AbstractContextManager[None]:
         """A block in which an error is a warning that the checkpoint's state cannot be read."""

@@ -36,6 +36,7 @@ from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 from lightning_hooks.diagnostics.routers.routing import RouterReport
 from lightning_hooks.diagnostics.setup.checks import ModelSetup
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
+from lightning_hooks.diagnostics.unusual import UnusualBatch
 from lightning_hooks.quantization import ActivationRange
 
 
@@ -139,6 +140,8 @@ class GradientFlowReport(PlainReport):
         linear_layers: Of a network that is linear as a whole the first and the last of its layers, and how many these are.
         learning: What of the training learns; None where that is not measured.
         model_setup: What is out of the ordinary in the modules' modes and settings and in the batches.
+        largest_losses: The batches of the run so far with the five largest finite losses, the largest first; of a window of more
+            than 4096 batches the last ones count.
     """
 
     epoch: int
@@ -165,6 +168,7 @@ class GradientFlowReport(PlainReport):
     loss_sign: int = 0
     linear_layers: tuple[str, str, int] | None = None
     learning: LearningReport | None = None
+    largest_losses: tuple[UnusualBatch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -174,6 +178,8 @@ class ClipReport(PlainReport):
     Attributes:
         optimizers: Optimizer name (``0-Adam``) to what happened at its steps.
         events: Optimizer name to what happened at single steps of it.
+        largest_norms: Optimizer name to the batches of the run so far that ended its steps with the five largest finite gradient
+            norms before clipping, the largest first.
     """
 
     epoch: int
@@ -184,6 +190,7 @@ class ClipReport(PlainReport):
     every_n_steps: int = 1
     window: int | None = None
     events: dict[str, StepEvents] = field(default_factory=dict)
+    largest_norms: dict[str, tuple[UnusualBatch, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -19,6 +19,7 @@ from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.run_report.recorded import Source
 from lightning_hooks.run_report.run import Run
 from lightning_hooks.run_report.text import LONGEST_NAME, Sentences, in_a_line, names_in
+from lightning_hooks.run_report.unusual import plain_batches
 from lightning_hooks.run_report.verdict import Problem, Verdict, judge
 from lightning_hooks.trackers.console import shortened
 
@@ -93,6 +94,7 @@ class Health:
             "unit": "epoch" if all(report.unit == "epoch" for report in reports) else "step",
             "windows": verdict.windows,
             "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
+            "unusual_batches": plain_batches(reports),
             "watched": [_watched(watched) for watched in self.watched],
             "not_found": self._not_found(),
             "alerts": alerts[:MOST_ALERTS],

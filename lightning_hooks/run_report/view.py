@@ -18,6 +18,7 @@ from lightning_hooks.run_report.heat import HeatMap, heat_map, heat_series
 from lightning_hooks.run_report.recorded import Limits, MonitorRecord, Run, chosen, severities
 from lightning_hooks.run_report.text import number, percent, seconds
 from lightning_hooks.run_report.training import Training, clip_numbers, layers, settings, step_counts, training
+from lightning_hooks.run_report.unusual import UnusualBatches, unusual_batches
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
 SHARES = (
@@ -101,6 +102,11 @@ class RunView:
     def training(self) -> Training:
         """The loss and the learning rates."""
         return training(self.run)
+
+    @cached_property
+    def unusual(self) -> list[UnusualBatches]:
+        """The batches with the largest losses and gradient norms."""
+        return unusual_batches(record.last for record in self.run.monitors)
 
     @cached_property
     def gradients(self) -> list[Section]:

@@ -73,6 +73,11 @@ class SessionEvidence(StepWatch):
         if self.on:
             probe.subscribe(self, StepObserver(self.gradients, _nothing, _nothing, _nothing, _nothing))
 
+    def samples_of(self, epoch: int, batch: int) -> Sequence[int | str]:
+        """The samples of a training batch; empty where they are not known any more, and with several ranks, which have others."""
+        entry = self.ring.of(epoch, batch) if self._host.setup.world_size == 1 else None
+        return () if entry is None or entry.rows is None else entry.rows.samples()
+
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
         """Within this block the model runs for other purposes than training: nothing is recorded."""

@@ -66,6 +66,7 @@ def new_context(
         early=early,
         judge_urgent=session.judge_urgent,
         new_histograms=partial(log.histogram_table, session.host),
+        samples_of=session.evidence.samples_of,
         modules=settings.modules,
         records_functional=settings.functional,
         learning=settings.learning,

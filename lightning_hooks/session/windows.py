@@ -103,7 +103,7 @@ class Windows:
             setattr(self, name, state[name])
 
 
-LAYOUT = 11
+LAYOUT = 12
 """Of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped."""
 
 

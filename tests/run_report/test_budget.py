@@ -145,8 +145,8 @@ def test_a_model_larger_than_the_budget_keeps_its_last_epoch(tmp_path):
 
 
 def test_a_file_goes_on_after_a_resume(tmp_path):
-    simulate(tmp_path, 30, 200_000)
-    file, _ = simulate(tmp_path, 60, 200_000, start=20)
+    simulate(tmp_path, 30, 210_000)
+    file, _ = simulate(tmp_path, 60, 210_000, start=20)
     run = read_run(file)
     assert run.epochs == list(range(60))
     assert alerts_in(run, 19) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(19)]

@@ -20,7 +20,9 @@ from lightning_hooks.declare.collector import Collector, Written
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import Kept, Step, loss_scale
 from lightning_hooks.declare.warn import warn
+from lightning_hooks.diagnostics.clipping_events.largest import LargestSteps, found_in
 from lightning_hooks.diagnostics.reports import ClipReport, Report
+from lightning_hooks.diagnostics.unusual import LargestBatches
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.tensors import as_real, plain_values
 from lightning_hooks.statistics.columns import row_dtype
@@ -68,10 +70,17 @@ class ClipCollector(Collector[ClipReport]):
         self.before: dict[int, Tensor] = {}
         self.after: dict[int, Tensor] = {}
         self.limit = context.host.setup.clip_norm
-        self.tables = Tables(self._device, steps=self)
+        self._largest: dict[str, LargestBatches] = {}
+        with context.loading():
+            for name, known in state.get("largest", {}).items():
+                self._largest_of(name).load(known)
+        self.tables = Tables(self._device, steps=self, largest=LargestSteps(lambda: self.ledgers, self._device))
 
     def _new_ledger(self) -> ClipLedger:
         return ClipLedger(len(self._steps.names), self._device, row_dtype(self._device))
+
+    def _largest_of(self, optimizer: str) -> LargestBatches:
+        return self._largest.setdefault(optimizer, LargestBatches(lambda *at: self.context.samples_of(*at)))
 
     @override
     def on_changed(self, kept: Kept) -> None:
@@ -114,7 +123,8 @@ class ClipCollector(Collector[ClipReport]):
         before = self.before.pop(step.optimizer, after)
         if before is not None and step.indices:
             ledger = self.ledgers[step.optimizer]
-            ledger.write(before, before if after is None else after, taken, step.skips_nonfinite, self.context.batch)
+            at = self.context.batch, step.global_step
+            ledger.write(before, before if after is None else after, taken, step.skips_nonfinite, *at)
             counts = self._counts[step.optimizer], (step.unzeroed, step.wasted, step.discarded)
             self._counts[step.optimizer] = [before + new for before, new in zip(*counts, strict=True)]
 
@@ -155,23 +165,26 @@ class ClipCollector(Collector[ClipReport]):
 
     @override
     def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> ClipReport:
-        optimizers, events = {}, {}
+        optimizers, events, norms = {}, {}, {}
         rows = packed["steps"].view(-1, self._width).tolist()
-        for name, row in zip(self._optimizer_names, rows, strict=True):
+        for name, row, steps in zip(self._optimizer_names, rows, found_in(packed["largest"]), strict=True):
             head, counts, total = row[:N_EVENT_COLUMNS], row[N_EVENT_COLUMNS:TALLY_START], row[TALLY_START:]
             optimizers[name] = clip_stats(total, self._steps.names, self.limit)
             events[name] = step_events(head, self._steps.names, *map(int, counts))
-        return ClipReport(epoch, step, optimizers, events=events)
+            norms[name] = self._largest_of(name).read(epoch, steps)
+        return ClipReport(epoch, step, optimizers, events=events, largest_norms=norms)
 
     @override
     def reset(self) -> None:
         for ledger in self.ledgers:
             ledger.reset()
+        for batches in self._largest.values():
+            batches.reset()
         self._counts = [[0] * N_STEP_COUNTS for _ in self.ledgers]
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"past": dict(self._past())}
+        return {"past": dict(self._past()), "largest": {name: batches.state() for name, batches in self._largest.items()}}
 
     def _past(self) -> Iterator[tuple[str, Tensor]]:
         """Each optimizer's steps before, for those to come."""

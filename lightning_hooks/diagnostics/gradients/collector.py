@@ -25,7 +25,7 @@ from lightning_hooks.diagnostics.gradients.hooks import (
 from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
 from lightning_hooks.diagnostics.gradients.view import GradientSites
 from lightning_hooks.diagnostics.learning.collector import LearningWatch
-from lightning_hooks.diagnostics.loss.table import LossWatch
+from lightning_hooks.diagnostics.loss.table import LossWatch, window_of
 from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
 from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
 from lightning_hooks.diagnostics.ranks import ReplicaWatch, rank_difference
@@ -80,6 +80,7 @@ class GradientCollector(GradientSites):
         self._setup_checks = SetupChecks(context)
         with context.loading():
             self._loss.table.load_state_dict(state.get("loss", {}))
+            self._loss.largest.load(state.get("largest_losses", {}))
             self._watch.load(state.get("setups", {}))
             self._learning.load(state.get("learning", {}))
             self.optimizers.load(state.get("optimizers", {}))
@@ -270,12 +271,14 @@ class GradientCollector(GradientSites):
             optimizers=self.optimizers.read(packed["optimizers"]),
             planned_steps=self.context.host.setup.planned_steps,
             learning=self._learning.read(packed["learning"]),
+            largest_losses=self._loss.largest.read(window_of(packed["loss"]), epoch),
         )
 
     @override
     def reset(self) -> None:
         super().reset()
         self._learning.reset()
+        self._loss.largest.reset()
         if self._checks is not None:
             self._checks.reset()
 
@@ -283,4 +286,4 @@ class GradientCollector(GradientSites):
     def state_dict(self) -> dict[str, Any]:
         setups, checks, optimizers = self._watch.state(), self._setup_checks.state_dict(), self.optimizers.state()
         known = {"setups": setups, "loss": self._loss.table.state_dict(), "optimizers": optimizers, "checks": checks}
-        return {**known, "learning": self._learning.state()}
+        return {**known, "learning": self._learning.state(), "largest_losses": self._loss.largest.state()}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import loss_scale
+from lightning_hooks.diagnostics.loss.largest import LargestLosses
 from lightning_hooks.diagnostics.loss.report import RECENT, VALIDATIONS, LossReport, LossWindow, ValidationLoss, loss_report
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Merging, Span, Spans, TableIndex, paired
@@ -294,6 +295,7 @@ class LossWatch:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self.largest = LargestLosses(lambda *at: context.samples_of(*at))
         self.table = LossTable(context.host.setup.device)
         self.table.optimized = context.host.setup.automatic_optimization
         self.table.scaled = context.host.loss_scaling.scaler is not None
@@ -315,6 +317,7 @@ class LossWatch:
     def _batch_end(self, outputs: Any) -> None:
         returned = None if self._context.host.setup.steps_announced else returned_loss(outputs)
         self.table.end_batch(self._context.batches - 1, self._context.batch, returned)
+        self.largest.batch_end(self._context.batch, self.table.step)
 
     def _validation_end(self) -> None:
         metrics = self._context.host.metrics.available

@@ -64,6 +64,8 @@ class OutputStats:
         unnormalized: Share of the measured rows whose target is a row of numbers that do not sum to 1, nor all to 0.
         majority: Share of the most frequent label of the measured rows: the accuracy of always naming it. With more than 32 classes
             some are counted together, and it may be too large.
+        first_loss: The cross entropy of the measured rows of the training's first call; NaN in later windows, and where targets are
+            probabilities.
     """
 
     calls: int
@@ -87,6 +89,7 @@ class OutputStats:
     accuracy: float
     majority: float
     unnormalized: float = 0.0
+    first_loss: float = math.nan
 
 
 class OutputColumn(Columns):
@@ -108,6 +111,8 @@ class OutputColumn(Columns):
     LOST_CALLS = SUM
     SAME = SUM  # calls
     ACROSS = SUM  # calls
+    FIRST_LOSS = SUM  # over the rows of the training's first call
+    FIRST_ROWS = SUM
     CLASSES = MAXIMUM
     MAX_LOG_Z = MAXIMUM_OR_NONE  # absolute value
     MAX_LOGIT = MAXIMUM_OR_NONE
@@ -139,13 +144,15 @@ class LossInputs(CallTable):
 
     def __init__(self, functional: Functional, context: Context) -> None:
         super().__init__(functional, MOST_LOSSES, context.host.setup.device)
+        self._begun = context.host.position.global_step > 0  # a call of this run has been recorded, or one before it was resumed
         context.on_call(CLASSIFICATION, self._record)
 
     def _record(self, call: FunctionalCall) -> None:
         index, given, target = self.index_of(call), call.arguments.get("input"), call.arguments.get("target")
         if index is not None and isinstance(given, Tensor) and isinstance(target, Tensor) and not hasattr(type(given), "to_local"):
             ignored = call.arguments.get("ignore_index", -100)
-            self.add(index, plain_values(given), plain_values(target), ignored, call.output, call.function == "nll_loss")
+            first, self._begun = not self._begun, True
+            self.add(index, plain_values(given), plain_values(target), ignored, call.output, call.function == "nll_loss", first)
 
     def add(
         self,
@@ -155,6 +162,7 @@ class LossInputs(CallTable):
         ignore_index: int = -100,
         loss: Tensor | None = None,
         of_logarithms: bool = False,
+        first: bool = False,
     ) -> None:
         """Record a call. No host sync; no tensor is kept.
 
@@ -165,10 +173,11 @@ class LossInputs(CallTable):
             ignore_index: The label that does not count.
             loss: What the call returned.
             of_logarithms: Whether logarithms of probabilities are expected, as by ``nll_loss``.
+            first: Whether it is the training's first call.
         """
         if not logits.numel() or not logits.is_floating_point():
             return
-        found = measure(logits, target, ignore_index, loss, of_logarithms).to(self.rows.device, self.rows.dtype)
+        found = measure(logits, target, ignore_index, loss, of_logarithms, first).to(self.rows.device, self.rows.dtype)
         (sums, maxima, minimum, labels), new = torch.split(self.rows[index], _SIZES), torch.split(found, _SIZES)
         sums += new[0]
         torch.maximum(maxima, new[1], out=maxima)
@@ -180,7 +189,14 @@ class LossInputs(CallTable):
         return {"outputs": {name: output_stats(row) for name, row in self.named_lines(packed) if row[OutputColumn.CALLS]}}
 
 
-def measure(logits: Tensor, target: Tensor, ignore_index: int, loss: Tensor | None = None, of_logarithms: bool = False) -> Tensor:
+def measure(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    loss: Tensor | None = None,
+    of_logarithms: bool = False,
+    first: bool = False,
+) -> Tensor:
     """The row of one call, shape ``(WIDTH,)``, in float64 where the device has it."""
     as_labels = target.dtype in _INTEGERS
     taken, labels = _sampled(logits, target)
@@ -218,7 +234,11 @@ def measure(logits: Tensor, target: Tensor, ignore_index: int, loss: Tensor | No
     across = (is_across(logits) if of_logarithms else sums.new_zeros(())).to(dtype)
     same = same_rows(x, counts).to(dtype)
     call, classes = sums.new_ones(1), sums.new_full((1,), x.shape[-1])
-    return torch.cat((call, sums, of_labels, same[None], across[None], classes, maxima[:2], -maxima[2:], buckets))
+    began = sums.new_zeros(2)
+    if first and as_labels:
+        of_label = -log_p.gather(1, named.to(torch.int64).clamp(0, x.shape[-1] - 1)[:, None])[:, 0]
+        began = torch.stack((torch.where(counts, of_label, 0.0).sum(dtype=dtype), counts.sum(dtype=dtype)))
+    return torch.cat((call, sums, of_labels, same[None], across[None], began, classes, maxima[:2], -maxima[2:], buckets))
 
 
 def _unnormalized(targets: Tensor) -> Tensor:
@@ -311,4 +331,5 @@ def output_stats(row: Sequence[float]) -> OutputStats:
         accuracy=mean(of.CORRECT),
         unnormalized=row[of.UNNORMALIZED] / rows if rows else 0.0,
         majority=max(row[N_NUMBERS:]) / labelled if labelled else math.nan,
+        first_loss=row[of.FIRST_LOSS] / row[of.FIRST_ROWS] if row[of.FIRST_ROWS] else math.nan,
     )

@@ -146,7 +146,49 @@ class OneSignWeights(Rule):
             )  # fmt: skip
 
 
-__all__ = ["ConstantWeights", "OneSignWeights", "PoorInit"]
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstLossHigh(Rule):
+    """A first cross entropy far above that of equal probabilities: the model is sure of wrong answers before it has seen a sample.
+
+    An info, for models that are healthy do it: with the embeddings of a language model as its last layer, drawn with a standard
+    deviation of 1, logits are as large as the root of the width. The first steps unlearn it.
+
+    Attributes:
+        factor: The first loss over the logarithm of the number of classes, above which it counts. He's initialisation gives 1.4.
+    """
+
+    kind: ClassVar[str] = "poor_init"
+
+    factor: float = 3.0
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an info at the last layer with weights, or at the loss where none is known."""
+        for site, stats in report.outputs.items() if report.epoch == 0 else ():
+            chance = math.log(max(stats.classes, 2))
+            if not stats.first_loss > self.factor * chance:
+                continue
+            last = next((name for name in reversed(report.sites) if name in report.initial_gains), "")
+            ratio = stats.first_loss / chance
+            yield self.alert(
+                report, last or site, ratio, self.factor, "info",
+                f"the first loss of {site} is {stats.first_loss:.3g}, {ratio:.3g} times that of equal probabilities for "
+                f"{stats.classes} classes ({chance:.3g}; limit: a factor of {self.factor:.3g}): logits are too far apart at the "
+                "start.",
+                _size_of(report, last) if last else "",
+                advice=("Start the last layer with smaller weights, or divide its outputs by the root of its width",),
+            )  # fmt: skip
+
+
+def _size_of(report: FeatureReport, last: str) -> str:
+    """The size of the initial weights of the last layer, as a sentence."""
+    gain, size = report.initial_gains[last], report.initial_rms[last]
+    started = f"The weights of the last layer, {last}, started with a root mean square of {size:.3g} (gain {gain:.3g}"
+    return (
+        f"{started}): its inputs are too large." if gain <= TEXTBOOK[1] else f"{started}, where {TEXTBOOK[1]:g} at most is usual)."
+    )
+
+
+__all__ = ["ConstantWeights", "FirstLossHigh", "OneSignWeights", "PoorInit"]
 
 KINDS = (
     Kind(
@@ -155,7 +197,7 @@ KINDS = (
         meaning="The initial weights of one layer are much larger or much smaller than those of the other layers of the same role "
         "(the same type and last part of the name), and the signal through it grows or shrinks by the same factor; or all initial "
         "weights of several layers are one number, so that their units are the same and stay the same, or all of one sign, so "
-        "that their outputs hardly depend on the input.",
+        "that their outputs hardly depend on the input; or the first loss is far above that of equal probabilities.",
         formula="gain = rms(weight) * sqrt(fan_in)\n"
         "ratio = gain / median gain of the layers of the same role\n\n"
         "alert if max(ratio, 1 / ratio) > {PoorInit.factor}, in a role of at least {PoorInit.min_layers} layers,\n"
@@ -164,9 +206,10 @@ KINDS = (
         "{PoorInit.small}\n"
         "or if the weights of at least {ConstantWeights.layers} linear or convolution layers are one number each, and not 0;\n"
         "matrices of recurrent layers count as layers\n"
-        "or if the weights of at least {OneSignWeights.layers} linear or convolution layers are all above 0, or all below",
+        "or if the weights of at least {OneSignWeights.layers} linear or convolution layers are all above 0, or all below\n"
+        "info if the first cross entropy > {FirstLossHigh.factor} * log(number of classes)",
         advice=("Use the initialisation of the other layers",),
     ),
 )  # fmt: skip
 
-RULES = (PoorInit(), ConstantWeights(), OneSignWeights())
+RULES = (PoorInit(), ConstantWeights(), OneSignWeights(), FirstLossHigh())
