@@ -118,6 +118,32 @@ def test_a_rate_beyond_the_usual_is_the_cause_and_the_remedy_is_a_usual_one(kind
     assert second.to == pytest.approx(to / 10)
 
 
+def test_an_info_says_nothing_about_a_rate_that_is_too_high() -> None:
+    """Targets of 2e5 need steps that are unusual: a lower rate makes that healthy training worse."""
+    facts, info = Facts(flow=flow(0.27, 0.05, "Adam")), dataclasses.replace(alert("constant", "net.fc"), severity="info")
+    assert rates.rate_too_high.judge(alert("constant", "net.fc"), facts) is not None
+    assert rates.rate_too_high.judge(info, facts) is None
+
+
+def test_a_function_that_squashes_is_removed_and_not_the_layer_before_it() -> None:
+    twice = dataclasses.replace(flow(), squashed_twice="net.fc")
+    cause = code.activation_before_loss.judge(alert("double_softmax", "net.fc"), Facts(flow=twice, modules={"net.fc": "Linear"}))
+    assert cause is not None
+    assert (
+        cause.statement == "The output of net.fc (Linear) is passed through a softmax or sigmoid before a loss that expects logits."
+    )
+    assert cause.remedies[0].text == "Remove the softmax or sigmoid that the output of net.fc is passed through"
+    cause = code.activation_before_loss.judge(alert("double_softmax", "net.fc"), Facts(flow=twice, modules={"net.fc": "Softmax"}))
+    assert cause is not None
+    assert cause.remedies[0].text == "Remove net.fc: self.net.fc = nn.Identity()"
+
+
+def test_the_model_itself_in_code() -> None:
+    cause = code.LEFT_IN_EVAL_MODE.judge(alert("eval_mode", "the model"), Facts())
+    assert cause is not None
+    assert cause.remedies[0].text == "Call train() of the model: self.train()"
+
+
 def test_a_usual_rate_is_lowered_by_what_its_steps_do() -> None:
     cause = rates.rate_too_high.judge(alert("update_too_large", "0-AdamW"), Facts(flow=flow(0.3, 8e-3)))
     assert cause is not None

@@ -107,8 +107,12 @@ def activation_before_loss(_: Alert, facts: Facts, found: CauseEvidence) -> Judg
         return None
     found.add(bool(twice), 0.85, "the loss applies a softmax or sigmoid itself")
     found.add(not twice, 0.6, f"{last} is the last one called before the loss")
+    effect = "the loss takes logits", "a loss that falls further", SOON
+    if last in facts.modules and kind.lower() not in _BOUNDED:  # a function squashes the output of this module, or within it
+        remedy = Remedy("remove", f"the softmax or sigmoid that the output of {last} is passed through", None, None, *effect)
+        return f"The output of {last} ({kind}) is passed through a softmax or sigmoid before a loss that expects logits.", [remedy]
     code = f"{in_code(last)} = nn.Identity()" if last in facts.modules else ""
-    remedy = Remedy("remove", last, kind or None, None, "the loss takes logits", "a loss that falls further", SOON, code)
+    remedy = Remedy("remove", last, kind or None, None, *effect, code)
     return f"{last}{f' ({kind})' * bool(kind)} stands before a loss that expects logits.", [remedy]
 
 

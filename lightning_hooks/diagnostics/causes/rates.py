@@ -80,6 +80,7 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     others = ("update_too_large", "loss_diverging", "step_too_long", "loss_spike", "weights_growing")
     related = [kind for kind in facts.raised(*others) if kind != alert.kind]
     found.add(bool(related), 0.1, f"{' and '.join(related)} {'is' if len(related) == 1 else 'are'} raised too")
+    found.add(alert.severity == "info", -1.0, "nothing shows that it does harm")
     to, effect = lower_rate(rate, facts), f"update ratios near {USUAL_UPDATE:g}, and a loss that falls"
     remedies = [_set(rate, "lr", rate.lr, to, effect), _set(rate, "lr", rate.lr, rounded(to / 10), effect)]
     if rate.lr > 1.5 * began:

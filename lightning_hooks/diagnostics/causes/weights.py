@@ -13,8 +13,12 @@ from lightning_hooks.diagnostics.causes.rates import SOON, clip_at, rounded
 
 
 def in_code(name: str) -> str:
-    """A module or parameter as an attribute of the model in its own ``__init__``: ``self.net[0].bias``."""
-    return "self" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in name.split("."))
+    """A module or parameter as an attribute of the model in its own ``__init__``: ``self.net[0].bias``; ``self`` for the model."""
+    return (
+        "self"
+        if name == "the model"
+        else "self" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in name.split("."))
+    )
 
 
 _SHUT = ("dead", "zero", "vanishing", "constant", "representation_collapse")
