@@ -181,7 +181,8 @@ def _record(kind: str) -> str:
         "Faults for which this kind is a right answer:\n\n| planted fault | seeds in which a right kind was found |\n|---|---|"
     )
     lines[-1] += "".join(f"\n| {results[fault][0]} (`{fault}`) | {results[fault][1]} |" for fault in faults)
-    return "\n\n".join([*lines, "More: [evidence](../about/evidence.md)."])
+    cures = ", [cures](../about/cures.md)" if record is not None and record.treated else ""
+    return "\n\n".join([*lines, f"More: [evidence](../about/evidence.md){cures}."])
 
 
 def _change(kind: str) -> str:

@@ -1,6 +1,7 @@
-"""The record of each kind of alert: how often it was right in the trainings of the evidence. ``records.json`` holds the numbers.
+"""The record of each kind of alert: how often it was right in the trainings of the evidence, and how often its remedies cured.
 
-``python -m tests.evidence.records`` writes that file from the results of the evidence runs.
+``records.json`` and ``cures.json`` hold the numbers. ``python -m tests.evidence.records`` and ``python -m
+tests.evidence.cure.records`` write them from the results of the evidence runs.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ class Record:
         right: Of families that nothing was tuned on: faults that it names and in which it was raised.
         wrong: Of such families: healthy trainings in which it was raised.
         date: When that was measured.
+        cured: Of the trainings harmed by a fault whose remedies were this kind's: those that its first or second remedy cured.
+        treated: How many these are; 0 where no cure was tried.
+        cures_date: When that was measured.
     """
 
     alarms: int
@@ -38,6 +42,9 @@ class Record:
     right: int
     wrong: int
     date: str
+    cured: int = 0
+    treated: int = 0
+    cures_date: str = ""
 
     @property
     def precision(self) -> float | None:
@@ -51,21 +58,37 @@ class Record:
         shown = "unproven" if self.precision is None else f"{self.precision:.0%}"
         return (
             f"a warning in {self.alarms} of {self.healthy} healthy trainings; it found {self.found} of the {self.faults} faults "
-            f"that it names; precision on families that nothing was tuned on: {shown} ({self.date})"
+            f"that it names; precision on families that nothing was tuned on: {shown} ({self.date}){self._cure}"
         )
+
+    @property
+    def _cure(self) -> str:
+        """How often its remedies cured, as the end of a sentence; empty where no cure was tried."""
+        trainings = f"training{'s' * (self.treated > 1)}"
+        return f"; its remedy cured {self.cured} of {self.treated} {trainings} ({self.cures_date})" if self.treated else ""
 
 
 def record_of(kind: str) -> Record | None:
     """The record of a kind; None for a user's own."""
-    known = _records()
+    known, cures = _records(), _cures()
     numbers = known["kinds"].get(kind)
     if numbers is None:
         return None
     alarms, found, faults, right, wrong = numbers
-    return Record(alarms, known["healthy"], found, faults, right, wrong, known["date"])
+    cured, treated = cures["kinds"].get(kind, (0, 0))
+    return Record(alarms, known["healthy"], found, faults, right, wrong, known["date"], cured, treated, cures["date"])
 
 
 @cache
 def _records() -> dict[str, Any]:
-    known: dict[str, Any] = json.loads(files("lightning_hooks.declare").joinpath("records.json").read_text(encoding="utf-8"))
+    return _stored("records.json")
+
+
+@cache
+def _cures() -> dict[str, Any]:
+    return _stored("cures.json")
+
+
+def _stored(name: str) -> dict[str, Any]:
+    known: dict[str, Any] = json.loads(files("lightning_hooks.declare").joinpath(name).read_text(encoding="utf-8"))
     return known

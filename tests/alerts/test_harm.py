@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from docs.kind_pages import page
 from lightning_hooks import Alert, TrainingMonitor
 from lightning_hooks.alerts import GradientFlowReport, LearningReport, LossReport, ParameterLearning, ParameterSetup, RuleBook
 from lightning_hooks.alerts.explain import excuses_of, explain
@@ -20,6 +21,7 @@ from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.records import Record, record_of
 from lightning_hooks.diagnostics.learning.effect import Effects
 from lightning_hooks.session.alerting import Alerting
+from tests.evidence.cure.records import FILE as CURES
 from tests.evidence.records import FILE, text
 from tests.evidence.records import records as records_of
 from tests.support.models import Classifier, trainer
@@ -178,7 +180,11 @@ def test_each_alert_carries_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stored["kinds"].keys() == KINDS.keys()
     assert text(stored) == FILE.read_text(encoding="utf-8")
     alarms, found, faults, right, wrong = stored["kinds"]["dead"]
-    assert alert().evidence == Record(alarms, stored["healthy"], found, faults, right, wrong, stored["date"])
+    cures = json.loads(CURES.read_text(encoding="utf-8"))
+    assert cures["kinds"].keys() <= KINDS.keys()
+    assert text(cures) == CURES.read_text(encoding="utf-8")
+    cured = (*cures["kinds"]["dead"], cures["date"])
+    assert alert().evidence == Record(alarms, stored["healthy"], found, faults, right, wrong, stored["date"], *cured)
     assert alert("own").evidence is None
     record = Record(2, 300, 9, 12, 3, 2, "2026-11-24")
     monkeypatch.setattr("lightning_hooks.alerts.explain.record_of", lambda kind: record)
@@ -189,6 +195,18 @@ def test_each_alert_carries_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert replace(record, wrong=1).precision is None
     assert "nothing was tuned on: unproven" in replace(record, wrong=1).text
+
+
+def test_the_record_says_how_often_the_remedy_of_a_kind_cured(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"dead": [2, 3], "zero": [0, 1]}
+    monkeypatch.setattr(records, "_cures", lambda: {"date": "2026-11-20", "kinds": kinds})
+    for kind, says in (("dead", "2 of 3 trainings"), ("zero", "0 of 1 training")):
+        evidence = alert(kind).evidence
+        assert evidence is not None
+        assert evidence.text.endswith(f"; its remedy cured {says} (2026-11-20)")
+        assert f"its remedy cured {says} (2026-11-20)." in " ".join(" ".join(explain(kind)).split())
+        assert f"its remedy cured {says} (2026-11-20)." in page(kind)
+    assert "cured" not in page("saturated")
 
 
 def test_a_soft_kind_that_is_often_wrong_is_an_info(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def raised(run: Mapping[str, Any]) -> set[str]:
 def text(found: Mapping[str, Any]) -> str:
     """The file, a line for each kind."""
     lines = [f"    {json.dumps(kind)}: {json.dumps(numbers)}" for kind, numbers in found["kinds"].items()]
-    head = "".join(f"  {json.dumps(key)}: {json.dumps(found[key])},\n" for key in ("date", "commit", "healthy"))
+    head = "".join(f"  {json.dumps(key)}: {json.dumps(found[key])},\n" for key in found if key != "kinds")
     return "{\n" + head + '  "kinds": {\n' + ",\n".join(lines) + "\n  }\n}\n"
 
 

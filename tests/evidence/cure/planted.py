@@ -1,4 +1,4 @@
-"""What is planted in the zoo's faults: the causes that name it, and the words of a remedy in code that repairs it."""
+"""What is planted in the zoo's faults and is wrong in the bugs of others: the causes that name it, and the words that repair it."""
 
 from __future__ import annotations
 
@@ -52,6 +52,18 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "validation_not_normalised": ("other_units",),
     "dropout_everywhere": ("drops_in_eval",),
     "autocast_off": ("not_cast",),
+    # The bugs of others.
+    **dict.fromkeys(("softmax_before_loss", "sigmoid_before_loss"), ("activation_before_loss",)),
+    **dict.fromkeys(("outputs_without_graph", "head_without_graph"), ("cut_path",)),
+    **dict.fromkeys(("one_cycle_per_epoch", "schedule_per_batch"), ("wrong_schedule",)),
+    **dict.fromkeys(("optimizer_of_replaced_layers", "group_not_added"), ("in_no_optimizer",)),
+    **dict.fromkeys(("accumulation_thrown_away", "zero_grad_forgotten"), ("never_zeroed",)),
+    **dict.fromkeys(("eval_mode_after_validation", "spectral_norm_in_eval_mode"), ("left_in_eval_mode",)),
+    **dict.fromkeys(
+        ("functional_dropout_in_evaluation", "dropout_made_in_forward", "attention_drops_in_evaluation"), ("drops_in_eval",)
+    ),
+    "layers_in_a_list": ("not_registered",),
+    "autocast_in_part": ("not_cast",),
 }
 """The hypotheses that are right, by family; a family that is not here has a cause that no hypothesis is about."""
 
@@ -90,5 +102,15 @@ REPAIRS: dict[str, str] = {
     "bounded_logits": "tanh|last linear layer",
     "huge_batch": "samples of batch",
     "corrupt_targets": "samples of batch",
+    # The bugs of others.
+    "sigmoid_before_loss": "sigmoid",
+    **dict.fromkeys(("outputs_without_graph", "head_without_graph"), "detach"),
+    **dict.fromkeys(("accumulation_thrown_away", "zero_grad_forgotten"), "zero_grad"),
+    **dict.fromkeys(("eval_mode_after_validation", "spectral_norm_in_eval_mode"), r"train\("),
+    **dict.fromkeys(
+        ("functional_dropout_in_evaluation", "dropout_made_in_forward", "attention_drops_in_evaluation"), "self.training"
+    ),
+    "layers_in_a_list": "ModuleList",
+    "autocast_in_part": "autocast",
 }
 """What the text of a remedy in code must name to be the repair, by family: the training is then the one without the fault."""

@@ -1,12 +1,15 @@
-"""Apply the remedies of the zoo's faults, train again, and count cures.
+"""Apply the remedies of faults, train again, and count cures.
 
-``python -m tests.evidence.cure.run [--only negative_bias lr_grows] [--seeds 0] [--processes 1] [--fresh]`` prints a table
-and writes ``runs/cure/table.md`` and ``runs/cure/table.json``. Results are kept, one line per training, and used again
-while neither the package, the zoo nor this folder has changed, those of the twins until --fresh.
+``python -m tests.evidence.cure.run [--of zoo] [--only negative_bias lr_grows] [--seeds 0] [--processes 1] [--fresh]`` prints a
+table and writes ``runs/cure/zoo.md`` and ``runs/cure/zoo.json``; ``--of bugs`` takes the bugs of others, ``--of exam`` the exam's
+faults. Results are kept, one line per training, and used again while neither the package, the trainings nor this folder has
+changed, those of the twins until --fresh.
 
-Cured means: the validation score is at least the mean of the twins' minus two standard deviations, over three seeds; a standard
-deviation below 0.01 counts as 0.01. A fault that leaves the score there by itself is not counted. The remedies are those of the
-first alert above info that has any. Next to it: a random remedy of those that can be applied, and a tenth of the learning rate.
+Cured means: the score is at least the mean of the twins' minus two standard deviations, over three seeds; a standard deviation
+below 0.01 counts as 0.01, and so does one below a hundredth of the mean. The score is the last validation's; without one minus the
+last training loss, which says nothing where the fault is in the loss itself. A fault that leaves the score there by itself is not
+counted. The remedies are those of the first alert above info that has any. Next to it: a random remedy of those that can be
+applied, and a tenth of the learning rate.
 """
 
 from __future__ import annotations
@@ -17,21 +20,19 @@ import math
 import random
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tests.evidence.exam  # noqa: F401 - before Lightning, which imports torchvision
-
-# isort: split
 import torch
 
 from lightning_hooks.declare.remedy import Remedy
 from tests.evidence.cure.interpret import any_remedies, apply, tenth_of_rate
 from tests.evidence.cure.planted import CAUSES, REPAIRS
-from tests.evidence.faults.catalogue import FAULTS
+from tests.evidence.cure.trainings import Trainings, trainings
 from tests.evidence.faults.jobs import fingerprint, publish, run_all
-from tests.evidence.faults.training import AlertLog, build, observers, train
+from tests.evidence.faults.training import AlertLog, observers
 from tests.evidence.faults.zoo import Built
 
 FOLDER = Path("runs/cure")
@@ -41,57 +42,71 @@ LEAST_SPREAD = 0.01
 TRIES = ("first", "second", "random", "tenth")
 
 
-def run_one(job: tuple[str, int, str]) -> dict[str, Any]:
+def run_one(job: tuple[str, int, str], of: str = "zoo") -> dict[str, Any]:
     """A twin's score, or the score of a fault and of each try, with the cause that was named."""
     name, seed, what = job
     torch.set_num_threads(1)
-    case = FAULTS[name]
+    known = trainings(of)
+    case = known.faults[name]
     if what == "twin":
-        return {"score": _score(build(case, seed, planted=False))}
-    built, log = build(case, seed), AlertLog()
-    outcome, _ = train(built, [log, *observers(log)])
+        return {"score": plain(known.score(known.build(case, seed, False), ()))}
+    log = AlertLog()
+    row: dict[str, Any] = {"score": plain(known.score(known.build(case, seed, True), [log, *observers(log)]))}
     loud = [timed.alert for timed in log.alerts if timed.alert.severity != "info"]
     alert = next((alert for alert in loud if alert.remedies), loud[0] if loud else None)
-    row: dict[str, Any] = {"score": _plain(outcome.score if outcome.finite else math.nan), "kinds": [one.kind for one in loud]}
+    row["kinds"] = [one.kind for one in loud]
     if alert is not None:
         row |= {"alert": alert.name, "causes": [[c.name, c.score, c.statement] for c in alert.causes]}
         row["remedies"] = [remedy.text for remedy in alert.remedies]
         for place, remedy in zip(TRIES[:2], alert.remedies, strict=False):
-            row[place] = _with(name, seed, remedy)
-    pool = any_remedies(build(case, seed))
-    row["random"] = _with(name, seed, random.Random(f"{name}{seed}").choice(pool))
-    row["tenth"] = _score(tenth_of_rate(build(case, seed)))
+            row[place] = _with(known, name, seed, remedy)
+    pool = any_remedies(known.build(case, seed, True))
+    chosen = random.Random(f"{name}{seed}").choice(pool)
+    row["random"] = _with(known, name, seed, chosen)
+    row["tenth"] = tried(known, lambda: tenth_of_rate(known.build(case, seed, True)))
     return row
 
 
-def _with(name: str, seed: int, remedy: Remedy) -> float | None:
+def _with(known: Trainings, name: str, seed: int, remedy: Remedy) -> float | None:
     """The score with a remedy, of the twin where its words are the repair in code; None where nothing can be done."""
-    case = FAULTS[name]
-    changed = apply(remedy, build(case, seed))
-    if changed is None and name in REPAIRS and re.search(REPAIRS[name], remedy.text):
-        changed = build(case, seed, planted=False)
-    return None if changed is None else _score(changed)
+
+    def changed() -> Built | None:
+        done = apply(remedy, known.build(known.faults[name], seed, True))
+        if done is None and name in REPAIRS and re.search(REPAIRS[name], remedy.text):
+            return known.build(known.faults[name], seed, False)
+        return done
+
+    return tried(known, changed)
 
 
-def _score(built: Built) -> float | None:
+def tried(known: Trainings, make: Callable[[], Built | None]) -> float | None:
+    """The score of a training that something was done to; None where nothing can be, and where the training ends with an error."""
     try:
-        outcome, _ = train(built)
+        built = make()
+        return None if built is None else plain(known.score(built, ()))
     except Exception:  # noqa: BLE001 - a remedy that ends the training is no cure
         return None
-    return _plain(outcome.score if outcome.finite else math.nan)
 
 
-def _plain(score: float) -> float | None:
+def plain(score: float) -> float | None:
+    """A score as JSON can hold it."""
     return score if math.isfinite(score) else None
+
+
+def limit_of(scores: Sequence[float]) -> float:
+    """The least score of a training that is as good as its healthy twins."""
+    if not scores:
+        return math.inf
+    mean = statistics.mean(scores)
+    spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
+    return mean - 2 * max(spread, LEAST_SPREAD, LEAST_SPREAD * abs(mean))
 
 
 def judged(rows: Sequence[tuple[str, int, dict[str, Any]]], twins: dict[str, list[float]]) -> list[dict[str, Any]]:
     """Each row with the limit that a cure reaches, and what reaches it."""
     found = []
     for name, seed, row in rows:
-        scores = twins[name]
-        spread = max(statistics.stdev(scores) if len(scores) > 1 else 0.0, LEAST_SPREAD)
-        limit = statistics.mean(scores) - 2 * spread if scores else math.inf
+        limit = limit_of(twins[name])
         reached = {key: row.get(key) is not None and row[key] >= limit for key in ("score", *TRIES)}
         named = row["causes"][0][0] if row.get("causes") else ""
         found.append(
@@ -130,22 +145,23 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--of", choices=("zoo", "bugs", "exam"), default="zoo", help="which trainings")
     parser.add_argument("--only", nargs="*", metavar="NAME", help="these families")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--fresh", action="store_true", help="run all again")
     options = parser.parse_args()
-    unknown = sorted(set(options.only or ()) - FAULTS.keys())
+    known = trainings(options.of)
+    unknown = sorted(set(options.only or ()) - known.faults.keys())
     if unknown:
         parser.error(f"no such family: {', '.join(unknown)}")
-    names = options.only or list(FAULTS)
+    names = options.only or list(known.faults)
     twins = [(name, seed, "twin") for name in names for seed in TWINS]
-    zoo = Path(__file__).parents[1] / "faults"
-    healthy = run_all(run_one, twins, FOLDER / "twins.jsonl", options.processes, options.fresh)
+    run, more = partial(run_one, of=options.of), (options.processes, options.fresh)
+    healthy = run_all(run, twins, FOLDER / f"twins-{options.of}.jsonl", *more)
     jobs = [(name, seed, "fault") for name in names for seed in options.seeds]
-    found = run_all(
-        run_one, jobs, FOLDER / f"runs-{fingerprint(zoo, Path(__file__).parent)}.jsonl", options.processes, options.fresh
-    )
+    runs = FOLDER / f"runs-{options.of}-{fingerprint(known.folder, Path(__file__).parent)}.jsonl"
+    found = run_all(run, jobs, runs, *more)
     scores: dict[str, list[float]] = {name: [] for name in names}
     for (name, *_), row in zip(twins, healthy, strict=True):
         scores[name] += [row["score"]] if row["score"] is not None else []
@@ -156,8 +172,8 @@ def main() -> None:
         f"score below the twins'. Of these cured at the first try: {c['first']}; in two tries: {c['two']}; by a random remedy: "
         f"{c['random']}; by a tenth of the learning rate: {c['tenth']}."
     )
-    publish(f"{text}\n\n{table(rows)}", FOLDER / "table.md")
-    (FOLDER / "table.json").write_text(json.dumps({"counts": c, "rows": rows}, indent=1))
+    publish(f"{text}\n\n{table(rows)}", FOLDER / f"{options.of}.md")
+    (FOLDER / f"{options.of}.json").write_text(json.dumps({"counts": c, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

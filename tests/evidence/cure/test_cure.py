@@ -10,9 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_hooks.declare.remedy import Remedy
+from tests.evidence.cure.infos import judged as infos_judged
+from tests.evidence.cure.infos import table as infos_table
 from tests.evidence.cure.interpret import any_remedies, apply, rates, tenth_of_rate
 from tests.evidence.cure.planted import CAUSES, REPAIRS
-from tests.evidence.cure.run import counts, judged, run_one
+from tests.evidence.cure.records import cures, rows_of
+from tests.evidence.cure.run import counts, judged, limit_of, run_one, table
+from tests.evidence.cure.trainings import trainings
 from tests.evidence.faults.catalogue import FAULTS
 from tests.evidence.faults.tasks import Supervised, adam, sgd
 from tests.evidence.faults.zoo import Built, Expected
@@ -107,8 +111,52 @@ def test_cures_are_counted_by_the_score_of_harmful_faults() -> None:
     assert found == {"trainings": 3, "harmful": 2, "named": 2, "first": 1, "two": 2, "random": 0, "tenth": 1}
 
 
-def test_every_family_of_the_tables_is_in_the_zoo() -> None:
-    assert not (CAUSES.keys() | REPAIRS.keys()) - FAULTS.keys()
+def test_the_limit_of_scores_and_of_losses() -> None:
+    assert limit_of([0.9, 0.92, 0.94]) == pytest.approx(0.92 - 2 * 0.02)
+    assert limit_of([0.9, 0.9, 0.9]) == pytest.approx(0.88)  # a standard deviation below 0.01 counts as 0.01
+    assert limit_of([-50.0, -50.0]) == pytest.approx(-51.0)  # and one below a hundredth of the mean as that
+    assert limit_of([]) == float("inf")
+
+
+def test_the_cures_of_a_kind_are_read_from_the_table() -> None:
+    twins = {"negative_bias": [0.9, 0.92, 0.94]}
+    rows = [
+        ("negative_bias", 0, {"score": 0.3, "alert": "dead at net.0", "first": 0.9}),
+        ("negative_bias", 1, {"score": 0.3, "alert": "dead at net.1", "first": 0.1, "second": 0.9}),
+        ("negative_bias", 2, {"score": 0.3, "alert": "dead at net.2", "random": 0.9, "tenth": 0.9}),
+        ("negative_bias", 3, {"score": 0.9, "alert": "dead at net.3", "first": 0.9}),  # does no harm
+        ("negative_bias", 4, {"score": 0.3, "alert": "zero at net.4 | x"}),
+        ("negative_bias", 5, {"score": 0.3}),  # no alert
+    ]
+    text = f"# Cures\n\n| a | b |\n|---|---|\n| dead at x | yes |\n\n{table(judged(rows, twins))}\n\nThe end.\n"
+    found = cures(rows_of(text), "2026-11-24", "abc")
+    assert found == {"date": "2026-11-24", "commit": "abc", "kinds": {"dead": [2, 3]}}
+
+
+def test_doing_what_an_info_says_is_compared_with_the_training_without_it() -> None:
+    infos = [
+        {"info": "dead at a", "remedy": "one", "applied": True, "score": 0.87},
+        {"info": "zero at b", "remedy": "two", "applied": True, "score": 0.89},
+        {"info": "zero at c", "remedy": "three", "applied": True, "score": None},  # broke
+        {"info": "zero at d", "remedy": "four", "applied": False, "score": None},
+    ]
+    found = infos_judged([("a", 0, {"score": 0.9, "infos": infos})], {"a": [0.9, 0.92, 0.94]})
+    assert [row["worse"] for row in found] == [True, False, True, False]
+    assert [line.split(" | ")[-1] for line in infos_table(found).splitlines()[2:]] == ["yes |", "no |", "yes |", "- |"]
+
+
+def test_the_bugs_of_others_have_a_score() -> None:
+    known = trainings("bugs")
+    assert "ranks_with_the_same_data" not in known.faults  # of two processes
+    case = known.faults["softmax_before_loss"]
+    well, again, planted = (known.score(known.build(case, 0, planted), ()) for planted in (False, False, True))
+    assert well == again > planted > 0  # accuracy
+    loss = known.score(known.build(known.faults["targets_broadcast"], 0, False), ())
+    assert -2.0 < loss < 0  # minus the last loss, of targets of variance 1
+
+
+def test_every_family_of_the_tables_is_in_the_zoo_or_among_the_bugs() -> None:
+    assert not (CAUSES.keys() | REPAIRS.keys()) - FAULTS.keys() - trainings("bugs").faults.keys()
 
 
 @pytest.mark.slow
