@@ -17,6 +17,8 @@ MOST_SAMPLES = 64
 
 Found = tuple[float, int, int]
 """The value of a batch, its index in the epoch, and the global step before it."""
+SamplesOf = Callable[[int, int], Sequence[int | str]]
+"""Returns the samples of a batch, by its epoch and its index; empty where they are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,34 +42,27 @@ class UnusualBatch:
 
 
 class LargestBatches:
-    """The batches of a run with the largest of a number: of the windows so far, and of the one under way.
+    """The batches of a run with the largest of a number: of the windows so far, and of the one under way."""
 
-    Args:
-        samples_of: Returns the samples of a batch, by its epoch and its index; empty where they are not known.
-    """
-
-    def __init__(self, samples_of: Callable[[int, int], Sequence[int | str]]) -> None:
-        self._samples_of = samples_of
+    def __init__(self) -> None:
         self._known: tuple[UnusualBatch, ...] = ()
         self._latest: tuple[UnusualBatch, ...] = ()
 
-    def read(self, epoch: int, found: Iterable[Found]) -> tuple[UnusualBatch, ...]:
+    def read(self, epoch: int, found: Iterable[Found], samples_of: SamplesOf) -> tuple[UnusualBatch, ...]:
         """The largest of the run, the largest first; of equal ones the earlier.
 
         Args:
             epoch: Of the window under way.
             found: Its largest.
+            samples_of: Asked for the samples of those that are new.
         """
         batches = {(one.epoch, one.batch): one for one in self._known}
         for value, batch, step in found:
             if math.isfinite(value):
                 batches.setdefault((epoch, batch), UnusualBatch(value, epoch, batch, step))
         largest = sorted(batches.values(), key=lambda one: (-one.value, one.epoch, one.batch))[:MOST]
-        self._latest = tuple(one if one in self._known else self._with_samples(one) for one in largest)
+        self._latest = tuple(one if one in self._known else _with_samples(one, samples_of) for one in largest)
         return self._latest
-
-    def _with_samples(self, one: UnusualBatch) -> UnusualBatch:
-        return dataclasses.replace(one, samples=tuple(self._samples_of(one.epoch, one.batch)[:MOST_SAMPLES]))
 
     def reset(self) -> None:
         """Start a new window, behind the one that was read last."""
@@ -81,3 +76,7 @@ class LargestBatches:
     def load(self, state: Sequence[Any]) -> None:
         """Load the :meth:`state` of an earlier run."""
         self._known = self._latest = tuple(from_plain(UnusualBatch, one) for one in state)
+
+
+def _with_samples(one: UnusualBatch, samples_of: SamplesOf) -> UnusualBatch:
+    return dataclasses.replace(one, samples=tuple(samples_of(one.epoch, one.batch)[:MOST_SAMPLES]))

@@ -80,7 +80,7 @@ class ClipCollector(Collector[ClipReport]):
         return ClipLedger(len(self._steps.names), self._device, row_dtype(self._device))
 
     def _largest_of(self, optimizer: str) -> LargestBatches:
-        return self._largest.setdefault(optimizer, LargestBatches(lambda *at: self.context.samples_of(*at)))
+        return self._largest.setdefault(optimizer, LargestBatches())
 
     @override
     def on_changed(self, kept: Kept) -> None:
@@ -171,7 +171,7 @@ class ClipCollector(Collector[ClipReport]):
             head, counts, total = row[:N_EVENT_COLUMNS], row[N_EVENT_COLUMNS:TALLY_START], row[TALLY_START:]
             optimizers[name] = clip_stats(total, self._steps.names, self.limit)
             events[name] = step_events(head, self._steps.names, *map(int, counts))
-            norms[name] = self._largest_of(name).read(epoch, steps)
+            norms[name] = self._largest_of(name).read(epoch, steps, self.context.samples_of)
         return ClipReport(epoch, step, optimizers, events=events, largest_norms=norms)
 
     @override

@@ -271,7 +271,7 @@ class GradientCollector(GradientSites):
             optimizers=self.optimizers.read(packed["optimizers"]),
             planned_steps=self.context.host.setup.planned_steps,
             learning=self._learning.read(packed["learning"]),
-            largest_losses=self._loss.largest.read(window_of(packed["loss"]), epoch),
+            largest_losses=self._loss.largest.read(window_of(packed["loss"]), epoch, self.context.samples_of),
         )
 
     @override

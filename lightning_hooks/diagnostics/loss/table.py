@@ -295,7 +295,7 @@ class LossWatch:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.largest = LargestLosses(lambda *at: context.samples_of(*at))
+        self.largest = LargestLosses()
         self.table = LossTable(context.host.setup.device)
         self.table.optimized = context.host.setup.automatic_optimization
         self.table.scaled = context.host.loss_scaling.scaler is not None
