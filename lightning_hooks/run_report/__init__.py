@@ -15,12 +15,12 @@ __getattr__ = names_from(
     __name__,
     {
         "page": ("health_page",),
-        "problems": ("Problem",),
         "run": (
             "Run",
             "read_run",
         ),
         "verdict": (
+            "Problem",
             "Verdict",
             "judge",
         ),
