@@ -144,14 +144,15 @@ class LossInputs(CallTable):
 
     def __init__(self, functional: Functional, context: Context) -> None:
         super().__init__(functional, MOST_LOSSES, context.host.setup.device)
-        self._begun = context.host.position.global_step > 0  # a call of this run has been recorded, or one before it was resumed
+        self._context, self._begun = context, False  # whether a call of this run has been recorded
         context.on_call(CLASSIFICATION, self._record)
 
     def _record(self, call: FunctionalCall) -> None:
         index, given, target = self.index_of(call), call.arguments.get("input"), call.arguments.get("target")
         if index is not None and isinstance(given, Tensor) and isinstance(target, Tensor) and not hasattr(type(given), "to_local"):
             ignored = call.arguments.get("ignore_index", -100)
-            first, self._begun = not self._begun, True
+            first = not self._begun and self._context.host.position.global_step == 0  # not of a resumed run
+            self._begun = True
             self.add(index, plain_values(given), plain_values(target), ignored, call.output, call.function == "nll_loss", first)
 
     def add(

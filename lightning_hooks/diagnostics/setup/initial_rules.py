@@ -172,7 +172,7 @@ class FirstLossHigh(Rule):
             yield self.alert(
                 report, last or site, ratio, self.factor, "info",
                 f"the first loss of {site} is {stats.first_loss:.3g}, {ratio:.3g} times that of equal probabilities for "
-                f"{stats.classes} classes ({chance:.3g}; limit: a factor of {self.factor:.3g}): logits are too far apart at the "
+                f"{stats.classes} classes ({chance:.3g}; limit: a factor of {self.factor:.3g}): logits differ too much at the "
                 "start.",
                 _size_of(report, last) if last else "",
                 advice=("Start the last layer with smaller weights, or divide its outputs by the root of its width",),

@@ -63,7 +63,7 @@ def test_a_first_loss_far_above_chance_names_the_scale_of_the_last_layer(tied: b
     assert alert.value == pytest.approx(first / chance, rel=1e-5)
     assert alert.message == (
         f"the first loss of {function} is {first:.3g}, {first / chance:.3g} times that of equal probabilities for 50 classes "
-        f"({chance:.3g}; limit: a factor of 3): logits are too far apart at the start."
+        f"({chance:.3g}; limit: a factor of 3): logits differ too much at the start."
     )
     text = f"The weights of the last layer, head, started with a root mean square of {rms:.3g} (gain {rms * WIDTH**0.5:.3g}, where "
     assert f"{text}1.6 at most is usual)." in alert.text
