@@ -22,9 +22,7 @@ def differences(found: Any, stored: Any, tolerance: float, where: str = "", scal
         if list(found) != list(stored):
             yield f"{where}: keys {list(found)} instead of {list(stored)}"
         for key in [key for key in stored if key in found]:
-            # How many values are exactly 0 is a matter of rounding in half precision: a share is held to the scale of 1.
-            scale = 1.0 if key == "zero_fraction" else stored.get(scale_of(key), 0.0)
-            yield from differences(found[key], stored[key], tolerance, f"{where}/{key}", scale)
+            yield from differences(found[key], stored[key], tolerance, f"{where}/{key}", _scale(key, stored))
     elif isinstance(stored, list) and isinstance(found, list):
         if len(found) != len(stored):
             yield f"{where}: {len(found)} entries instead of {len(stored)}"
@@ -36,6 +34,15 @@ def differences(found: Any, stored: Any, tolerance: float, where: str = "", scal
             yield f"{where}: {found!r} instead of {stored!r}"
     elif found != stored:
         yield f"{where}: {found!r} instead of {stored!r}"
+
+
+def _scale(key: str, stored: dict[str, Any]) -> Any:
+    """The scale that a number is held to: 1 for a share and a cosine, the sum for an addend."""
+    if key in ("zero_fraction", "share", "coherence"):  # how many values are exactly 0 is a matter of rounding in half precision
+        return 1.0
+    if key == "gain" and stored.get("share"):
+        return abs(stored["gain"] / stored["share"])
+    return stored.get(scale_of(key), 0.0)
 
 
 def by_tag(outcome: dict[str, Any]) -> dict[str, Any]:
@@ -61,6 +68,12 @@ def test_differences_are_found() -> None:
     stored = {"a": [1.0, {"b": "x"}], "c": 0}
     assert not list(differences({"a": [1.0 + 1e-9, {"b": "x"}], "c": 0}, stored, 1e-6))
     assert len(list(differences({"a": [1.1, {"b": "y"}, 3], "d": 0}, stored, 1e-6))) == 4
+
+
+def test_an_addend_is_compared_on_the_scale_of_the_sum() -> None:
+    stored = {"gain": 1e-5, "share": 1e-4, "coherence": 1e-4}
+    assert not list(differences({"gain": 1.4e-5, "share": 1.4e-4, "coherence": 5e-4}, stored, 1e-3))
+    assert len(list(differences({"gain": 3e-4, "share": 3e-3, "coherence": 3e-3}, stored, 1e-3))) == 3
 
 
 @pytest.mark.parametrize(("scale", "differ"), [(1.0, 0), (1e-4, 1)])

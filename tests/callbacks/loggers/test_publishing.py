@@ -255,7 +255,7 @@ def test_a_verdict_that_always_changes_is_written_a_bounded_number_of_times(monk
     alerts = (Alert(f"kind_{number}", "net", 1.0, 0.0, 0, number, "warning", "It is so.") for number in itertools.count())
     monkeypatch.setattr("lightning_hooks.session.tracker_sink.open_alerts", lambda members: [next(alerts)])
     trackers = SimpleNamespace(text=lambda tag, text, step: written.append(text))
-    host: Any = SimpleNamespace(trackers=trackers, metrics=SimpleNamespace(step=0))
+    host: Any = SimpleNamespace(metrics=SimpleNamespace(trackers=trackers, step=0))
     sink = TrackerSink(host, list)
     for _ in range(200):
         sink.write_verdict()
