@@ -10,14 +10,19 @@ from lightning_hooks.alerts.causes import places_in
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.excuses import Excuse, lowered
 from lightning_hooks.declare.records import PRECISE
-from lightning_hooks.diagnostics.learning.effect import Effect, Effects
+from lightning_hooks.diagnostics.learning.effect import Effects
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
 NOT_MEASURED = "Its effect on learning is not measured."
 
 
-def _harmless(_: Any, __: Alert, effect: Effect | None, ___: Any) -> str:
+def _harmless(_: Any, alert: Alert, effects: Effects | None, __: Any) -> str:
+    effect = None if effects is None else effects.at(alert.site)
     return "" if effect is None else effect.harmless
+
+
+def _solved(_: Any, __: Alert, effects: Effects | None, ___: Any) -> str:
+    return "" if effects is None else effects.solved
 
 
 def _often_wrong(_: Any, alert: Alert, __: Any, ___: Any) -> str:
@@ -28,6 +33,7 @@ def _often_wrong(_: Any, alert: Alert, __: Any, ___: Any) -> str:
 
 
 SOFT = (
+    Excuse("solved", "the loss is next to nothing of that of the best constant answer", _solved),
     Excuse("harmless", "the weights there bring their share of the fall of the loss", _harmless),
     Excuse(
         "often_wrong", f"on trainings that nothing was tuned on less than {PRECISE:.0%} of such alerts were right", _often_wrong
@@ -47,11 +53,11 @@ def weighed(reports: Sequence[Any], soft: Sequence[Container[str]]) -> list[Any]
     effects = None if flow is None else Effects(flow, places_in(reports))
 
     def left(alert: Alert) -> Alert:
-        effect = None if effects is None else effects.at(alert.site)
         for excuse in SOFT:
-            why = excuse.holds(None, alert, effect, ())
+            why = excuse.holds(None, alert, effects, ())
             if why:
                 return lowered(alert, excuse, why)
+        effect = None if effects is None else effects.at(alert.site)
         brings = NOT_MEASURED if effect is None else f"{effect.shares}."
         return dataclasses.replace(alert, diagnosis=f"{alert.diagnosis} {brings}".strip())
 

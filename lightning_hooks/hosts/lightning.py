@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts import lightning_api
-from lightning_hooks.hosts.host import Console, Host, LossScaling, Metrics, Position, RunFiles, Scheduled, TrainingSetup
+from lightning_hooks.hosts.host import Console, LossScaling, Metrics, Position, RunFiles, Scheduled, TrainingSetup
 from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
-from lightning_hooks.hosts.lightning_replay import LightningStepAgain
+from lightning_hooks.hosts.lightning_replay import LightningStepAgain, TrainerHost
 from lightning_hooks.trackers import Trackers
 
 
@@ -51,7 +51,7 @@ class TrainerReference:
         return found
 
 
-class LightningHost(TrainerReference, Host):
+class LightningHost(TrainerReference, TrainerHost):
     """A Lightning Trainer, as a session sees it.
 
     Args:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import importlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
 from lightning_hooks.hooks.exchange import exchange
 from lightning_hooks.hosts import lightning_api
-from lightning_hooks.hosts.host import StepAgain
+from lightning_hooks.hosts.host import Host, StepAgain
 from lightning_hooks.replay.rerun import without_logging
 from lightning_hooks.replay.rows import LoaderRows
-
-if TYPE_CHECKING:
-    from lightning_hooks.hosts.lightning import LightningHost
 
 
 def record_rows(trainer: Trainer) -> Callable[[], None]:
@@ -46,6 +44,21 @@ def record_rows(trainer: Trainer) -> Callable[[], None]:
     return end
 
 
+class TrainerHost(Host):
+    """A host whose training loop is a Trainer."""
+
+    @property
+    @abstractmethod
+    def trainer(self) -> Trainer:
+        """The trainer."""
+
+    @property
+    @abstractmethod
+    @override
+    def model(self) -> LightningModule:
+        """The model that it trains."""
+
+
 class LightningStepAgain(StepAgain):
     """How a Trainer runs a step again.
 
@@ -53,7 +66,7 @@ class LightningStepAgain(StepAgain):
         host: The trainer, as a session sees it.
     """
 
-    def __init__(self, host: LightningHost) -> None:
+    def __init__(self, host: TrainerHost) -> None:
         self._host = host
 
     @override

@@ -115,7 +115,7 @@ class OptimizerState:
             global_step=host.position.global_step,
             shards=shards,
             again=self.looks > 1,
-            unzeroed=self.left is not None and self.left.unzeroed,
+            unzeroed=self.left is not None and self.left.unzeroed and self.left.added_to,
             wasted=self.left is not None and self.left.wasted,
         )
 
@@ -146,11 +146,16 @@ class GradientTrace:
         self.wasted = False
         self.after_backward()
 
+    @property
+    def added_to(self) -> bool:
+        """Whether the gradients are the tensors that they were: backward adds to them in place, code may put others there."""
+        return [tensor for tensor, _ in versions(self._parameters)] == [tensor for tensor, _ in self._versions]
+
     def before_zero_grad(self) -> None:
         """Lightning is about to zero them."""
         now = versions(self._parameters)
         if now and now != self._versions:
-            self.wasted |= [tensor for tensor, _ in now] == [tensor for tensor, _ in self._versions]
+            self.wasted |= self.added_to
 
     def before_backward(self) -> None:
         """Backward starts. Zeroing leaves no gradient, or counts as a change."""

@@ -48,6 +48,7 @@ def test_weights_of_one_sign(means: dict[str, float], epoch: int, found: list[An
         (("body", "head"), ("head",), BODY, []),  # it is not the last one
         (("head", "body"), ("head",), {**BODY, "body.weight": FROZEN}, []),  # nothing trains
         (("head", "body"), ("head",), {**BODY, "body.weight": replace(TRAINS, optimizers=())}, []),
+        (("head", "body"), ("head",), {**BODY, "body.weight": FROZEN, "picture": TRAINS}, []),  # no layer before it trains
     ],
 )
 def test_frozen_head(order: tuple[str, ...], untrained: tuple[str, ...], setups: Any, found: list[str]) -> None:

@@ -183,6 +183,9 @@ def test_the_zero_gradient_of_a_bias_is_an_info_where_its_weight_learns(gradient
     ours = dict(zip(("head.weight", "head.bias"), report.parameters.values(), strict=True))
     alerts = list(judged(Zero(), replace(report, parameters=ours)))
     assert [alert.severity for alert in alerts if alert.site == "head.bias"] == [severity]
+    parametrised = {name.replace("weight", "parametrizations.weight.original"): stats for name, stats in ours.items()}
+    alerts = list(judged(Zero(), replace(report, parameters=parametrised)))
+    assert [alert.severity for alert in alerts if alert.site == "head.bias"] == [severity]
 
 
 @pytest.mark.parametrize("spare", ["", "a part of Bert (from transformers) that this task does not use"])

@@ -92,6 +92,19 @@ def test_shares_alone_clear_nothing(wrong: Any) -> None:
     assert not harmless("act", flow(**wrong))
 
 
+@pytest.mark.parametrize(
+    ("loss", "learning", "clause"),
+    [
+        (0.05, {}, "the training goes well: the loss is 5% of that of the best constant answer"),
+        (0.06, {}, ""),
+        (0.05, {"over_constant": 0.06}, ""),
+        (0.05, {"over_constant": None}, ""),  # the first loss may have been far above chance
+    ],
+)
+def test_a_loss_next_to_nothing_clears_all_sites(loss: float, learning: Any, clause: str) -> None:
+    assert Effects(flow(loss=loss, **learning), PLACES).solved == clause
+
+
 def alert(kind: str = "dead", site: str = "act", severity: Any = "warning") -> Alert:
     return Alert(kind, site, 0.75, 0.7, 0, 32, severity, "75% of its units are dead.", diagnosis="A common cause.")
 
@@ -221,6 +234,6 @@ def test_a_soft_kind_that_is_often_wrong_is_an_info(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_excuses_of_soft_rules_are_explained() -> None:
-    assert [excuse.name for excuse in excuses_of("dead")] == ["harmless", "often_wrong"]
+    assert [excuse.name for excuse in excuses_of("dead")] == ["solved", "harmless", "often_wrong"]
     assert "harmless" not in [excuse.name for excuse in excuses_of("nonfinite")]
     assert record_of("own") is None

@@ -106,3 +106,29 @@ def test_on_trainings(lr: float, expected: set[str]) -> None:
     assert monitor.gradients is not None
     found = {alert.kind for alert in monitor.gradients.alerts}
     assert found & {"step_too_long", "step_too_short", "no_progress", "part_not_learning"} == expected
+
+
+@pytest.mark.parametrize(
+    ("planned", "fields", "severity"),
+    [
+        (None, {"over_constant": 1.01}, "warning"),
+        (10_000, {"over_constant": 1.01}, "warning"),
+        (10_001, {"over_constant": 1.01}, "info"),  # a long training has only begun
+        (None, {"progress": 0.001}, "info"),  # no level to compare with
+    ],
+)
+def test_a_loss_at_the_level_of_a_constant_is_a_warning_once_training_should_be_past_it(
+    planned: int | None, fields: dict[str, Any], severity: str
+) -> None:
+    (alert,) = NoProgress()(report(replace(STEP, **fields), planned_steps=planned))
+    assert alert.severity == severity
+
+
+def test_labels_that_do_not_belong_to_their_inputs_are_a_warning() -> None:
+    torch.manual_seed(0)
+    x, labels = torch.randn(512, 8), torch.randint(3, (512,))
+    batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, labels), 8)
+    net = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3))
+    monitor = TrainingMonitor(summary=False, report_dir=None, every_n_steps=1)
+    trainer([monitor], max_epochs=4, limit_train_batches=64).fit(Classifier(net, lr=0.01), batches)
+    assert [(alert.kind, alert.severity) for alert in monitor.alerts] == [("no_progress", "warning")]

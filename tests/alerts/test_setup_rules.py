@@ -20,6 +20,7 @@ from lightning_hooks.alerts import (
     GradientFlowReport,
     LabelCounts,
     LabelsIgnored,
+    LearningReport,
     LinearNetwork,
     ModelSetup,
     ModuleSettings,
@@ -240,6 +241,15 @@ def test_batch_repeated(compared: int, repeated: int, found: bool) -> None:
             "the model sees few different samples. Common causes: workers of an IterableDataset that all yield the same data, "
             "loader workers with equal seeds, a buffer that is not filled again."
         )
+
+
+@pytest.mark.parametrize(
+    ("size", "repeated", "severity"), [(1, 9, "info"), (1, 8, "warning"), (2, 9, "warning"), (None, 9, "warning")]
+)
+def test_one_sample_that_is_fitted_is_an_info(size: float | None, repeated: int, severity: str) -> None:
+    given = replace(report(batches=BatchCounts(9, repeated)), learning=LearningReport(batch_size=size))
+    (alert,) = BatchRepeated()(given)
+    assert alert.severity == severity
 
 
 @pytest.mark.parametrize(

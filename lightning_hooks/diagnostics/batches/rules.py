@@ -65,7 +65,8 @@ class BatchRepeated(Rule):
     """The same batch twice and more in a row, within an epoch, or a tensor of it that is drawn at random.
 
     A data set of one batch has one per epoch and is not judged, nor are batches that come again in the next epoch. PyTorch's
-    documentation of ``IterableDataset`` warns of workers that all yield the same data.
+    documentation of ``IterableDataset`` warns of workers that all yield the same data. Where every batch is one and the
+    same sample, that sample is what is fitted, as a picture or a scene may be: an info.
 
     Attributes:
         threshold: Share of the sampled batches whose next batch is the same.
@@ -83,8 +84,9 @@ class BatchRepeated(Rule):
         batches = report.model_setup.batches
         if batches.compared < self.min_batches or batches.repeated < self.threshold * batches.compared:
             return
+        one_sample = batches.repeated == batches.compared and report.learning is not None and report.learning.batch_size == 1
         yield self.alert(
-            report, THE_DATA, batches.repeated / batches.compared, self.threshold, "warning",
+            report, THE_DATA, batches.repeated / batches.compared, self.threshold, "info" if one_sample else "warning",
             f"{batches.repeated} of {batches.compared} sampled batches are the same as the batch after them, or a tensor of theirs "
             f"is (limit {percent(self.threshold)}): the model sees few different samples.",
             "Common causes: workers of an IterableDataset that all yield the same data, loader workers with equal seeds, a buffer "

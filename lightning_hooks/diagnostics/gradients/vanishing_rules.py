@@ -183,10 +183,10 @@ class Zero(Rule):
 
 
 def _weight_learns(report: GradientFlowReport, site: str) -> bool:
-    """Whether a parameter is the bias of a module whose weight has a gradient."""
+    """Whether a parameter is the bias of a module another parameter of which has a gradient."""
     module, _, name = site.rpartition("bias")
-    weight = report.parameters.get(f"{module}weight")
-    return not name and weight is not None and bool(weight.steps) and weight.zero_fraction < 1
+    others = (stats for other, stats in report.parameters.items() if other != site and module and other.startswith(module))
+    return not name and any(stats.steps and stats.zero_fraction < 1 for stats in others)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

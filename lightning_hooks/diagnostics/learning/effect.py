@@ -18,6 +18,8 @@ LEAST_BEFORE = 0.05
 """The same, of the median module up to there: below it, gradients hardly reach the first modules."""
 FALLEN = 0.6
 """The loss over that at the start, below which the training goes well, if it is also below this share of the best constant's."""
+SOLVED = 0.05
+"""The same, below which nothing that a symptom costs is worth an alarm, wherever it is; both must be known."""
 PART = 0.9
 """Share of the parameters above which weights are the model's."""
 SHORT = 0.1
@@ -81,6 +83,15 @@ class Effects:
             share, elements, place = self._modules.get(module, (0.0, 0, place_of(module, places)))
             self._modules[module] = share + stats.share, elements + report.setups[name].elements, place
         self._total = sum(elements for _, elements, _ in self._modules.values())
+
+    @property
+    def solved(self) -> str:
+        """As a clause that there is next to nothing left to learn; empty where there is, or where that is not known."""
+        learning, fell = self._report.learning, fallen(self._report.loss)
+        constant = None if learning is None else learning.over_constant
+        if constant is None or constant > SOLVED or fell is None or fell > SOLVED:
+            return ""
+        return f"the training goes well: the loss is {percent(constant)} of that of the best constant answer"
 
     def at(self, site: str) -> Effect | None:
         """The effect at a module, a functional call or a parameter; None where it is not known."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low
 from lightning_hooks.diagnostics.loss.rules import SITE
@@ -97,22 +98,27 @@ class StepTooShort(Rule):
 class NoProgress(Rule):
     """Steps that lower the loss of their own batches, while the loss of new ones stands still from the start.
 
+    A loss at that of the best constant answer is harm that is measured, and a warning once training should be past it. In the other
+    case, and early in a long training, it is an info: a language model stays at the frequencies of its tokens for a while.
+
     Attributes:
         threshold: Fall of the loss on new batches over the sum of the gains, below which it counts.
         fall: Share of the loss at the start that its lowest level may lie below it.
         gain: Gain of a step, as a share of the loss, from which on steps count as gaining.
         over_constant: Loss over that of the best constant answer from which on the model is no better than that.
         min_steps: Optimizer steps that there must be.
+        begun: Share of the planned steps before which it is an info.
     """
 
     kind: ClassVar[str] = "no_progress"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "fall", "gain", "over_constant")
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "fall", "gain", "over_constant", "begun")
 
     threshold: float = 0.02
     fall: float = 0.1
     gain: float = 1e-3
     over_constant: float = 0.95
     min_steps: int = 200
+    begun: float = 0.1
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if the loss makes no progress."""
@@ -131,8 +137,9 @@ class NoProgress(Rule):
             )
         if found and (constant is None or constant > self.over_constant):
             value, limit = (progress or 0.0, self.threshold) if constant is None else (constant, self.over_constant)
+            due = report.step >= self.begun * (report.planned_steps or 0)
             yield self.alert(
-                report, SITE, value, limit, "info", f"{'; '.join(found)}.",
+                report, SITE, value, limit, "info" if constant is None or not due else "warning", f"{'; '.join(found)}.",
                 "The model learns nothing that holds for new samples. Common causes: labels that do not belong to their inputs, a "
                 "layer that destroys the inputs, noise as data.",
             )  # fmt: skip
@@ -181,6 +188,15 @@ class PartNotLearning(Rule):
             )  # fmt: skip
 
 
+CAUSES_OF_NO_PROGRESS = (
+    "nonfinite", "loss_nonfinite", "unregistered", "not_optimized", "missing", "labels_ignored", "batch_repeated", "settings",
+    "softmax_dim", "double_softmax", "output_range", "poor_init", "feature_scale", "optimizer_settings", "not_zeroed", "lr_zero",
+    "updates_lost", "update_too_large", "update_too_small", "not_updated", "masked_rows", "attention_collapse", "exploding",
+    "loss_diverging", "constant", "representation_collapse", "dead", "saturated", "vanishing", "zero", "router_collapse",
+    "step_too_long", "step_too_short", "part_not_learning",
+)  # fmt: skip
+"""A training does not learn because of any of these: of the two alerts the other one is the cause."""
+
 __all__ = ["NoProgress", "PartNotLearning", "StepTooLong", "StepTooShort"]
 
 KINDS = (
@@ -210,7 +226,8 @@ KINDS = (
         formula="alert after {NoProgress.min_steps} steps if over_constant > {NoProgress.over_constant}\n"
         "     or, where that is not known, progress < {NoProgress.threshold} while a step gains more than {NoProgress.gain} of the "
         "loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
-        severities="info",
+        severities="warning where the loss is that of a constant answer after {NoProgress.begun} of the planned steps; else info",
+        follows=dict.fromkeys(CAUSES_OF_NO_PROGRESS, always),
         advice=("Check that labels belong to their inputs", "Check that different inputs give different outputs at each layer"),
     ),
     Kind(

@@ -104,7 +104,12 @@ class FrozenHead(Rule):
         site = next((site for site in report.order if f"{site}.weight" in report.setups), "")
         if site not in report.model_setup.untrained or had_gradient(report, f"{site}.weight"):
             return
-        trains = [name for name, setup in report.setups.items() if setup.trains and setup.optimizers and setup.has_gradient]
+        layers = {name.rpartition(".")[0] for name in report.setups} & {*report.order}  # a picture that is fitted is none
+        trains = [
+            name
+            for name, setup in report.setups.items()
+            if setup.trains and setup.optimizers and setup.has_gradient and name.rpartition(".")[0] in layers
+        ]
         if trains:
             yield self.alert(
                 report, site, 0.0, 0.0, "warning",

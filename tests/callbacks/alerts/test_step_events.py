@@ -201,3 +201,25 @@ def test_copies_and_reports_hold_no_tensor() -> None:
         assert_same(copied.report, monitor.report)
         assert "past" not in copied.state_dict()
     assert_same(type(monitor.report).from_dict(monitor.report.to_dict()), monitor.report)
+
+
+class Projected(Classifier):
+    """Gradients are computed, changed, and put in place of those of the last step, without zero_grad and without a backward."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)))
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        weights = [*self.net.parameters()]
+        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+            weight.grad = 0.5 * gradient
+        self.optimizers().step()
+
+
+def test_gradients_that_replace_those_of_the_last_step_need_no_zeroing() -> None:
+    monitor = GradientClipMonitor(summary=False)
+    trainer([monitor], max_epochs=1).fit(Projected(), loader())
+    assert [events.unzeroed_steps for events in monitor.report.events.values()] == [0]
+    assert monitor.report.optimizers["0-SGD"].steps == N
