@@ -15,8 +15,8 @@ import torch
 from lightning_hooks.__main__ import main
 from tests.hosts.loops import EPOCHS, LOOPS, Result
 
-OWN = {"overhead", "planned_steps", "limit", "lr_initial"}
-"""A measured time, what not every loop knows, and what a scheduler enters."""
+OWN = {"overhead", "planned_steps", "limit", "lr_initial", "samples"}
+"""A measured time, what not every loop knows (the samples of a batch among it), and what a scheduler enters."""
 
 
 def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
@@ -50,12 +50,12 @@ KNOWN_OF_A_TRAINER = ("configured limit 0.05", "32-true", "precision", "CPUAccel
 
 
 def page(folder: Path) -> list[str]:
-    """What the report page says, without names, measured times, and what a loop knows of its settings."""
+    """What the report page says, without names, measured times, samples, and what a loop knows of its settings."""
     text = (folder / "lightning_hooks" / "report.html").read_text()
     text = re.sub(r"<(script|style).*?</\1>", "", text[text.index("<body") :], flags=re.DOTALL)
     text = text.replace("; configured limit 0.05: 0.05", "")
     lines = [line.strip() for line in re.sub(r"<[^>]+>", "\n", text).splitlines()]
-    passed_over = re.compile(r"|Health report: .*|Made by .*|[\d.]+ (ms|s|%)")
+    passed_over = re.compile(r"|Health report: .*|Made by .*|[\d.]+ (ms|s|%)|–|(\d+, )+\d+( and \d+ more)?")
     return [line for line in lines if line not in KNOWN_OF_A_TRAINER and not passed_over.fullmatch(line)]
 
 
