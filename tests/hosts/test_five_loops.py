@@ -55,7 +55,7 @@ def page(folder: Path) -> list[str]:
     text = re.sub(r"<(script|style).*?</\1>", "", text[text.index("<body") :], flags=re.DOTALL)
     text = text.replace("; configured limit 0.05: 0.05", "")
     lines = [line.strip() for line in re.sub(r"<[^>]+>", "\n", text).splitlines()]
-    passed_over = re.compile(r"|Health report: .*|Made by .*|[\d.]+ (ms|s|%)|–|(\d+, )+\d+( and \d+ more)?")
+    passed_over = re.compile(r"|Health report: .*|Made by .*|[\d.]+ (ms|s|%)|\u2013|(\d+, )+\d+( and \d+ more)?")
     return [line for line in lines if line not in KNOWN_OF_A_TRAINER and not passed_over.fullmatch(line)]
 
 
