@@ -124,6 +124,13 @@ def test_a_loss_at_the_level_of_a_constant_is_a_warning_once_training_should_be_
     assert alert.severity == severity
 
 
+@pytest.mark.parametrize(("before", "severity"), [(2.0, "warning"), (2.02, "warning"), (2.021, "info"), (1.9, "warning")])
+def test_a_loss_that_still_falls_makes_progress(before: float, severity: str) -> None:
+    earlier = replace(report(None), loss=replace(LOSS, mean=before))
+    (alert,) = NoProgress()(report(replace(STEP, over_constant=1.0)), [earlier])
+    assert alert.severity == severity
+
+
 def test_labels_that_do_not_belong_to_their_inputs_are_a_warning() -> None:
     torch.manual_seed(0)
     x, labels = torch.randn(512, 8), torch.randint(3, (512,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -99,7 +99,8 @@ class NoProgress(Rule):
     """Steps that lower the loss of their own batches, while the loss of new ones stands still from the start.
 
     A loss at that of the best constant answer is harm that is measured, and a warning once training should be past it. In the other
-    case, and early in a long training, it is an info: a language model stays at the frequencies of its tokens for a while.
+    case, early in a long training, and while the loss still falls from window to window, it is an info: a language model stays at
+    the frequencies of its tokens for a while.
 
     Attributes:
         threshold: Fall of the loss on new batches over the sum of the gains, below which it counts.
@@ -108,10 +109,11 @@ class NoProgress(Rule):
         over_constant: Loss over that of the best constant answer from which on the model is no better than that.
         min_steps: Optimizer steps that there must be.
         begun: Share of the planned steps before which it is an info.
+        falls: Fall of the mean loss since the window before, as a share of it, from which on it is an info.
     """
 
     kind: ClassVar[str] = "no_progress"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "fall", "gain", "over_constant", "begun")
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "fall", "gain", "over_constant", "begun", "falls")
 
     threshold: float = 0.02
     fall: float = 0.1
@@ -119,8 +121,9 @@ class NoProgress(Rule):
     over_constant: float = 0.95
     min_steps: int = 200
     begun: float = 0.1
+    falls: float = 0.01
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert if the loss makes no progress."""
         learning, loss = report.learning, report.loss
         if learning is None or loss is None or not loss.optimized or report.step < self.min_steps:
@@ -137,7 +140,8 @@ class NoProgress(Rule):
             )
         if found and (constant is None or constant > self.over_constant):
             value, limit = (progress or 0.0, self.threshold) if constant is None else (constant, self.over_constant)
-            due = report.step >= self.begun * (report.planned_steps or 0)
+            before = next((earlier.loss.mean for earlier in reversed(history) if earlier.loss is not None), loss.mean)
+            due = report.step >= self.begun * (report.planned_steps or 0) and not loss.mean < (1 - self.falls) * before
             yield self.alert(
                 report, SITE, value, limit, "info" if constant is None or not due else "warning", f"{'; '.join(found)}.",
                 "The model learns nothing that holds for new samples. Common causes: labels that do not belong to their inputs, a "
@@ -226,7 +230,8 @@ KINDS = (
         formula="alert after {NoProgress.min_steps} steps if over_constant > {NoProgress.over_constant}\n"
         "     or, where that is not known, progress < {NoProgress.threshold} while a step gains more than {NoProgress.gain} of the "
         "loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
-        severities="warning where the loss is that of a constant answer after {NoProgress.begun} of the planned steps; else info",
+        severities="warning where the loss stands still at that of a constant answer after {NoProgress.begun} of the planned steps; "
+        "else info",
         follows=dict.fromkeys(CAUSES_OF_NO_PROGRESS, always),
         advice=("Check that labels belong to their inputs", "Check that different inputs give different outputs at each layer"),
     ),
