@@ -230,7 +230,7 @@ KINDS = (
         formula="alert after {NoProgress.min_steps} steps if over_constant > {NoProgress.over_constant}\n"
         "     or, where that is not known, progress < {NoProgress.threshold} while a step gains more than {NoProgress.gain} of the "
         "loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
-        severities="warning where the loss stands still at that of a constant answer after {NoProgress.begun} of the planned steps; "
+        severities="warning where the loss stands still at that of a constant answer after {NoProgress.begun} of the planned ones; "
         "else info",
         follows=dict.fromkeys(CAUSES_OF_NO_PROGRESS, always),
         advice=("Check that labels belong to their inputs", "Check that different inputs give different outputs at each layer"),

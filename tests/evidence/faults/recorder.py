@@ -120,9 +120,13 @@ class Recorder(Callback):
     def _forward(self, index: int) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             output = output[0] if isinstance(output, tuple) else output
-            if not (
-                self.recording_batch and isinstance(output, Tensor) and output.is_floating_point() and output.dim() and len(output)
+            if (
+                not self.recording_batch
+                or not isinstance(output, Tensor)
+                or torch._C._functorch.is_functorch_wrapped_tensor(output)
             ):
+                return  # under torch.func there are no numbers to read
+            if not (output.is_floating_point() and output.dim() and len(output)):
                 return
             given = next((a for a in args if isinstance(a, Tensor)), None)
             self.outputs[index] = output_statistics(module, given, output)
@@ -145,7 +149,7 @@ class Recorder(Callback):
                 self.of_parameters[i] = [torch.tensor([math.nan] * 4 + [1.0])]
                 continue
             g = parameter.grad.detach()
-            g = g.coalesce().values() if g.is_sparse else g
+            g = g.coalesce().values() if g.is_sparse else torch.view_as_real(g.resolve_conj()) if g.is_complex() else g
             norm = torch.linalg.vector_norm(g, dtype=torch.float64)
             zeros = (g == 0).double().mean()
             row = (norm, g.abs().double().mean(), zeros, (~norm.isfinite()).double(), torch.zeros((), dtype=torch.float64))
