@@ -25,6 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import tests.evidence.exam  # noqa: F401 - before Lightning, which imports torchvision
+
+# isort: split
 import torch
 
 from lightning_hooks.declare.remedy import Remedy
