@@ -122,7 +122,7 @@ def test_explain_prints_what_the_page_of_a_kind_has(kind, capsys):
 def test_explain_prints_causes_and_consequences(capsys):
     main(["explain", "vanishing"])
     assert capsys.readouterr().out.endswith(
-        "\nCan be a consequence of: dead, saturated.\n\nCan cause: zero, update_too_small, not_updated.\n"
+        "\nCan be a consequence of: dead, saturated.\n\nCan cause: zero, no_progress, update_too_small, not_updated.\n"
     )
 
 
