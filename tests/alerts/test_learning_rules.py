@@ -131,6 +131,13 @@ def test_a_loss_that_still_falls_makes_progress(before: float, severity: str) ->
     assert alert.severity == severity
 
 
+@pytest.mark.parametrize(("recent", "found"), [((2.4,) * 24 + (1.6,) * 8, True), ((2.4,) * 24 + (1.4,) * 8, False), ((), True)])
+def test_the_level_is_that_of_the_last_batches(recent: tuple[float, ...], found: bool) -> None:
+    """A loss that fell within the window: its mean says less than its end."""
+    given = replace(report(replace(STEP, over_constant=1.25)), loss=replace(LOSS, recent=recent))
+    assert bool([*NoProgress()(given)]) is found
+
+
 def test_labels_that_do_not_belong_to_their_inputs_are_a_warning() -> None:
     torch.manual_seed(0)
     x, labels = torch.randn(512, 8), torch.randint(3, (512,))
