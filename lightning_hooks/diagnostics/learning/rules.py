@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +12,6 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low
-from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
@@ -130,7 +128,9 @@ class NoProgress(Rule):
         learning, loss = report.learning, report.loss
         if learning is None or loss is None or not loss.optimized or report.step < self.min_steps:
             return
-        constant, progress, gain = _level(learning.over_constant, loss), learning.progress, learning.gain
+        constant, progress, gain = learning.over_constant, learning.progress, learning.gain
+        if constant is not None and loss.recent and loss.mean > 0:
+            constant = min(constant, constant * loss.latest / loss.mean)  # it may have fallen within the window
         found = []
         if constant is not None and constant > self.over_constant:
             found.append(f"the loss is {constant:.3g} of that of the best constant answer (limit {self.over_constant:g})")
@@ -149,14 +149,6 @@ class NoProgress(Rule):
                 "The model learns nothing that holds for new samples. Common causes: labels that do not belong to their inputs, a "
                 "layer that destroys the inputs, noise as data.",
             )  # fmt: skip
-
-
-def _level(over_constant: float | None, loss: LossReport) -> float | None:
-    """The loss over that of the best constant answer: the lower one of the window's and of the last quarter of the losses known."""
-    if over_constant is None or not loss.recent or not loss.mean > 0:
-        return over_constant
-    last = loss.recent[-max(len(loss.recent) // 4, 1) :]
-    return min(over_constant, over_constant * statistics.fmean(last) / loss.mean)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -74,6 +74,12 @@ class LossReport:
     optimized: bool = True
     scaled: bool = False
 
+    @property
+    def latest(self) -> float:
+        """Mean of the last quarter of ``recent``; NaN where there are none."""
+        last = self.recent[-max(len(self.recent) // 4, 1) :]
+        return sum(last) / len(last) if last else math.nan
+
 
 def loss_scalars(report: LossReport | None) -> dict[str, float]:
     """The values of a report by tag."""
@@ -84,10 +90,9 @@ def fallen(report: LossReport | None) -> float | None:
     """The last losses over those at the start; None where that says nothing of what is learned."""
     if report is None or not report.optimized or report.nonfinite_steps or len(report.recent) < FEWEST:
         return None
-    last = report.recent[-(len(report.recent) // 4) :]
     first = report.recent[0] if len(report.recent) < RECENT else math.inf  # steps that are too long raise it at once
     start = min(first, report.start)
-    return sum(last) / len(last) / start if min(report.recent[0], start) > 0 else None
+    return report.latest / start if min(report.recent[0], start) > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
