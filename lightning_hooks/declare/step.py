@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -35,6 +36,24 @@ class OptimizerSteps(Protocol):
         """By the id of a parameter, the optimizers that hold it."""
 
 
+MANY, FEW, MOST_READ = 1 << 18, 4096, 8
+"""Elements of an optimizer's gradients from which on they are not all read again after they were multiplied by one number; elements
+of a small gradient, and how many of these are read to know the number."""
+
+
+def small_ones(parameters: Sequence[Tensor]) -> tuple[int, ...]:
+    """The places of a few small parameters, whose gradients tell by which number all of them were multiplied.
+
+    Returns:
+        Empty where all of them are read as quickly, where too few digits tell it, and on an accelerator, where to look at a number
+        would wait for the device.
+    """
+    exact = all(parameter.is_cpu and parameter.dtype in (torch.float32, torch.float64) for parameter in parameters)
+    if not exact or sum(parameter.numel() for parameter in parameters) < MANY:
+        return ()
+    return tuple(place for place, parameter in enumerate(parameters) if parameter.numel() <= FEW)[:MOST_READ]
+
+
 def loss_scale(scaler: Any) -> Tensor | None:
     """The loss scale in force, 0-d on the device; None without a scaler. ``get_scale()`` would wait for the device."""
     scale = None if scaler is None else scaler._scale
@@ -61,6 +80,8 @@ class Step:
         carries_scale: Whether the gradients are still multiplied by it.
         skips_nonfinite: The optimizer itself skips the step if a gradient is not finite (fused, under a loss scaler).
         global_step: The trainer's, before this step.
+        addresses: Where the gradients lie, as :func:`.addresses_of` says; None where that is to be asked again.
+        few: The places of a few small gradients, by :func:`small_ones`; empty where not all parameters have a gradient.
         shards: How parameters are spread over processes, if they are: then norms and zeros are those of whole gradients, and
             reading them is a collective.
         again: Not the first reading within one call of ``optimizer.step``: LBFGS asks for gradients several times, and those of the
@@ -83,6 +104,8 @@ class Step:
     carries_scale: bool
     skips_nonfinite: bool
     global_step: int
+    few: tuple[int, ...] = ()
+    addresses: Sequence[int] | None = None
     shards: Shards | None = None
     again: bool = False
     undone: bool = False
@@ -102,18 +125,44 @@ class Step:
     def _found(self) -> list[Tensor]:
         return [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
 
+    def _read(self, zeros: bool = False) -> Norms:
+        gradients = self._reduced()
+        return kernels_for(gradients[0].device.type).norms(gradients, zeros=zeros, addresses=self.addresses)
+
     def _reduced(self) -> list[Tensor]:
         found = self._found()
         return found if self.shards is None else [whole_where_partial(grad) for grad in found]
 
     def mark(self) -> None:
-        """Remember which gradients these are, for :meth:`unchanged`."""
+        """Remember which gradients these are, for :meth:`changed`."""
         if self.shards is None:  # what is written to a shard does not count as written to the whole
             self._mark = versions(self.parameters)
 
-    def unchanged(self) -> bool:
-        """Whether the gradients are those of :meth:`mark`, as far as autograd's version counters show (not through ``.data``)."""
-        return self._mark is not None and self._mark == versions(self.parameters)
+    def changed(self, scaled: bool) -> None:
+        """Gradients may have changed since :meth:`mark`: the next :meth:`norms` reads them again, unless it is known what they are.
+
+        Args:
+            scaled: Whether nothing but one multiplication of all of them by the same number could have changed them.
+        """
+        # As far as autograd's version counters show, which do not see what is done through ``.data``.
+        now = None if self._mark is None else versions(self.parameters)
+        if now is None or now != self._mark:
+            once = scaled and now == [(gradient, version + 1) for gradient, version in self._mark or ()]
+            norms = self._scaled() if once and self.few else None
+            if not once:
+                self.addresses = None
+            self._norms, self._zeros = norms, None
+
+    def _scaled(self) -> Tensor | None:
+        """The norms of gradients that were all multiplied by one number, which a few small ones tell; None if they do not."""
+        before, found = self._norms, self._found()
+        if before is None or len(found) <= self.few[-1] or self.loss_scale is not None:
+            return None
+        now = kernels_for("cpu").norms([found[place] for place in self.few]).norms.tolist()
+        known = before.tolist()
+        whole = math.hypot(*(known[self.indices[place]] for place in self.few))
+        factor = math.hypot(*now) / whole if whole else math.nan
+        return before * factor if math.isfinite(factor) else None
 
     def norms(self) -> Tensor:
         """L2 norm of each parameter's gradient, unscaled; 0 for one without. Computed once until :meth:`refresh`.
@@ -124,7 +173,7 @@ class Step:
         if not self.indices:  # training_step returned None
             return torch.zeros(self.n_parameters, dtype=torch.float64)
         if self._norms is None:
-            self._norms = self._placed(_read(self._reduced()).norms)
+            self._norms = self._placed(self._read().norms)
             if self.shards is not None:
                 self._norms = self.shards.norms(self._norms)
         return self._norms
@@ -132,7 +181,7 @@ class Step:
     def zeros(self) -> Tensor:
         """How many elements of each gradient are zero: shape ``(len(indices),)``. Read together with the norms."""
         if self._zeros is None:
-            norms, zeros, self._sizes = _read(self._reduced(), zeros=True)
+            norms, zeros, self._sizes = self._read(zeros=True)
             assert zeros is not None
             self._zeros = zeros
             self._norms = self._placed(norms)
@@ -169,8 +218,4 @@ class Step:
 
     def refresh(self) -> None:
         """Gradients have changed: the next :meth:`norms` reads them again."""
-        self._norms = self._zeros = None
-
-
-def _read(gradients: list[Tensor], zeros: bool = False) -> Norms:
-    return kernels_for(gradients[0].device.type).norms(gradients, zeros=zeros)
+        self._norms = self._zeros = self.addresses = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -64,19 +64,25 @@ class TrainingSetup:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far training is.
+class Position(Protocol):
+    """How far training is when it is asked."""
 
-    Attributes:
-        epoch: The epoch, from 0.
-        global_step: The number of optimizer steps so far.
-        epoch_ends: Whether the training batch that ends now is the epoch's last.
-    """
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0."""
 
-    epoch: int
-    global_step: int
-    epoch_ends: bool = False
+    @property
+    def global_step(self) -> int:
+        """The number of optimizer steps so far."""
+
+    @property
+    def epoch_ends(self) -> bool:
+        """Whether the training batch that ends now is the epoch's last."""
+
+
+GradientChanges = Literal["none", "scaled", "any"]
+"""Of gradients between ``before_optimizer_step`` and the update: nothing changes them, at most one multiplication of all of them by
+the same number does, as clipping by norm is, or that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +275,9 @@ class Host(ABC):
         """What the loss is scaled by before backward, as it is now."""
         return LossScaling()
 
-    def may_clip(self) -> bool:
-        """Whether anything can change gradients between ``before_optimizer_step`` and the update."""
-        return True
+    def gradient_changes(self) -> GradientChanges:
+        """What can change gradients between ``before_optimizer_step`` and the update."""
+        return "any"
 
     def replicated_parameters(self) -> Sequence[nn.Parameter]:
         """The parameters that every rank is to hold alike at the end of each step; empty where none are, or that is not known."""

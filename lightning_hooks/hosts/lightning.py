@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts import lightning_api
-from lightning_hooks.hosts.host import Console, LossScaling, Metrics, Position, RunFiles, Scheduled, TrainingSetup
+from lightning_hooks.hosts.host import Console, GradientChanges, LossScaling, Metrics, Position, RunFiles, Scheduled, TrainingSetup
 from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
 from lightning_hooks.hosts.lightning_replay import LightningStepAgain, TrainerHost
 from lightning_hooks.trackers import Trackers
@@ -51,6 +51,25 @@ class TrainerReference:
         return found
 
 
+class LightningPosition(TrainerReference):
+    """How far a Trainer is; each of the numbers takes it some time."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0."""
+        return self.trainer.current_epoch
+
+    @property
+    def global_step(self) -> int:
+        """The number of optimizer steps so far."""
+        return self.trainer.global_step
+
+    @property
+    def epoch_ends(self) -> bool:
+        """Whether the training batch that ends now is the epoch's last."""
+        return lightning_api.epoch_ends(self.trainer)
+
+
 class LightningHost(TrainerReference, TrainerHost):
     """A Lightning Trainer, as a session sees it.
 
@@ -63,6 +82,7 @@ class LightningHost(TrainerReference, TrainerHost):
     def __init__(self, trainer: Trainer, pl_module: LightningModule, of_fit: FitObjects) -> None:
         super().__init__(trainer, of_fit)
         self._model = ref(pl_module)
+        self._position, self._loss_scaling = LightningPosition(trainer, of_fit), LossScaling()
         self.metrics = LightningMetrics(trainer, of_fit)
         self.console = LightningConsole(trainer, of_fit)
         self.files = LightningFiles(trainer, of_fit)
@@ -96,8 +116,7 @@ class LightningHost(TrainerReference, TrainerHost):
     @property
     @override
     def position(self) -> Position:
-        trainer = self.trainer
-        return Position(trainer.current_epoch, trainer.global_step, lightning_api.epoch_ends(trainer))
+        return self._position
 
     @property
     @override
@@ -112,13 +131,17 @@ class LightningHost(TrainerReference, TrainerHost):
     @property
     @override
     def loss_scaling(self) -> LossScaling:
-        of_trainer = lightning_api.loss_scaler(self.trainer)
-        scaler = of_trainer or lightning_api.own_loss_scaler(self.model)
-        return LossScaling(self.trainer.accumulate_grad_batches, scaler, of_trainer is None and scaler is not None)
+        trainer, known = self.trainer, self._loss_scaling
+        of_trainer = lightning_api.loss_scaler(trainer)
+        scaler = of_trainer or (None if self.setup.automatic_optimization else lightning_api.own_loss_scaler(self.model))
+        if known.scaler is not scaler or known.accumulation != trainer.accumulate_grad_batches:
+            unscales_in_step = of_trainer is None and scaler is not None
+            known = self._loss_scaling = LossScaling(trainer.accumulate_grad_batches, scaler, unscales_in_step)
+        return known
 
     @override
-    def may_clip(self) -> bool:
-        return lightning_api.may_clip(self.trainer, self.model)
+    def gradient_changes(self) -> GradientChanges:
+        return lightning_api.gradient_changes(self.trainer, self.model)
 
     @override
     def replicated_parameters(self) -> Sequence[nn.Parameter]:

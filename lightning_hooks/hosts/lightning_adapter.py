@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lightning_hooks.hooks.modes import outside_modes
+from lightning_hooks.hooks.modes import dispatch_modes, function_modes, outside_modes
 from lightning_hooks.hosts.lightning import EpochLog, LightningHost
 from lightning_hooks.hosts.lightning_api import around_steps, callbacks_of
 from lightning_hooks.hosts.lightning_callback import EitherPackage
@@ -77,9 +77,13 @@ class Adapter(EitherPackage):
 
     def _event(self, name: str, *args: Any) -> None:
         """Hand an event to the session, which no mode of others sees."""
-        if self.session is not None:
+        if self.session is None:
+            return
+        if function_modes() or dispatch_modes():
             with outside_modes():
                 getattr(self.session, name)(*args)
+        else:
+            getattr(self.session, name)(*args)
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -17,7 +17,7 @@ from torch.optim import optimizer as torch_optimizer
 from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.exchange import exchange
-from lightning_hooks.hosts.host import Scheduled
+from lightning_hooks.hosts.host import GradientChanges, Scheduled
 from lightning_hooks.hosts.loop_setup import replicated
 from lightning_hooks.statistics.weight_sample import is_distributed
 
@@ -138,14 +138,21 @@ def configured_norm(trainer: Trainer, pl_module: LightningModule) -> float | Non
     return float(value) if value and by_norm and pl_module.automatic_optimization else None
 
 
-def may_clip(trainer: Trainer, pl_module: LightningModule) -> bool:
-    """Whether anything could change gradients between ``on_before_optimizer_step`` and the update.
+def gradient_changes(trainer: Trainer, pl_module: LightningModule) -> GradientChanges:
+    """What could change gradients between ``on_before_optimizer_step`` and the update.
 
-    False only where nobody has a place to do it: automatic optimisation without a loss scaler, no ``gradient_clip_val``, no
-    override in the module, no other callback with a hook there, no plugin of the user's, no other step hook.
+    It is known only where nobody else has a place to do it: automatic optimisation without a loss scaler, no override in the
+    module, no other callback with a hook there, no plugin of the user's, no other step hook. Then nothing does without
+    ``gradient_clip_val``, and with it, by norm, one multiplication of all of them.
     """
-    if trainer.gradient_clip_val or not pl_module.automatic_optimization:
-        return True
+    known = pl_module.automatic_optimization and not _others_change(trainer, pl_module)
+    if not trainer.gradient_clip_val:
+        return "none" if known else "any"
+    return "scaled" if known and configured_norm(trainer, pl_module) is not None else "any"
+
+
+def _others_change(trainer: Trainer, pl_module: LightningModule) -> bool:
+    """Whether anything but Lightning's own clipping could change gradients before the update."""
     own_plugin = not type(trainer.precision_plugin).__module__.startswith(("lightning.", "pytorch_"))
     if own_plugin or loss_scaler(trainer) is not None or any(_overridden(pl_module, name) for name in _IN_THE_MODULE):
         return True

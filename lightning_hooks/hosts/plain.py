@@ -78,7 +78,7 @@ class PlainHost(Host):
     @property
     @override
     def position(self) -> Position:
-        return Position(self.epoch, self.global_step, self.epoch_ends)
+        return self
 
     @property
     @override

@@ -71,7 +71,7 @@ class SessionEvidence(StepWatch):
     def subscribe(self, probe: StepProbe) -> None:
         """Judge each optimizer step, after all others: what they have read of the gradients is not read again."""
         if self.on:
-            probe.subscribe(self, StepObserver(self.gradients, _nothing, _nothing, _nothing, _nothing))
+            probe.subscribe(self, StepObserver(self.gradients))
 
     def samples_of(self, epoch: int, batch: int) -> Sequence[int | str]:
         """The samples of a training batch; empty where they are not known any more, and with several ranks, which have others."""
@@ -87,7 +87,3 @@ class SessionEvidence(StepWatch):
             yield
         finally:
             self._hooks.restore()
-
-
-def _nothing(_: object) -> None:
-    """An event of a step that nothing follows from."""

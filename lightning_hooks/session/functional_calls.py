@@ -192,13 +192,15 @@ class FunctionalCalls:
         if callers:
             self._observer.start(callers)
 
-    def batch_end(self, collectors: Iterable[BatchEvents]) -> None:
-        """The batch has ended: after the first sampled one ranks number its sites alike."""
+    def batch_end(self) -> bool:
+        """The batch has ended: after the first sampled one ranks number its sites alike; return whether they have now."""
         running, self._running = self._running, False
-        self._observer.stop()
-        if running and not self._agreed:
-            self.agree()
-            self.notify(collectors)
+        if running:
+            self._observer.stop()
+        if not running or self._agreed:
+            return False
+        self.agree()
+        return True
 
     def stop(self) -> None:
         """Whatever ran is over. Harmless when it was over before."""

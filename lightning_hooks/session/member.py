@@ -23,7 +23,8 @@ from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.session.alerting import Alerting, check_sites
 from lightning_hooks.session.history import History
 from lightning_hooks.session.logged import MemberLog
-from lightning_hooks.session.member_context import OpenSession, compiled_before, new_context, watch_steps
+from lightning_hooks.session.member_context import OpenSession, compiled_before, new_context, step_observer
+from lightning_hooks.session.optimizer_state import StepObserver
 from lightning_hooks.session.sampling import Sampling
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.step_probe import StepProbe
@@ -81,6 +82,7 @@ class Member:
         self._capsules: set[str] = set()  # the kinds that the run has written
         self._goes_on = False  # from a checkpoint, since the last run
         self._regions: list[str] = []  # compiled modules not yet checked
+        self._follows = True, True  # whether the start and the end of a batch mean something to its collector
 
     @property
     def _session(self) -> OpenSession:
@@ -130,8 +132,12 @@ class Member:
         session.evidence.keep(self.settings, self._capsules)
         self._context = context = new_context(session, self.name, self.settings, self.sampling, self.faults, self.early, self.log)
         if self.kind.watches_steps:
-            watch_steps(session, context, lambda: self.live)
+            host.setup.check_gradients(self.name)
+            session.probe.subscribe(context, StepObserver())  # its parameters are numbered from here on
         self.collector = collector = self._new(context, state)
+        if self.kind.watches_steps:
+            session.probe.subscribe(context, step_observer(context, collector))
+        self._follows = collector.follows("batch_start"), collector.follows("batch_end")
         check_sites(self.name, self.alerting.rules, collector.names)
         with context.loading():
             if "epoch" in state:
@@ -154,18 +160,22 @@ class Member:
 
     def batch_start(self, batch_idx: int, batch: Any) -> None:
         """A training batch starts."""
-        context = self.context
-        everyone = self._session.overheads if not self.sampling.decided else ()
-        self.sampling.batch_start(context.batches, everyone, self.live.agreed)
+        context, sampling = self.context, self.sampling
+        if not sampling.decided:
+            sampling.choose(self._session.overheads, self.live.agreed)
+        sampled = sampling.batch_start(context.batches)
         context.batches += 1
         context.batch = batch_idx
-        context.sampled_batches += self.gate.sampled
-        context.details.detailed = context.sampled_batches <= DETAILED or context.sampled_batches % DETAILED == 0
-        self.live.batch_start(batch)
+        if sampled:
+            context.sampled_batches += 1
+            context.details.detailed = context.sampled_batches <= DETAILED or context.sampled_batches % DETAILED == 0
+        if self._follows[0]:
+            self.live.batch_start(batch)
 
     def batch_end(self, outputs: Any = None) -> None:
         """A training batch ends; with what ``training_step`` returned."""
-        self.live.batch_end(outputs)
+        if self._follows[1]:
+            self.live.batch_end(outputs)
         if self._regions and self.gate.sampled:  # the first sampled batch is over
             late = compiled_before(self._regions, self.live, self.faults)
             self._regions = []
@@ -183,6 +193,12 @@ class Member:
         self.gate.stop()
 
     # The end of a window.
+
+    @property
+    def window_is_full(self) -> bool:
+        """Whether the batches so far make a window."""
+        length = self.windows.length
+        return length is not None and self.context.batches >= length
 
     @property
     def latest_report(self) -> Any:

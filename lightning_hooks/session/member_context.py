@@ -73,22 +73,15 @@ def new_context(
     )
 
 
-def watch_steps(session: OpenSession, context: Context, collector: Callable[[], Collector[Any]]) -> None:
-    """Pass the events of optimizer steps on to a collector, which is made after this.
+def step_observer(context: Context, collector: Collector[Any]) -> StepObserver:
+    """What passes the events of optimizer steps on to a collector."""
 
-    Raises:
-        RuntimeError: If parameters are sharded in a way that does not say how.
-    """
-    session.host.setup.check_gradients(context.name)
+    def safe(event: str) -> Callable[[Any], Any] | None:
+        if not collector.follows(event):
+            return None
+        return context.guard(getattr(collector, event), f"optimizer step ({event})", context.meter)
 
-    def safe(event: str) -> Callable[[Any], Any]:
-        def call(value: Any) -> None:
-            getattr(collector(), event)(value)
-
-        return context.guard(call, f"optimizer step ({event})", context.meter)
-
-    observer = StepObserver(*(safe(f"on_{event}") for event in ("gradients", "clipped", "taken", "skipped", "changed")))
-    session.probe.subscribe(context, observer)
+    return StepObserver(*(safe(f"on_{event}") for event in StepObserver.__slots__))
 
 
 def compiled_before(regions: Sequence[str], collector: Collector[Any], faults: Faults) -> list[str]:

@@ -77,7 +77,10 @@ class ModuleHooks:
 
     def start(self) -> None:
         """A training batch starts."""
-        self.gate.start(any(gate.sampled for gate in self._gates.values()))
+        sampled = False
+        for gate in self._gates.values():
+            sampled |= gate.sampled
+        self.gate.start(sampled)
 
     def release(self, owner: object) -> None:
         """Remove the recorders of one owner, and the hooks that nobody else needs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress, islice
 from typing import Any
 
@@ -19,13 +19,16 @@ from lightning_hooks.statistics.weight_sample import Shards
 
 @dataclass(slots=True, eq=False, repr=False)
 class StepObserver:
-    """What one member does at each event. Each function takes the :class:`Step`, but ``changed``, which takes what was kept."""
+    """What one member does at each event, None for nothing.
 
-    gradients: Callable[[Step], Any]
-    clipped: Callable[[Step], Any]
-    taken: Callable[[Step], Any]
-    skipped: Callable[[Step], Any]
-    changed: Callable[[Kept], Any]
+    Each function takes the :class:`Step`, but ``changed``, which takes what was kept.
+    """
+
+    gradients: Callable[[Step], Any] | None = None
+    clipped: Callable[[Step], Any] | None = None
+    taken: Callable[[Step], Any] | None = None
+    skipped: Callable[[Step], Any] | None = None
+    changed: Callable[[Kept], Any] | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -34,7 +37,9 @@ class OptimizerState:
 
     hooked: bool  # it has step hooks
     step: Step | None = None
-    members: tuple[list[int], list[tuple[int, Tensor]]] = ([], [])  # ids of its parameters; index and parameter of each
+    ids: list[int] = field(default_factory=list)  # of its parameters
+    members: list[tuple[int, Tensor]] = field(default_factory=list)  # index and parameter of each
+    few: tuple[int, ...] = ()  # the places of small ones among them
     left: GradientTrace | None = None  # the gradients that the last step left behind
     waiting: bool = False  # gradients of an earlier batch have not been used for a step
     discarded: int = 0  # batches since the last step whose gradients never were
@@ -68,7 +73,6 @@ class OptimizerState:
         host: Host,
         position: int,
         optimizer: Any,
-        members: list[tuple[int, Tensor]],
         n_parameters: int,
         shards: Shards | None,
         unscaled: bool,
@@ -79,7 +83,6 @@ class OptimizerState:
             host: The training loop.
             position: The optimizer's place.
             optimizer: The optimizer.
-            members: Index and parameter of each of its parameters.
             n_parameters: How many parameters have a place.
             shards: How parameters are spread over processes.
             unscaled: Whether the loss scale has been divided out, unless the optimizer does that itself.
@@ -92,7 +95,7 @@ class OptimizerState:
         gradients: list[Tensor] = []
         indices: list[int] = []
         missing: list[int] = []
-        for index, parameter in members:
+        for index, parameter in self.members:
             gradient = parameter.grad
             if gradient is not None:
                 indices.append(index)
@@ -100,9 +103,11 @@ class OptimizerState:
                 gradients.append(gradient)
             elif parameter.requires_grad:
                 missing.append(index)
-        if 0 in addresses_of(gradients):  # where one was freed before the step there is a gradient, and nothing to read
+        addresses: list[int] | None = addresses_of(gradients)
+        if 0 in (addresses or ()):  # where one was freed before the step there is a gradient, and nothing to read
             kept = [not is_freed(gradient) for gradient in gradients]
             indices, present = [*compress(indices, kept)], [*compress(present, kept)]
+            addresses = None
         return Step(
             optimizer=position,
             n_parameters=n_parameters,
@@ -113,6 +118,8 @@ class OptimizerState:
             carries_scale=unscales_itself or not unscaled,
             skips_nonfinite=unscales_itself,
             global_step=host.position.global_step,
+            addresses=addresses if shards is None else None,
+            few=self.few if len(indices) == len(self.members) else (),
             shards=shards,
             again=self.looks > 1,
             unzeroed=self.left is not None and self.left.unzeroed and self.left.added_to,

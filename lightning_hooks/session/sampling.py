@@ -40,25 +40,23 @@ class Sampling:
         self.overhead = Overhead(device, inside, not self.every_step)
         self.decided, self._found = self.budget is None, False
 
-    def batch_start(self, batch: int, everyone: Sequence[Overhead], agreed: Callable[[int], int]) -> None:
-        """A training batch starts.
-
-        Args:
-            batch: Its index in the window.
-            everyone: What all members cost.
-            agreed: Makes ranks agree on a stride.
-        """
-        if not self.decided:
-            self._choose(everyone, agreed)
+    def batch_start(self, batch: int) -> bool:
+        """A training batch starts, with this index in the window; return whether it is sampled."""
         if self.overhead is not None:
             self.overhead.batch_starts()
-        self.gate.start(batch % self.stride == 0)
+        sampled = batch % self.stride == 0
+        self.gate.start(sampled)
+        return sampled
 
-    def _choose(self, everyone: Sequence[Overhead], agreed: Callable[[int], int]) -> None:
+    def choose(self, everyone: Sequence[Overhead], agreed: Callable[[int], int]) -> None:
         """Choose the stride: once soon after training starts, and again at each window's start.
 
         Within a window it stays, so that the sample is an even one of all its batches (but for the two batches of the first
         window by which the first stride was found).
+
+        Args:
+            everyone: What all members cost.
+            agreed: Makes ranks agree on a stride.
         """
         assert self.overhead is not None
         assert self.budget is not None

@@ -9,15 +9,16 @@ gradients that were ready and not followed by it are a skipped step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import is_
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hooks.declare.step import Kept, Step
+from lightning_hooks.declare.step import Kept, Step, small_ones
 from lightning_hooks.hooks import HookManager
-from lightning_hooks.hosts.host import Host
+from lightning_hooks.hosts.host import GradientChanges, Host
 from lightning_hooks.session.optimizer_state import GradientTrace, OptimizerState, StepObserver, UndoneUpdate
 from lightning_hooks.session.parameter_places import ParameterPlaces, holders
 from lightning_hooks.session.step_hooks import AfterUpdate, BeforeUpdate, UnseenSteps, has_step_hooks
@@ -39,12 +40,14 @@ class StepProbe:
         self.shards: Shards | None = None
         self._places = ParameterPlaces()
         self._observers: dict[int, StepObserver] = {}
+        self._calls: dict[str, tuple[Callable[..., Any], ...]] = {}  # theirs, by the event
         self._optimizers: list[Any] = []
         self._watches: dict[int, OptimizerState] = {}
         self._positions: dict[int, int] = {}
         self._hooks = HookManager()
         self._unseen = UnseenSteps()
-        self._backward, self._may_clip = False, True
+        self._backward = False
+        self._changes: GradientChanges = "any"
 
     @property
     def names(self) -> list[str]:
@@ -57,10 +60,12 @@ class StepProbe:
             self._install()
         self._observers.pop(id(owner), None)  # the last one to subscribe comes last
         self._observers[id(owner)] = observer
+        self._observers_changed()
 
     def unsubscribe(self, owner: object) -> None:
         """Remove an observer; with the last one the hooks go."""
         self._observers.pop(id(owner), None)
+        self._observers_changed()
         if not self._observers:
             self._hooks.remove_all()
             for watch in self._watches.values():
@@ -72,7 +77,7 @@ class StepProbe:
     def _install(self) -> Kept:
         """Hook the optimizers as they are now; return which of them were there before."""
         self._hooks.remove_all()
-        self._may_clip = self._host.may_clip()
+        self._changes = self._host.gradient_changes()
         before, watches, names = self._optimizers, self._watches, self.optimizer_names
         self._optimizers = [*self._host.optimizers]  # Lightning steps anything that has what it needs
         self.optimizer_names = [f"{i}-{type(optimizer).__name__}" for i, optimizer in enumerate(self._optimizers)]
@@ -117,7 +122,7 @@ class StepProbe:
             watch.batch_start()
         now = self._host.optimizers
         if len(now) != len(self._optimizers) or not all(map(is_, now, self._optimizers)):
-            self._notify_changed(self._install())
+            self._notify("changed", self._install())
 
     def before_backward(self) -> None:
         """Backward starts."""
@@ -169,7 +174,7 @@ class StepProbe:
             watch.step = self._step(position, unscaled=True)
             watch.step.late = watch.announced_empty
             self._notify("gradients", watch.step)
-            if not self._may_clip:
+            if self._changes != "any":
                 watch.step.mark()
         else:  # looked at after a manual backward, when gradients were still scaled
             watch.step.carries_scale = watch.step.skips_nonfinite
@@ -210,8 +215,7 @@ class StepProbe:
         """Gradients are as the update will see them."""
         watch = self._watch(optimizer)
         if watch is not None and watch.step is not None:
-            if not watch.step.unchanged():
-                watch.step.refresh()
+            watch.step.changed(scaled=self._changes == "scaled")
             if (watch.ready or self._host.loss_scaling.unscales_in_step) and not watch.step.skips_nonfinite:
                 watch.step.carries_scale = False  # by now unscaled, wherever it was looked at before
             self._notify("clipped", watch.step)
@@ -251,26 +255,27 @@ class StepProbe:
         if step is not None and step.indices:
             self._notify("skipped", step)
 
-    def _notify(self, event: str, step: Step) -> None:
-        for observer in list(self._observers.values()):
-            getattr(observer, event)(step)
+    def _notify(self, event: str, value: Step | Kept) -> None:
+        for call in self._calls[event]:
+            call(value)
 
-    def _notify_changed(self, kept: Kept) -> None:
-        for observer in list(self._observers.values()):
-            observer.changed(kept)
+    def _observers_changed(self) -> None:
+        events = {event: [getattr(observer, event) for observer in self._observers.values()] for event in StepObserver.__slots__}
+        self._calls = {event: tuple(call for call in calls if call is not None) for event, calls in events.items()}
 
     def _members(self, position: int) -> list[tuple[int, Tensor]]:
         """The optimizer's parameters, each once, with their places; looked up again when its groups have changed."""
         groups = getattr(self._optimizers[position], "param_groups", ())
         ids = [id(parameter) for group in groups for parameter in group["params"]]
-        known, members = self._watches[position].members
-        if known != ids:
+        watch = self._watches[position]
+        if watch.ids != ids:
             if self._place_parameters():
-                self._notify_changed([*range(len(self._optimizers))])
-            members = self._places.members(groups)
-            self._watches[position].members = ids, members
-        return members
+                self._notify("changed", [*range(len(self._optimizers))])
+            watch.ids, watch.members = ids, self._places.members(groups)
+            watch.few = small_ones([parameter for _, parameter in watch.members])
+        return watch.members
 
     def _step(self, position: int, unscaled: bool) -> Step:
-        members, state = self._members(position), self._watches[position]
-        return state.new_step(self._host, position, self._optimizers[position], members, len(self.names), self.shards, unscaled)
+        self._members(position)
+        optimizer, watch = self._optimizers[position], self._watches[position]
+        return watch.new_step(self._host, position, optimizer, len(self.names), self.shards, unscaled)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -62,10 +61,6 @@ class Windows:
         """A run starts."""
         self.length, self.long, self.long_batches = length, None, 0
         self.end_epoch()
-
-    def is_full(self, batches: int) -> bool:
-        """Whether a window of so many training batches is complete."""
-        return batches >= (math.inf if self.length is None else self.length)
 
     def add(self, collector: WindowTables[Any], table: Tensor, batches: int, epoch_ends: bool) -> Tensor | None:
         """A window has ended.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks import GradientFlowMonitor, TrainingMonitor
-from lightning_hooks.hosts.host import Position, TrainingSetup
+from lightning_hooks.hosts.host import TrainingSetup
 from lightning_hooks.replay import watch
 from tests.replay.planted import BAD, Net, fit
 from tests.support.models import trainer
@@ -141,7 +142,7 @@ def test_a_resumed_run_says_that_the_evidence_begins_there(tmp_path: Path) -> No
 
 def running_host(running: Any) -> Any:
     class Host:
-        setup, position = TrainingSetup(device=torch.device("cpu")), Position(0, running.global_step)
+        setup, position = TrainingSetup(device=torch.device("cpu")), SimpleNamespace(epoch=0, global_step=running.global_step)
 
     return Host()
 

@@ -102,7 +102,7 @@ class HostKernels(Kernels):
         return low if bounds.high is None else low + _count(np.greater_equal, flat, bounds.high)
 
     @override
-    def norms(self, tensors: Sequence[Tensor], zeros: bool = False) -> Norms:
+    def norms(self, tensors: Sequence[Tensor], zeros: bool = False, addresses: Sequence[int] | None = None) -> Norms:
         plain = [plain_values(tensor) for tensor in tensors]
         found = torch.tensor(list(_norms([as_real(values) for values in plain])), dtype=torch.float64)
         counts = torch.tensor([_zeros(values) for values in plain], dtype=torch.float64) if zeros else None

@@ -168,20 +168,18 @@ class NativeKernels(HostKernels):
         limits = (-_BOUNDLESS if low is None else low, _BOUNDLESS if high is None else high)
         return int(self._beyond(address, values.numel(), kind, *limits))
 
-    def _locate(self, tensors: Sequence[Tensor]) -> _Located | None:
+    def _locate(self, tensors: Sequence[Tensor], known: Sequence[int] | None = None) -> _Located | None:
         """Where tensors lie; None if one of them cannot be read as it is, or is of another type."""
         dtype = tensors[0].dtype
         kind = self.types.get(dtype)
-        addresses, sizes = array("q", addresses_of(tensors)), array("q")
-        for tensor in tensors:
-            if tensor.dtype is not dtype:
-                return None
-            sizes.append(tensor.numel())
-        return None if kind is None or 0 in addresses else _Located(addresses, sizes, kind)
+        addresses = addresses_of(tensors) if known is None else known
+        if kind is None or 0 in addresses or any([tensor.dtype is not dtype for tensor in tensors]):  # noqa: C419  half the time
+            return None
+        return _Located(array("q", addresses), array("q", [tensor.numel() for tensor in tensors]), kind)
 
     @override
-    def norms(self, tensors: Sequence[Tensor], zeros: bool = False) -> Norms:
-        located = self._locate(tensors)
+    def norms(self, tensors: Sequence[Tensor], zeros: bool = False, addresses: Sequence[int] | None = None) -> Norms:
+        located = self._locate(tensors, addresses)
         if located is None:
             return super().norms(tensors, zeros)
         norms = torch.empty(len(tensors), dtype=torch.float64)

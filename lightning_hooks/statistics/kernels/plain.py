@@ -148,12 +148,13 @@ class Kernels:
             peak = values.amax(dim=others) if others else values.reshape(-1)
             units.fired.logical_or_(peak != 0)
 
-    def norms(self, tensors: Sequence[Tensor], zeros: bool = False) -> Norms:
+    def norms(self, tensors: Sequence[Tensor], zeros: bool = False, addresses: Sequence[int] | None = None) -> Norms:
         """L2 norms of tensors, and how many of their elements are zero if that is asked for.
 
         Args:
             tensors: On one device, of any layout or subclass (of a distributed one the shard is read); at least one.
             zeros: Whether to count zeros; of a complex element both parts must be zero.
+            addresses: What :func:`~.addresses_of` says of them; None where that has not been asked.
         """
         plain = [plain_values(tensor) for tensor in tensors]
         # The multi-tensor norm is what clip_grad_norm_ itself calls; torch has no public name for it per tensor.

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lightning_hooks import GradientClipMonitor, monitors
-from lightning_hooks.declare import step
+from lightning_hooks.declare.step import MANY, Step
 from tests.support.models import Classifier, loader, mlp, trainer
 
 
@@ -30,18 +30,19 @@ class ClipsItself(Classifier):
 def looks(monkeypatch: pytest.MonkeyPatch, module: Any, callbacks: list[Any], **kwargs: Any) -> tuple[int, Any]:
     """How often gradients were read, and the clip monitor's statistics."""
     count = 0
-    read = step._read
+    read = Step._read
 
-    def counting(gradients: Any, zeros: bool = False) -> Any:
+    def counting(self: Step, zeros: bool = False) -> Any:
         nonlocal count
         count += not zeros
-        return read(gradients, zeros)
+        return read(self, zeros)
 
-    monkeypatch.setattr(step, "_read", counting)
+    monkeypatch.setattr(Step, "_read", counting)
     clips = [each for each in callbacks if isinstance(each, GradientClipMonitor)]
     clip = clips[0] if clips else GradientClipMonitor(summary=False)
     trainer(callbacks if clips else [clip, *callbacks], limit_train_batches=4, **kwargs).fit(module, loader())
-    return count, clip.report.optimizers["0-SGD"]
+    (stats,) = clip.report.optimizers.values()
+    return count, stats
 
 
 def test_once_a_step_where_nobody_can_clip(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,3 +86,57 @@ def test_the_trio_reads_gradients_once_a_step(monkeypatch: pytest.MonkeyPatch) -
     count, stats = looks(monkeypatch, Classifier(mlp()), monitors(summary=False))
     assert stats.steps == 4
     assert count == 3  # at the sampled step the flow monitor's look, which counts zeros too, serves all
+
+
+class Noted(torch.optim.SGD):
+    """Notes the norm of all gradients at each update."""
+
+    def step(self, closure: Any = None) -> Any:
+        closure()
+        gradients = [parameter.grad.double() for group in self.param_groups for parameter in group["params"]]
+        self.norms = [*getattr(self, "norms", []), torch.stack([gradient.norm() for gradient in gradients]).norm().item()]
+        return super().step()
+
+
+class Large(Classifier):
+    """Of so many parameters that what norm clipping leaves is read from small gradients."""
+
+    spoiled = False
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(8, MANY // 8), torch.nn.Linear(MANY // 8, 3)))
+
+    def configure_optimizers(self) -> Any:
+        self.noted = Noted(self.parameters(), lr=1e-4)
+        return self.noted
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return loss * torch.nan if self.spoiled and batch_idx == 1 else loss
+
+
+@pytest.mark.parametrize("clipping", [{"gradient_clip_val": 0.1}, {"gradient_clip_val": 1e9}])
+def test_what_clipping_by_norm_leaves_of_large_gradients_follows_from_small_ones(
+    clipping: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Large()
+    count, stats = looks(monkeypatch, module, [], **clipping)
+    assert count == stats.steps == 4
+    assert stats.norm_after == pytest.approx(sum(module.noted.norms) / 4, rel=1e-6)
+    assert stats.norm_after_max == pytest.approx(max(module.noted.norms), rel=1e-6)
+    assert stats.clipped_steps == (4 if clipping["gradient_clip_val"] < 1 else 0)
+
+
+def test_clipping_by_value_is_read_from_all_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Large()
+    count, stats = looks(monkeypatch, module, [], gradient_clip_val=1e-3, gradient_clip_algorithm="value")
+    assert count == 2 * stats.steps == 8
+    assert stats.norm_after == pytest.approx(sum(module.noted.norms) / 4, rel=1e-6)
+
+
+def test_gradients_that_are_not_finite_are_all_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Large()
+    module.spoiled = True
+    count, stats = looks(monkeypatch, module, [], gradient_clip_val=0.1)
+    assert stats.nonfinite_steps == 3  # the weights are NaN from there on
+    assert count == stats.steps + stats.nonfinite_steps
