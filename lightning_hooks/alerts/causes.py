@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook, Occurrence
 from lightning_hooks.declare.kinds import BACKWARD, FORWARD, KINDS, STEP, Link, Node, gravity, kind_of
-from lightning_hooks.declare.links import in_a_row
+from lightning_hooks.declare.links import always, in_a_row
 from lightning_hooks.declare.site_names import place_of
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, Report
 
@@ -202,6 +202,9 @@ def links() -> Mapping[str, Mapping[str, Link]]:
     conditions exclude each other.
     """
     found: dict[str, dict[str, Link]] = {name: dict(kind.follows) for name, kind in KINDS.items()}
+    for name, kind in KINDS.items():
+        if kind.follows_any is not None:
+            found[name] = {other: always for other, cause in KINDS.items() if kind.follows_any(cause)} | found[name]
     for name, kind in KINDS.items():
         for effect, link in kind.causes.items():
             found.setdefault(effect, {})[name] = link

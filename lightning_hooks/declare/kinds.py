@@ -88,6 +88,8 @@ class Kind:
         measures: What an alert's value is: a ``share``, a ``number``, or ``nothing`` that is worth writing.
         follows: The kinds that it can be a consequence of, each with the condition; what is most likely comes first.
         causes: More consequences, other than those that say so themselves by ``follows``; each with the condition.
+        stops_learning: Whether a training may learn nothing because of it.
+        follows_any: Which other kinds it can be a consequence of, wherever the two are; None for no more than ``follows`` names.
         spreads: How it spreads from site to site; None if its alerts are independent of one another.
         urgency: Of problems that are equally severe, the most urgent is the headline.
         limit: The threshold that figures draw; 0 for none.
@@ -108,6 +110,8 @@ class Kind:
     measures: Literal["share", "number", "nothing"] = "number"
     follows: Mapping[str, Link] = field(default_factory=dict)
     causes: Mapping[str, Link] = field(default_factory=dict)
+    stops_learning: bool = False
+    follows_any: Callable[[Kind], bool] | None = None
     spreads: Spread | None = None
     urgency: int = 0
     limit: float = 0.0

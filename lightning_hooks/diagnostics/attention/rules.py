@@ -219,7 +219,8 @@ KINDS = (
         causes={"saturated": _same_layer},
     ),
     Kind(
-        "attention_collapse", "Attention to a single key", group="Attention, experts, residual streams", rank=820,
+        "attention_collapse", "Attention to a single key", group="Attention, experts, residual streams",
+        rank=820, stops_learning=True,
         measures="share",
         hypotheses=(group_too_fast, initial_scale, rate_too_high),
         meaning="Most heads of an attention layer attend to a single key, which is not the first one. Their softmax is saturated, "
@@ -244,7 +245,8 @@ KINDS = (
         advice=("Check that queries and keys differ between positions", "Check the gradients of the query and key weights"),
     ),
     Kind(
-        "masked_rows", "Queries that may attend to no key", group="Attention, experts, residual streams", rank=800,
+        "masked_rows", "Queries that may attend to no key", group="Attention, experts, residual streams",
+        rank=800, stops_learning=True,
         about="nonfinite", measures="share",
         hypotheses=(WRONG_MASK,),
         meaning="Some queries of an attention layer may attend to no key at all. Their output is NaN, zero or the mean of "

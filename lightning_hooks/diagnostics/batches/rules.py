@@ -254,7 +254,7 @@ __all__ = [
 
 KINDS = (
     Kind(
-        "labels_ignored", "Batches without a label that counts", group="Data", rank=230, measures="share",
+        "labels_ignored", "Batches without a label that counts", group="Data", rank=230, stops_learning=True, measures="share",
         hypotheses=(LABELS_LOST,),
         meaning="All targets of a batch are cross entropy's `ignore_index`. Its mean is over nothing then, which is NaN.",
         formula="share = sampled batches all of whose targets are ignore_index / sampled batches;\n"
@@ -265,7 +265,7 @@ KINDS = (
         spreads=from_first(lambda node: node.number),  # as the loss sees them, and as the batch has them
     ),
     Kind(
-        "batch_repeated", "The same batch again and again", group="Data", rank=240, measures="share",
+        "batch_repeated", "The same batch again and again", group="Data", rank=240, stops_learning=True, measures="share",
         hypotheses=(SAME_BATCHES,),
         meaning="A training batch, or one of its tensors that otherwise changes, is the same as in the batch after it, to the "
         "bit, again and again within an epoch.",
@@ -277,7 +277,7 @@ KINDS = (
             "Compare two batches of the loader", "Where batches are repeated on purpose, mute this with rules=['-batch_repeated']"),
     ),
     Kind(
-        "feature_scale", "One feature much larger than the others", group="Data", rank=245,
+        "feature_scale", "One feature much larger than the others", group="Data", rank=245, stops_learning=True,
         meaning="A linear layer is given data of which one feature is many times as large as the others. It drowns them: outputs "
         "depend on it alone, and a learning rate that is right for its weights is far too small for theirs.",
         formula="size = rms of a feature over the samples of a batch, at a linear layer whose input has no gradient\n\n"

@@ -118,7 +118,7 @@ __all__ = ["DropoutInEval", "PrecisionNotApplied", "SoftmaxDim"]
 
 KINDS = (
     Kind(
-        "softmax_dim", "A softmax along the wrong dimension", group="Forward", rank=400, measures="share",
+        "softmax_dim", "A softmax along the wrong dimension", group="Forward", rank=400, stops_learning=True, measures="share",
         hypotheses=(WRONG_DIMENSION,),
         meaning="A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the "
         "queries of an attention whose mask is made for the keys.",

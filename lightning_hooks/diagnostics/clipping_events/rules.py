@@ -235,7 +235,7 @@ KINDS = (
         advice=("Call self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm) there",),
     ),
     Kind(
-        "not_zeroed", "Gradients that are cleared too late or too early", group="Updates", rank=610,
+        "not_zeroed", "Gradients that are cleared too late or too early", group="Updates", rank=610, stops_learning=True,
         hypotheses=(
             fact("never_zeroed", "gradients add up, or are lost, between steps", "call",
                 "optimizer.zero_grad() once after each step", code="optimizer.zero_grad()"),

@@ -202,7 +202,7 @@ __all__ = ["Constant", "ConstantTargets", "SameSamples", "SameTargets", "TinyInp
 
 KINDS = (
     Kind(
-        "constant", "Outputs that do not vary", group="Forward", rank=1100,
+        "constant", "Outputs that do not vary", group="Forward", rank=1100, stops_learning=True,
         hypotheses=(constant_data, constant_weights, offset_bias, *STEP_SIZE),
         meaning="A module's output does not vary, or all samples of a batch are equal or next to 0, or all samples have the same "
         "target. The model cannot learn anything about its input.",

@@ -147,7 +147,7 @@ __all__ = ["Dead", "Saturated", "Silent"]
 
 KINDS = (
     Kind(
-        "dead", "Dead units", group="Forward", rank=1120, measures="share", urgency=2, limit=Dead().threshold,
+        "dead", "Dead units", group="Forward", rank=1120, stops_learning=True, measures="share", urgency=2, limit=Dead().threshold,
         hypotheses=(offset_bias, constant_weights, initial_scale, *STEP_SIZE, large_inputs),
         meaning="Units of a rectifier (`nn.ReLU`, `nn.ReLU6`) gave 0 for every sampled input of the epoch. They pass no gradient, "
         "so they cannot recover by themselves.",
@@ -163,7 +163,8 @@ KINDS = (
         spreads=_from_whole_layers,
     ),
     Kind(
-        "saturated", "Saturated activations", group="Forward", rank=1130, measures="share", limit=Saturated().threshold,
+        "saturated", "Saturated activations", group="Forward",
+        rank=1130, stops_learning=True, measures="share", limit=Saturated().threshold,
         hypotheses=(large_inputs, initial_scale, offset_bias, *STEP_SIZE),
         meaning="Most values of a bounded activation (sigmoid, tanh, softmax, ReLU6, hardtanh and the flat tail of GELU, SiLU, "
         "ELU, softplus) are at a bound, where the slope is almost zero. Little gradient passes.",

@@ -254,7 +254,7 @@ __all__ = ["Diverging", "Exploding", "Spike", "Stretching"]
 
 KINDS = (
     Kind(
-        "exploding", "Exploding gradients", group="Backward", rank=900, urgency=3, limit=Exploding().absolute,
+        "exploding", "Exploding gradients", group="Backward", rank=900, stops_learning=True, urgency=3, limit=Exploding().absolute,
         hypotheses=(initial_scale, *STEP_SIZE, large_inputs, stretching_recurrence, unclipped, large_targets),
         meaning="The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and "
         "weights may end as NaN.",

@@ -227,7 +227,8 @@ __all__ = ["UpdateSpike", "UpdateTooLarge", "UpdateTooSmall"]
 
 KINDS = (
     Kind(
-        "update_too_small", "Updates too small to learn from", group="Updates", rank=1400, limit=UpdateTooSmall().threshold,
+        "update_too_small", "Updates too small to learn from", group="Updates",
+        rank=1400, stops_learning=True, limit=UpdateTooSmall().threshold,
         hypotheses=(written_back, wrong_schedule, unusual_setting, clip_too_low, rate_too_low),
         meaning="The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
         "gradient.",
@@ -244,7 +245,8 @@ KINDS = (
             "optimizer_settings": always, "second_moment_stale": always},
     ),
     Kind(
-        "update_too_large", "Updates as large as the weights", group="Updates", rank=720, limit=UpdateTooLarge().threshold,
+        "update_too_large", "Updates as large as the weights", group="Updates",
+        rank=720, stops_learning=True, limit=UpdateTooLarge().threshold,
         hypotheses=STEP_SIZE,
         meaning="One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
         "step. What the model learned is overwritten.",

@@ -231,7 +231,7 @@ __all__ = ["Missing", "Vanishing", "Zero"]
 
 KINDS = (
     Kind(
-        "vanishing", "Vanishing gradients", group="Backward", rank=1140, urgency=1,
+        "vanishing", "Vanishing gradients", group="Backward", rank=1140, stops_learning=True, urgency=1,
         hypotheses=(squashing_chain, initial_scale, constant_weights, offset_bias, module_setting, activation_before_loss),
         meaning="The gradient becomes very small on its way back to the first layers. These layers hardly learn.",
         formula="g = rms of the gradient at the module's output;  n = its norm;  later = modules with parameters nearer to the "
@@ -247,7 +247,7 @@ KINDS = (
         spreads=from_first(backward),
     ),
     Kind(
-        "zero", "Gradients that are exactly zero", group="Backward", rank=1150, measures="share",
+        "zero", "Gradients that are exactly zero", group="Backward", rank=1150, stops_learning=True, measures="share",
         hypotheses=(constant_weights, offset_bias, nonfinite_weights),
         meaning="A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
         formula="zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
@@ -257,7 +257,7 @@ KINDS = (
         spreads=in_a_row,
     ),
     Kind(
-        "missing", "Parameters without a gradient", group="Backward", rank=600, measures="nothing",
+        "missing", "Parameters without a gradient", group="Backward", rank=600, stops_learning=True, measures="nothing",
         hypotheses=(
             fact("cut_path", "no gradient reaches it from the loss", "remove",
                 "what cuts the path from {site} to the loss (detach, no_grad, argmax, a forward without it)"),

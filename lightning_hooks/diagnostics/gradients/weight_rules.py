@@ -275,7 +275,7 @@ __all__ = ["GrowthWithoutGain", "NeverStepped", "NotUpdated", "UpdatesLost", "We
 
 KINDS = (
     Kind(
-        "not_updated", "Weights that do not change", group="Updates", rank=1410, measures="nothing",
+        "not_updated", "Weights that do not change", group="Updates", rank=1410, stops_learning=True, measures="nothing",
         hypotheses=(written_back, rate_too_low, wrong_schedule),
         meaning="A weight, or all weights of a module, did not change by one bit, while other weights moved.",
         formula="alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
@@ -288,7 +288,7 @@ KINDS = (
         follows={"updates_lost": always, "vanishing": always, "zero": always},
     ),
     Kind(
-        "updates_lost", "Updates lost in rounding", group="Updates", rank=630, measures="share",
+        "updates_lost", "Updates lost in rounding", group="Updates", rank=630, stops_learning=True, measures="share",
         hypotheses=(half_weights, rate_too_low),
         meaning="A weight is stored in half precision, and almost none of its elements change at a step: each change is smaller "
         "than the distance to the next number that bfloat16 or float16 can hold. The weight stands still although the optimizer "

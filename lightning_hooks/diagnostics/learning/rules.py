@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low
 from lightning_hooks.diagnostics.loss.rules import SITE
@@ -194,20 +193,11 @@ class PartNotLearning(Rule):
             )  # fmt: skip
 
 
-CAUSES_OF_NO_PROGRESS = (
-    "nonfinite", "loss_nonfinite", "unregistered", "not_optimized", "missing", "labels_ignored", "batch_repeated", "settings",
-    "softmax_dim", "double_softmax", "output_range", "poor_init", "feature_scale", "optimizer_settings", "not_zeroed", "lr_zero",
-    "updates_lost", "update_too_large", "update_too_small", "not_updated", "masked_rows", "attention_collapse", "exploding",
-    "loss_diverging", "constant", "representation_collapse", "dead", "saturated", "vanishing", "zero", "router_collapse",
-    "step_too_long", "step_too_short", "part_not_learning",
-)  # fmt: skip
-"""A training does not learn because of any of these: of the two alerts the other one is the cause."""
-
 __all__ = ["NoProgress", "PartNotLearning", "StepTooLong", "StepTooShort"]
 
 KINDS = (
     Kind(
-        "step_too_long", "Steps that are too long", group="Updates", rank=1360, measures="number",
+        "step_too_long", "Steps that are too long", group="Updates", rank=1360, stops_learning=True, measures="number",
         hypotheses=STEP_SIZE,
         meaning="The batch of a step was run again after the update: the step gained next to nothing of what its gradient "
         "predicts, or raised the loss.",
@@ -217,7 +207,7 @@ KINDS = (
         advice=("Lower the learning rate", "Warm the learning rate up", "Clip gradients"),
     ),
     Kind(
-        "step_too_short", "Steps that are too short", group="Updates", rank=1370, measures="number",
+        "step_too_short", "Steps that are too short", group="Updates", rank=1370, stops_learning=True, measures="number",
         hypotheses=(rate_too_low,),
         meaning="Steps gain all that their gradients predict, point the same way, and each gains next to nothing of the loss.",
         formula="alert if ratio > {StepTooShort.threshold} and coherence > {StepTooShort.coherence}\n"
@@ -234,11 +224,11 @@ KINDS = (
         "loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
         severities="warning where the loss stands still at that of a constant answer after {NoProgress.begun} of the planned ones; "
         "else info",
-        follows=dict.fromkeys(CAUSES_OF_NO_PROGRESS, always),
+        follows_any=lambda kind: kind.stops_learning,
         advice=("Check that labels belong to their inputs", "Check that different inputs give different outputs at each layer"),
     ),
     Kind(
-        "part_not_learning", "Parts that do not learn", group="Updates", rank=1390, measures="share",
+        "part_not_learning", "Parts that do not learn", group="Updates", rank=1390, stops_learning=True, measures="share",
         meaning="A module holds many of the parameters, and next to nothing of the predicted fall of the loss comes from it.",
         formula="share = predicted gain of the module's parameters / that of all\n\n"
         "alert if |share| + 2 standard errors < {PartNotLearning.threshold}\n"

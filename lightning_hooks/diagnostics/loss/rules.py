@@ -244,7 +244,7 @@ __all__ = ["LossDiverging", "LossMaximized", "LossNonfinite", "LossSpiking"]
 
 KINDS = (
     Kind(
-        "loss_nonfinite", "A loss that is NaN or infinite", group="Loss", rank=940, about="nonfinite",
+        "loss_nonfinite", "A loss that is NaN or infinite", group="Loss", rank=940, stops_learning=True, about="nonfinite",
         hypotheses=NONFINITE,
         meaning="The loss of a training batch is NaN or infinite. Every batch is looked at, also those that are not sampled, so "
         "the batch and the step are exact. If a layer's output was not finite before, that is the cause.",
@@ -274,7 +274,7 @@ KINDS = (
         causes={"spike": _earlier},
     ),
     Kind(
-        "loss_diverging", "A loss that rises again", group="Loss", rank=920, measures="share",
+        "loss_diverging", "A loss that rises again", group="Loss", rank=920, stops_learning=True, measures="share",
         hypotheses=(*STEP_SIZE, unclipped),
         meaning="The loss had fallen and rises again, against what the optimizer minimises; or it is a distance of outputs from "
         "targets, such as a cross entropy, and is made larger, by `maximize=True` or a minus before it.",

@@ -234,7 +234,7 @@ __all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "TargetSums", "Unrea
 
 KINDS = (
     Kind(
-        "output_range", "A loss given what it does not expect", group="Loss", rank=530,
+        "output_range", "A loss given what it does not expect", group="Loss", rank=530, stops_learning=True,
         hypotheses=(activation_before_loss, NO_LOGITS),
         meaning="`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
         "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
@@ -264,7 +264,8 @@ KINDS = (
         follows={"double_softmax": always},
     ),
     Kind(
-        "double_softmax", "A softmax before a loss that applies one", group="Loss", rank=520, measures="nothing",
+        "double_softmax", "A softmax before a loss that applies one", group="Loss",
+        rank=520, stops_learning=True, measures="nothing",
         hypotheses=(activation_before_loss,),
         meaning="The loss applies a softmax or sigmoid to the output of a softmax or sigmoid. `cross_entropy` and "
         "`binary_cross_entropy_with_logits` expect logits. Gradients are small and the loss cannot reach 0.",

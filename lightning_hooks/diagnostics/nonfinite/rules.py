@@ -170,7 +170,7 @@ __all__ = ["NonfiniteFeatures", "NonfiniteGradients", "NonfiniteSteps", "Nonfini
 
 KINDS = (
     Kind(
-        "nonfinite", "NaN or infinite values", group="Forward", rank=930, about="nonfinite", urgency=4,
+        "nonfinite", "NaN or infinite values", group="Forward", rank=930, stops_learning=True, about="nonfinite", urgency=4,
         hypotheses=NONFINITE,
         meaning="A module's output, the gradient at a module or the gradient of a parameter holds NaN or infinite values. One "
         "optimizer step with such a gradient ruins the weights.",

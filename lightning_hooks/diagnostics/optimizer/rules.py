@@ -296,7 +296,7 @@ KINDS = (
         follows={"optimizer_settings": always},
     ),
     Kind(
-        "lr_zero", "A schedule that does not fit the training", group="Updates", rank=620,
+        "lr_zero", "A schedule that does not fit the training", group="Updates", rank=620, stops_learning=True,
         hypotheses=(wrong_schedule,),
         meaning="The learning rate is zero or almost zero while much of the training is still to come, or a warm-up has hardly "
         "begun when half of it is over: the remaining steps change nothing. Or a schedule is made for another number of steps.",
@@ -311,7 +311,7 @@ KINDS = (
             "Make the schedule as long as the training: T_max, total_steps, num_training_steps"),
     ),
     Kind(
-        "optimizer_settings", "Unusual settings of an optimizer", group="Set-up", rank=550,
+        "optimizer_settings", "Unusual settings of an optimizer", group="Set-up", rank=550, stops_learning=True,
         hypotheses=(unusual_setting,),
         meaning="A setting of an optimizer is far outside of what is usual: a large eps, beta1 above beta2, a momentum next to 1, "
         "or a weight decay that Adam adds to the gradient and that outweighs it.",

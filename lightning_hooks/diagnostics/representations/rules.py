@@ -142,7 +142,7 @@ __all__ = ["RepresentationCollapse", "SameOutputs"]
 
 KINDS = (
     Kind(
-        "representation_collapse", "Outputs that are the same for every sample", group="Forward", rank=1110,
+        "representation_collapse", "Outputs that are the same for every sample", group="Forward", rank=1110, stops_learning=True,
         hypotheses=(constant_weights, offset_bias, *STEP_SIZE),
         meaning="The output of the model, or of one of its parts, has become the same for all samples of a batch, up to its size. "
         "It differed when training started. Self-supervised and metric learning without negatives end so, and generators that "

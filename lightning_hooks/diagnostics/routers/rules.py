@@ -164,7 +164,8 @@ __all__ = ["DeadExperts", "RouterCollapse"]
 
 KINDS = (
     Kind(
-        "router_collapse", "A router that makes the same few choices", group="Attention, experts, residual streams", rank=1200,
+        "router_collapse", "A router that makes the same few choices", group="Attention, experts, residual streams",
+        rank=1200, stops_learning=True,
         hypotheses=(offset_bias, group_too_fast, rate_too_high),
         meaning="A router of a mixture of experts sends nearly all tokens to as few experts as it can, or a vector quantiser "
         "chooses the same few codes for everything. The other experts and codes do not train, and the model has the capacity of a "

@@ -192,7 +192,7 @@ __all__ = ["ConstantWeights", "FirstLossHigh", "OneSignWeights", "PoorInit"]
 
 KINDS = (
     Kind(
-        "poor_init", "Initial weights unlike those of similar layers", group="Forward", rank=500,
+        "poor_init", "Initial weights unlike those of similar layers", group="Forward", rank=500, stops_learning=True,
         hypotheses=(initial_scale, constant_weights),
         meaning="The initial weights of one layer are much larger or much smaller than those of the other layers of the same role "
         "(the same type and last part of the name), and the signal through it grows or shrinks by the same factor; or all initial "

@@ -194,7 +194,7 @@ __all__ = ["FrozenHead", "NotOptimized", "Shared", "Unregistered"]
 
 KINDS = (
     Kind(
-        "not_optimized", "Parameters that no optimizer holds", group="Set-up", rank=540, measures="nothing",
+        "not_optimized", "Parameters that no optimizer holds", group="Set-up", rank=540, stops_learning=True, measures="nothing",
         hypotheses=(in_no_optimizer,),
         meaning="A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is "
         "no optimizer; or the last layer is frozen as it was initialised, while layers before it train.",
@@ -208,7 +208,7 @@ KINDS = (
         spreads=from_first(lambda node: (node.place if node.place < math.inf else -1.0, node.number)),  # optimizers first
     ),
     Kind(
-        "unregistered", "Modules that the model does not know", group="Set-up", rank=210, measures="nothing",
+        "unregistered", "Modules that the model does not know", group="Set-up", rank=210, stops_learning=True, measures="nothing",
         hypotheses=(
             fact("not_registered", "the model does not know these modules or tensors", "replace", "{site}",
                 "an nn.ModuleList or nn.ModuleDict", "{code} = nn.ModuleList(…)"),

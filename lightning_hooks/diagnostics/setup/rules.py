@@ -308,7 +308,7 @@ KINDS = (
             "Set track_running_stats=False on its batch norms, as Lightning's BaseFinetuning does"),
     ),
     Kind(
-        "settings", "An unusual setting of a module or optimizer", group="Set-up", rank=300,
+        "settings", "An unusual setting of a module or optimizer", group="Set-up", rank=300, stops_learning=True,
         hypotheses=(module_setting, unusual_setting),
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
         "momentum 0, a dropout that drops nearly everything, a norm with a large eps, layers "
