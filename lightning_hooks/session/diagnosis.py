@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import ranked
@@ -95,6 +95,8 @@ class Diagnosis:
             schedules=[each for scheduled in host.schedulers for each in schedules_of(scheduled)],
             bad_step=bad_step,
             first_rates=self._first_rates,
+            time_first=[clean_name(name) for name, module in host.model.named_modules() if _time_first(module)],
+            strided=[clean_name(name) for name, p in host.model.named_parameters() if has_values(p) and not p.is_contiguous()],
         )
         near = {module for alert in alerts for module in (facts.module_of(alert.site), *facts.before(alert.site))}
         parameters = [(name, p) for name, p in host.model.named_parameters() if clean_name(name).rpartition(".")[0] in near]
@@ -125,6 +127,10 @@ def measured(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, TensorFacts]
     return {
         name: TensorFacts(size, row[0], row[1], row[2], int(row[3])) for name, size, row in zip(names, sizes, values, strict=True)
     }
+
+
+def _time_first(module: nn.Module) -> bool:
+    return getattr(module, "batch_first", True) is False
 
 
 def with_causes(alert: Alert, facts: Facts, on_fault: Any = None) -> Alert:

@@ -1,14 +1,14 @@
-"""Causes in the code: what is not finite, what no optimizer holds, what stands before the loss, and what rules state as facts."""
+"""Causes in the code: what is not finite, what stands before the loss, and what rules state as facts."""
 
 from __future__ import annotations
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import Cause, CauseEvidence, Hypothesis, Judgement, hypothesis
 from lightning_hooks.declare.remedy import Remedy
+from lightning_hooks.diagnostics.causes.data import large_inputs
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import SOON, rate_too_high
-from lightning_hooks.diagnostics.causes.weights import in_code, large_inputs, nonfinite_weights
-from lightning_hooks.diagnostics.excuses import unused_tensors
+from lightning_hooks.diagnostics.causes.weights import in_code, nonfinite_weights
 
 # What is not finite.
 
@@ -27,13 +27,13 @@ def nonfinite_data(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 
 _SAFE = {
     "div": "x / y.clamp_min(1e-8)", "log": "torch.log(x.clamp_min(1e-8))", "sqrt": "torch.sqrt(x + 1e-8)",
-    "rsqrt": "torch.rsqrt(x + 1e-8)", "exp": "torch.exp(x.clamp_max(50.0))",
+    "rsqrt": "torch.rsqrt(x + 1e-8)", "exp": "torch.exp(x.clamp_max(10.0))",
 }  # fmt: skip
 """Operations, and what holds where their argument is at its bound."""
 
 
 @hypothesis("replace the operation by one that holds for such arguments, set the module's eps, or replace the mask")
-def nonfinite_operation(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+def nonfinite_operation(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """An operation gives NaN or infinity of finite numbers."""
     step = facts.bad_step
     if step is None or step.source != "operation":
@@ -45,7 +45,15 @@ def nonfinite_operation(_: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     if step.module and "norm" in name:
         remedy = Remedy("set", f"{step.module}.eps", None, 1e-5, "", effect, 1, f"{in_code(step.module)}.eps = 1e-5")
     elif "softmax" in name:
-        remedy = Remedy("replace", f"the mask in {where}", None, "one that leaves a key to each query", "", effect, 1, "~mask")
+        inverted = Remedy("replace", f"the mask in {where}", None, "one that leaves a key to each query", "", effect, 1, "~mask")
+        code = "scores.masked_fill(mask, torch.finfo(scores.dtype).min)"
+        lowest = Remedy("replace", f"-inf before the {name} in {where}", None, "the lowest finite number", "", effect, 1, code)
+        few = bool(step.samples) and (alert.batch or 0) > 0  # a mask that is always wrong is so in the first batch
+        found.add(few, 0.1, f"batches before it were finite, and of this one only {len(step.samples)} samples are not")
+        return f"{step.operation} gives {step.value} of finite numbers.", [lowest, inverted] if few else [inverted, lowest]
+    elif name in ("std", "var"):
+        remedy = Remedy("set", "dataloader.drop_last", False, True, "", effect, SOON, "DataLoader(…, drop_last=True)")
+        return f"{step.operation} gives {step.value} of a single sample, as the last batch of an epoch may be.", [remedy]
     return f"{step.operation} gives {step.value} of finite numbers.", [remedy]
 
 
@@ -73,47 +81,34 @@ def _precision(facts: Facts) -> Remedy:
     return Remedy("set", "trainer.precision", facts.precision, "bf16-mixed", "", "steps that are not lost", SOON, code)
 
 
-# Wiring.
-
-
-@hypothesis("add them to the optimizer")
-def in_no_optimizer(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """Parameters are in no optimizer."""
-    setups = facts.flow.setups.items()
-    left = [name for name, setup in setups if setup.trains and setup.has_gradient and not setup.optimizers]
-    if not left or unused_tensors(facts.flow):  # what an optimizer holds instead is in the words of the rule
-        return None
-    found.add(True, 0.8, "they have a gradient, and no optimizer holds them")
-    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in left))
-    code = f"optimizer.add_param_group({{'params': {in_code(modules[0])}.parameters()}})"
-    target = ", ".join(left if len(left) < 3 else modules[:20])
-    shown = ", ".join(left[:2]) + f" and {len(left) - 2} more" * (len(left) > 2)
-    remedy = Remedy("add", target, None, "optimizer", "", "weights that change", SOON, code)
-    return f"{shown} {'is' if len(left) == 1 else 'are'} in no optimizer.", [remedy]
-
+# Before the loss.
 
 _BOUNDED = ("softmax", "sigmoid", "relu", "tanh", "logsoftmax", "hardtanh", "relu6")
 
 
 @hypothesis("remove the activation")
-def activation_before_loss(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+def activation_before_loss(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """An activation stands before a loss that expects logits."""
     twice, given = facts.flow.squashed_twice, facts.features.outputs
+    unreachable = next((stats for site, stats in facts.features.targets.items() if site == alert.site and stats.outside), None)
     called = [site for site in facts.features.sites if site not in given]
     leaves = [site for site in called if not any(other.startswith((f"{site}.", f"{site}/")) for other in called)]
-    last = twice or (leaves[-1] if leaves and given else "")
+    last = twice or (leaves[-1] if leaves and (given or unreachable) else "")
     kind = facts.modules.get(last) or facts.features.functions.get(last, "")
     if not twice and kind.lower() not in _BOUNDED:
         return None
     found.add(bool(twice), 0.85, "the loss applies a softmax or sigmoid itself")
     found.add(not twice, 0.6, f"{last} is the last one called before the loss")
-    effect = "the loss takes logits", "a loss that falls further", SOON
+    if unreachable is not None and not twice and kind.lower() != unreachable.bound:
+        return None
+    effect = "the loss takes any numbers" if unreachable else "the loss takes logits", "a loss that falls further", SOON
     if last in facts.modules and kind.lower() not in _BOUNDED:  # a function squashes the output of this module, or within it
         remedy = Remedy("remove", f"the softmax or sigmoid that the output of {last} is passed through", None, None, *effect)
         return f"The output of {last} ({kind}) is passed through a softmax or sigmoid before a loss that expects logits.", [remedy]
     code = f"{in_code(last)} = nn.Identity()" if last in facts.modules else ""
     remedy = Remedy("remove", last, kind or None, None, *effect, code)
-    return f"{last}{f' ({kind})' * bool(kind)} stands before a loss that expects logits.", [remedy]
+    what = "whose targets it cannot put out" if unreachable else "that expects logits"
+    return f"{last}{f' ({kind})' * bool(kind)} stands before a loss {what}.", [remedy]
 
 
 @hypothesis("check its samples")
@@ -132,20 +127,6 @@ def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"B{what[1:]} is unlike the others{named}.", [Remedy("check", f"the samples of {what}", effect="no such step")]
 
 
-@hypothesis("check a batch as the model receives it", "check the targets")
-def constant_data(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """The samples or the targets are all the same."""
-    inputs, same = facts.features.inputs.get("training"), facts.features.same_samples is True
-    one = inputs is not None and inputs.count > 1 and inputs.min == inputs.max
-    if inputs is not None:
-        found.add(one, 0.8, f"all numbers of the input are {inputs.min:.3g}")
-    found.add(same and not one, 0.8, "the samples of a batch are equal to the bit")
-    targets = not (one or same) and alert.value > 0.5 and alert.threshold > 0.5  # agreement of the gradients at the last layer
-    found.add(targets, 0.7, "samples differ, and their gradients at the last layer do not")
-    what = "the targets" if targets else "the samples"
-    return f"{what[:1].upper()}{what[1:]} of a batch are all the same.", [Remedy("check", f"{what} of a batch, and __getitem__")]
-
-
 @hypothesis("remove the code that writes them")
 def written_back(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Code writes weights back after each step."""
@@ -153,7 +134,20 @@ def written_back(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     found.add(
         alert.value == 0 and rate is not None and rate.lr > 0, 0.65, "it has a gradient and a rate, and does not change by a bit"
     )
+    found.add(rate is not None and rate.first == 0, -0.4, "its rate was 0 when training started")
+    steps = max((setup.steps for setup in facts.flow.setups.values() if alert.site in setup.optimizers), default=1)
+    found.add(steps == 0, -0.4, "no step was taken")
     return "Weights have the same bits after each step as before.", [Remedy("remove", f"what writes the weights of {alert.site}")]
+
+
+@hypothesis("replace the softmax by a sigmoid, or give it two outputs")
+def softmax_of_one(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A softmax is given one number, and puts out 1."""
+    stats, kind = facts.features.sites.get(alert.site), facts.modules.get(alert.site, "")
+    found.add(stats is not None and kind == "Softmax" and stats.min == stats.max == 1.0, 0.9, "its output is 1 in all samples")
+    code = f"{in_code(alert.site)} = nn.Sigmoid()"
+    remedy = Remedy("replace", "nn.Softmax", None, "nn.Sigmoid", "", "outputs that vary", SOON, code)
+    return f"{alert.site} is a softmax over a single number.", [remedy]
 
 
 # What a rule states as a fact.

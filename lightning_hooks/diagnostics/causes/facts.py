@@ -77,12 +77,14 @@ class Rate:
         target: What a remedy calls it, such as ``optimizer.lr`` or ``optimizer.param_groups[1].lr``.
         settings: All its settings.
         began: What it began with, by its scheduler, else by what it was when training started; None where not known.
+        first: What it was when training started; None where not known.
     """
 
     optimizer: str
     target: str
     settings: GroupSettings
     began: float | None = None
+    first: float | None = None
 
     @property
     def kind(self) -> str:
@@ -119,6 +121,8 @@ class Facts:
         schedules: The learning rate schedulers.
         bad_step: What running the first bad step again has shown; None where it was not run.
         first_rates: The learning rates when training started, by the places of the optimizer and of the group.
+        time_first: Modules with ``batch_first=False``, such as attention and recurrent layers.
+        strided: Parameters that are not contiguous in memory.
     """
 
     features: FeatureReport = field(default_factory=lambda: FeatureReport(0, 0, {}))
@@ -136,6 +140,8 @@ class Facts:
     schedules: Sequence[ScheduleStats] = ()
     bad_step: BadStep | None = None
     first_rates: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    time_first: Sequence[str] = ()
+    strided: Sequence[str] = ()
 
     def has(self, *words: str) -> bool:
         """Whether the class of a module holds one of these words."""
@@ -155,8 +161,9 @@ class Facts:
             of = "optimizer" if len(self.optimizers) == 1 else f"optimizers[{place}]"
             same = len({group.lr for group in stats.groups}) <= 1
             for number, group in enumerate(stats.groups[:1] if same else stats.groups):
-                began = group.lr_initial or self.first_rates.get((place, number))
-                found.append(Rate(name, f"{of}.lr" if same else f"{of}.param_groups[{number}].lr", group, began))
+                first = self.first_rates.get((place, number))
+                target = f"{of}.lr" if same else f"{of}.param_groups[{number}].lr"
+                found.append(Rate(name, target, group, group.lr_initial or first, first))
         return found
 
     def rate_at(self, site: str) -> Rate | None:

@@ -110,6 +110,13 @@ def group_too_fast(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     found.add(True, 0.45, f"it is {times}")
     found.add(here is not None and here.target == rate.target, 0.2, "it is the group of this site")
     values = [others]
+    steep = [one for one in facts.rates() if one.lr > 10 * min(each.lr for each in facts.rates()) and one.lr > known.high]
+    if len(steep) > 1 and "param_groups" in rate.target:  # rates that grow from group to group
+        least = max(min(each.lr for each in facts.rates()), known.typical)
+        found.add(True, 0.1, f"{len(steep)} groups are above {known.high:g}, which is usual at most")
+        target, effect = ", ".join(one.target for one in steep), "update ratios like those of the others"
+        all_of_them = Remedy("set", target, None, least, "", effect, SOON, f"lr={least:g}")
+        return f"The learning rates of {len(steep)} groups are up to {times}.", [all_of_them, _set(rate, "lr", rate.lr, others)]
     if rate.lr > known.high and "[" in rate.target.partition(".")[0]:  # an optimizer of its own
         values.insert(0, known.typical)
     text = f"The learning rate of {rate.target.removesuffix('.lr')} is {rate.lr:.3g}, {times}."
@@ -123,14 +130,22 @@ def rate_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if rate is None or not rate.lr > 0:
         return None
     ratio, known, gains = facts.usual_ratio(rate.optimizer), usual(rate), facts.step_ratio
-    size = f"a step changes a weight by {ratio:.2g} of its size"
+    size, learning = f"a step changes a weight by {ratio:.2g} of its size", facts.flow.learning
+    over = math.nan if learning is None or learning.over_constant is None else learning.over_constant
     found.add(ratio < 1e-4, 0.4, f"{size}; {USUAL_UPDATE:g} is usual")
+    found.add(ratio < 1e-4 and over > 0.97, 0.2, f"the loss is still {over:.3g} of that of the best constant answer")
     found.add(rate.lr < known.low, 0.4, f"{rate.kind}'s usual range is {known.low:g} to {known.high:g}")
     found.add(rate.lr >= known.typical, -0.3, f"{rate.lr:.3g} is usual for {rate.kind}")
     found.add(gains > 0.99, 0.2, f"its steps gain {gains:.3g} of what their gradients predict")
-    to = rate.lr * USUAL_UPDATE / ratio if ratio > 0 else rate.lr * 1000
-    to = known.typical if rate.lr < known.low else min(to, known.typical)  # min with NaN is the first
-    values = rounded(to), rounded(to / 10)
+    found.add(alert.severity == "info" and alert.kind != "step_too_short", -1.0, "nothing shows that it does harm")
+    to = rate.lr * USUAL_UPDATE / ratio if ratio > 0 else math.nan
+    most = known.high if math.isfinite(known.high) else 100 * rate.lr
+    if rate.lr < known.low or not math.isfinite(to):
+        to = known.typical if math.isfinite(known.typical) else most
+    to = min(to, most)
+    if to < 2 * rate.lr:  # it is no cure
+        return None
+    values = rounded(to), rounded(min(5 * to, most) if to < most else max(to / 10, 2 * rate.lr))
     text = f"The learning rate is {rate.lr:.3g}{f'; {size}' * math.isfinite(ratio)}."
     return text, [_set(rate, "lr", rate.lr, value, f"update ratios near {USUAL_UPDATE:g}") for value in values]
 
@@ -156,8 +171,13 @@ def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     found.add(low > 0, 0.6, f"it was {peak:.2g}, and has been near 0 for {low} steps")
     found.add(0 <= lr < 0.1 * initial and peak < 0.1 * initial, 0.6, f"it is made for {initial:.2g} and has reached {peak:.2g}")
     found.add(peak > 1.5 * initial > 0, 0.7, f"it began with {initial:.2g} and has reached {peak:.2g}")
+    found.add(rate.first == 0 and initial > 0, 0.7, f"it is made for {initial:.2g}, and the rate was 0 when training started")
     effect = "a rate above 0 to the end"
-    if schedule.length and planned and schedule.length < planned:
+    if schedule.length and planned and schedule.by_epoch and schedule.length > planned / 2:
+        found.add(True, 0.2, f"its {schedule.argument} is {schedule.length}, and it is stepped once per epoch")
+        code = '{"scheduler": scheduler, "interval": "step"}'
+        remedies.append(Remedy("set", "scheduler.interval", "epoch", "step", "", effect, SOON, code))
+    elif schedule.length and planned and schedule.length < planned:
         name = schedule.argument
         found.add(True, 0.2, f"its {name} is {schedule.length}, and {planned} steps are planned")
         code = f"{schedule.name}(optimizer, {name}={planned})"

@@ -1,4 +1,4 @@
-"""Causes in the weights, as they are and as they were at the start, in modules, and in the inputs."""
+"""Causes in the weights, as they are and as they were at the start, and in modules."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _SHUT = ("dead", "zero", "vanishing", "constant", "representation_collapse")
 @hypothesis("fill the bias with 0")
 def offset_bias(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A bias holds the units below zero, or one of them far above the others."""
-    biases = [(m, name) for m in facts.before(alert.site, 3) for name in facts.parameters_of(m) if name.endswith("bias")]
-    known = [(m, name, facts.start.get(name) or facts.now[name]) for m, name in biases if name in facts.now]
+    near = facts.before(alert.site, 3) if alert.kind != "saturated" else facts.before(alert.site, 99)
+    biases = [(m, name) for m in near for name in facts.parameters_of(m) if name.endswith("bias")]
+    known = [(m, name, facts.start.get(name) or facts.now[name]) for m, name in biases]
     known = [(m, name, bias) for m, name, bias in known if bias.elements > 1 and not bias.nonfinite]
     if alert.kind in _SHUT:
         known = [entry for entry in known if entry[2].high < 0]
@@ -41,14 +42,17 @@ def offset_bias(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         shown = f"the largest output of {module} is {largest:.3g}, without it {largest - bias.mean:.3g}"
         found.add(largest <= 0 < largest - bias.mean, 0.35, shown)
     else:
-        found.add(bias.size >= 2 and bias.high - bias.low > 2, 0.55, f"it is as large as {bias.size:.3g}")
+        one = bias.constant and bias.size >= 5 and alert.kind == "saturated"
+        found.add(one or (bias.size >= 2 and bias.high - bias.low > 2), 0.55, f"it is as large as {bias.size:.3g}")
     found.add(name in facts.start and found.score > 0, 0.2, "it has been so since the start")
-    now = facts.now[name]
+    now = facts.now.get(name, bias)
     found.add(abs(now.mean - bias.mean) > 3 * max(bias.size, 0.1), -0.4, f"its mean was {bias.mean:.2g} and is {now.mean:.2g} now")
     units = "channels" if facts.modules.get(module, "").startswith(("Conv", "BatchNorm")) else "units"
     values = f"{bias.mean:.4g} in all" if bias.constant else f"{bias.low:.3g} to {bias.high:.3g} in"
     code = f"nn.init.zeros_({in_code(name)})"
-    remedy = Remedy("fill", name, None, 0.0, f"{name} is far from 0", f"outputs of {module} above 0", SOON, code)
+    alike = [other for _, other, tensor in known if bias.constant and tensor.constant and tensor.mean == bias.mean]
+    target = ", ".join(alike) or name
+    remedy = Remedy("fill", target, None, 0.0, f"{name} is far from 0", f"outputs of {module} above 0", SOON, code)
     return f"{name} is {values} {bias.elements} {units}{', since the start' if name in facts.start else ''}.", [remedy]
 
 
@@ -71,6 +75,45 @@ def constant_weights(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgem
     code = f"nn.init.kaiming_normal_({in_code(name)}).mul_({gain / math.sqrt(2):.2g})"
     remedy = Remedy("initialise", name, first.mean, gain, "", "outputs that differ from unit to unit", SOON, code)
     return f"{name} started with {first.mean:.3g} in all of its {first.elements} numbers.", [remedy]
+
+
+@hypothesis("multiply it by one over its size", "start it from its logarithm, if exp is taken of it")
+def large_start(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A parameter starts far larger than the others."""
+    sizes = {name: tensor.size for name, tensor in facts.start.items() if not tensor.nonfinite and tensor.size > 0}
+    if len(sizes) < 3:
+        return None
+    name = max(sizes, key=sizes.__getitem__)
+    size, middle, tensor = sizes[name], statistics.median(sizes.values()), facts.start[name]
+    if not (size > 8 and size > 10 * middle):
+        return None
+    times = size / middle
+    found.add(True, min(0.35 + 0.1 * math.log10(times), 0.65), f"that is {times:.3g} times the median of the others")
+    learns = facts.flow.setups.get(name)
+    found.add(learns is not None and learns.trains, 0.1, "it is trained")
+    if tensor.elements == 1:
+        to = float(f"{math.log(size):.3g}")
+        found.add(alert.kind == "poor_init", 0.2, "the first loss is far above that of guessing")
+        code = f"nn.init.constant_({in_code(name)}, {to:g})"
+        remedy = Remedy("fill", name, tensor.mean, to, "exp is taken of it", "a first loss near that of guessing", 1, code)
+        return f"{name} starts at {tensor.mean:.3g}.", [remedy]
+    to = float(f"{math.sqrt(3) / size:.2g}")  # evenly spread numbers then have a root mean square of 1
+    remedy = Remedy("scale", name, None, to, "", "a size like that of the others", SOON, f"{in_code(name)}.data.mul_({to:g})")
+    return f"{name} starts between {tensor.low:.3g} and {tensor.high:.3g}.", [remedy]
+
+
+@hypothesis("initialise all layers so that each keeps the size of its input")
+def small_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """All layers start so small that each shrinks the signal, and no norm restores it."""
+    gains = list(_gains(facts).values())
+    if len(gains) < 4 or facts.has("norm"):
+        return None
+    middle = statistics.median(gains)
+    found.add(middle < 0.35, 0.65, f"a signal is {middle ** len(gains):.1g} of itself behind {len(gains)} layers")
+    target = ", ".join(facts.features.initial_gains)
+    code = "for layer in layers: nn.init.xavier_uniform_(layer.weight)"
+    remedy = Remedy("initialise", target, middle, 1.0, "", "signals of one size from layer to layer", SOON, code)
+    return f"Each layer starts with a gain near {middle:.2g}, and nothing normalises their outputs.", [remedy]
 
 
 def _gains(facts: Facts) -> dict[str, float]:
@@ -98,32 +141,6 @@ def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     to = float(f"{1 / factor:.2g}")
     text = f"{name} started {factor:.3g} times as large as is usual in this model (gain {gains[site]:.3g}, median {middle:.3g})."
     return text, [Remedy("scale", name, None, to, "", "a gain like that of the others", SOON, f"{in_code(name)}.data.mul_({to:g})")]
-
-
-@hypothesis("multiply the input by one over its size")
-def large_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """The model's inputs are not normalised."""
-    stats = facts.features.inputs.get("training")
-    if stats is None or not stats.rms > 8:
-        return None
-    place, bytes_ = f"batch{facts.features.input_place}", stats.min >= 0 and 200 < stats.max <= 255
-    found.add(True, min(0.35 + 0.15 * math.log10(stats.rms / 8 + 1), 0.6), f"its root mean square is {stats.rms:.3g}")
-    found.add(bytes_, 0.25, "it looks like bytes")
-    to = float(f"{1 / 255 if bytes_ else 1 / stats.rms:.2g}")
-    remedy = Remedy("scale", place, None, to, "", "inputs of a size near 1", 1, f"x = x * {to:g}")
-    return f"{place} holds numbers from {stats.min:.3g} to {stats.max:.3g}, where a size of 1 is usual.", [remedy]
-
-
-@hypothesis("multiply the targets by one over their size")
-def large_targets(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """The targets of a regression are not normalised."""
-    loss = facts.flow.loss
-    if loss is None or not loss.start > 1e3 or facts.features.outputs:
-        return None
-    size = rounded(math.sqrt(loss.start))
-    found.add(True, 0.55, "it is no cross entropy")
-    remedy = Remedy("scale", "targets", None, rounded(1 / size), "", "a loss that starts near 1", 1, f"target = target / {size:g}")
-    return f"The loss starts at {loss.start:.3g}, as with targets of a size near {size:g}.", [remedy]
 
 
 _SQUASHING = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh", "Softsign", "LogSigmoid")

@@ -12,6 +12,7 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import fact, half_overflow
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, clip_too_low, rate_too_high
+from lightning_hooks.diagnostics.causes.wiring import clipped_while_scaled
 from lightning_hooks.diagnostics.excuses import is_scale_free
 from lightning_hooks.diagnostics.reports import ClipReport
 
@@ -213,7 +214,7 @@ KINDS = (
     Kind(
         "always_clipped", "Clipping at nearly every step", group="Clipping", rank=1310, measures="share",
         limit=AlwaysClipped().threshold,
-        hypotheses=(clip_too_low, *STEP_SIZE),
+        hypotheses=(clipped_while_scaled, clip_too_low, *STEP_SIZE),
         meaning="Clipping reduces nearly every step. The clipping threshold, not the learning rate, sets the step size.",
         formula="rate = clipped steps / steps\n\n"
         "alert if rate > {AlwaysClipped.threshold}, in an epoch of at least {AlwaysClipped.min_steps} steps\n"

@@ -10,8 +10,10 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, Node, Severity
 from lightning_hooks.declare.links import downstream, downstream_of_whole, forward, from_first
 from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.causes.code import softmax_of_one
+from lightning_hooks.diagnostics.causes.data import large_inputs
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE
-from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, large_inputs, offset_bias
+from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, offset_bias
 from lightning_hooks.diagnostics.reports import FeatureReport
 
 
@@ -165,7 +167,7 @@ KINDS = (
     Kind(
         "saturated", "Saturated activations", group="Forward",
         rank=1130, stops_learning=True, measures="share", limit=Saturated().threshold,
-        hypotheses=(large_inputs, initial_scale, offset_bias, *STEP_SIZE),
+        hypotheses=(large_inputs, softmax_of_one, initial_scale, offset_bias, *STEP_SIZE),
         meaning="Most values of a bounded activation (sigmoid, tanh, softmax, ReLU6, hardtanh and the flat tail of GELU, SiLU, "
         "ELU, softplus) are at a bound, where the slope is almost zero. Little gradient passes.",
         formula="saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"

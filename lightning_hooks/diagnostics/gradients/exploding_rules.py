@@ -15,8 +15,9 @@ from lightning_hooks.declare.kinds import Kind, Severity
 from lightning_hooks.declare.links import backward, from_first, upstream
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.causes.code import bad_batch
+from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, large_targets
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, unclipped
-from lightning_hooks.diagnostics.causes.weights import initial_scale, large_inputs, large_targets, stretching_recurrence
+from lightning_hooks.diagnostics.causes.weights import initial_scale, large_start, stretching_recurrence
 from lightning_hooks.diagnostics.excuses import LOSS_FALLS, all_scale_free, loss_falls
 from lightning_hooks.diagnostics.reports import ClipReport, GradientFlowReport
 
@@ -255,7 +256,9 @@ __all__ = ["Diverging", "Exploding", "Spike", "Stretching"]
 KINDS = (
     Kind(
         "exploding", "Exploding gradients", group="Backward", rank=900, stops_learning=True, urgency=3, limit=Exploding().absolute,
-        hypotheses=(initial_scale, *STEP_SIZE, large_inputs, stretching_recurrence, unclipped, large_targets),
+        hypotheses=(
+            initial_scale, large_start, *STEP_SIZE, constant_data, large_inputs, stretching_recurrence, unclipped, large_targets,
+        ),
         meaning="The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and "
         "weights may end as NaN.",
         formula="g = rms of the gradient at the module's output;  n = its norm;  near = max(g) over the last eighth of the "

@@ -21,6 +21,7 @@ from lightning_hooks.diagnostics.causes.rates import (
     unusual_setting,
     wrong_schedule,
 )
+from lightning_hooks.diagnostics.causes.wiring import cut_gradients
 from lightning_hooks.diagnostics.excuses import (
     CONVERGED,
     FIRST_STEP_ONLY,
@@ -229,7 +230,7 @@ KINDS = (
     Kind(
         "update_too_small", "Updates too small to learn from", group="Updates",
         rank=1400, stops_learning=True, limit=UpdateTooSmall().threshold,
-        hypotheses=(written_back, wrong_schedule, unusual_setting, clip_too_low, rate_too_low),
+        hypotheses=(written_back, wrong_schedule, cut_gradients, unusual_setting, clip_too_low, rate_too_low),
         meaning="The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
         "gradient.",
         formula="update_ratio = |update| / |weight|, mean over the measured steps;\n"

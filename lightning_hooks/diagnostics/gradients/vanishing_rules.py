@@ -14,14 +14,17 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import backward, from_first, in_a_row, of_whole, upstream
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import activation_before_loss, fact
+from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inputs
 from lightning_hooks.diagnostics.causes.weights import (
     constant_weights,
     initial_scale,
     module_setting,
     nonfinite_weights,
     offset_bias,
+    small_start,
     squashing_chain,
 )
+from lightning_hooks.diagnostics.causes.wiring import loss_without_graph, no_slope
 from lightning_hooks.diagnostics.excuses import FIRST_STEP_ONLY, had_gradient, is_scale_free, unused_tensors
 from lightning_hooks.diagnostics.gradients.exploding_rules import Exploding, GradientCourse
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -232,7 +235,10 @@ __all__ = ["Missing", "Vanishing", "Zero"]
 KINDS = (
     Kind(
         "vanishing", "Vanishing gradients", group="Backward", rank=1140, stops_learning=True, urgency=1,
-        hypotheses=(squashing_chain, initial_scale, constant_weights, offset_bias, module_setting, activation_before_loss),
+        hypotheses=(
+            small_start, squashing_chain, destroyed_inputs, large_inputs, initial_scale, constant_weights, offset_bias,
+            module_setting, activation_before_loss,
+        ),
         meaning="The gradient becomes very small on its way back to the first layers. These layers hardly learn.",
         formula="g = rms of the gradient at the module's output;  n = its norm;  later = modules with parameters nearer to the "
         "loss\n\n"
@@ -248,7 +254,7 @@ KINDS = (
     ),
     Kind(
         "zero", "Gradients that are exactly zero", group="Backward", rank=1150, stops_learning=True, measures="share",
-        hypotheses=(constant_weights, offset_bias, nonfinite_weights),
+        hypotheses=(no_slope, constant_weights, offset_bias, nonfinite_weights),
         meaning="A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
         formula="zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
         "alert if zero_fraction >= {Zero.threshold}",
@@ -259,6 +265,7 @@ KINDS = (
     Kind(
         "missing", "Parameters without a gradient", group="Backward", rank=600, stops_learning=True, measures="nothing",
         hypotheses=(
+            loss_without_graph,
             fact("cut_path", "no gradient reaches it from the loss", "remove",
                 "what cuts the path from {site} to the loss (detach, no_grad, argmax, a forward without it)"),
         ),

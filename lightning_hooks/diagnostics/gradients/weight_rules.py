@@ -15,6 +15,7 @@ from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import half_weights, written_back
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low, wrong_schedule
+from lightning_hooks.diagnostics.causes.wiring import another_optimizer, strided_weight
 from lightning_hooks.diagnostics.excuses import CONVERGED, is_scale_free
 from lightning_hooks.diagnostics.loss.rules import rises
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -276,7 +277,7 @@ __all__ = ["GrowthWithoutGain", "NeverStepped", "NotUpdated", "UpdatesLost", "We
 KINDS = (
     Kind(
         "not_updated", "Weights that do not change", group="Updates", rank=1410, stops_learning=True, measures="nothing",
-        hypotheses=(written_back, rate_too_low, wrong_schedule),
+        hypotheses=(another_optimizer, strided_weight, written_back, rate_too_low, wrong_schedule),
         meaning="A weight, or all weights of a module, did not change by one bit, while other weights moved.",
         formula="alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
         "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"

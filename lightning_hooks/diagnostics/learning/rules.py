@@ -10,7 +10,10 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.causes.code import activation_before_loss
+from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inputs, unrelated_targets
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low
+from lightning_hooks.diagnostics.causes.wiring import cut_gradients, detached_state, wrong_axis
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
@@ -217,6 +220,10 @@ KINDS = (
     ),
     Kind(
         "no_progress", "Steps that bring no progress", group="Loss", rank=1380, measures="number",
+        hypotheses=(
+            wrong_axis, detached_state, cut_gradients, destroyed_inputs, large_inputs, unrelated_targets, activation_before_loss,
+            rate_too_low, *STEP_SIZE,
+        ),
         meaning="Steps lower the loss of their own batches, and that of new ones stands still from the start; or the model is no "
         "better than the best constant answer.",
         formula="alert after {NoProgress.min_steps} steps if over_constant > {NoProgress.over_constant}\n"

@@ -13,6 +13,7 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import activation_before_loss
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low
+from lightning_hooks.diagnostics.causes.wiring import detached_state, wrong_axis
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
@@ -142,7 +143,7 @@ __all__ = ["LearnedByHeart", "LossPlateau", "Overfitting"]
 KINDS = (
     Kind(
         "loss_plateau", "A loss that stands still", group="Loss", rank=1440, measures="share",
-        hypotheses=(activation_before_loss, rate_too_low, *STEP_SIZE),
+        hypotheses=(activation_before_loss, wrong_axis, detached_state, rate_too_low, *STEP_SIZE),
         meaning="The loss stays near the value that it began with. The model hardly learns.",
         formula="means = mean loss of this window and the three before, with at least {LossPlateau.min_steps} batches\n\n"
         "alert if max(means) - min(means) < {LossPlateau.threshold} * loss at the start\n"

@@ -12,6 +12,7 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss
+from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BOUNDS, KL_DIVERGENCE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
@@ -235,7 +236,7 @@ __all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "TargetSums", "Unrea
 KINDS = (
     Kind(
         "output_range", "A loss given what it does not expect", group="Loss", rank=530, stops_learning=True,
-        hypotheses=(activation_before_loss, NO_LOGITS),
+        hypotheses=(compared_in_pairs, activation_before_loss, NO_LOGITS),
         meaning="`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
         "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
         "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "

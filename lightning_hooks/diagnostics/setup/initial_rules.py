@@ -11,7 +11,7 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule
-from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale
+from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, large_start, small_start
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.setup.initial import TEXTBOOK
 
@@ -151,15 +151,17 @@ class FirstLossHigh(Rule):
     """A first cross entropy far above that of equal probabilities: the model is sure of wrong answers before it has seen a sample.
 
     An info, for models that are healthy do it: with the embeddings of a language model as its last layer, drawn with a standard
-    deviation of 1, logits are as large as the root of the width. The first steps unlearn it.
+    deviation of 1, logits are as large as the root of the width. The first steps unlearn it. Far above that it is a warning.
 
     Attributes:
         factor: The first loss over the logarithm of the number of classes, above which it counts. He's initialisation gives 1.4.
+        far: From which on it is a warning.
     """
 
     kind: ClassVar[str] = "poor_init"
 
     factor: float = 3.0
+    far: float = 1000.0
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an info at the last layer with weights, or at the loss where none is known."""
@@ -170,7 +172,7 @@ class FirstLossHigh(Rule):
             last = next((name for name in reversed(report.sites) if name in report.initial_gains), "")
             ratio = stats.first_loss / chance
             yield self.alert(
-                report, last or site, ratio, self.factor, "info",
+                report, last or site, ratio, self.factor, "warning" if ratio >= self.far else "info",
                 f"the first loss of {site} is {stats.first_loss:.3g}, {ratio:.3g} times that of equal probabilities for "
                 f"{stats.classes} classes ({chance:.3g}; limit: a factor of {self.factor:.3g}): logits differ too much at the "
                 "start.",
@@ -193,7 +195,7 @@ __all__ = ["ConstantWeights", "FirstLossHigh", "OneSignWeights", "PoorInit"]
 KINDS = (
     Kind(
         "poor_init", "Initial weights unlike those of similar layers", group="Forward", rank=500, stops_learning=True,
-        hypotheses=(initial_scale, constant_weights),
+        hypotheses=(initial_scale, large_start, small_start, constant_weights),
         meaning="The initial weights of one layer are much larger or much smaller than those of the other layers of the same role "
         "(the same type and last part of the name), and the signal through it grows or shrinks by the same factor; or all initial "
         "weights of several layers are one number, so that their units are the same and stay the same, or all of one sign, so "
@@ -207,7 +209,7 @@ KINDS = (
         "or if the weights of at least {ConstantWeights.layers} linear or convolution layers are one number each, and not 0;\n"
         "matrices of recurrent layers count as layers\n"
         "or if the weights of at least {OneSignWeights.layers} linear or convolution layers are all above 0, or all below\n"
-        "info if the first cross entropy > {FirstLossHigh.factor} * log(number of classes)",
+        "info if the first cross entropy > {FirstLossHigh.factor} * log(number of classes), a warning from {FirstLossHigh.far} on",
         advice=("Use the initialisation of the other layers",),
     ),
 )  # fmt: skip

@@ -11,7 +11,8 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import from_first
 from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.causes.code import fact, in_no_optimizer
+from lightning_hooks.diagnostics.causes.code import fact
+from lightning_hooks.diagnostics.causes.wiring import frozen_by_mistake, in_no_optimizer, not_registered
 from lightning_hooks.diagnostics.excuses import had_gradient, unused_tensors
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
@@ -195,7 +196,7 @@ __all__ = ["FrozenHead", "NotOptimized", "Shared", "Unregistered"]
 KINDS = (
     Kind(
         "not_optimized", "Parameters that no optimizer holds", group="Set-up", rank=540, stops_learning=True, measures="nothing",
-        hypotheses=(in_no_optimizer,),
+        hypotheses=(frozen_by_mistake, in_no_optimizer),
         meaning="A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is "
         "no optimizer; or the last layer is frozen as it was initialised, while layers before it train.",
         formula="alert if requires_grad and in no parameter group of any optimizer\n"
@@ -209,10 +210,7 @@ KINDS = (
     ),
     Kind(
         "unregistered", "Modules that the model does not know", group="Set-up", rank=210, stops_learning=True, measures="nothing",
-        hypotheses=(
-            fact("not_registered", "the model does not know these modules or tensors", "replace", "{site}",
-                "an nn.ModuleList or nn.ModuleDict", "{code} = nn.ModuleList(…)"),
-        ),
+        hypotheses=(not_registered,),
         meaning="The loss depends on modules in a plain Python list, tuple or dictionary, or on a tensor with `requires_grad` "
         "that is no parameter. The model does not know them: no optimizer gets them from `parameters()`, and no checkpoint holds "
         "them. Or it depends on parameters that each step creates again, as a layer in `forward` is: they never learn.",

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler
 
 from lightning_hooks.declare.remedy import Remedy
+from tests.evidence.cure.calls import FINITE_SCORES, NO_DETACH, ONE_SHAPE, PASSING, SAFE, Change, with_calls
 from tests.evidence.faults.nets import initialise
 from tests.evidence.faults.zoo import Built
 
@@ -79,6 +81,22 @@ def _set_optimizer(remedy: Remedy, built: Built, place: str | None, group: str |
     return _configured(built, change)
 
 
+def _set_rates(remedy: Remedy, built: Built, targets: str) -> Built:
+    """Several groups get one rate, whatever theirs is."""
+
+    def change(configured: Configured) -> None:
+        for place, group in re.findall(r"optimizers?(?:\[(\d+)\])?\.param_groups\[(\d+)\]", targets):
+            one = configured[0][int(place or 0)].param_groups[int(group)]
+            for name in ("lr", "initial_lr"):
+                if name in one:
+                    one[name] = remedy.to
+        for config in configured[1]:
+            scheduler = config["scheduler"]
+            scheduler.base_lrs = [one.get("initial_lr", one["lr"]) for one in scheduler.optimizer.param_groups]
+
+    return _configured(built, change)
+
+
 def _set_scheduler(remedy: Remedy, built: Built, setting: str) -> Built:
     def change(configured: Configured) -> None:
         for config in configured[1]:
@@ -115,11 +133,56 @@ def _add(remedy: Remedy, built: Built) -> Built:
     return _configured(built, change)
 
 
+def _unfreeze(_: Remedy, built: Built, names: str) -> Built:
+    def change(configured: Configured) -> None:
+        wanted = [p for name, p in built.module.named_parameters() if _is_in(name, names.split(", "))]
+        held = {id(p) for optimizer in configured[0] for group in optimizer.param_groups for p in group["params"]}
+        for parameter in wanted:
+            parameter.requires_grad_(True)
+        if new := [p for p in wanted if id(p) not in held]:
+            configured[0][0].add_param_group({"params": new})
+
+    return _configured(built, change)
+
+
+def _is_in(name: str, modules: list[str]) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in modules if one)
+
+
+def _zero_after_steps(_: Remedy, built: Built) -> Built:
+    def change(configured: Configured) -> None:
+        for optimizer in configured[0]:
+            optimizer.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
+
+    return _configured(built, change)
+
+
+def _configure_later(_: Remedy, built: Built) -> Built:
+    start = built.module.on_train_start
+
+    def changed() -> None:
+        start()
+        built.module.trainer.strategy.setup_optimizers(built.module.trainer)
+
+    built.module.on_train_start = changed  # type: ignore[method-assign]
+    return built
+
+
 # The model.
 
 
 def _parameter(built: Built, name: str) -> Tensor | None:
     return dict(built.module.named_parameters()).get(name)
+
+
+def _on_parameters(remedy: Remedy, built: Built, names: str) -> Built | None:
+    """Each of several parameters, or the weights of several modules."""
+    known = [name for name, p in built.module.named_parameters() if p.dim() > 1]
+    for name in names.split(", "):
+        inside = [other for other in known if other.startswith(f"{name}.")] if _parameter(built, name) is None else [name]
+        if not inside or any(_on_parameter(remedy, built, one) is None for one in inside):
+            return None
+    return built
 
 
 def _on_parameter(remedy: Remedy, built: Built, name: str) -> Built | None:
@@ -161,6 +224,54 @@ def _replace_class(remedy: Remedy, built: Built, kind: str) -> Built:
     return Built(initialise(built.module), *built[1:]) if with_ else built  # type: ignore[arg-type]
 
 
+def _register(remedy: Remedy, built: Built, name: str) -> Built | None:
+    """An attribute that the model does not know becomes a list, a dictionary or a parameter that it knows."""
+    path, _, attribute = name.rpartition(".")
+    if path not in dict(built.module.named_modules()):
+        return None
+    owner: Any = built.module.get_submodule(path)
+    value = owner.__dict__.get(attribute)
+    kinds: dict[type, Any] = {list: nn.ModuleList, tuple: nn.ModuleList, dict: nn.ModuleDict}
+    if "Parameter" in str(remedy.to):
+        kinds = {list: nn.ParameterList, tuple: nn.ParameterList, dict: nn.ParameterDict, Tensor: nn.Parameter}
+    kind = next((new for old, new in kinds.items() if isinstance(value, old)), None)
+    if kind is None:
+        return None
+    del owner.__dict__[attribute]
+    setattr(owner, attribute, kind(value.detach() if isinstance(value, Tensor) else value))
+    return built
+
+
+def _insert(_: Remedy, built: Built, names: str) -> Built | None:
+    for name in names.split(", "):
+        if name not in dict(built.module.named_modules()):
+            return None
+        _replace_module(built.module, name, nn.Sequential(nn.ReLU(), built.module.get_submodule(name)))
+    return built
+
+
+def _contiguous(_: Remedy, built: Built, name: str) -> Built | None:
+    parameter = _parameter(built, name)
+    if parameter is None:
+        return None
+    parameter.data = parameter.data.contiguous()
+    return built
+
+
+def _without_hooks(_: Remedy, built: Built) -> Built:
+    for parameter in built.module.parameters():
+        parameter._backward_hooks = None
+    return built
+
+
+def _on_calls(changes: dict[str, Change]) -> Callable[..., Built]:
+    return lambda _, built: with_calls(built, changes)
+
+
+def _safe(_: Remedy, built: Built, name: str) -> Built:
+    return with_calls(built, SAFE[name])
+
+
 def _set_modules(remedy: Remedy, built: Built, targets: str) -> Built | None:
     modules = dict(built.module.named_modules())
     for name, _, setting in (target.rpartition(".") for target in targets.split(", ")):
@@ -176,15 +287,42 @@ def _set_modules(remedy: Remedy, built: Built, targets: str) -> Built | None:
 def _on_batch(remedy: Remedy, built: Built, place: str) -> Built:
     transfer = built.module.on_after_batch_transfer
     at = 1 if place == "targets" else int(re.sub(r"\D", "", place) or 0)
+    to = str(remedy.to)
+    normalised = "standardised" in to or "from -1" in to
+    mean, deviation = _moments(built, at, to) if normalised else (0.0, 1.0)
 
     def changed(batch: Any, dataloader_idx: int) -> Any:
         batch = list(transfer(batch, dataloader_idx))
         value = batch[at]
-        batch[at] = torch.nan_to_num(value, 0.0, 0.0, 0.0) if remedy.op == "replace" else value * remedy.to
+        if normalised:
+            batch[at] = (value - mean) / deviation
+        else:
+            batch[at] = torch.nan_to_num(value, 0.0, 0.0, 0.0) if remedy.op == "replace" else value * remedy.to
         return batch
 
     built.module.on_after_batch_transfer = changed  # type: ignore[method-assign]
     return built
+
+
+def _moments(built: Built, at: int, to: str) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of a tensor of the batch over the training data; or its middle and half of its range."""
+    loader = built.data["train_dataloaders"]
+    generators = [one for one in (torch.default_generator, loader.generator, loader.sampler.generator) if one is not None]
+    states = [one.get_state() for one in generators]
+    values = torch.cat([batch[at] for batch in loader])
+    for one, state in zip(generators, states, strict=True):
+        one.set_state(state)
+    if "from -1" in to:
+        return (values.max() + values.min()) / 2, (values.max() - values.min()) / 2
+    over = (0,) if "columns" in to else tuple(range(values.dim()))
+    return values.mean(over), values.std(over).clamp_min(1e-8)
+
+
+def _drop_last(_: Remedy, built: Built) -> Built:
+    loader = built.data["train_dataloaders"]
+    shuffle = isinstance(loader.sampler, RandomSampler)
+    new = DataLoader(loader.dataset, loader.batch_size, shuffle, drop_last=True, collate_fn=loader.collate_fn)
+    return built._replace(data={**built.data, "train_dataloaders": new})
 
 
 def _scale_loss(remedy: Remedy, built: Built) -> Built:
@@ -204,6 +342,19 @@ def _set_trainer(remedy: Remedy, built: Built, argument: str) -> Built:
 
 
 _ACTS: dict[str, Callable[..., Built | None]] = {
+    r"set (optimizer.*\.lr, .*\.lr)": _set_rates,
+    r"set dataloader\.drop_last": _drop_last,
+    r"call requires_grad_\(True\) on (.+)": _unfreeze,
+    r"call optimizer\.zero_grad\(\) once after each step": _zero_after_steps,
+    r"call configure_optimizers after .*": _configure_later,
+    r"replace (log|sqrt|rsqrt|exp|div)(?:_backward)? in .*": _safe,
+    r"replace -inf before the softmax in .*": _on_calls(FINITE_SCORES),
+    r"replace round, floor or sign of .*": _on_calls(PASSING),
+    r"replace the target of .*": _on_calls(ONE_SHAPE),
+    r"remove the detach of the state between .*": _on_calls(NO_DETACH),
+    r"remove the hooks .*": _without_hooks,
+    r"replace (\S+)\.data": _contiguous,
+    r"insert (.+)": _insert,
     r"set optimizers?(?:\[(\d+)\])?(?:\.param_groups\[(\d+)\])?\.(lr|weight_decay|momentum|eps|betas)": _set_optimizer,
     r"set scheduler\.(\w+)": _set_scheduler,
     r"remove scheduler": _remove_scheduler,
@@ -212,8 +363,9 @@ _ACTS: dict[str, Callable[..., Built | None]] = {
     r"scale loss": _scale_loss,
     r"(?:scale|replace) (batch\S*|targets)": _on_batch,
     r"replace nn\.(\w+)": _replace_class,
+    r"replace ([\w.]+)": _register,
     r"remove (\S+)": _remove_module,
-    r"(?:fill|scale|initialise) (\S+)": _on_parameter,
+    r"(?:fill|scale|initialise) (\S+(?:, \S+)*)": _on_parameters,
     r"set ([\w., ]+)": _set_modules,
 }
 

@@ -54,7 +54,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "autocast_off": ("not_cast",),
     # The bugs of others.
     **dict.fromkeys(("softmax_before_loss", "sigmoid_before_loss"), ("activation_before_loss",)),
-    **dict.fromkeys(("outputs_without_graph", "head_without_graph"), ("cut_path",)),
+    **dict.fromkeys(("outputs_without_graph", "head_without_graph"), ("cut_path", "loss_without_graph")),
     **dict.fromkeys(("one_cycle_per_epoch", "schedule_per_batch"), ("wrong_schedule",)),
     **dict.fromkeys(("optimizer_of_replaced_layers", "group_not_added"), ("in_no_optimizer",)),
     **dict.fromkeys(("accumulation_thrown_away", "zero_grad_forgotten"), ("never_zeroed",)),
@@ -64,6 +64,50 @@ CAUSES: dict[str, tuple[str, ...]] = {
     ),
     "layers_in_a_list": ("not_registered",),
     "autocast_in_part": ("not_cast",),
+    "targets_broadcast": ("compared_in_pairs",),
+    "clipped_while_scaled": ("clipped_while_scaled",),
+    "frozen_head_in_the_optimizer": ("frozen_by_mistake",),
+    "strided_weight_not_updated": ("strided_weight",),
+    # The exam's seventh and eighth set.
+    **dict.fromkeys(("pendulum_one_buffer", "channels_lose_their_mean"), ("constant_data",)),
+    **dict.fromkeys(
+        ("vit_nothing_but_minus_two", "progress_exp_of_units", "splines_out_of_reach", "cooling_in_seconds"), ("large_inputs",)
+    ),
+    "photograph_whole_places": ("destroyed_inputs", "large_inputs"),
+    **dict.fromkeys(("lora_classifier_left_out", "digits_body_never_thawed"), ("frozen_by_mistake",)),
+    "dinov2_rates_that_grow": RATE,
+    **dict.fromkeys(("claims_log_of_rectified", "wines_root_of_zero", "progress_last_row_alone"), ("nonfinite_operation",)),
+    "lines_one_is_empty": ("nonfinite_operation", "wrong_mask"),
+    **dict.fromkeys(
+        ("digits_rate_gone_after_five", "code_warm_up_of_whole_numbers", "digits_one_cycle_by_epochs"), ("wrong_schedule",)
+    ),
+    "code_cosine_upwards": ("wrong_schedule", "rate_too_high"),
+    "lines_rate_of_another": ("rate_too_low",),
+    "topics_adam_at_five": ("rate_too_high",),
+    "friedman_highway_closed": ("offset_bias",),
+    "factors_both_zero": ("constant_weights",),
+    **dict.fromkeys(("names_scale_without_logarithm", "code_tied_to_ones", "pieces_one_code"), ("large_start", "initial_scale")),
+    "digits_equilibrium_expands": ("initial_scale",),
+    "digits_tanh_of_little": ("small_start", "initial_scale"),
+    **dict.fromkeys(("circles_without_noise", "names_of_other_pictures", "pixels_edges_of_the_first"), ("unrelated_targets",)),
+    "reverse_over_the_batch": ("wrong_axis",),
+    "circles_by_lines": ("no_activation",),
+    **dict.fromkeys(("digits_widths_in_a_list", "lines_vectors_from_numpy"), ("not_registered",)),
+    "digits_rounded_weights": ("no_slope",),
+    "friedman_router_without_gradient": ("cut_path",),
+    "digits_zero_grad_not_called": ("never_zeroed",),
+    "code_hooks_that_cut": ("cut_gradients",),
+    "first_symbol_state_detached": ("detached_state",),
+    "digits_optimizer_made_anew": ("another_optimizer",),
+    "pixels_behind_a_rectifier": ("activation_before_loss",),
+    "progress_losses_anew": ("loss_without_graph",),
+    **dict.fromkeys(
+        ("digits_centres_left_out", "digits_generator_used_up", "notes_normed_after_the_optimizer"), ("in_no_optimizer",)
+    ),
+    "tumours_softmax_of_one": ("softmax_of_one", "wrong_dimension"),
+    "digits_norms_that_lag": ("module_setting",),
+    "friedman_dropped_in_validation": ("drops_in_eval",),
+    "lines_mask_inverted": ("wrong_mask",),
 }
 """The hypotheses that are right, by family; a family that is not here has a cause that no hypothesis is about."""
 
@@ -112,5 +156,17 @@ REPAIRS: dict[str, str] = {
     ),
     "layers_in_a_list": "ModuleList",
     "autocast_in_part": "autocast",
+    "clipped_while_scaled": "unscale_",
+    # The exam's seventh and eighth set.
+    "pendulum_one_buffer": "samples of a batch",
+    "channels_lose_their_mean": r"before net\.stem\.0",
+    "photograph_whole_places": r"before net\.layers\.0",
+    **dict.fromkeys(("circles_without_noise", "pixels_edges_of_the_first"), "what the model is given"),
+    "names_of_other_pictures": "one shuffle, sort or loader",
+    "friedman_router_without_gradient": "a forward without it",
+    "digits_optimizer_made_anew": r"self\.optimizers\(\)",
+    "progress_losses_anew": r"torch\.tensor",
+    "lines_mask_inverted": "mask",
+    "friedman_dropped_in_validation": "self.training",
 }
 """What the text of a remedy in code must name to be the repair, by family: the training is then the one without the fault."""

@@ -9,7 +9,8 @@ Cured means: the score is at least the mean of the twins' minus two standard dev
 below 0.01 counts as 0.01, and so does one below a hundredth of the mean. The score is the last validation's; without one minus the
 last training loss, which says nothing where the fault is in the loss itself. A fault that leaves the score there by itself is not
 counted. The remedies are those of the first alert above info that has any. Next to it: a random remedy of those that can be
-applied, and a tenth of the learning rate.
+applied, and a tenth of the learning rate. A remedy in words counts as the repair where its cause is the planted one and its words
+name the repair (``planted.py``).
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ def run_one(job: tuple[str, int, str], of: str = "zoo") -> dict[str, Any]:
     if alert is not None:
         row |= {"alert": alert.name, "causes": [[c.name, c.score, c.statement] for c in alert.causes]}
         row["remedies"] = [remedy.text for remedy in alert.remedies]
+        of = {remedy: cause.name for cause in alert.causes for remedy in cause.remedies}
         for place, remedy in zip(TRIES[:2], alert.remedies, strict=False):
-            row[place] = _with(known, name, seed, remedy)
+            row[place] = _with(known, name, seed, remedy, of.get(remedy, ""))
     pool = any_remedies(known.build(case, seed, True))
     chosen = random.Random(f"{name}{seed}").choice(pool)
     row["random"] = _with(known, name, seed, chosen)
@@ -70,12 +72,12 @@ def run_one(job: tuple[str, int, str], of: str = "zoo") -> dict[str, Any]:
     return row
 
 
-def _with(known: Trainings, name: str, seed: int, remedy: Remedy) -> float | None:
-    """The score with a remedy, of the twin where its words are the repair in code; None where nothing can be done."""
+def _with(known: Trainings, name: str, seed: int, remedy: Remedy, cause: str = "") -> float | None:
+    """The score with a remedy, of the twin where cause and words are the repair in code; None where nothing can be done."""
 
     def changed() -> Built | None:
         done = apply(remedy, known.build(known.faults[name], seed, True))
-        if done is None and name in REPAIRS and re.search(REPAIRS[name], remedy.text):
+        if done is None and cause in CAUSES.get(name, ()) and re.search(REPAIRS.get(name, r"\b\B"), remedy.text):
             return known.build(known.faults[name], seed, False)
         return done
 

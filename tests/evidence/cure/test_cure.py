@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks.declare.remedy import Remedy
 from tests.evidence.cure.infos import judged as infos_judged
@@ -17,6 +20,7 @@ from tests.evidence.cure.planted import CAUSES, REPAIRS
 from tests.evidence.cure.records import cures, rows_of
 from tests.evidence.cure.run import counts, judged, limit_of, run_one, table
 from tests.evidence.cure.trainings import trainings
+from tests.evidence.exam.catalogue import CASES as EXAM
 from tests.evidence.faults.catalogue import FAULTS
 from tests.evidence.faults.tasks import Supervised, adam, sgd
 from tests.evidence.faults.zoo import Built, Expected
@@ -92,6 +96,96 @@ def test_parameters_are_added_to_the_optimizer() -> None:
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
 
 
+def test_parameters_are_thawed_and_rates_of_groups_set() -> None:
+    part = built(lambda module: torch.optim.Adam(module.net[0].parameters(), 0.5))
+    part.module.net[3].requires_grad_(False)
+    (optimizer,) = changed(Remedy("call", "requires_grad_(True) on net.0, net.3"), part).module.configure_optimizers()
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
+    assert part.module.net[3].weight.requires_grad
+    remedy = Remedy("set", "optimizer.param_groups[0].lr, optimizer.param_groups[1].lr", None, 0.01)
+    (optimizer,) = changed(remedy, part).module.configure_optimizers()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.01]
+
+
+def test_gradients_are_zeroed_after_steps() -> None:
+    one = changed(Remedy("call", "optimizer.zero_grad() once after each step"))
+    (optimizer,) = one.module.configure_optimizers()
+    one.module.net[0].weight.grad = torch.ones(3, 4)
+    optimizer.step()
+    assert one.module.net[0].weight.grad is None
+
+
+def test_the_batch_is_normalised_over_the_training_data() -> None:
+    x = torch.tensor([[1.0, 30.0], [3.0, 10.0]])
+    data = {"train_dataloaders": DataLoader(TensorDataset(x), 2, shuffle=True, generator=torch.Generator())}
+    for to, expected in (
+        ("its columns, standardised", (x - x.mean(0)) / x.std(0)),
+        ("its values, standardised", (x - x.mean()) / x.std()),
+        ("its values, from -1 to 1", (x - 15.5) / 14.5),
+    ):
+        one = changed(Remedy("replace", "batch[0]", None, to), built()._replace(data=data))
+        assert torch.allclose(one.module.on_after_batch_transfer((x,), 0)[0], expected)
+    last = changed(Remedy("set", "dataloader.drop_last", False, True), built()._replace(data=data))
+    assert last.data["train_dataloaders"].drop_last
+
+
+class Calls(LightningModule):
+    """A step that calls one function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        result: Tensor = self.function(batch)
+        return result
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("remedy", "function", "given", "expected"),
+    [
+        (Remedy("replace", "log in training_step", None, "…"), torch.log, torch.zeros(1), math.log(1e-8)),
+        (Remedy("replace", "sqrt in net", None, "…"), lambda x: x.sqrt(), torch.zeros(1), 1e-4),
+        (Remedy("replace", "div in net", None, "…"), lambda x: 0 / x, torch.zeros(1), 0.0),
+        (Remedy("replace", "-inf before the softmax in net", None, "…"), lambda x: x.softmax(0).sum(), -torch.ones(2) / 0, 1.0),
+        (Remedy("replace", "the target of mse_loss", None, "…"), lambda x: F.mse_loss(x, x[:, 0]), torch.eye(2)[:, :1], 0.0),
+    ],
+)
+def test_calls_do_what_remedies_say(remedy: Remedy, function: Any, given: Tensor, expected: float) -> None:
+    one = changed(remedy, Built(Calls(function), {}, {}, Expected()))
+    assert one.module.training_step(given, 0).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_gradients_pass_where_remedies_say_so() -> None:
+    for remedy, function in (
+        (Remedy("replace", "round, floor or sign of the weight in net", None, "…"), torch.round),
+        (Remedy("remove", "the detach of the state between the calls of net"), lambda x: 1 * x.detach()),
+    ):
+        x = torch.ones(1, requires_grad=True)
+        changed(remedy, Built(Calls(function), {}, {}, Expected())).module.training_step(x, 0).backward()
+        assert x.grad is not None
+        assert x.grad.item() == 1.0
+
+
+def test_modules_and_tensors_become_known() -> None:
+    one = built()
+    for name, value in (("hidden", [nn.Linear(2, 2)]), ("widths", [torch.ones(2)]), ("code", torch.ones(2))):
+        one.module.net.__dict__[name] = value
+    changed(Remedy("replace", "net.hidden", None, "an nn.ModuleList or nn.ModuleDict"), one)
+    changed(Remedy("replace", "net.widths", None, "an nn.Parameter or nn.ParameterList"), one)
+    changed(Remedy("replace", "net.code", None, "an nn.Parameter or nn.ParameterList"), one)
+    assert {"net.hidden.0.weight", "net.widths.0", "net.code"} <= dict(one.module.named_parameters()).keys()
+    assert apply(Remedy("replace", "net.none", None, "an nn.ModuleList or nn.ModuleDict"), one) is None
+    between = changed(Remedy("insert", "net.3", None, "nn.ReLU()"), one)
+    assert isinstance(between.module.net[3][0], nn.ReLU)
+    one.module.net[0].weight.data = torch.ones(4, 3).t()
+    assert changed(Remedy("replace", "net.0.weight.data", None, "…"), one).module.net[0].weight.is_contiguous()
+    one.module.net[0].weight.register_hook(lambda slope: 0 * slope)
+    assert not changed(Remedy("remove", "the hooks (register_hook)"), one).module.net[0].weight._backward_hooks
+
+
 def test_what_remedies_are_compared_with() -> None:
     assert rates(tenth_of_rate(built(adam(0.02)))) == pytest.approx(0.002)
     for remedy in any_remedies(built()):
@@ -156,7 +250,8 @@ def test_the_bugs_of_others_have_a_score() -> None:
 
 
 def test_every_family_of_the_tables_is_in_the_zoo_or_among_the_bugs() -> None:
-    assert not (CAUSES.keys() | REPAIRS.keys()) - FAULTS.keys() - trainings("bugs").faults.keys()
+    known = FAULTS.keys() | trainings("bugs").faults.keys() | EXAM.keys()
+    assert not (CAUSES.keys() | REPAIRS.keys()) - known
 
 
 @pytest.mark.slow

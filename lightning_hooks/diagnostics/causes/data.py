@@ -1,0 +1,114 @@
+"""Causes in the data: what the model is given, and whether targets have to do with it."""
+
+from __future__ import annotations
+
+import math
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
+from lightning_hooks.declare.remedy import Remedy
+from lightning_hooks.diagnostics.causes.facts import Facts
+from lightning_hooks.diagnostics.causes.rates import rounded
+
+_ALIKE = ("constant", "representation_collapse", "vanishing", "no_progress")
+
+
+def _first_layer(facts: Facts) -> str:
+    """The first module with weights of which it is known how much its outputs differ from sample to sample; empty without."""
+    own = {name.rpartition(".")[0] for name in facts.start}
+    return next((name for name in facts.modules if name in own and name in facts.features.representations), "")
+
+
+@hypothesis("multiply the input by one over its size", "subtract its mean and divide by its standard deviation")
+def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The model's inputs are not normalised."""
+    stats = facts.features.inputs.get("training")
+    if stats is None or not (stats.rms > 8 or (stats.std > 0 and abs(stats.mean) > 4 * stats.std)):
+        return None
+    place, bytes_ = f"batch{facts.features.input_place}", stats.min >= 0 and 200 < stats.max <= 255
+    ratio = max((scales.ratio for scales in facts.features.feature_scales.values()), default=1.0)
+    columns = ratio > 3 and not facts.features.images
+    away = abs(stats.mean) / stats.std if stats.std > 0 else 0.0
+    size = min(0.35 + 0.15 * math.log10(stats.rms / 8 + 1), 0.6)
+    found.add(stats.rms > 8, size, f"its root mean square is {stats.rms:.3g}")
+    found.add(bytes_, 0.25, "it looks like bytes")
+    found.add(away > 4, 0.5, f"its mean is {stats.mean:.3g}, {away:.3g} times its standard deviation")
+    layer = _first_layer(facts)
+    alike = facts.features.representations[layer].ratio if layer else math.nan
+    found.add(alert.kind in _ALIKE and alike < 1e-2, 0.2, f"samples differ by {alike:.2g} of their size at {layer}")
+    found.add(alert.severity == "info" and size < 0.5, -1.0, "nothing shows that it does harm")
+    to = float(f"{1 / 255 if bytes_ else 1 / stats.rms:.2g}")
+    scale = Remedy("scale", place, None, to, "", "inputs of a size near 1", 1, f"x = x * {to:g}")
+    code, what = f"x = (x {-stats.mean:+.3g}) / {stats.std:.3g}", "its values, standardised"
+    if columns:
+        code, what = "x = (x - x.mean(0)) / x.std(0)", "its columns, standardised"
+    elif not facts.features.images and stats.max - stats.min < 4 * stats.std:  # they fill a range
+        middle, half = (stats.max + stats.min) / 2, (stats.max - stats.min) / 2
+        code, what = f"x = (x {-middle:+.3g}) / {half:.3g}", "its values, from -1 to 1"
+    standard = Remedy("replace", place, None, what, "", "inputs around 0, of a size near 1", 1, code)
+    remedies = [standard, scale] if (columns or away > 4) and not bytes_ else [scale, standard]
+    usual = "a size of 1 is usual" if stats.rms > 8 else "a mean near 0 is usual"
+    return f"{place} holds numbers from {stats.min:.3g} to {stats.max:.3g}, where {usual}.", remedies
+
+
+@hypothesis("multiply the targets by one over their size")
+def large_targets(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The targets of a regression are not normalised."""
+    loss = facts.flow.loss
+    if loss is None or not loss.start > 1e3 or facts.features.outputs:
+        return None
+    size = rounded(math.sqrt(loss.start))
+    found.add(True, 0.55, "it is no cross entropy")
+    remedy = Remedy("scale", "targets", None, rounded(1 / size), "", "a loss that starts near 1", 1, f"target = target / {size:g}")
+    return f"The loss starts at {loss.start:.3g}, as with targets of a size near {size:g}.", [remedy]
+
+
+@hypothesis("check a batch as the model receives it", "check the targets")
+def constant_data(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The samples or the targets are all the same."""
+    inputs, same, layer = facts.features.inputs.get("training"), facts.features.same_samples is True, _first_layer(facts)
+    one = inputs is not None and inputs.count > 1 and inputs.min == inputs.max
+    if inputs is not None:
+        found.add(one, 0.8, f"all numbers of the input are {inputs.min:.3g}")
+    found.add(same and not one, 0.8, "the samples of a batch are equal to the bit")
+    alike = facts.features.representations[layer].ratio if layer and not (one or same) else math.nan
+    found.add(alike < 1e-12, 0.75, f"the outputs of {layer}, the first layer, are the same for all samples")
+    agreement = alert.kind == "constant" and alert.value > 0.5 and alert.threshold > 0.5  # of the gradients at the last layer
+    targets = not (one or same or alike < 1e-12) and agreement
+    found.add(targets, 0.7, "samples differ, and their gradients at the last layer do not")
+    found.add(targets and inputs is not None and inputs.rms > 8, -0.4, "inputs that are not normalised do the same")
+    what = "the targets" if targets else "the samples"
+    where = f", and what is done to them before {layer}" * (alike < 1e-12)
+    remedy = Remedy("check", f"{what} of a batch, and __getitem__{where}")
+    return f"{what[:1].upper()}{what[1:]} of a batch are all the same{' when they reach ' + layer if where else ''}.", [remedy]
+
+
+@hypothesis("check what is done to the samples before the first layer")
+def destroyed_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """What the first layer is given hardly differs from sample to sample."""
+    layer, inputs = _first_layer(facts), facts.features.inputs.get("training")
+    alike = facts.features.representations[layer].ratio if layer else math.nan
+    off = inputs is not None and (inputs.rms > 8 or abs(inputs.mean) > 4 * inputs.std)
+    found.add(1e-12 <= alike < 1e-5 and not off, 0.6, f"its outputs differ by {alike:.2g} of their size from sample to sample")
+    remedy = Remedy("check", f"what is done to the samples before {layer}", effect="outputs that differ from sample to sample")
+    return f"What {layer}, the first layer, is given is next to the same for all samples.", [remedy]
+
+
+@hypothesis("check that each target belongs to its input, and what the model is given")
+def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The targets do not follow from what the model is given."""
+    learning = facts.flow.learning
+    over = math.nan if learning is None or learning.over_constant is None else learning.over_constant
+    ratio = max((facts.usual_ratio(name) for name in facts.optimizers), default=math.nan)
+    first = _first_layer(facts)
+    alike = facts.features.representations[first].ratio if first else math.nan
+    found.add(0.97 < over < 1.15, 0.3, f"the loss is {over:.3g} of that of the best constant answer")
+    found.add(3e-4 < ratio < 0.1, 0.25, f"steps are of a usual size: {ratio:.2g} of a weight")
+    found.add(not 3e-4 < ratio < 0.1, -0.3, "steps are of an unusual size")
+    found.add(alert.severity == "info", -0.5, "it may begin to learn")
+    found.add(alike < 1e-2, -0.2, f"samples are next to the same at {first}")
+    remedy = Remedy(
+        "check", "that row i of the targets belongs to row i of the inputs (one shuffle, sort or loader for both), and that what "
+        "the model is given holds what targets depend on", effect="a loss below that of the best constant answer",
+    )  # fmt: skip
+    return "Weights move, and the loss stays at that of a constant: targets do not follow from what the model is given.", [remedy]

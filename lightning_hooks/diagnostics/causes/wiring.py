@@ -1,0 +1,205 @@
+"""Causes in the wiring: parameters that are frozen or left out, paths that the gradient does not take, axes that are swapped."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
+from lightning_hooks.declare.remedy import Remedy
+from lightning_hooks.diagnostics.causes.facts import Facts
+from lightning_hooks.diagnostics.causes.rates import SOON
+from lightning_hooks.diagnostics.causes.weights import in_code
+from lightning_hooks.diagnostics.excuses import unused_tensors
+
+
+@hypothesis("add them to the optimizer", "create the optimizer after the layers")
+def in_no_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """Parameters are in no optimizer."""
+    setups = facts.flow.setups.items()
+    left = [name for name, setup in setups if setup.trains and setup.has_gradient and not setup.optimizers]
+    if not left:
+        return None
+    old = bool(unused_tensors(facts.flow))  # what an optimizer holds instead is in the words of the rule
+    found.add(True, 0.8, alert.message if old else "they have a gradient, and no optimizer holds them")
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in left))
+    code = f"optimizer.add_param_group({{'params': {in_code(modules[0])}.parameters()}})"
+    target = ", ".join(left if len(left) < 3 else modules[:20])
+    shown = ", ".join(left[:2]) + f" and {len(left) - 2} more" * (len(left) > 2)
+    remedies = [Remedy("add", target, None, "optimizer", "", "weights that change", SOON, code)]
+    if any(name not in facts.start for name in left):  # they came when training had been set up
+        code = "self.trainer.strategy.setup_optimizers(self.trainer)"
+        again = Remedy("call", "configure_optimizers after the layers are replaced", effect="weights that change", code=code)
+        remedies.insert(0, again)
+    return f"{shown} {'is' if len(left) == 1 else 'are'} in no optimizer.", remedies
+
+
+@hypothesis("replace them by an nn.ModuleList or nn.ModuleDict", "replace them by nn.Parameter or an nn.ParameterList")
+def not_registered(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The model does not know these modules or tensors."""
+    held = facts.flow.model_setup.unregistered.get(alert.site)
+    found.add(True, 0.7, alert.message)
+    tensors, site = held is not None and not held.modules, in_code(alert.site)
+    to = "an nn.Parameter or nn.ParameterList" if tensors else "an nn.ModuleList or nn.ModuleDict"
+    code = f"{site} = nn.ParameterList({site})" if tensors else f"{site} = nn.ModuleList({site})"
+    if held is not None and not held.held:
+        to, code = "one that __init__ creates", ""
+    remedy = Remedy("replace", alert.site, None, to, "", "weights that change", SOON, code)
+    return "The model does not know these modules or tensors.", [remedy]
+
+
+@hypothesis("call requires_grad_(True) on them, and add them to the optimizer")
+def frozen_by_mistake(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """Layers that were never trained are frozen."""
+    setups = facts.flow.setups.items()
+    held = [name for name, setup in setups if alert.site in setup.optimizers and not setup.trains]
+    own = facts.module_of(alert.site)
+    head = [name for name, setup in setups if own and not setup.trains and name.rpartition(".")[0] == own]
+    around = [name for name, setup in setups if setup.trains and setup.has_gradient and not setup.optimizers]
+    frozen = [name for name, setup in setups if not setup.trains and setup.dimensions > 1]
+    found.add(bool(held), 0.85, "the optimizer holds frozen parameters only")
+    found.add(bool(head) and not held, 0.85, "it is as it was initialised")
+    body = not (held or head) and bool(around) and bool(frozen)
+    found.add(body, 0.82, f"{len(around)} parameters next to them have a gradient, and no optimizer holds these either")
+    names = held or head or [*frozen, *around]
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in names))[:20]
+    if not modules:
+        return None
+    code = f"{in_code(modules[0])}.requires_grad_(True)"
+    shown = ", ".join(modules[:3]) + f" and {len(modules) - 3} more" * (len(modules) > 3)
+    remedy = Remedy("call", f"requires_grad_(True) on {', '.join(modules)}", effect="weights that change", steps=SOON, code=code)
+    return f"{shown} {'is' if len(modules) == 1 else 'are'} frozen.", [remedy]
+
+
+@hypothesis("set batch_first=True")
+def wrong_axis(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """Attention or recurrence runs over the samples of a batch, not over the places of a sequence."""
+    known = facts.features.representations
+    swapped = [name for name in facts.time_first if any(one == name or one.startswith(f"{name}.") for one in known)]
+    if not swapped:
+        return None
+    found.add(True, 0.75, f"batch_first is False, and samples are along the first dimension of the output of {swapped[0]}")
+    target = ", ".join(f"{name}.batch_first" for name in swapped)
+    more = f" and {len(swapped) - 1} more" * (len(swapped) > 1)
+    remedy = Remedy("set", target, None, True, "", "a loss that falls", SOON, "batch_first=True")
+    return f"{swapped[0]}{more} is given batches with the samples first, and takes these for the places of a sequence.", [remedy]
+
+
+@hypothesis("remove the detach between its calls")
+def detached_state(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A state is detached between the calls of a module, so that nothing is learned over time."""
+    for name, stats in facts.features.sites.items():
+        back, calls = facts.flow.modules.get(name), stats.calls / max(facts.features.sampled_batches, 1)
+        times = 0.0 if back is None else back.calls / max(facts.flow.sampled_batches, 1)
+        if back is not None and calls >= 4 and times <= 1.01:
+            found.add(True, 0.7, f"it is called {calls:.3g} times a batch, and a gradient comes back to one of these")
+            target = f"the detach of the state between the calls of {name}"
+            remedy = Remedy("remove", target, effect="a loss that falls", steps=SOON)
+            return f"The state of {name} ({facts.modules.get(name, 'a function')}) is cut off between its calls.", [remedy]
+    return None
+
+
+@hypothesis("let the gradient pass: x + (round(x) - x).detach()")
+def no_slope(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A weight goes through an operation whose gradient is 0, such as round or sign."""
+    flow, module = facts.flow, facts.module_of(alert.site)
+    names = [name for name in facts.start if name.endswith("weight") and name in flow.parameters]
+    zeros = [name for name in names if flow.parameters[name].zero_fraction == 1.0]
+    bias = flow.parameters.get(f"{module}.bias")
+    if not zeros or alert.site not in zeros:
+        return None
+    found.add(bias is not None and bias.zero_fraction < 1 and bias.norm > 0, 0.6, f"{module}.bias has a gradient")
+    found.add(len(zeros) > 1, 0.1, f"so it is with {len(zeros) - 1} more weights")
+    known = facts.features.representations.get(module)
+    found.add(known is not None and known.ratio < 1e-9, -0.6, f"the output of {module} is the same for all samples")
+    code = "w + (torch.round(w) - w).detach()"
+    remedy = Remedy(
+        "replace", f"round, floor or sign of the weight in {module}", None, "one that lets the gradient pass", "",
+        "gradients that are not 0", 1, code,
+    )  # fmt: skip
+    return f"{alert.site} is used through an operation whose gradient is 0, such as round, sign or a comparison.", [remedy]
+
+
+@hypothesis("remove the hooks or the code that cuts gradients")
+def cut_gradients(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """Gradients are cut to one size far below what the loss gives."""
+    rms = [stats.rms for stats in facts.flow.parameters.values() if stats.rms > 0 and math.isfinite(stats.rms)]
+    if len(rms) < 5:
+        return None
+    usual = statistics.median(rms)
+    share = sum(0.9 * usual < one < 1.1 * usual for one in rms) / len(rms)
+    found.add(share > 0.6, 0.7, f"{share:.0%} of the {len(rms)} gradients have the root mean square {usual:.2g}, to a tenth")
+    remedy = Remedy(
+        "remove", f"the hooks (register_hook) or the clamp that cut gradients at {usual:.2g}", effect="gradients of many sizes"
+    )
+    return f"The gradients of most parameters have one size, {usual:.2g}: something cuts each element.", [remedy]
+
+
+@hypothesis("compute the loss from what the model puts out")
+def loss_without_graph(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The loss is a new tensor, behind which there is no model."""
+    setups = [setup for setup in facts.flow.setups.values() if setup.trains and setup.optimizers]
+    found.add(len(setups) > 1 and not any(setup.has_gradient for setup in setups), 0.75, "no parameter at all has a gradient")
+    target = "what makes a new tensor of the losses (torch.tensor([…]), .item(), detach)"
+    remedy = Remedy("replace", target, None, "torch.stack or a sum of them", "", "gradients", 1, "torch.stack(losses).sum()")
+    return "The loss has no path to any parameter.", [remedy]
+
+
+@hypothesis("step the optimizer that configure_optimizers returned")
+def another_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """Another optimizer steps than the one that the trainer knows."""
+    loss, steps = facts.flow.loss, max((setup.steps for setup in facts.flow.setups.values()), default=0)
+    found.add(not facts.automatic and steps == 0 and alert.site in facts.optimizers, 0.6, f"{alert.site} took no step")
+    if loss is None or facts.automatic:
+        return None
+    remedy = Remedy(
+        "replace", "the optimizer that training_step makes or keeps", None, "self.optimizers()", "it optimises by hand",
+        f"steps of {alert.site}", 1, "optimizer = self.optimizers()",
+    )  # fmt: skip
+    return f"{alert.site}, which configure_optimizers returned, takes no step: training_step steps another one, or none.", [remedy]
+
+
+@hypothesis("copy it into contiguous memory")
+def strided_weight(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A weight is not contiguous, and the optimizer writes its step into a copy."""
+    found.add(alert.site in facts.strided, 0.7, "it does not change, and it is not contiguous")
+    target, code = f"{alert.site}.data", f"{in_code(alert.site)}.data = {in_code(alert.site)}.data.contiguous()"
+    remedy = Remedy("replace", target, None, "a contiguous copy", "", "a weight that changes", SOON, code)
+    return f"{alert.site} is not contiguous in memory.", [remedy]
+
+
+@hypothesis("put an activation between them")
+def no_activation(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """Nothing stands between linear layers."""
+    chain = facts.flow.linear_layers
+    if chain is None:
+        return None
+    layers = [name for name in facts.modules if name in facts.features.initial_gains]
+    inner = layers[layers.index(chain[0]) + 1 : layers.index(chain[1]) + 1] if {*chain[:2]} <= {*layers} else [chain[1]]
+    found.add(True, 0.8, f"{chain[2]} layers make one linear function")
+    code = f"{in_code(inner[0])} = nn.Sequential(nn.ReLU(), {in_code(inner[0])})"
+    remedy = Remedy("insert", ", ".join(inner), None, "nn.ReLU()", "", "a loss that falls further", SOON, code)
+    return f"Nothing stands between the layers {chain[0]} to {chain[1]}.", [remedy]
+
+
+@hypothesis("give both one shape")
+def compared_in_pairs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The loss compares every output with every target."""
+    stats = facts.features.targets.get(alert.site)
+    if stats is None or not stats.paired:
+        return None
+    found.add(True, 0.8, f"its input has {stats.inputs} numbers and its target {stats.targets}, in other shapes")
+    code = "target.view_as(output)"
+    remedy = Remedy("replace", f"the target of {alert.site}", None, "one of the output's shape", "", "a lower loss", SOON, code)
+    return "Outputs and targets have different shapes, and are expanded to pairs.", [remedy]
+
+
+@hypothesis("call unscale_ before gradients are clipped")
+def clipped_while_scaled(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """Gradients are clipped while the loss scaler's factor is in them."""
+    scaled = facts.flow.loss is not None and facts.flow.loss.scaled
+    by_hand = facts.clip_norm is None and any(stats.clipped_steps for stats in facts.clip.optimizers.values())
+    found.add(scaled and by_hand, 0.65, "the loss is scaled for half precision, and code of your own clips")
+    remedy = Remedy("call", "scaler.unscale_(optimizer) before clipping", code="scaler.unscale_(optimizer)", steps=1)
+    return "Gradients are clipped while they are still scaled for half precision.", [remedy]

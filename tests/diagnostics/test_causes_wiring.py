@@ -1,0 +1,317 @@
+"""Hypotheses about what the model is given, how it is wired, and how its weights start: what speaks for them and against them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_hooks import TrainingMonitor
+from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport, LossReport, OptimizerStats, ParameterSetup
+from lightning_hooks.alerts.causes import links
+from lightning_hooks.clipping.stats import ClipStats
+from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.diagnostics.batches.inputs import FeatureScales
+from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
+from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
+from lightning_hooks.diagnostics.features.stats import FeatureStats
+from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
+from lightning_hooks.diagnostics.learning.report import LearningReport
+from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
+from lightning_hooks.diagnostics.optimizer.table import GroupSettings, ScheduleStats
+from lightning_hooks.diagnostics.representations.table import RepresentationStats
+from lightning_hooks.diagnostics.setup.checks import ModelSetup, UnregisteredModules
+from tests.support.models import Classifier, loader, trainer
+
+MODULES = {"net.a": "Linear", "net.b": "Linear", "net": "Sequential"}
+START = {"net.a.weight": TensorFacts(64, 0.0, -0.5, 0.5), "net.b.weight": TensorFacts(64, 0.0, -0.5, 0.5)}
+
+
+def alert(kind: str, site: str = "loss", value: float = 1.0, **changes: Any) -> Alert:
+    return Alert(kind, site, value, 0.7, 0, 10, changes.pop("severity", "warning"), "seen.", **changes)
+
+
+def stats(mean: float, std: float, low: float, high: float, calls: int = 4) -> FeatureStats:
+    return FeatureStats(calls, 400, mean, std, low, high, math.hypot(mean, std), 0.0, 0.0)
+
+
+def features(ratio: float = 0.4, **fields: Any) -> FeatureReport:
+    varied = {name: RepresentationStats(4, ratio, 1.0, ratio, ratio) for name in ("net.a", "net.b")}
+    return FeatureReport(0, 10, fields.pop("sites", {}), representations=varied, input_place="[0]", sampled_batches=4, **fields)
+
+
+def gradient(rms: float = 0.1, zeros: float = 0.0, ratio: float | None = 3e-3, norm: float = 1.0) -> ParameterGradientStats:
+    return ParameterGradientStats(10, norm, norm, rms, zeros, 0, 0, ratio)
+
+
+def flow(ratio: float | None = 3e-3, over: float | None = 1.0, lr: float = 1e-3, kind: str = "Adam", **fields: Any) -> Any:
+    name = f"0-{kind}"
+    held = ParameterSetup(64, 2, True, True, (name,), 10, lr, lr)
+    setups = {"net.a.weight": held, "net.b.weight": held}
+    settings = GroupSettings(lr=lr, lr_peak=lr, lr_initial=lr)
+    known = {"setups": setups, "optimizers": {name: OptimizerStats((lr,), (lr,), groups=(settings,))}}
+    parameters = {"net.a.weight": gradient(ratio=ratio), "net.b.weight": gradient(ratio=ratio)}
+    return GradientFlowReport(
+        0, 10, fields.pop("modules", {}), fields.pop("parameters", parameters), 1.0, learning=LearningReport(over_constant=over),
+        sampled_batches=4, **{**known, **fields},
+    )  # fmt: skip
+
+
+def facts(given: FeatureReport | None = None, report: Any = None, **fields: Any) -> Facts:
+    report = report or flow()
+    known: dict[str, Any] = {"modules": MODULES, "start": START, "optimizers": report.optimizers}
+    return Facts(given or features(), report, **{**known, **fields})
+
+
+def test_a_training_that_does_not_learn_follows_from_what_stops_it() -> None:
+    stops = {name for name, kind in KINDS.items() if kind.stops_learning}
+    assert {"dead", "not_optimized", "lr_zero", "feature_scale"} <= stops == links()["no_progress"].keys()
+    assert "no_progress" not in stops
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "first"),
+    [
+        (6.0, 0.5, "its values, standardised"),
+        (60.0, 50.0, 0.013),
+        (0.0, 1.0, None),
+        (1.5, 1.0, None),
+    ],
+)
+def test_inputs_off_their_centre_are_standardised_and_large_ones_scaled(mean: float, std: float, first: Any) -> None:
+    given = features(inputs={"training": stats(mean, std, mean - 2 * std, mean + 2 * std)})
+    cause = data.large_inputs.judge(alert("saturated", "net.a"), facts(given))
+    assert (cause is None) if first is None else (cause is not None and cause.decisive and cause.remedies[0].to == first)
+
+
+def test_columns_of_different_sizes_are_standardised_each() -> None:
+    given = features(inputs={"training": stats(60.0, 60.0, 1.0, 300.0)}, feature_scales={"net.a": FeatureScales(4.0, 2, 10, 200.0)})
+    cause = data.large_inputs.judge(alert("feature_scale", "net.a"), facts(given))
+    assert cause is not None
+    assert cause.remedies[0].code == "x = (x - x.mean(0)) / x.std(0)"
+
+
+@pytest.mark.parametrize(("ratio", "name"), [(1e-16, "constant_data"), (1e-7, "destroyed_inputs"), (0.3, "unrelated_targets")])
+def test_why_samples_are_alike_behind_the_first_layer(ratio: float, name: str) -> None:
+    known = facts(features(ratio, inputs={"training": stats(0.0, 1.0, -2.0, 2.0)}))
+    judged = {one.name: one.judge(alert("no_progress"), known) for one in (data.constant_data, data.destroyed_inputs)}
+    judged["unrelated_targets"] = data.unrelated_targets.judge(alert("no_progress"), known)
+    assert [name for name, cause in judged.items() if cause is not None and cause.decisive] == [name]
+
+
+@pytest.mark.parametrize(("ratio", "over"), [(1e-5, 1.0), (3e-3, 0.5), (3e-3, 30.0)])
+def test_targets_are_not_blamed_where_steps_are_small_or_the_loss_is_elsewhere(ratio: float, over: float) -> None:
+    cause = data.unrelated_targets.judge(alert("no_progress"), facts(report=flow(ratio, over)))
+    assert cause is None or not cause.decisive
+
+
+@pytest.mark.parametrize(("kind", "ratio", "to"), [("SGD", 1.5e-5, 0.2), ("SGD", 3e-3, None), ("Adam", 3e-3, None)])
+def test_a_rate_is_raised_to_steps_of_a_usual_size(kind: str, ratio: float, to: float | None) -> None:
+    cause = rates.rate_too_low.judge(alert("no_progress"), facts(report=flow(ratio, 1.0, 1e-3, kind)))
+    assert (cause.remedies[0].to if cause is not None else None) == to
+    assert rates.rate_too_low.judge(alert("no_progress", severity="info"), facts(report=flow(1.5e-5, 1.0, 1e-3, kind))) is None
+
+
+def test_a_rate_that_is_0_at_the_start_and_a_schedule_of_steps_that_is_stepped_by_epochs() -> None:
+    schedule = ScheduleStats("LambdaLR", "", 0, False, 0, False)
+    known = facts(schedules=(schedule,), first_rates={(0, 0): 0.0})
+    cause = rates.wrong_schedule.judge(alert("update_too_small", "0-Adam", 0.0), known)
+    assert cause is not None
+    assert (cause.decisive, cause.remedies[0].op, cause.remedies[0].target) == (True, "remove", "scheduler")
+    back = code.written_back.judge(alert("update_too_small", "0-Adam", 0.0), known)
+    assert back is None or not back.decisive
+    by_epoch = ScheduleStats("OneCycleLR", "total_steps", 224, False, 0, True)
+    low = flow(optimizers={"0-Adam": OptimizerStats(groups=(GroupSettings(lr=1e-5, lr_peak=1e-5, lr_initial=1e-3),))})
+    cause = rates.wrong_schedule.judge(alert("lr_zero", "0-Adam"), facts(report=low, schedules=(by_epoch,), planned_steps=224))
+    assert cause is not None
+    assert (cause.remedies[0].target, cause.remedies[0].to) == ("scheduler.interval", "step")
+
+
+def test_rates_that_grow_from_group_to_group_are_set_to_a_usual_one() -> None:
+    groups = tuple(GroupSettings(lr=lr, lr_peak=lr) for lr in (1e-3, 0.03, 0.9))
+    report = flow(optimizers={"0-Adam": OptimizerStats(groups=groups)})
+    cause = rates.group_too_fast.judge(alert("update_too_large", "net.b.weight"), facts(report=report))
+    assert cause is not None
+    assert (cause.remedies[0].target, cause.remedies[0].to) == ("optimizer.param_groups[1].lr, optimizer.param_groups[2].lr", 3e-3)
+
+
+def test_frozen_parameters_in_the_optimizer_and_a_frozen_head() -> None:
+    frozen = ParameterSetup(64, 2, False, False, ("0-Adam",), 10, 1e-3)
+    report = flow(setups={"net.a.weight": ParameterSetup(64, 2, True, True, ()), "net.b.weight": frozen})
+    for site in ("0-Adam", "net.b"):
+        cause = wiring.frozen_by_mistake.judge(alert("not_optimized", site), facts(report=report))
+        assert cause is not None
+        assert (cause.decisive, cause.remedies[0].target) == (True, "requires_grad_(True) on net.b")
+    assert wiring.frozen_by_mistake.judge(alert("not_optimized", "net.a.weight"), facts()) is None
+
+
+def test_parameters_that_came_after_the_optimizer() -> None:
+    free = ParameterSetup(64, 2, True, True, ())
+    report = flow(setups={"net.b.parametrizations.weight.original0": free})
+    cause = wiring.in_no_optimizer.judge(alert("not_optimized", "net.b"), facts(report=report))
+    assert cause is not None
+    assert [remedy.op for remedy in cause.remedies] == ["call", "add"]
+
+
+def test_tensors_that_the_model_does_not_know_become_parameters() -> None:
+    for held, to in ((0, "an nn.Parameter or nn.ParameterList"), (2, "an nn.ModuleList or nn.ModuleDict")):
+        report = flow(model_setup=ModelSetup(unregistered={"net.widths": UnregisteredModules(held, 2, True)}))
+        cause = wiring.not_registered.judge(alert("unregistered", "net.widths"), facts(report=report))
+        assert cause is not None
+        assert cause.remedies[0].to == to
+
+
+def test_attention_over_the_samples_of_a_batch() -> None:
+    cause = wiring.wrong_axis.judge(alert("no_progress"), facts(time_first=("net.b",)))
+    assert cause is not None
+    assert (cause.remedies[0].target, cause.remedies[0].to) == ("net.b.batch_first", True)
+    assert wiring.wrong_axis.judge(alert("no_progress"), facts(time_first=("net.c",))) is None  # samples are not along it
+    assert wiring.wrong_axis.judge(alert("no_progress"), facts()) is None
+
+
+@pytest.mark.parametrize(("calls", "back", "found"), [(48, 4, True), (48, 48, False), (4, 4, False)])
+def test_a_state_that_is_detached_between_calls(calls: int, back: int, found: bool) -> None:
+    arrived = GradientStats(back, 400, 0.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
+    known = facts(features(sites={"net.b": stats(0.0, 1.0, -1.0, 1.0, calls)}), flow(modules={"net.b": arrived}))
+    cause = wiring.detached_state.judge(alert("no_progress"), known)
+    assert (cause is not None) is found
+
+
+def test_a_weight_behind_an_operation_without_a_slope() -> None:
+    parameters = {"net.b.weight": gradient(0.0, 1.0, norm=0.0), "net.b.bias": gradient()}
+    known = facts(report=flow(parameters=parameters))
+    cause = wiring.no_slope.judge(alert("zero", "net.b.weight"), known)
+    assert cause is not None
+    assert cause.decisive
+    alike = facts(features(1e-16), flow(parameters=parameters))  # nothing reaches it that could give it a gradient
+    assert wiring.no_slope.judge(alert("zero", "net.b.weight"), alike) is None
+    dead = facts(report=flow(parameters={**parameters, "net.b.bias": gradient(0.0, 1.0, norm=0.0)}))
+    cause = wiring.no_slope.judge(alert("zero", "net.b.weight"), dead)
+    assert cause is None or not cause.decisive
+
+
+@pytest.mark.parametrize(("sizes", "found"), [((1e-6,) * 6, True), ((1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1), False)])
+def test_gradients_of_one_size_are_cut(sizes: tuple[float, ...], found: bool) -> None:
+    report = flow(parameters={f"net.{place}.weight": gradient(size) for place, size in enumerate(sizes)})
+    assert (wiring.cut_gradients.judge(alert("update_too_small", "0-Adam"), facts(report=report)) is not None) is found
+
+
+def test_a_loss_without_a_graph() -> None:
+    lost = ParameterSetup(64, 2, True, False, ("0-Adam",), 10, 1e-3)
+    cause = wiring.loss_without_graph.judge(
+        alert("missing", "net.b.weight"), facts(report=flow(setups={"net.a.weight": lost, "net.b.weight": lost}))
+    )
+    assert cause is not None
+    assert cause.score > 0.7  # above the cut path, which it is one of
+    assert wiring.loss_without_graph.judge(alert("missing", "net.b.weight"), facts()) is None
+
+
+def test_an_optimizer_that_is_never_stepped() -> None:
+    held = ParameterSetup(64, 2, True, False, ("0-Adam",), 0, 1e-3)
+    loss = LossReport(40, 2.0, 0.1, 1.9, 2.1, 2.0)
+    report = flow(setups={"net.a.weight": held}, loss=loss)
+    cause = wiring.another_optimizer.judge(alert("not_updated", "0-Adam", 0.0), facts(report=report, automatic=False))
+    assert cause is not None
+    assert cause.decisive
+    assert wiring.another_optimizer.judge(alert("not_updated", "0-Adam", 0.0), facts(report=report)) is None
+
+
+def test_what_else_is_known_for_certain() -> None:
+    strided = wiring.strided_weight.judge(alert("not_updated", "net.a.weight", 0.0), facts(strided=("net.a.weight",)))
+    assert strided is not None
+    assert strided.remedies[0].target == "net.a.weight.data"
+    gains = {"net.a": 0.6, "net.b": 0.6}
+    chain = facts(features(initial_gains=gains), flow(linear_layers=("net.a", "net.b", 2)))
+    between = wiring.no_activation.judge(alert("settings", "net.a"), chain)
+    assert between is not None
+    assert (between.remedies[0].op, between.remedies[0].target) == ("insert", "net.b")
+    paired = features(targets={"mse_loss": TargetStats(4, 4, 32, 32, 1024, 0, 0)})
+    cause = wiring.compared_in_pairs.judge(alert("output_range", "mse_loss"), facts(paired))
+    assert cause is not None
+    assert wiring.compared_in_pairs.judge(alert("output_range", "cross_entropy"), facts(paired)) is None
+    clip = ClipReport(0, 10, {"0-SGD": ClipStats(50, 50, 1.0, 9.0, 9.0, 1.0, 1.0, 0.1, 0, 0, (), None)})
+    loss = LossReport(40, 2.0, 0.1, 1.9, 2.1, 2.0, scaled=True)
+    known = facts(report=flow(loss=loss), clip=clip)
+    assert wiring.clipped_while_scaled.judge(alert("always_clipped", "0-SGD"), known) is not None
+    assert wiring.clipped_while_scaled.judge(alert("always_clipped", "0-SGD"), dataclasses.replace(known, clip_norm=1.0)) is None
+    one = facts(features(sites={"net.b": stats(1.0, 0.0, 1.0, 1.0)}), modules={**MODULES, "net.b": "Softmax"})
+    single = code.softmax_of_one.judge(alert("constant", "net.b"), one)
+    assert single is not None
+    assert single.remedies[0].to == "nn.Sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "elements", "remedy"), [(-20.0, 20.0, 128, ("scale", 0.087)), (14.3, 14.3, 1, ("fill", 2.66))]
+)
+def test_a_parameter_that_starts_far_larger_than_the_others(low: float, high: float, elements: int, remedy: Any) -> None:
+    start = {**START, "net.c.weight": TensorFacts(64, 0.0, -0.5, 0.5), "net.x": TensorFacts(elements, (low + high) / 2, low, high)}
+    cause = weights.large_start.judge(alert("poor_init", "net.b"), facts(start=start))
+    assert cause is not None
+    assert cause.decisive
+    assert (cause.remedies[0].op, cause.remedies[0].to) == remedy
+    drawn = {**START, "net.c.weight": TensorFacts(64, 0.0, -0.5, 0.5), "net.x": TensorFacts(6144, 0.0, -4.0, 4.0)}  # an embedding
+    assert weights.large_start.judge(alert("poor_init", "net.b"), facts(start=drawn)) is None
+
+
+@pytest.mark.parametrize(("gain", "kind", "found"), [(0.14, "Linear", True), (0.58, "Linear", False), (0.14, "LayerNorm", False)])
+def test_layers_that_all_start_small(gain: float, kind: str, found: bool) -> None:
+    given = features(initial_gains={f"net.{place}": gain for place in range(6)})
+    known = facts(given, modules={**MODULES, "net.c": kind})
+    assert (weights.small_start.judge(alert("vanishing", "net.b"), known) is not None) is found
+
+
+def test_biases_that_close_all_gates() -> None:
+    closed = {f"net.gates.{place}.bias": TensorFacts(24, -20.0, -20.0, -20.0) for place in range(5)}
+    modules = {**{name.removesuffix(".bias"): "Linear" for name in closed}, "net": "Highway"}
+    cause = weights.offset_bias.judge(alert("saturated", "net/sigmoid"), facts(modules=modules, start={**START, **closed}))
+    assert cause is not None
+    assert cause.decisive
+    assert cause.remedies[0].target == ", ".join(closed)
+
+
+def test_a_row_that_a_mask_empties_and_a_batch_of_one() -> None:
+    step = BadStep("operation", "", "NaN", "softmax at net.py:3 in net (Pools)", "net", samples=(7,))
+    first = code.nonfinite_operation.judge(alert("nonfinite", "net/softmax", batch=0), facts(bad_step=step))
+    later = code.nonfinite_operation.judge(alert("nonfinite", "net/softmax", batch=60), facts(bad_step=step))
+    assert first is not None
+    assert later is not None
+    assert [first.remedies[0].code, later.remedies[0].target] == ["~mask", "-inf before the softmax in net"]
+    single = BadStep("operation", "", "NaN", "std at net.py:3 in net", "net")
+    cause = code.nonfinite_operation.judge(alert("loss_nonfinite", batch=7), facts(bad_step=single))
+    assert cause is not None
+    assert (cause.remedies[0].target, cause.remedies[0].to) == ("dataloader.drop_last", True)
+
+
+def test_a_rectifier_before_targets_below_0() -> None:
+    below = TargetStats(4, 0, 0, 0, 0, 0, 0, bounded=400, outside=240, bound="relu")
+    sites = {"net.a": stats(0.0, 1.0, -1.0, 1.0), "net.b": stats(0.5, 1.0, 0.0, 2.0)}
+    known = facts(features(sites=sites, targets={"mse_loss": below}), modules={**MODULES, "net.b": "ReLU"})
+    cause = code.activation_before_loss.judge(alert("output_range", "mse_loss"), known)
+    assert cause is not None
+    assert cause.statement == "net.b (ReLU) stands before a loss whose targets it cannot put out."
+    other = facts(features(sites=sites, targets={"mse_loss": below}), modules={**MODULES, "net.b": "Tanh"})
+    assert code.activation_before_loss.judge(alert("output_range", "mse_loss"), other) is None
+
+
+class Places(nn.Module):
+    """A recurrent layer that takes samples for places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = nn.Linear(8, 8), nn.GRU(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.embed(x)[:, None])[0][:, 0])
+
+
+def test_facts_of_a_training_hold_what_is_swapped_and_what_is_strided(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[Facts] = []
+    monkeypatch.setattr("lightning_hooks.session.diagnosis.with_causes", lambda alert, facts, _: known.append(facts) or alert)
+    net = Places()
+    net.head.weight.data = torch.full((8, 3), torch.nan).t()  # not contiguous, and an alert
+    trainer([TrainingMonitor(summary=False, report_dir=None)], max_epochs=1).fit(Classifier(net), loader())
+    assert (list(known[0].time_first), list(known[0].strided)) == (["net.body"], ["net.head.weight"])

@@ -1,0 +1,86 @@
+"""What a remedy says about a call in the code, done to every call of a training's steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from tests.evidence.faults.zoo import Built
+
+Change = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""From a function and its arguments to what it returns now."""
+LEAST = 1e-8
+MOST = 10.0
+
+
+class _Calls(TorchFunctionMode):
+    """Calls some functions, by their names, otherwise.
+
+    Args:
+        changes: Name to what is done instead.
+    """
+
+    def __init__(self, changes: Mapping[str, Change]) -> None:
+        super().__init__()
+        self.changes = changes
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        change = self.changes.get(getattr(func, "__name__", "").strip("_"))
+        return func(*args, **(kwargs or {})) if change is None else change(func, args, kwargs or {})
+
+
+def with_calls(built: Built, changes: Mapping[str, Change]) -> Built:
+    """A training in whose steps some functions do something else."""
+    for name in ("training_step", "validation_step"):
+        step = getattr(built.module, name)
+
+        def wrapped(*args: Any, _step: Callable[..., Any] = step, **kwargs: Any) -> Any:
+            with _Calls(changes):
+                return _step(*args, **kwargs)
+
+        setattr(built.module, name, functools.wraps(step)(wrapped))
+    return built
+
+
+def on_first(change: Callable[[Any], Any]) -> Change:
+    """Change the first argument."""
+
+    def changed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(change(args[0]), *args[1:], **kwargs)
+
+    return changed
+
+
+def _divided(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    by = args[1].clamp_min(LEAST) if isinstance(args[1], torch.Tensor) and args[1].is_floating_point() else args[1]
+    return func(args[0], by, *args[2:], **kwargs)
+
+
+def _as_shaped(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = dict(zip(("input", "target"), args, strict=False)) | kwargs
+    given["target"] = given["target"].view_as(given["input"])
+    return func(**given)
+
+
+def _passing(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    value = args[0]
+    return value + (func(*args, **kwargs) - value).detach()
+
+
+SAFE: dict[str, dict[str, Change]] = {
+    "log": {"log": on_first(lambda x: x.clamp_min(LEAST))},
+    "sqrt": {"sqrt": on_first(lambda x: x + LEAST)},
+    "rsqrt": {"rsqrt": on_first(lambda x: x + LEAST)},
+    "exp": {"exp": on_first(lambda x: x.clamp_max(MOST))},
+    "div": dict.fromkeys(("div", "true_divide", "truediv"), _divided)
+    | dict.fromkeys(("rdiv", "rtruediv", "reciprocal"), on_first(lambda x: x.clamp_min(LEAST))),
+}
+"""Operations to what holds where their argument is at its bound, as the remedies' lines of code say."""
+FINITE_SCORES: dict[str, Change] = {"softmax": on_first(lambda x: x.clamp_min(torch.finfo(x.dtype).min))}
+NO_DETACH: dict[str, Change] = {"detach": lambda func, args, kwargs: args[0]}
+PASSING: dict[str, Change] = dict.fromkeys(("round", "floor", "ceil", "sign"), _passing)
+ONE_SHAPE: dict[str, Change] = dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), _as_shaped)
