@@ -536,6 +536,38 @@ DEFINE_STREAM(stream_bf16, uint16_t, float, widen_bf16)
 DEFINE_STREAM(stream_f16, _Float16, float, (float))
 #endif
 
+/* The same of n values of one channel that lie in a row. */
+#define DEFINE_RUN(NAME, STORED, T, WIDEN)                                                                          \
+    WIDTHS static void NAME(const STORED *p, const STORED *q, int64_t n, double *square, double *entered, double *written) { \
+        T out[4] = {0, 0, 0, 0}, in[2] = {0, 0}, both[2] = {0, 0};                                                  \
+        if (q) {                                                                                                    \
+            int64_t half = n / 2;                                                                                   \
+            for (int64_t i = 0; i < half; i++) {                                                                    \
+                _Pragma("GCC unroll 2") for (int k = 0; k < 2; k++) RUN(p[i + k * half], q[i + k * half], k, T, WIDEN) \
+            }                                                                                                       \
+            if (n % 2) RUN(p[n - 1], q[n - 1], 0, T, WIDEN)                                                         \
+        } else {                                                                                                    \
+            int64_t quarter = n / 4;                                                                                \
+            for (int64_t i = 0; i < quarter; i++) {                                                                 \
+                _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) out[k] += WIDEN(p[i + k * quarter]) * WIDEN(p[i + k * quarter]); \
+            }                                                                                                       \
+            for (int64_t i = 4 * quarter; i < n; i++) out[0] += WIDEN(p[i]) * WIDEN(p[i]);                          \
+        }                                                                                                           \
+        *square += (double)out[0] + out[1] + out[2] + out[3];                                                       \
+        *entered += (double)in[0] + in[1], *written += (double)both[0] + both[1];                                   \
+    }
+#define RUN(OUT, IN, K, T, WIDEN)                                                                                   \
+    {                                                                                                               \
+        T x = WIDEN(OUT), y = WIDEN(IN), d = x - y;                                                                 \
+        out[K] += x * x, in[K] += y * y, both[K] += d * d;                                                          \
+    }
+DEFINE_RUN(run_f32, float, float, SAME)
+DEFINE_RUN(run_f64, double, double, SAME)
+DEFINE_RUN(run_bf16, uint16_t, float, widen_bf16)
+#ifdef HAS_F16
+DEFINE_RUN(run_f16, _Float16, float, (float))
+#endif
+
 static void stream_part(const void *out, const void *in, int64_t at, int64_t stride, int64_t rows, int64_t n, int type,
                         double *square, double *entered, double *written) {
 #define STREAM(NAME, STORED) \
@@ -545,6 +577,17 @@ static void stream_part(const void *out, const void *in, int64_t at, int64_t str
     else if (type == BF16) STREAM(stream_bf16, uint16_t);
 #ifdef HAS_F16
     else STREAM(stream_f16, _Float16);
+#endif
+}
+
+static void run(const void *out, const void *in, int64_t at, int64_t n, int type, double *square, double *totals) {
+#define ONE_RUN(NAME, STORED) \
+    NAME((const STORED *)out + at, in ? (const STORED *)in + at : 0, n, square, totals, totals + 1)
+    if (type == F32) ONE_RUN(run_f32, float);
+    else if (type == F64) ONE_RUN(run_f64, double);
+    else if (type == BF16) ONE_RUN(run_bf16, uint16_t);
+#ifdef HAS_F16
+    else ONE_RUN(run_f16, _Float16);
 #endif
 }
 
@@ -563,9 +606,7 @@ void stream(const void *out, const void *in, int64_t outer, int64_t channels, in
     for (int64_t o = 0; o < outer; o++)
         for (int64_t c = 0; c < channels; c++)
             for (int64_t i = 0; i < inner; i += STREAM_CHANNELS) {
-                double parts[STREAM_CHANNELS] = {0};
                 int64_t n = inner - i < STREAM_CHANNELS ? inner - i : STREAM_CHANNELS;
-                stream_part(out, in, (o * channels + c) * inner + i, 0, 1, n, type, parts, totals, totals + 1);
-                for (int64_t k = 0; k < n; k++) square[c] += parts[k];
+                run(out, in, (o * channels + c) * inner + i, n, type, square + c, totals);
             }
 }
