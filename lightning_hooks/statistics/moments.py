@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 from torch import Tensor
 
+Number = TypeVar("Number", Tensor, float)
 
-def moved(count: Tensor, by: Tensor, sums: Sequence[Tensor]) -> list[Tensor]:
+
+def moved(count: Number, by: Number, sums: Sequence[Number]) -> list[Number]:
     """Take sums of powers of deviations from another centre.
 
     After Pébay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order statistical moments" (2008):

@@ -22,7 +22,7 @@ from typing_extensions import override
 from lightning_hooks.hooks.tensors import as_real, plain_values
 from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.kernels.plain import Bounds, Kernels, Norms, Units
-from lightning_hooks.statistics.moments import pool
+from lightning_hooks.statistics.moments import moved
 from lightning_hooks.statistics.rows import MOMENTS, Clock, ParameterColumn
 
 CHUNK = 1 << 17
@@ -32,6 +32,7 @@ _CANCELLATION = 16.0
 """Where the mean square is more than this many variances, the deviations are summed in float64 instead."""
 
 _SQUARES_SAFE = (1e-15, 1e15)
+_FOURTH_SAFE = (1e-8, 1e8)
 """Magnitudes between which squares neither overflow nor vanish in float32."""
 
 _TOGETHER = CHUNK // 4
@@ -88,9 +89,7 @@ class HostKernels(Kernels):
             row = table.numpy()[index]
             _enter(row, new, now, at_bound, boundable, 0 if units is None else units.n, new_call)
             if moments and new.finite:
-                known = torch.from_numpy(row[MOMENTS])
-                both = torch.stack((known, known.new_tensor((new.finite, new.mean, new.m2, new.m3, new.m4))))
-                known.copy_(torch.stack(pool(*both.unbind(-1))))
+                row[MOMENTS] = _pooled(row[MOMENTS].tolist(), (float(new.finite), new.mean, new.m2, new.m3, new.m4))
         return units is not None and units.fired is not None and bool(units.fired.numpy().all())
 
     @override
@@ -100,6 +99,26 @@ class HostKernels(Kernels):
         flat = flatten(bounds.values).numpy()
         low = 0 if bounds.low is None else _count(np.less_equal, flat, bounds.low)
         return low if bounds.high is None else low + _count(np.greater_equal, flat, bounds.high)
+
+    @override
+    def stream(self, out: Tensor, entered: Tensor | None, dim: int) -> tuple[Tensor, Tensor | None]:
+        both = [tensor for tensor in (out, entered) if tensor is not None]
+        if not all(each.is_cpu and each.is_contiguous() for each in both) or torch.compiler.is_compiling():
+            return super().stream(out, entered, dim)
+        wide = torch.float64 if any(each.dtype is torch.float64 for each in both) else torch.float32
+        shape = math.prod(out.shape[:dim]), out.shape[dim], math.prod(out.shape[dim + 1 :])
+        rows = max(CHUNK // (shape[1] * shape[2]), 1)
+        pieces = [torch.split(each.view(shape), rows) for each in both]
+        square, totals = torch.zeros(shape[1], dtype=torch.float64), [0.0, 0.0]
+        for given in zip(*pieces, strict=True):
+            piece, *before = (each.to(wide) for each in given)  # which stay in the cache
+            along = torch.linalg.vector_norm(piece, dim=2).square() if shape[2] > 1 else (piece * piece).squeeze(2)
+            square += along.sum(0)
+            for each in before:
+                written = (piece - each).view(-1)
+                totals[0] += number(torch.dot(each.reshape(-1), each.reshape(-1)))
+                totals[1] += number(torch.dot(written, written))
+        return square, None if entered is None else torch.tensor(totals, dtype=torch.float64)
 
     @override
     def norms(self, tensors: Sequence[Tensor], zeros: bool = False, addresses: Sequence[int] | None = None) -> Norms:
@@ -152,6 +171,15 @@ class HostKernels(Kernels):
         table[at, ParameterColumn.RATIO] += ratio
         table[at, ParameterColumn.RATIO_STEPS] += 1
         table[at, ParameterColumn.RATIO_MAX] = np.maximum(table[at, ParameterColumn.RATIO_MAX], ratio)
+
+
+def _pooled(known: Sequence[float], new: Sequence[float]) -> list[float]:
+    """Counts, means and sums of powers of two tables, pooled as :func:`~.moments.pool` does it, in Python's numbers."""
+    total = known[0] + new[0]
+    mean = (known[0] * known[1] + new[0] * new[1]) / total
+    with np.errstate(all="ignore"):  # powers of numpy's numbers overflow to infinity, and those of Python's raise
+        sums = [moved(count, np.float64(own - mean), powers) for count, own, *powers in (known, new)]
+        return [total, mean, *map(sum, zip(*sums, strict=True))]
 
 
 def _enter(row: np.ndarray, new: HostSummary, now: int, at_bound: int, boundable: int, units: int, new_call: bool) -> None:
@@ -279,14 +307,23 @@ def _with_nonfinite(flat: Tensor, moments: bool) -> HostSummary:
 
 
 def _with_moments(found: HostSummary, finite: Tensor) -> HostSummary:
-    """A summary with the third and fourth moments, in float64."""
-    m3 = m4 = 0.0
+    """A summary with the third and fourth moments: in the values' type chunk by chunk, where that is exact enough; in float64."""
+    n, mean, m2 = found.finite, found.mean, found.m2
+    peak = max(-found.min, found.max)
+    near = _FOURTH_SAFE[0] < peak < _FOURTH_SAFE[1] and m2 * _CANCELLATION >= m2 + n * mean * mean
+    dtype = finite.dtype if near else torch.float64
+    pivot = number(torch.tensor(mean, dtype=dtype))
+    s3 = s4 = 0.0
+    memory = torch.empty(2, min(CHUNK, finite.numel()), dtype=dtype)  # for one chunk after the other
     for chunk in _chunks(finite):
-        deviation = chunk.to(torch.float64) - found.mean
-        square = deviation * deviation
-        m3 += number(torch.dot(square, deviation))
-        m4 += number(torch.dot(square, square))
-    return found._replace(m3=m3, m4=m4)
+        deviation, square = memory[:, : chunk.numel()]
+        torch.sub(chunk, pivot, out=deviation)
+        torch.mul(deviation, deviation, out=square)
+        s3 += number(torch.dot(square, deviation))
+        s4 += number(torch.dot(square, square))
+    by = mean - pivot  # which rounding the mean leaves
+    m3 = s3 - by * (3 * m2 + by * by * n)
+    return found._replace(m3=m3, m4=max(s4 - by * (4 * m3 + by * (6 * m2 + by * by * n)), 0.0))
 
 
 def _norms(tensors: Sequence[Tensor]) -> Iterator[float]:
