@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 import re
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from typing import Any, TypeAlias
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.hooks.attributes import contents, entries_of, stored
+from lightning_hooks.hooks.graph import parameters_behind
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import has_values
 
@@ -123,14 +125,14 @@ def unregistered_tensors(root: nn.Module) -> dict[str, list[Tensor]]:
         root: The model.
 
     Returns:
-        The name of the attribute, such as ``net.codes``, to the tensors in it. What was computed from others does not count, nor
-        what FSDP flattens.
+        The name of the attribute, such as ``net.codes``, to the tensors in it; of one that was computed from parameters, as
+        ``nn.Parameter(…).float()`` is, to these. What FSDP flattens does not count.
     """
     known = {id(parameter) for parameter in root.parameters()}
     found: dict[str, list[Tensor]] = {}
     for name, entries in _attributes(root):
-        tensors = (entry for entry in entries if isinstance(entry, Tensor))
-        hidden = [tensor for tensor in tensors if id(tensor) not in known and _learns(tensor)]
+        tensors = (leaf for entry in entries if isinstance(entry, Tensor) for leaf in _leaves(entry))
+        hidden = [tensor for tensor in tensors if id(tensor) not in known]
         if hidden:
             found[name] = hidden
     return found
@@ -142,8 +144,11 @@ def own_parameters(module: nn.Module, root: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad and id(parameter) not in known]
 
 
-def _learns(tensor: Tensor) -> bool:
-    return tensor.requires_grad and tensor.is_leaf and not stored(tensor, "_is_flat_param")
+def _leaves(tensor: Tensor) -> list[Tensor]:
+    """A tensor that requires a gradient and is no part of shards, or the parameters that it was computed from."""
+    if not tensor.requires_grad or stored(tensor, "_is_flat_param"):
+        return []
+    return [tensor] if tensor.is_leaf else [parameter for parameter, _ in parameters_behind(tensor, {})]
 
 
 def _attributes(root: nn.Module) -> Iterator[tuple[str, list[nn.Module | Tensor]]]:
@@ -175,9 +180,9 @@ def unused_parts(
     A part is the largest module in which no parameter that requires a gradient has one. In a library's class it is a branch of the
     library's model that this task does not use, or that runs under ``no_grad``, but not if it holds a list of blocks that were
     called with gradients, or belongs to the body of the model: nobody runs an encoder for nothing. A library's class is of a
-    package that states a ``__version__``, other than the package of the model's own class. In the user's own class the part was cut
-    off, unless a module that trains has the same layers and similar weights: then it is a target or teacher network of that
-    module. (Independent weights differ by 1.4 times their norm.)
+    package that states a ``__version__``, other than the package of the model's own class, unless that is installed where nobody
+    edits it. In the user's own class the part was cut off, unless a module that trains has the same layers and similar weights:
+    then it is a target or teacher network of that module. (Independent weights differ by 1.4 times their norm.)
 
     Args:
         root: The model.
@@ -234,9 +239,15 @@ def _by_library(part: str, modules: Mapping[str, nn.Module]) -> str:
         kind = type(modules[holder])
         package = kind.__module__.partition(".")[0]
         if package != "torch":
-            library = package != own and _states_a_version(package)
+            library = (package != own or _is_installed(package)) and _states_a_version(package)
             return f"a part of {kind.__name__} (from {package}) that this task does not use" if library else ""
     return ""
+
+
+def _is_installed(package: str) -> bool:
+    """Whether a package lies among those that an installer has copied, unlike a project or an editable checkout."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return isinstance(file, str) and any(file.startswith(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
 
 
 def _states_a_version(package: str) -> bool:

@@ -22,9 +22,10 @@ from lightning_hooks.alerts import (
     StepTooShort,
 )
 from lightning_hooks.diagnostics.learning.rules import factor_to_best
+from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from tests.support.models import Classifier, loader, trainer
 
-LOSS = LossReport(100, 2.0, 0.1, 1.9, 2.1, 2.0, start=2.05, lowest=1.95)
+LOSS = LossReport(100, 2.0, 0.1, 1.9, 2.1, 2.0, recent=(2.01, 1.99) * 32, start=2.05, lowest=1.95)
 STEP = LearningReport(steps=10, reruns=6, gain=0.08, step_ratio=0.9, progress=0.3, coherence=0.1, over_constant=None)
 
 
@@ -70,10 +71,12 @@ def test_no_progress() -> None:
     (alert,) = NoProgress()(report(replace(STEP, progress=0.001)))
     assert "lowers its own batch's loss by 4%, and new batches get 0.1% of that (limit 2%)" in alert.message
     (alert,) = NoProgress()(report(replace(STEP, over_constant=1.01)))
-    assert alert.message == "the loss is 1.01 of that of the best constant answer (limit 0.95)."
+    assert alert.message == "the loss is 1.01 of that of the best constant answer (limit 0.98) and stands still."
     for fields in ({}, {"progress": 0.1}, {"progress": 0.001, "over_constant": 0.5}, {"progress": 0.001, "gain": 1e-3}):
         assert not [*NoProgress()(report(replace(STEP, **fields)))]
-    assert not [*NoProgress()(report(replace(STEP, progress=0.001), step=199))]
+    for over in (0.975, 1.04):  # it has learned something, or is on its way
+        assert not [*NoProgress()(report(replace(STEP, over_constant=over)))]
+    assert not [*NoProgress()(report(replace(STEP, progress=0.001), step=39))]
     fallen = replace(report(replace(STEP, progress=0.001)), loss=replace(LOSS, lowest=1.0))
     assert not [*NoProgress()(fallen)]
 
@@ -124,17 +127,49 @@ def test_a_loss_at_the_level_of_a_constant_is_a_warning_once_training_should_be_
     assert alert.severity == severity
 
 
-@pytest.mark.parametrize(("before", "severity"), [(2.0, "warning"), (2.02, "warning"), (2.021, "info"), (1.9, "warning")])
-def test_a_loss_that_still_falls_makes_progress(before: float, severity: str) -> None:
-    earlier = replace(report(None), loss=replace(LOSS, mean=before))
-    (alert,) = NoProgress()(report(replace(STEP, over_constant=1.0)), [earlier])
-    assert alert.severity == severity
+@pytest.mark.parametrize(
+    ("recent", "found"),
+    [
+        ((2.0,) * 64, True),
+        ((2.2,) * 16 + (2.0,) * 48, True),  # down to the level of a constant, and no further
+        ((2.0,) * 32 + (1.93,) * 16 + (2.0,) * 16, True),
+        ((2.1,) * 32 + (1.9,) * 32, False),  # it falls
+        ((1.9,) * 32 + (2.1,) * 32, False),  # it rises
+        ((2.5, 1.5) * 32, False),  # nobody can tell
+        ((2.0,) * 39, False),
+        ((), False),
+    ],
+)
+def test_a_loss_that_changes_does_not_stand_still(recent: tuple[float, ...], found: bool) -> None:
+    given = replace(report(replace(STEP, over_constant=1.0)), loss=replace(LOSS, recent=recent))
+    assert bool([*NoProgress()(given)]) is found
 
 
-@pytest.mark.parametrize(("recent", "found"), [((2.4,) * 24 + (1.6,) * 8, True), ((2.4,) * 24 + (1.4,) * 8, False), ((), True)])
-def test_the_level_is_that_of_the_last_batches(recent: tuple[float, ...], found: bool) -> None:
+def test_a_loss_below_the_level_of_a_constant_that_falls_slowly() -> None:
+    slowly = replace(LOSS, recent=tuple(2.0 - 1e-4 * step for step in range(64)))
+    for over, found in ((0.99, False), (1.01, True)):
+        assert bool([*NoProgress()(replace(report(replace(STEP, over_constant=over)), loss=slowly))]) is found
+
+
+@pytest.mark.parametrize(
+    ("rate", "peak", "initial", "severity"),
+    [
+        (0.05, 0.05, 0.1, "info"),  # it warms up
+        (0.1, 0.1, 0.1, "warning"),
+        (0.05, 0.1, 0.1, "warning"),  # it decays
+        (0.1, 0.1, None, "warning"),
+    ],
+)
+def test_while_the_rate_warms_up_a_loss_may_stand_still(rate: float, peak: float, initial: float | None, severity: str) -> None:
+    group = GroupSettings(lr=rate, lr_peak=peak, lr_initial=initial)
+    given = report(replace(STEP, over_constant=1.0), optimizers={"0-Adam": OptimizerStats(groups=(group,))})
+    assert [alert.severity for alert in NoProgress()(given)] == [severity]
+
+
+@pytest.mark.parametrize(("last", "found"), [(1.62, True), (1.4, False)])
+def test_the_level_is_that_of_the_last_batches(last: float, found: bool) -> None:
     """A loss that fell within the window: its mean says less than its end."""
-    given = replace(report(replace(STEP, over_constant=1.25)), loss=replace(LOSS, recent=recent))
+    given = replace(report(replace(STEP, over_constant=1.25)), loss=replace(LOSS, recent=(last,) * 64))
     assert bool([*NoProgress()(given)]) is found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn.utils import parametrizations
 
-from lightning_hooks.diagnostics.setup.initial import FirstWeights, first_weights
+from lightning_hooks.diagnostics.setup.initial import FirstWeights, first_weights, still_alike
 
 
 def filled(layer: Any, value: float) -> Any:
@@ -121,3 +122,27 @@ def test_a_linear_layer_of_another_library() -> None:
     layer = nn.Module()
     layer.in_channels, layer.weight = 8, nn.Parameter(torch.rand(8, 8) + 0.1)
     assert list(first_weights(nn.Sequential(layer)).one_sign) == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("net", "alike"),
+    [
+        (
+            nn.Sequential(filled(nn.Linear(8, 16, bias=False), 0.1), nn.Tanh(), filled(nn.Linear(16, 4), 0.1)),
+            ["0", "2"],
+        ),  # one after the other
+        (nn.Sequential(filled(nn.Linear(8, 16), 0.1), nn.Tanh(), nn.Linear(16, 4)), []),  # the next one makes units different
+        (filled(nn.Linear(8, 16), 0.1), []),  # and so do targets
+    ],
+)
+def test_units_that_stay_the_same(net: nn.Module, alike: list[str]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(copy.deepcopy(net))
+    constant = first_weights(model).constant
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(5):
+        x = torch.randn(32, 8)
+        model(x).sub(x @ torch.randn(8, 4 if len(model.state_dict()) > 2 else 16)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [name.removeprefix("0.") for name in still_alike(model, constant)] == alike

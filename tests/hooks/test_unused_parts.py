@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from types import ModuleType
 
 import pytest
@@ -82,6 +83,8 @@ def test_a_library_is_a_package_with_a_version_other_than_the_roots(monkeypatch:
     assert of_libraries(root, ["net.pooler.weight"]) == {"net.pooler.weight": reason}
     Training.__module__ = "newlib.training"
     assert of_libraries(root, ["net.pooler.weight"]) == {}  # the user's own package, with a version
+    package.__file__ = f"{sysconfig.get_path('purelib')}/newlib/__init__.py"  # a whole recipe of a library, which nobody edits
+    assert of_libraries(root, ["net.pooler.weight"]) == {"net.pooler.weight": reason}
 
 
 def test_the_parameters_of_a_library_s_own_kind_of_layer_are_part_of_it() -> None:

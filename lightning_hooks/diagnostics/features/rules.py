@@ -70,11 +70,13 @@ class Dead(Rule):
 class Saturated(Rule):
     """A bounded activation that sits at its bounds.
 
-    Calls of ``softmax`` are not judged: the distributions of a classifier may be certain, and attention has rules of its own.
+    Calls of ``softmax`` are not judged: the distributions of a classifier may be certain, and attention has rules of its own. Nor
+    is what gives a few numbers: a share or a rate that is learned is kept in bounds so.
 
     Attributes:
         threshold: Share of its values, in [0, 1]. Half is the share the hook literature and SageMaker's rules flag.
         learned: The same for an activation that was below it in training's first window: gates learn to be open or shut.
+        min_values: Values of a call below which it is not judged.
     """
 
     kind: ClassVar[str] = "saturated"
@@ -84,13 +86,14 @@ class Saturated(Rule):
 
     threshold: float = 0.5
     learned: float = 0.9
+    min_values: int = 8
 
     def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
         """Yield an alert per activation that is saturated more often than the threshold."""
         first = history[0].sites if history else {}
         for site, stats in report.sites.items():
             saturated = stats.saturated_fraction
-            if saturated is None or report.functions.get(site) == "softmax":
+            if saturated is None or report.functions.get(site) == "softmax" or stats.count < self.min_values * stats.calls:
                 continue
             began = first[site].saturated_fraction if site in first else None
             limit = self.threshold if began is None or began > self.threshold else max(self.learned, self.threshold)

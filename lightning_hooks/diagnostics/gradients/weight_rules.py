@@ -188,6 +188,7 @@ class WeightsGrowing(Rule):
     """
 
     kind: ClassVar[str] = "weights_growing"
+    soft: ClassVar[bool] = True
     shares: ClassVar[tuple[str, ...]] = ("slowing",)
 
     factor: float = 2.0
@@ -242,6 +243,9 @@ class GrowthWithoutGain(Rule):
         """Yield an alert per weight, the one that grew most first."""
         if len(history) < 3 or report.loss is None or not rises(report.loss, self.noise):
             return
+        before = history[-1].loss
+        if before is not None and report.loss.mean < before.mean - before.std:
+            return  # it is on its way back: other data, or another task, have raised it once
         found: dict[str, float] = {}
         for name, norms in _norms(report, history, 3).items():
             rates = [math.log(later / earlier) for earlier, later in pairwise(norms)]
@@ -309,7 +313,7 @@ KINDS = (
         "      or weight_norm > {GrowthWithoutGain.factor} * that three windows before, growing no more slowly than before in "
         "each,\n"
         "      while the median of the last 32 losses > its lowest + {GrowthWithoutGain.noise} * standard deviation from batch to "
-        "batch",
+        "batch,\n      and the loss is not falling again, by more than the standard deviation of the window before",
         advice=("Try a lower learning rate", "Add weight decay, or a normalisation layer"),
         follows={"update_spike": always, "update_too_large": always},
     ),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.kinds import Kind, Severity
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import activation_before_loss
 from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inputs, unrelated_targets
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low
 from lightning_hooks.diagnostics.causes.wiring import cut_gradients, detached_state, wrong_axis
+from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
@@ -98,59 +99,78 @@ class StepTooShort(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NoProgress(Rule):
-    """Steps that lower the loss of their own batches, while the loss of new ones stands still from the start.
+    """A loss that stands still at that of the best constant answer, or whose steps lower the loss of their own batches alone.
 
-    A loss at that of the best constant answer is harm that is measured, and a warning once training should be past it. In the other
-    case, early in a long training, and while the loss still falls from window to window, it is an info: a language model stays at
-    the frequencies of its tokens for a while.
+    The first is harm that is measured, and a warning where the loss of the last batches is as large as that of those before them,
+    beyond what chance makes of so few, unless the learning rate still warms up or a long training has only begun: a language model
+    stays at the frequencies of its tokens for a while. The other is an info.
 
     Attributes:
         threshold: Fall of the loss on new batches over the sum of the gains, below which it counts.
         fall: Share of the loss at the start that its lowest level may lie below it.
         gain: Gain of a step, as a share of the loss, from which on steps count as gaining.
         over_constant: Loss over that of the best constant answer from which on the model is no better than that.
+        still: Share by which a loss that stands still may change, with its error, and be above that of the best constant answer:
+            farther above it is on its way.
         min_steps: Optimizer steps that there must be.
         begun: Share of the planned steps before which it is an info.
-        falls: Fall of the mean loss since the window before, as a share of it, from which on it is an info.
     """
 
     kind: ClassVar[str] = "no_progress"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "fall", "gain", "over_constant", "begun", "falls")
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "fall", "gain", "over_constant", "still", "begun")
 
     threshold: float = 0.02
     fall: float = 0.1
     gain: float = 1e-3
-    over_constant: float = 0.95
-    min_steps: int = 200
+    over_constant: float = 0.98
+    still: float = 0.03
+    min_steps: int = 40
     begun: float = 0.1
-    falls: float = 0.01
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if the loss makes no progress."""
         learning, loss = report.learning, report.loss
         if learning is None or loss is None or not loss.optimized or report.step < self.min_steps:
             return
-        constant, progress, gain = learning.over_constant, learning.progress, learning.gain
-        if constant is not None and loss.recent and loss.mean > 0:
-            constant = min(constant, constant * loss.latest / loss.mean)  # it may have fallen within the window
-        found = []
-        if constant is not None and constant > self.over_constant:
-            found.append(f"the loss is {constant:.3g} of that of the best constant answer (limit {self.over_constant:g})")
+        constant = learning.over_constant
+        if constant is not None:
+            if loss.recent and loss.mean > 0:
+                constant = min(constant, constant * loss.latest / loss.mean)  # it may have fallen within the window
+            if self.over_constant < constant < 1 + self.still and self._stands_still(loss, constant):
+                waits = _warms_up(report) or report.step < self.begun * (report.planned_steps or 0)
+                yield self._found(
+                    report, constant, self.over_constant, "info" if waits else "warning",
+                    f"the loss is {constant:.3g} of that of the best constant answer (limit {self.over_constant:g}) and stands "
+                    "still",
+                )  # fmt: skip
+            return
+        progress, gain = learning.progress, learning.gain
         still = math.isfinite(loss.lowest) and loss.start > 0 and loss.lowest > (1 - self.fall) * loss.start
         if progress is not None and progress < self.threshold and still and gain is not None and gain > self.gain * loss.mean:
-            found.append(
+            yield self._found(
+                report, progress, self.threshold, "info",
                 f"a step lowers its own batch's loss by {percent(gain / loss.mean)}, and new batches get "
-                f"{percent(max(progress, 0.0))} of that (limit {percent(self.threshold)})"
-            )
-        if found and (constant is None or constant > self.over_constant):
-            value, limit = (progress or 0.0, self.threshold) if constant is None else (constant, self.over_constant)
-            before = next((earlier.loss.mean for earlier in reversed(history) if earlier.loss is not None), loss.mean)
-            due = report.step >= self.begun * (report.planned_steps or 0) and not loss.mean < (1 - self.falls) * before
-            yield self.alert(
-                report, SITE, value, limit, "info" if constant is None or not due else "warning", f"{'; '.join(found)}.",
-                "The model learns nothing that holds for new samples. Common causes: labels that do not belong to their inputs, a "
-                "layer that destroys the inputs, noise as data.",
+                f"{percent(max(progress, 0.0))} of that (limit {percent(self.threshold)})",
             )  # fmt: skip
+
+    def _stands_still(self, loss: LossReport, constant: float) -> bool:
+        """Whether it does, and does not fall below the level of a constant, however slowly."""
+        change, error = loss.change(self.min_steps) or (math.inf, 0.0)
+        return abs(change) + error < self.still and (change >= -error or constant >= 1)
+
+    def _found(self, report: GradientFlowReport, value: float, limit: float, severity: Severity, message: str) -> Alert:
+        return self.alert(
+            report, SITE, value, limit, severity, f"{message}.",
+            "The model learns nothing that holds for new samples. Common causes: labels that do not belong to their inputs, a "
+            "layer that destroys the inputs, noise as data.",
+        )  # fmt: skip
+
+
+def _warms_up(report: GradientFlowReport) -> bool:
+    """Whether a learning rate is the largest so far, and its schedule goes on to a larger one."""
+    groups = [group for stats in report.optimizers.values() for group in stats.groups]
+    known = [(group.lr, group.lr_peak or 0.0, group.lr_initial or 0.0) for group in groups if group.lr is not None]
+    return any(peak <= rate < initial for rate, peak, initial in known)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,13 +244,15 @@ KINDS = (
             wrong_axis, detached_state, cut_gradients, destroyed_inputs, large_inputs, unrelated_targets, activation_before_loss,
             rate_too_low, *STEP_SIZE,
         ),
-        meaning="Steps lower the loss of their own batches, and that of new ones stands still from the start; or the model is no "
-        "better than the best constant answer.",
-        formula="alert after {NoProgress.min_steps} steps if over_constant > {NoProgress.over_constant}\n"
-        "     or, where that is not known, progress < {NoProgress.threshold} while a step gains more than {NoProgress.gain} of the "
-        "loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
-        severities="warning where the loss stands still at that of a constant answer after {NoProgress.begun} of the planned ones; "
-        "else info",
+        meaning="The loss stands still at that of the best constant answer; or steps lower the loss of their own batches, and that "
+        "of new ones stands still from the start.",
+        formula="change = mean of the last quarter of the last losses / mean of their second quarter - 1\n\n"
+        "alert after {NoProgress.min_steps} steps if {NoProgress.over_constant} < over_constant < 1 + {NoProgress.still}\n"
+        "      and |change| + 2 standard errors < {NoProgress.still}, unless it is below 1 and falls by more than these\n"
+        "info where over_constant is not known if progress < {NoProgress.threshold} while a step gains more than {NoProgress.gain} "
+        "of the loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
+        severities="warning where the loss stands still at that of a constant answer, after {NoProgress.begun} of the planned "
+        "steps and the warm-up; else info",
         follows_any=lambda kind: kind.stops_learning,
         advice=("Check that labels belong to their inputs", "Check that different inputs give different outputs at each layer"),
     ),

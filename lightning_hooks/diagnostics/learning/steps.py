@@ -29,7 +29,7 @@ MOST_CLASSES = 256
 """Labels of more classes than this are not counted."""
 FEWEST_TARGETS = 8
 """Samples that a batch of targets needs whose spread is read."""
-FEWEST_LABELS = 8
+FEWEST_LABELS = 4
 """Labels for each class that occurs, that the entropy of labels needs."""
 MOST = 1024
 """Numbers of a target that are read, of each sample; of longer ones so many, evenly spaced."""
@@ -39,7 +39,7 @@ class ConstantColumn(Columns):
     """What each number holds. The counts of ``MOST_CLASSES`` labels follow."""
 
     LOSS = SUM  # of calls, times their weight
-    CONSTANT = SUM  # loss of the best constant, likewise
+    CONSTANT = SUM  # loss of the best constant, likewise; where labels are counted, the label smoothing
     WEIGHT = SUM  # labels, or calls
     UNDEFINED = SUM  # calls whose best constant does not follow
     KIND = MAXIMUM  # place of the loss in SEEN, from 1
@@ -70,7 +70,8 @@ class ConstantTable(RowTable):
         if not _weighted(call.arguments):
             ignored, mean = call.arguments.get("ignore_index", -100), loss.detach()
             mean = mean.mean() if mean.dim() else mean
-            found = self._found(call.function, given.detach(), target.detach(), mean, ignored)
+            smoothing = call.arguments.get("label_smoothing") or 0.0
+            found = self._found(call.function, given.detach(), target.detach(), mean, ignored, smoothing)
         self._enter(SEEN.index(call.function) + 1, call.site.name != self._site, found)
 
     def _enter(self, kind: int, other: bool, found: Tensor | None) -> None:
@@ -93,9 +94,9 @@ class ConstantTable(RowTable):
         else:
             self.rows[0, column.UNDEFINED] += 1
 
-    def _found(self, function: str, given: Tensor, target: Tensor, loss: Tensor, ignored: int) -> Tensor | None:
+    def _found(self, function: str, given: Tensor, target: Tensor, loss: Tensor, ignored: int, smoothing: float) -> Tensor | None:
         if function in CLASSES:
-            return self._of_classes(given, target, loss, ignored)
+            return self._of_classes(given, target, loss, ignored, smoothing)
         if target.requires_grad or len(target) < FEWEST_TARGETS or not target.is_floating_point() or given.shape != target.shape:
             return None
         samples = target.reshape(len(target), -1)
@@ -109,7 +110,7 @@ class ConstantTable(RowTable):
             constant = -(torch.xlogy(mean, mean) + torch.xlogy(1 - mean, 1 - mean)).mean()
         return torch.stack((loss.to(constant), constant, torch.ones_like(constant)))
 
-    def _of_classes(self, given: Tensor, target: Tensor, loss: Tensor, ignored: int) -> Tensor | None:
+    def _of_classes(self, given: Tensor, target: Tensor, loss: Tensor, ignored: int, smoothing: float) -> Tensor | None:
         classes = given.shape[1] if given.dim() > 1 else len(given)
         if classes > MOST_CLASSES or target.is_floating_point():
             return None
@@ -119,11 +120,11 @@ class ConstantTable(RowTable):
             of_classes = of_classes[(of_classes >= 0) & (of_classes < classes) & (of_classes != ignored)]
             self.rows.numpy()[0, len(ConstantColumn) :] += np.bincount(of_classes, minlength=MOST_CLASSES)
             count = len(of_classes)
-            return torch.tensor((number(loss) * count if count else 0.0, 0.0, count), dtype=self.rows.dtype)
+            return torch.tensor((number(loss) * count if count else 0.0, smoothing * count, count), dtype=self.rows.dtype)
         counts = ((labels >= 0) & (labels < classes) & (labels != ignored)).to(self.rows.dtype)
         self.rows[0, len(ConstantColumn) :].index_add_(0, labels.clamp(0, classes - 1).to(torch.int64), counts)
         total = counts.sum()
-        return torch.stack((torch.where(total > 0, loss.to(total), 0) * total, torch.zeros_like(total), total))
+        return torch.stack((torch.where(total > 0, loss.to(total), 0) * total, smoothing * total, total))
 
     def read(self, packed: Tensor) -> tuple[float | None, str]:
         """The loss over that of the best constant answer, or why it is not known."""
@@ -142,7 +143,8 @@ def _over_constant(row: Sequence[float]) -> tuple[float | None, str]:
         counts = [count for count in row[len(ConstantColumn) :] if count]
         if weight < FEWEST_LABELS * len(counts):
             return None, "too few labels were seen for their entropy"
-        shares = [count / weight for count in counts]
+        smoothing = constant / weight
+        shares = [(1 - smoothing) * count / weight + smoothing / len(counts) for count in counts]
         constant = weight * (-sum(share * math.log(share) for share in shares) + (len(counts) - 1) / (2 * weight))  # Miller 1955
     return (loss / constant, "") if constant > 0 else (None, "all targets are the same")
 
@@ -151,8 +153,7 @@ def _weighted(arguments: Mapping[str, Any]) -> bool:
     """Whether the loss is no plain mean."""
     plain = arguments.get("reduction", "mean") in ("mean", "none") and arguments.get("reduce") is not False
     weights = [arguments.get(name) for name in ("weight", "pos_weight")]
-    special = not plain or any(weight is not None for weight in weights) or bool(arguments.get("label_smoothing"))
-    return special or arguments.get("size_average") is False
+    return not plain or any(weight is not None for weight in weights) or arguments.get("size_average") is False
 
 
 RECENT = 16

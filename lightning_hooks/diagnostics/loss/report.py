@@ -80,6 +80,23 @@ class LossReport:
         last = self.recent[-max(len(self.recent) // 4, 1) :]
         return sum(last) / len(last) if last else math.nan
 
+    def change(self, least: int = FEWEST) -> tuple[float, float] | None:
+        """The change of the mean from the second to the last quarter of ``recent``, and two standard errors of it, as shares.
+
+        Args:
+            least: How many losses there must be.
+
+        Returns:
+            Both over the mean of the second quarter; None where there are too few losses, or that is 0.
+        """
+        quarter = len(self.recent) // 4
+        if len(self.recent) < least or quarter < 2:
+            return None
+        before, last = np.array(self.recent[quarter : 2 * quarter]), np.array(self.recent[-quarter:])
+        level = abs(float(before.mean()))
+        error = math.hypot(before.std(ddof=1), last.std(ddof=1)) / math.sqrt(quarter)
+        return (float(last.mean() - before.mean()) / level, 2 * error / level) if level > 0 else None
+
 
 def loss_scalars(report: LossReport | None) -> dict[str, float]:
     """The values of a report by tag."""

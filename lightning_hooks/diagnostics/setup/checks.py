@@ -13,7 +13,7 @@ from typing_extensions import override
 from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.batches.hashes import BatchHashes
 from lightning_hooks.diagnostics.loss_inputs.targets import IGNORED, LabelTable, label_tensors
-from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, first_weights, nonfinite_weights
+from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, first_weights, nonfinite_weights, still_alike
 from lightning_hooks.diagnostics.setup.module_modes import AS_MADE, ModuleModes, unusual_settings, values_per_channel
 from lightning_hooks.hooks import Recorder
 from lightning_hooks.hooks.attributes import in_training_mode, stored
@@ -111,7 +111,8 @@ class ModelSetup:
         unestimated: Those of them that are batch norms whose running statistics are as they were made, 0 and 1: no data have been
             seen.
         constant_weights: Linear or convolution layer with two outputs or more to the one number, other than 0, that all its weights
-            were when training started; so are matrices of recurrent layers, by their own names (``….weight_hh_l0``).
+            were when training started, and whose rows or columns are similar still; so are matrices of recurrent layers, by their
+            own names (``….weight_hh_l0``).
         one_sign_weights: Linear or convolution layer to the mean of its weights when training started, where all of them were above
             0, or all below.
         untrained: Frozen linear or convolution layers that are as they were initialised.
@@ -268,7 +269,7 @@ class SetupChecks(Tables):
         return ModelSetup(
             eval_modes={name: level for name, level in levels.items() if level},
             unestimated=tuple(name for name in moved if levels.get(name) and moved[name] == AS_MADE),
-            constant_weights=dict(self._first.constant),
+            constant_weights=still_alike(model, self._first.constant),
             one_sign_weights=dict(self._first.one_sign),
             untrained=self._first.untrained,
             updating={name: moved[name] for name in _in_frozen_parts(updating, model)},

@@ -239,6 +239,25 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
     return FirstWeights(constant, tuple(untrained), one_sign)
 
 
+def still_alike(model: nn.Module, constant: Mapping[str, float], near: float = 0.3) -> dict[str, float]:
+    """Of the layers that started with one number those whose units, or whose inputs, mostly have similar weights still.
+
+    Args:
+        model: The model, some steps later.
+        constant: Those layers, to that number.
+        near: Share of the largest weight by which those of two may differ, as biases that are drawn at random make them.
+    """
+    if not constant:
+        return {}
+    weights = {name: weight for name, _, weight in _layers(model)} | _recurrent(model, 0)
+    known = {name: weights[name].flatten(1).float() for name in constant if name in weights}
+    shares = []
+    for weight in known.values():
+        size = near * weight.abs().amax()
+        shares.append(torch.stack([(some.diff(dim=0).abs().amax(1) <= size).float().mean() for some in (weight, weight.T)]).amax())
+    return {name: constant[name] for name, share in zip(known, _on_host(shares), strict=True) if share >= 0.5}
+
+
 def _summary(weight: Tensor, bias: Tensor | None) -> Tensor:
     """The smallest, the largest, the mean and the root mean square of a weight; and the largest of its bias, NaN without one."""
     largest = weight.new_full((), math.nan) if bias is None else bias.detach().abs().amax()

@@ -385,6 +385,8 @@ class Codes(Classifier):
         shift = torch.zeros(8, requires_grad=how != "no gradient")
         shift._is_flat_param = how == "of FSDP"  # type: ignore[attr-defined]
         self.how, self.shift = how, {"list": [shift], "parameters in a list": [nn.Parameter(shift)]}.get(how, shift)
+        if how == "computed":
+            self.shift = nn.Parameter(shift.double()).float()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
@@ -403,6 +405,7 @@ class Codes(Classifier):
         ("tensor", "warning"),
         ("list", "warning"),
         ("parameters in a list", "warning"),
+        ("computed", "warning"),
         ("optimized", "info"),
         ("unused", None),
         ("coordinates", None),
