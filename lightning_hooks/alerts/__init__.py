@@ -1,60 +1,42 @@
 """Reports, the rules that read them, and the alerts that come out."""
 
-from lightning_hooks.alerts.defaults import ALERT_KINDS, RULES
+from lightning_hooks.alerts.defaults import ALERT_KINDS, FILES, RULES
 from lightning_hooks.alerts.observers import AlertObservers
 from lightning_hooks.declare.alert import Alert, AlertError
 from lightning_hooks.declare.book import AlertBook
 from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.declare.rulebook import Mute, RuleBook
-from lightning_hooks.diagnostics.attention import rules as attention_rules
 from lightning_hooks.diagnostics.attention.rules import *
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats, HeadStats
-from lightning_hooks.diagnostics.batches import rules as batch_rules
 from lightning_hooks.diagnostics.batches.rules import *
-from lightning_hooks.diagnostics.calls import rules as call_rules
 from lightning_hooks.diagnostics.calls.rules import *
 from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
-from lightning_hooks.diagnostics.clipping_events import rules as clip_rules
 from lightning_hooks.diagnostics.clipping_events.rules import *
-from lightning_hooks.diagnostics.features import constant_rules
-from lightning_hooks.diagnostics.features import rules as activation_rules
 from lightning_hooks.diagnostics.features.constant_rules import *
 from lightning_hooks.diagnostics.features.rules import *
-from lightning_hooks.diagnostics.gradients import exploding_rules, update_rules, vanishing_rules, weight_rules
 from lightning_hooks.diagnostics.gradients.exploding_rules import *
 from lightning_hooks.diagnostics.gradients.update_rules import *
 from lightning_hooks.diagnostics.gradients.vanishing_rules import *
 from lightning_hooks.diagnostics.gradients.weight_rules import *
-from lightning_hooks.diagnostics.learning import rules as step_rules
 from lightning_hooks.diagnostics.learning.report import LearningReport, ParameterLearning
 from lightning_hooks.diagnostics.learning.rules import *
-from lightning_hooks.diagnostics.loss import learning_rules
-from lightning_hooks.diagnostics.loss import rules as loss_rules
 from lightning_hooks.diagnostics.loss.learning_rules import *
 from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss.rules import *
-from lightning_hooks.diagnostics.loss_inputs import rules as loss_input_rules
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.rules import *
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
-from lightning_hooks.diagnostics.nonfinite import rules as nonfinite_rules
 from lightning_hooks.diagnostics.nonfinite.rules import *
-from lightning_hooks.diagnostics.optimizer import rules as optimizer_rules
 from lightning_hooks.diagnostics.optimizer.rules import *
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, RangeReport
-from lightning_hooks.diagnostics.representations import rules as representation_rules
 from lightning_hooks.diagnostics.representations.rules import *
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
-from lightning_hooks.diagnostics.residual_stream import rules as residual_rules
 from lightning_hooks.diagnostics.residual_stream.rules import *
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
-from lightning_hooks.diagnostics.routers import rules as router_rules
 from lightning_hooks.diagnostics.routers.routing import RouterReport
 from lightning_hooks.diagnostics.routers.rules import *
-from lightning_hooks.diagnostics.setup import initial_rules, registration_rules
-from lightning_hooks.diagnostics.setup import rules as setup_rules
 from lightning_hooks.diagnostics.setup.checks import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
 from lightning_hooks.diagnostics.setup.initial_rules import *
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
@@ -101,25 +83,4 @@ __all__ = [
     "UnusualBatch",
     "VectorDecay",
 ]
-__all__ += activation_rules.__all__
-__all__ += attention_rules.__all__
-__all__ += batch_rules.__all__
-__all__ += call_rules.__all__
-__all__ += clip_rules.__all__
-__all__ += constant_rules.__all__
-__all__ += exploding_rules.__all__
-__all__ += initial_rules.__all__
-__all__ += learning_rules.__all__
-__all__ += loss_input_rules.__all__
-__all__ += loss_rules.__all__
-__all__ += nonfinite_rules.__all__
-__all__ += optimizer_rules.__all__
-__all__ += registration_rules.__all__
-__all__ += representation_rules.__all__
-__all__ += residual_rules.__all__
-__all__ += router_rules.__all__
-__all__ += setup_rules.__all__
-__all__ += step_rules.__all__
-__all__ += update_rules.__all__
-__all__ += vanishing_rules.__all__
-__all__ += weight_rules.__all__
+__all__ += [name for file in FILES for name in file.__all__]
