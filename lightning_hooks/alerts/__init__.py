@@ -12,6 +12,7 @@ from lightning_hooks.diagnostics.attention.table import AttentionReport, Attenti
 from lightning_hooks.diagnostics.batches.rules import *
 from lightning_hooks.diagnostics.calls.rules import *
 from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
+from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.clipping_events.rules import *
 from lightning_hooks.diagnostics.features.constant_rules import *
 from lightning_hooks.diagnostics.features.rules import *
@@ -30,7 +31,8 @@ from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.nonfinite.rules import *
 from lightning_hooks.diagnostics.optimizer.rules import *
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
-from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, RangeReport
+from lightning_hooks.diagnostics.ranges import RangeReport
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.representations.rules import *
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from lightning_hooks.diagnostics.residual_stream.rules import *

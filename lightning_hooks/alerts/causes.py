@@ -19,8 +19,10 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook, Occurrence
 from lightning_hooks.declare.kinds import BACKWARD, FORWARD, KINDS, STEP, Link, Node, gravity, kind_of
 from lightning_hooks.declare.links import always, in_a_row
+from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.site_names import place_of
-from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, Report
+from lightning_hooks.diagnostics.clipping_events.report import ClipReport
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 MOST_CONSEQUENCES = 200
 """Consequences of one problem of earlier windows, of which further consequences are looked for."""

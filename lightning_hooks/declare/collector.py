@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.plain import PlainReport
+from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.step import Kept, Step
 from lightning_hooks.statistics.histograms import Histogram, HistogramTable
 from lightning_hooks.statistics.reduction import added, largest
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Figures = Mapping[str, Callable[[], Figure]]
 
-R = TypeVar("R", bound=PlainReport)
+R = TypeVar("R", bound=Report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class ReportView(ABC, Generic[R]):
 
     prefix: ClassVar[str]
     """First part of its tags."""
-    report_type: ClassVar[type[PlainReport] | None] = None
+    report_type: ClassVar[type[Report] | None] = None
     ranking: ClassVar[tuple[str, ...]] = ()
     """The statistics of a site, what matters most first."""
     logged_by_default: ClassVar[tuple[str, ...] | None] = None

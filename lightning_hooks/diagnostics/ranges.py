@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -12,15 +13,32 @@ from typing_extensions import override
 
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.context import Context
-from lightning_hooks.diagnostics.reports import RangeReport
+from lightning_hooks.declare.report import Report
 from lightning_hooks.hooks import OutputRecorder
-from lightning_hooks.quantization import RangeTable
+from lightning_hooks.quantization import ActivationRange, RangeTable
 from lightning_hooks.statistics.tables import Tables
 from lightning_hooks.statistics.units import most_units
 from lightning_hooks.trackers import Table, some
 
 LOGGED = ("min", "max", "scale", "zero_point")
 NewTable = Callable[[Sequence[str], torch.device, int], RangeTable]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RangeReport(Report):
+    """Activation ranges of one epoch, or of one calibration.
+
+    Attributes:
+        sites: Module name to the range of its output, in model order; only modules that were called.
+        silent: Selected modules whose hook never ran in a sampled batch, on any rank, or put out no floating-point tensor.
+        sampled_batches: Batches that were sampled, on this rank.
+        batches: Batches of the epoch, on this rank.
+    """
+
+    sites: dict[str, ActivationRange]
+    silent: tuple[str, ...] = ()
+    sampled_batches: int = 0
+    batches: int = 0
 
 
 class RangeCollector(Collector[RangeReport]):

@@ -1,25 +1,10 @@
-"""What each monitor reports, once per window.
-
-All reports have these attributes:
-
-- ``epoch``: The epoch, from 0.
-- ``window``: The window of the epoch, from 0, where windows are shorter than epochs; None for the report of a whole epoch.
-- ``step``: The trainer's ``global_step`` at the end of the window.
-- ``alerts``: What the rules found, root causes first.
-- ``overhead``: What the monitor added to the training batches, as a share of their time without it (0.01 is 1 %), on this rank;
-  None where it is not known.
-- ``every_n_steps``: The sampling in force at the end of the window.
-"""
+"""The reports that several diagnostics share: of module outputs, and of gradients."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lightning_hooks.clipping.stats import ClipStats
-from lightning_hooks.clipping.watch import StepEvents
-from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.plain import PlainReport
-from lightning_hooks.diagnostics.attention.table import AttentionReport
+from lightning_hooks.declare.report import Report
 from lightning_hooks.diagnostics.batches.inputs import FeatureScales
 from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
 from lightning_hooks.diagnostics.features.stats import FeatureStats
@@ -33,15 +18,13 @@ from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
 from lightning_hooks.diagnostics.ranks import RankDifference
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
-from lightning_hooks.diagnostics.routers.routing import RouterReport
 from lightning_hooks.diagnostics.setup.checks import ModelSetup
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
 from lightning_hooks.diagnostics.unusual import UnusualBatch
-from lightning_hooks.quantization import ActivationRange
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class FeatureReport(PlainReport):
+class FeatureReport(Report):
     """Feature statistics of one window.
 
     Attributes:
@@ -79,17 +62,11 @@ class FeatureReport(PlainReport):
         precision: In which precision linear and convolution layers compute; None where half precision was not asked for.
     """
 
-    epoch: int
-    step: int
     sites: dict[str, FeatureStats]
     silent: tuple[str, ...] = ()
     sampled_batches: int = 0
     batches: int = 0
-    alerts: tuple[Alert, ...] = ()
     order: tuple[str, ...] = ()
-    overhead: float | None = field(default=None, compare=False, repr=False)
-    every_n_steps: int = 1
-    window: int | None = None
     inputs: dict[str, FeatureStats] = field(default_factory=dict)
     input_place: str = ""
     input_nonfinite: tuple[int, ...] = ()
@@ -114,7 +91,7 @@ class FeatureReport(PlainReport):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class GradientFlowReport(PlainReport):
+class GradientFlowReport(Report):
     """Gradient flow of one window.
 
     Attributes:
@@ -144,19 +121,13 @@ class GradientFlowReport(PlainReport):
             than 4096 batches the last ones count.
     """
 
-    epoch: int
-    step: int
     modules: dict[str, GradientStats]
     parameters: dict[str, ParameterGradientStats]
     total_norm: float
     silent: tuple[str, ...] = ()
     sampled_batches: int = 0
     batches: int = 0
-    alerts: tuple[Alert, ...] = ()
     order: tuple[str, ...] = ()
-    overhead: float | None = field(default=None, compare=False, repr=False)
-    every_n_steps: int = 1
-    window: int | None = None
     setups: dict[str, ParameterSetup] = field(default_factory=dict)
     squashed_twice: str = ""
     loss: LossReport | None = None
@@ -169,51 +140,3 @@ class GradientFlowReport(PlainReport):
     linear_layers: tuple[str, str, int] | None = None
     learning: LearningReport | None = None
     largest_losses: tuple[UnusualBatch, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ClipReport(PlainReport):
-    """What clipping did in one window.
-
-    Attributes:
-        optimizers: Optimizer name (``0-Adam``) to what happened at its steps.
-        events: Optimizer name to what happened at single steps of it.
-        largest_norms: Optimizer name to the batches of the run so far that ended its steps with the five largest finite gradient
-            norms before clipping, the largest first.
-    """
-
-    epoch: int
-    step: int
-    optimizers: dict[str, ClipStats]
-    alerts: tuple[Alert, ...] = ()
-    overhead: float | None = field(default=None, compare=False, repr=False)
-    every_n_steps: int = 1
-    window: int | None = None
-    events: dict[str, StepEvents] = field(default_factory=dict)
-    largest_norms: dict[str, tuple[UnusualBatch, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class RangeReport(PlainReport):
-    """Activation ranges of one epoch, or of one calibration.
-
-    Attributes:
-        sites: Module name to the range of its output, in model order; only modules that were called.
-        silent: Selected modules whose hook never ran in a sampled batch, on any rank, or put out no floating-point tensor.
-        sampled_batches: Batches that were sampled, on this rank.
-        batches: Batches of the epoch, on this rank.
-    """
-
-    epoch: int
-    step: int
-    sites: dict[str, ActivationRange]
-    silent: tuple[str, ...] = ()
-    sampled_batches: int = 0
-    batches: int = 0
-    alerts: tuple[Alert, ...] = ()
-    overhead: float | None = field(default=None, compare=False, repr=False)
-    every_n_steps: int = 1
-    window: int | None = None
-
-
-Report = FeatureReport | GradientFlowReport | ClipReport | RangeReport | AttentionReport | RouterReport

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from lightning_hooks.declare.report import Report
 from lightning_hooks.diagnostics.attention.table import AttentionReport
-from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, Report
+from lightning_hooks.diagnostics.clipping_events.report import ClipReport
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.routers.routing import RouterReport
 from lightning_hooks.plots.canvas import (
     BLUE,

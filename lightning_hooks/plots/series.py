@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
-
-if TYPE_CHECKING:
-    from lightning_hooks.diagnostics.reports import Report
+from lightning_hooks.declare.report import Report
 
 FRACTIONS = ("zero_fraction", "nonfinite_fraction", "dead_fraction", "saturated_fraction", "rate", "coefficient")
 SIGNED = ("mean", "min", "max")
@@ -31,21 +29,18 @@ class Series:
     unit: str = "epoch"  # what numbers the reports: epoch or step
 
 
-def as_reports(reports: Any, kind: Any = None, source: str = "") -> list[Any]:
+def as_reports(reports: Any, kind: type[Report] = Report, source: str = "") -> list[Any]:
     """One report, or several of a kind, as a list in the order of epochs.
 
     Args:
         reports: One or several.
-        kind: The kind that is expected; None for any.
+        kind: The kind that is expected.
         source: The monitor that has such reports.
 
     Raises:
         TypeError: If something else came, or reports of several kinds.
         ValueError: If none came.
     """
-    from lightning_hooks.diagnostics.reports import Report  # with torch, which the numbers of a run's file do without
-
-    kind = Report if kind is None else kind
     found = [reports] if isinstance(reports, Report) else list(reports)
     if not found:
         raise ValueError("a picture needs at least one report; got none. A monitor has its first after a window.")

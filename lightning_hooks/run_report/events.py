@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from lightning_hooks.declare.plain import PlainReport, from_plain
+from lightning_hooks.declare.plain import from_plain
+from lightning_hooks.declare.report import Report
 
 MOST = 1_000_000
 """Names in a list; what is longer is damaged."""
@@ -76,11 +77,11 @@ class KnownNames:
 
 
 @cache
-def kinds() -> dict[str, type[PlainReport]]:
+def kinds() -> dict[str, type[Report]]:
     """The reports' classes by name; with them comes torch, which reading the numbers and the alerts of a run does without."""
-    from lightning_hooks.diagnostics.reports import Report
+    import lightning_hooks.alerts  # noqa: F401  the declarations of all of them
 
-    return {kind.__name__: kind for kind in get_args(Report)}
+    return {kind.__name__: kind for kind in Report.__subclasses__()}
 
 
 def by_names(columns: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:

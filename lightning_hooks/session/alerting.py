@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lightning_hooks.alerts import Alert, AlertBook, AlertObservers, Rule, RuleBook
-from lightning_hooks.declare.plain import PlainReport, from_plain
+from lightning_hooks.declare.plain import from_plain
+from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.rulebook import Candidate
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.trackers import some
@@ -98,7 +99,7 @@ class Alerting:
             "lasting": [alert.record() for alert in self._lasting],
         }
 
-    def load_state_dict(self, state: dict[str, Any], report_type: type[PlainReport] | None) -> None:
+    def load_state_dict(self, state: dict[str, Any], report_type: type[Report] | None) -> None:
         """Restore the state of an earlier run."""
         self.book = AlertBook()
         self.book.load_state_dict(state)

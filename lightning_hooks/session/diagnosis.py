@@ -16,9 +16,10 @@ from lightning_hooks.declare.hypothesis import ranked
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
+from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
 from lightning_hooks.diagnostics.optimizer.watch import schedules_of, settings_of
-from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import as_number, has_values
 from lightning_hooks.hosts.host import Host

@@ -335,7 +335,7 @@ def roots(
 ) -> dict[str, tuple[str, ...]]:
     reports: list[Any] = [replace(GradientFlowReport(0, 40, {}, {}, 1.0), alerts=tuple(flow))]
     reports += [] if features is None else [features]
-    reports.append(ClipReport(0, 40, {}, tuple(clip), events={"0-SGD": StepEvents()}))
+    reports.append(ClipReport(0, 40, {}, alerts=tuple(clip), events={"0-SGD": StepEvents()}))
     books = [AlertBook() for _ in reports]
     for book, report in zip(books, reports, strict=True):
         book.new_alerts(found for found in report.alerts if found.kind == held)

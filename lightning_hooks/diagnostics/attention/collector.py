@@ -15,6 +15,7 @@ from typing_extensions import override
 from lightning_hooks.declare.collector import Collector, Written
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallSites, FunctionalCall
+from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import stat_scalars
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.attention.heads import is_half, product_heads, written_out_heads
@@ -26,7 +27,6 @@ from lightning_hooks.diagnostics.attention.table import (
     heads_of,
     most_heads,
 )
-from lightning_hooks.diagnostics.reports import Report
 from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 

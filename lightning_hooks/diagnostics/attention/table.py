@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.plain import PlainReport
+from lightning_hooks.declare.report import Report
 from lightning_hooks.diagnostics.attention.heads import Head
 from lightning_hooks.hooks.attributes import stored_count
 from lightning_hooks.statistics.columns import Columns, RowTable
@@ -126,7 +125,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class AttentionReport(PlainReport):
+class AttentionReport(Report):
     """Attention of one window.
 
     Attributes:
@@ -136,15 +135,9 @@ class AttentionReport(PlainReport):
         batches: Training batches of the window, on the rank with the most.
     """
 
-    epoch: int
-    step: int
     sites: dict[str, AttentionStats]
     sampled_batches: int = 0
     batches: int = 0
-    alerts: tuple[Alert, ...] = ()
-    overhead: float | None = field(default=None, compare=False, repr=False)
-    every_n_steps: int = 1
-    window: int | None = None
 
 
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "n_local_heads")

@@ -14,12 +14,13 @@ from typing_extensions import override
 
 from lightning_hooks.declare.collector import Collector, Written
 from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.diagnostics.batches.inputs import InputTable, ScaleTable
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, OutputParts
 from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureTable
 from lightning_hooks.diagnostics.nonfinite.checks import BatchChecks
-from lightning_hooks.diagnostics.reports import FeatureReport, Report
+from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.diagnostics.residual_stream.table import BlockRecorder, ResidualTable, blocks_around
 from lightning_hooks.diagnostics.setup.initial import initial_gains, initial_rms, initial_sizes, roles, shared_modules
 from lightning_hooks.hooks import OutputRecorder

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.plain import PlainReport
+from lightning_hooks.declare.report import Report
 from lightning_hooks.hooks.tensors import tensors_in
 from lightning_hooks.statistics.columns import SUM, Columns, RowTable
 
@@ -302,7 +301,7 @@ def _entropy(shares: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class RouterReport(PlainReport):
+class RouterReport(Report):
     """Routers and codebooks of one window.
 
     Attributes:
@@ -313,14 +312,8 @@ class RouterReport(PlainReport):
         batches: Training batches of the window, on the rank with the most.
     """
 
-    epoch: int
-    step: int
     routers: dict[str, RouterStats]
     codebooks: dict[str, CodebookStats] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     sampled_batches: int = 0
     batches: int = 0
-    alerts: tuple[Alert, ...] = ()
-    overhead: float | None = field(default=None, compare=False, repr=False)
-    every_n_steps: int = 1
-    window: int | None = None
