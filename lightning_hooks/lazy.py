@@ -10,13 +10,13 @@ def names_from(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[
 
     Args:
         package: Its ``__name__``.
-        modules: Module of it to the names that are found there.
+        modules: Module, as of a relative import, to the names that are found there.
     """
     module_of = {name: module for module, names in modules.items() for name in names}
 
     def find(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{module_of[name]}"), name)
+        return getattr(import_module(module_of[name], package), name)
 
     return find

@@ -9,7 +9,7 @@ def why_no_call(
     *,
     fault: str = "",
     compiled: str | None = None,
-    attention: str = "",
+    opaque: str = "",
     fused: str = "",
     direct: str = "",
     used: str = "",
@@ -23,7 +23,7 @@ def why_no_call(
     Args:
         fault: The error of the debugger's own hook there.
         compiled: The compiled module around it in which no hook ran, "" for the root; None for none.
-        attention: The nn.MultiheadAttention that it is a part of.
+        opaque: The nn.MultiheadAttention that it is a part of.
         fused: The fused operation that took its parameters.
         direct: Where ``.forward`` was called directly, ``file:line``.
         used: Where its parameters were used without a call.
@@ -41,9 +41,9 @@ def why_no_call(
             "torch.compiler.reset() first.",
         ),
         (
-            attention,
-            f"a part of nn.MultiheadAttention {attention!r}, which uses its weight in one fused function and never calls it. "
-            f"Observe {attention!r}.",
+            opaque,
+            f"a part of nn.MultiheadAttention {opaque!r}, which uses its weight in one fused function and never calls it. "
+            f"Observe {opaque!r}.",
         ),
         (
             fused,

@@ -17,7 +17,7 @@ from lightning_hooks.debugging.trace import MAX_CALLS, CallRecord, Trace, descri
 from lightning_hooks.debugging.watcher import Watcher
 from lightning_hooks.hooks import HookManager, float_tensors, guarded
 from lightning_hooks.hooks.calls import CallStack, UncompiledHook, in_backward
-from lightning_hooks.hooks.selection import compiled_around, compiled_regions, named_sites, outwards
+from lightning_hooks.hooks.selection import OPAQUE, compiled_around, compiled_regions, named_sites, outwards
 
 
 class Tracer:
@@ -115,14 +115,14 @@ class Tracer:
             region = compiled_around(name, regions)
             ran = region is not None and any(compiled_around(other, [region]) is not None for other in called)
             around = [outer for outer in outwards(name)[1:-1] if outer in modules]
-            attention = next((outer for outer in around if isinstance(modules[outer], nn.MultiheadAttention)), "")
+            opaque = next((outer for outer in around if isinstance(modules[outer], OPAQUE)), "")
             parent = next((outer for outer in around if not isinstance(modules[outer], nn.ModuleList | nn.ModuleDict)), "")
             parameters = list(modules[name].parameters()) if name in modules else []
             watcher = self._watcher
             reasons[name] = why_no_call(
                 fault=faults.get(name, ""),
                 compiled=None if ran else region,
-                attention=attention,
+                opaque=opaque,
                 fused=watcher.fused.get(name, "") if watcher else "",
                 direct=watcher.direct.get(name, "") if watcher else "",
                 used=watcher.used.get(name, "") if watcher else "",

@@ -132,6 +132,16 @@ class ReportView(ABC, Generic[R]):
         """
         return {}
 
+    @classmethod
+    def picture(cls, reports: Sequence[R], stat: str | None) -> Callable[[], Figure] | None:  # noqa: ARG003  for those that override it
+        """The function that draws what suits reports best, or a statistic of them; None for a heat map.
+
+        Args:
+            reports: In the order of windows.
+            stat: The statistic that the user asks for; None if any will do.
+        """
+        return None
+
     def progress(self, report: R) -> dict[str, float]:
         """What a progress bar shows of a report, next to the number of alerts; of several monitors the largest."""
         return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.plain import PlainReport
@@ -21,6 +22,9 @@ class Report(PlainReport):
         every_n_steps: The sampling in force at the end of the window.
         window: The window of the epoch, from 0, where windows are shorter than epochs; None for the report of a whole epoch.
     """
+
+    subject: ClassVar[str] = "Output"
+    """What its statistics are of, in titles."""
 
     epoch: int
     step: int

@@ -105,10 +105,9 @@ class RangeCollector(Collector[RangeReport]):
         ]
         if report.silent:
             lines.append(f"  Silent: {some(report.silent)}")
-        header = ("module", "min", "max", "scale", "zero point", "smallest", "largest")
         widest = sorted(report.sites.items(), key=lambda item: -item[1].scale)[:5]
-        rows = [(name, r.min, r.max, r.scale, r.zero_point, r.smallest, r.largest) for name, r in widest]
-        return [*lines, Table(header, rows)]
+        columns = {stat.replace("_", " "): stat for stat in (*LOGGED, "smallest", "largest")}
+        return [*lines, Table.of("module", columns, widest)]
 
 
 class RangeRecorder(OutputRecorder):

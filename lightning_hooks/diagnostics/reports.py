@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from lightning_hooks.declare.report import Report
 from lightning_hooks.diagnostics.batches.inputs import FeatureScales
@@ -120,6 +121,8 @@ class GradientFlowReport(Report):
         largest_losses: The batches of the run so far with the five largest finite losses, the largest first; of a window of more
             than 4096 batches the last ones count.
     """
+
+    subject: ClassVar[str] = "Gradient"
 
     modules: dict[str, GradientStats]
     parameters: dict[str, ParameterGradientStats]

@@ -47,7 +47,7 @@ _CONTAINERS: tuple[type[nn.Module], ...] = (
 )
 
 # Modules that use their children's parameters without calling the children: one site, without silent sites inside.
-_OPAQUE: tuple[type[nn.Module], ...] = (nn.MultiheadAttention,)
+OPAQUE: tuple[type[nn.Module], ...] = (nn.MultiheadAttention,)
 
 
 def check_selector(modules: object) -> None:
@@ -273,7 +273,7 @@ def is_metric(module: nn.Module) -> bool:
 
 def _is_opaque(module: nn.Module) -> bool:
     # A parametrised layer (weight norm, spectral norm) keeps its parametrisations as a child; it is still one layer.
-    return isinstance(module, _OPAQUE) or set(dict(module.named_children())) == {"parametrizations"}
+    return isinstance(module, OPAQUE) or set(dict(module.named_children())) == {"parametrizations"}
 
 
 def _is_module_type(entry: object) -> bool:

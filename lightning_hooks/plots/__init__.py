@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 from lightning_hooks.lazy import names_from
 
 if TYPE_CHECKING:
-    from lightning_hooks.plots.heat import attention_heads, dead_units, heatmap
+    from lightning_hooks.diagnostics.attention.figure import attention_heads
+    from lightning_hooks.diagnostics.clipping_events.figure import clip_history
+    from lightning_hooks.diagnostics.features.figure import dead_units
+    from lightning_hooks.diagnostics.routers.figure import expert_load
+    from lightning_hooks.plots.heat import heatmap
     from lightning_hooks.plots.histograms import colourful_dimension
     from lightning_hooks.plots.layers import gradient_flow, residual_stream, update_ratios
     from lightning_hooks.plots.maps import cam_figure, feature_map
-    from lightning_hooks.plots.picture import clip_history, expert_load
     from lightning_hooks.plots.profile import layer_times
 
 __all__ = [
@@ -34,11 +37,14 @@ __all__ = [
 __getattr__ = names_from(
     __name__,
     {
-        "heat": ("attention_heads", "dead_units", "heatmap"),
-        "histograms": ("colourful_dimension",),
-        "layers": ("gradient_flow", "residual_stream", "update_ratios"),
-        "maps": ("cam_figure", "feature_map"),
-        "picture": ("clip_history", "expert_load"),
-        "profile": ("layer_times",),
+        "..diagnostics.attention.figure": ("attention_heads",),
+        "..diagnostics.clipping_events.figure": ("clip_history",),
+        "..diagnostics.features.figure": ("dead_units",),
+        "..diagnostics.routers.figure": ("expert_load",),
+        ".heat": ("heatmap",),
+        ".histograms": ("colourful_dimension",),
+        ".layers": ("gradient_flow", "residual_stream", "update_ratios"),
+        ".maps": ("cam_figure", "feature_map"),
+        ".profile": ("layer_times",),
     },
 )

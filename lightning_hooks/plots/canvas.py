@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, pairwise
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     Figure: TypeAlias = matplotlib.figure.Figure
 else:  # matplotlib is imported where something is drawn
     Axes = Figure = Any
+
+T = TypeVar("T", float, np.ndarray)
 
 
 MOST_LABELS = 80
@@ -202,6 +204,12 @@ def mark_alerts(axes: Axes, points: Sequence[tuple[float, float, str]], size: fl
                 )  # fmt: skip
 
 
+def within(values: T, low: Any, high: Any) -> T:
+    """The numbers between two bounds that are nearest to some values; NaN stays NaN."""
+    found: T = np.minimum(np.maximum(values, low), high)
+    return found
+
+
 def positive(values: Any) -> Any:
     """What a log axis can show."""
     return np.isfinite(values) & (np.asarray(values) > 0)
@@ -283,7 +291,7 @@ def decades(axes: Axes, values: np.ndarray) -> None:
     if not values.size:
         axes.yaxis.set_ticks([])
         return
-    low, high = np.log10(np.clip([values.min(), values.max()], SMALLEST, LARGEST))
+    low, high = np.log10(within(np.array([values.min(), values.max()]), SMALLEST, LARGEST))
     margin = max(0.06 * (high - low), 0.15)
     low, high = low - margin, high + margin
     if high - low < 2:

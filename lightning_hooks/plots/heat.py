@@ -1,18 +1,15 @@
-"""Tables of numbers: any statistic of layers by epochs, the dead units of rectifiers, and attention by head."""
+"""Tables of numbers: any statistic of layers by epochs, shares with their limit, and the parts of layers."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_hooks.alerts.defaults import limit_of
 from lightning_hooks.declare.report import Report
-from lightning_hooks.diagnostics.attention.table import AttentionReport
-from lightning_hooks.diagnostics.clipping_events.report import ClipReport
-from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.plots.canvas import (
     BLUE,
     LARGEST,
@@ -33,6 +30,7 @@ from lightning_hooks.plots.canvas import (
     signed_power,
     single,
     style,
+    within,
 )
 from lightning_hooks.plots.canvas import table as draw_table
 from lightning_hooks.plots.series import (
@@ -43,16 +41,8 @@ from lightning_hooks.plots.series import (
     beginnings,
     relative_to_first,
     series,
+    tables,
 )
-
-_HEAD_SHARES = {"entropy": "entropy over its maximum", "first_token_share": "share of the first token"}
-_MEANING = {
-    "entropy": "0: one key, 1: all keys alike",
-    "first_token_share": "1: attention sink",
-    "max_logit": "largest logit, scale times q·k",
-    "masked_rows": "share of queries that may attend to no key",
-    "nonfinite_rows": "share of queries with NaN or infinite values",
-}
 
 
 @style()
@@ -81,8 +71,7 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
         relative = magnitude and len(table.epochs) > 1
     if relative:
         table = dataclasses.replace(table, values=relative_to_first(table.values))
-    subject = {GradientFlowReport: "Gradient", ClipReport: "Clipping"}.get(type(ordered[0]), "Output")
-    title = f"{subject} {stat} by {table.noun}"
+    title = f"{ordered[0].subject} {stat} by {table.noun}"
     if not table.names:
         return nothing(title, f"{stat} applies to none of them.")
     figure, axes = single(_width(table), _height(table))
@@ -94,75 +83,98 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
     return figure
 
 
-@style()
-def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
-    """Draw the share of dead units of each rectifier: over the epochs, and in the last one.
+class ShareFigure(NamedTuple):
+    """The shares of what a rule judges: over the windows, and as bars in the last one.
 
-    A unit is dead in an epoch if it gave zero for every sampled input. The line is the share above which the default rule alerts.
+    Attributes:
+        title: Above all.
+        stat: The statistic.
+        kind: The kind of alert whose limit is drawn.
+        noun: What the rows are.
+        what: What the shares are of.
+        missing: What is written where no row has the statistic.
+    """
+
+    title: str
+    stat: str
+    kind: str
+    noun: str
+    what: str
+    missing: str
+
+
+@style()
+def share_figure(reports: Sequence[Report], drawn: ShareFigure) -> Figure:
+    """Draw shares over the windows, and in the last one as bars, with the limit of their rule.
 
     Args:
-        reports: One or several; any order.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        TypeError: If ``reports`` are not FeatureReports.
-        ValueError: If there is none.
+        reports: In the order of windows.
+        drawn: What is drawn of them.
     """
-    ordered = as_reports(reports, FeatureReport, "FeatureStatsMonitor")
-    title = "Dead units of rectifiers"
-    if not any(stats.dead_fraction is not None for report in ordered for stats in report.sites.values()):
-        return nothing(title, "No rectifier (nn.ReLU, nn.ReLU6) was observed.")
-    table = series(ordered, "dead_fraction")
-    several, last = len(ordered) > 1, f"{table.unit} {table.epochs[-1]}"
+    rows = (stats for report in reports for rows in tables(report).values() for stats in rows.values())
+    if all(getattr(stats, drawn.stat, None) is None for stats in rows):
+        return nothing(drawn.title, drawn.missing)
+    table = series(reports, drawn.stat)
+    several, last = len(reports) > 1, f"{table.unit} {table.epochs[-1]}"
     figure = sheet(_width(table) + (2.6 if several else 1.2), _height(table))
     if several:
         axes, bars = figure.subplots(1, 2, sharey=True, width_ratios=[max(_width(table) - 2.2, 1.5), 2.4])
-        heading(axes, title, _span(table))
-        _cells(figure, axes, table, "dead_fraction", colorbar=False)
-        handles = _beginnings(axes, table, ordered)
+        heading(axes, drawn.title, _span(table))
+        _cells(figure, axes, table, drawn.stat, colorbar=False)
+        handles = _beginnings(axes, table, reports)
         bars.tick_params(left=False, labelleft=False)
     else:
         bars = figure.add_subplot()
-        heading(bars, title, last)
+        heading(bars, drawn.title, last)
         bars.set_ylim(len(table.names) - 0.5, -0.5)
-        name_layers(bars, table.names, "y", "rectifier")
-        handles = alert_handles(alert for alert in ordered[-1].alerts if alert.site in table.names)
-    _bars(bars, table.values[:, -1], last, limit_of("dead", (alert for report in ordered for alert in report.alerts)))
+        name_layers(bars, table.names, "y", drawn.noun)
+        handles = alert_handles(alert for alert in reports[-1].alerts if alert.site in table.names)
+    limit = limit_of(drawn.kind, (alert for report in reports for alert in report.alerts))
+    _bars(bars, table.values[:, -1], f"{drawn.what} in {last}", limit)
     legend(figure, handles)
     return figure
 
 
-@style()
-def attention_heads(report: AttentionReport, stat: str = "entropy") -> Figure:
-    """Draw one statistic of every attention head of a window: a row per layer, a column per head.
+class CellFigure(NamedTuple):
+    """A number of each layer and each of its parts, such as its heads.
 
-    Args:
-        report: The window's.
-        stat: ``entropy``, ``first_token_share``, ``max_logit``, ``masked_rows`` or ``nonfinite_rows``.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If there is no such statistic.
+    Attributes:
+        title: Above all.
+        line: Below the title: what is seen.
+        rows: The numbers of each layer's parts.
+        part: What the columns are.
+        scale: What the colours show.
+        limits: The ends of the scale; None for the smallest and the largest number.
+        missing: What is written where there is no layer.
     """
-    if stat not in _MEANING:
-        raise ValueError(f"stat must be one of {', '.join(_MEANING)}; got {stat!r}.")
-    title = f"Attention {stat} by head"
-    names, layers = tuple(report.sites), [stats.heads for stats in report.sites.values()]
-    most = max(map(len, layers), default=0)
+
+    title: str
+    line: str
+    rows: Mapping[str, Sequence[float]]
+    part: str
+    scale: str
+    limits: tuple[float, float] | None
+    missing: str
+
+
+@style()
+def cell_figure(drawn: CellFigure) -> Figure:
+    """Draw a row per layer and a column per part of it."""
+    most = max(map(len, drawn.rows.values()), default=0)
     if not most:
-        return nothing(title, "No attention was seen.")
-    values = np.array([[getattr(head, stat) for head in heads] + [np.nan] * (most - len(heads)) for heads in layers])
-    width = float(np.clip(3.0 + 0.065 * min(max(map(len, names)), 34) + 0.3 * most, 5.6, 13.0))
-    figure, axes = single(width, float(np.clip(1.9 + 0.24 * len(names), 2.8, 12.5)))
-    heading(axes, title, f"{report.when}; {_MEANING[stat]}", width - 2.5)
-    low, high = (None, None) if stat == "max_logit" else (0.0, 1.0)
+        return nothing(drawn.title, drawn.missing)
+    values = np.array([[*row, *[np.nan] * (most - len(row))] for row in drawn.rows.values()])
+    width = within(3.0 + 0.065 * min(max(map(len, drawn.rows)), 34) + 0.3 * most, 5.6, 13.0)
+    figure, axes = single(width, within(1.9 + 0.24 * len(drawn.rows), 2.8, 12.5))
+    heading(axes, drawn.title, drawn.line, width - 2.5)
+    low, high = drawn.limits or (None, None)
     shown = np.ma.masked_invalid(values)
     mesh = draw_table(axes, shown, (64, 64), vmin=low, vmax=high, cmap="viridis")
     axes.set_xticks(range(0, most, -(-most // 16)))
-    axes.set_xlabel("head")
-    name_layers(axes, names, "y", "layer")
+    axes.set_xlabel(drawn.part)
+    name_layers(axes, tuple(drawn.rows), "y", "layer")
     if not np.ma.getmaskarray(shown).all():
-        color_bar(figure, mesh, axes, _HEAD_SHARES.get(stat, stat))
+        color_bar(figure, mesh, axes, drawn.scale)
     return figure
 
 
@@ -170,14 +182,14 @@ BAR_TEXT: dict[str, Any] = {"va": "center", "fontsize": 7}
 """How a number next to a bar is written."""
 
 
-def _bars(axes: Axes, shares: np.ndarray, when: str, limit: float) -> None:
+def _bars(axes: Axes, shares: np.ndarray, label: str, limit: float) -> None:
     y, height = np.arange(len(shares)), 0.82 if len(shares) <= 120 else 1.0
     axes.barh(y, np.ones_like(shares), color=PALE, height=height)
     axes.barh(y, np.nan_to_num(shares), color=list(np.where(shares > limit, VERMILLION, BLUE)), height=height)
     axes.axvline(limit, color="black", lw=0.9, ls=(0, (4, 3)))
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
-    axes.set_xlabel(f"dead units in {when}")
+    axes.set_xlabel(label)
     for row, share in enumerate(shares if len(y) <= 40 else ()):
         text = "not observed" if np.isnan(share) else f"{share:.0%}"
         if share > 0.8:
@@ -203,7 +215,7 @@ def _relative_scale(values: np.ndarray) -> tuple[np.ndarray, Any, str, dict[str,
     from matplotlib.colors import LogNorm
 
     finite = np.isfinite(values)
-    powers = np.abs(np.log10(np.clip(values[finite & (values > 0)], 1e-100, 1e100)))
+    powers = np.abs(np.log10(within(values[finite & (values > 0)], 1e-100, 1e100)))
     most = max(float(powers.max(initial=0.0)), np.log10(2.0))
     shown = np.ma.masked_array(np.where(values == 0, 10.0**-most, values), ~finite)
     places = [10.0 ** (share * most) for share in (-1, -0.5, 0, 0.5, 1)]
@@ -219,7 +231,7 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
     if stat in FRACTIONS:
         return np.ma.masked_array(values, ~finite), Normalize(0, 1), "viridis", {"format": lambda v, _: f"{v:.0%}"}
     if stat in SIGNED:
-        sizes = np.clip(np.abs(values[finite & (values != 0)]), SMALLEST, LARGEST)
+        sizes = within(np.abs(values[finite & (values != 0)]), SMALLEST, LARGEST)
         largest = float(sizes.max()) if sizes.size else 1.0
         smallest = max(float(np.quantile(sizes, 0.1)) if sizes.size else 0.1, largest * 1e-6)
         top, low = int(np.ceil(np.log10(largest))), int(np.floor(np.log10(smallest)))
@@ -230,7 +242,7 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
         norm = SymLogNorm(10.0**low, linscale=0.5, vmin=-(10.0**top), vmax=10.0**top, base=10)
         return np.ma.masked_array(values, ~finite), norm, "RdBu_r", {"ticks": ticks, "format": signed_power}
     positive = finite & (values > 0)
-    some = np.clip(values[positive], SMALLEST, LARGEST) if positive.any() else np.array([1.0])
+    some = within(values[positive], SMALLEST, LARGEST) if positive.any() else np.array([1.0])
     lowest, highest = float(some.min()), float(some.max())
     if highest / lowest < 10:
         lowest, highest = lowest / 10**0.5, highest * 10**0.5
@@ -257,7 +269,7 @@ def _unit(stat: str) -> str:
 def _beginnings(axes: Axes, table: Series, reports: Sequence[Report]) -> list[Any]:
     place = {name: row for row, name in enumerate(table.names)}
     began = [(index, alert) for index, alert in beginnings(reports) if alert.site in place]
-    size = float(np.clip(40 / max(len(place), 1), 0.3, 1.0))
+    size = within(40 / max(len(place), 1), 0.3, 1.0)
     mark_alerts(axes, [(x, place[alert.site], alert.severity) for x, alert in began], size, 0.7 * (len(place) <= 120))
     return alert_handles(alert for _, alert in began)
 
@@ -273,8 +285,8 @@ def _span(table: Series) -> str:
 
 def _width(table: Series) -> float:
     longest = min(max(map(len, table.names), default=0), 34)
-    return float(np.clip(2.4 + 0.065 * longest + 0.16 * len(table.epochs), 5.6, 13.0))
+    return within(2.4 + 0.065 * longest + 0.16 * len(table.epochs), 5.6, 13.0)
 
 
 def _height(table: Series) -> float:
-    return float(np.clip(1.9 + 0.19 * len(table.names), 2.8, 12.5))
+    return within(1.9 + 0.19 * len(table.names), 2.8, 12.5)

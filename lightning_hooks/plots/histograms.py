@@ -19,6 +19,7 @@ from lightning_hooks.plots.canvas import (
     sheet,
     signed_power,
     style,
+    within,
 )
 from lightning_hooks.trackers.console import shortened
 
@@ -77,7 +78,7 @@ def colourful_dimension(
         return nothing("Colourful dimension", "There is no histogram.")
     columns = 1 if len(checked) < 4 else 2 if len(checked) < 13 else 3
     rows = -(-len(checked) // columns)
-    width = float(np.clip(2.2 + 0.12 * n_epochs, 4.6, 9.0)) * (1 if columns == 1 else 0.75 * columns)
+    width = within(2.2 + 0.12 * n_epochs, 4.6, 9.0) * (1 if columns == 1 else 0.75 * columns)
     figure = sheet(min(width, 15.0), 0.9 + 2.0 * rows)
     grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
     meshes = []
@@ -116,7 +117,7 @@ def _closed(edges: np.ndarray) -> np.ndarray:
     inner = edges[np.isfinite(edges)]
     low, high = (float(inner[0]), float(inner[-1])) if inner.size else (0.0, 0.0)
     near = low - (abs(low) or 1.0) * 0.05, high + (abs(high) or 1.0) * 0.05
-    closed: np.ndarray = np.where(np.isfinite(edges), edges, np.clip(edges, *near))
+    closed: np.ndarray = np.where(np.isfinite(edges), edges, within(edges, *near))
     return closed
 
 
@@ -133,7 +134,7 @@ def _panel(axes: Axes, columns: Sequence[tuple[np.ndarray, np.ndarray] | None]) 
     grid, linear = _axis(known)
     missing = np.full(grid.size - 1, np.nan)
     shares = np.array([missing if column is None else _shares(*column, grid) for column in columns]).T
-    shown = np.ma.masked_invalid(np.clip(shares, *SHARES))
+    shown = np.ma.masked_invalid(within(shares, *SHARES))
     x = np.arange(len(columns) + 1) - 0.5
     mesh = axes.pcolormesh(x, grid, shown, norm=LogNorm(*SHARES), cmap="magma", rasterized=True)
     if linear is None:

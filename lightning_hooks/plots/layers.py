@@ -33,6 +33,7 @@ from lightning_hooks.plots.canvas import (
     positive,
     single,
     style,
+    within,
 )
 from lightning_hooks.plots.series import check_report
 from lightning_hooks.trackers.console import shortened
@@ -222,7 +223,7 @@ def _numbers(table: Mapping[str, Any], stat: str) -> np.ndarray:
 
 def _sheet(names: Sequence[str], title: str, line: str, per_layer: float = 0.2) -> tuple[Figure, Axes]:
     """An empty figure with room for so many layers."""
-    figure, axes = single(float(np.clip(1.8 + per_layer * len(names), 6.4, 16.0)), 4.6 if len(names) <= 8 else 5.2)
+    figure, axes = single(within(1.8 + per_layer * len(names), 6.4, 16.0), 4.6 if len(names) <= 8 else 5.2)
     heading(axes, title, line, figure.get_figwidth() - 0.8)
     return figure, axes
 
@@ -238,8 +239,8 @@ def _ended(figure: Figure, axes: Axes, names: Sequence[str], what: str, handles:
 
 def _band(axes: Axes, shown: np.ndarray, low: np.ndarray, high: np.ndarray, text: str) -> list[Any]:
     bottom, top = axes.get_ylim()
-    low = np.where(positive(low), np.clip(low, bottom, top), bottom)
-    high = np.clip(np.where(shown, high, np.nan), bottom, top)
+    low = np.where(positive(low), within(low, bottom, top), bottom)
+    high = within(np.where(shown, high, np.nan), bottom, top)
     alone = np.flatnonzero(shown & ~np.append(shown[1:], False) & ~np.append(False, shown[:-1]))
     axes.fill_between(np.arange(len(shown)), low, high, where=shown, color=SKY, alpha=0.3, lw=0)
     axes.vlines(alone, low[alone], high[alone], color=SKY, alpha=0.45, lw=3)
@@ -271,7 +272,7 @@ def _base(role: str) -> str:
 
 
 def _dot(layers: int, largest: float = 4.5) -> float:
-    return float(np.clip(largest * 60 / max(layers, 1), 1.6, largest))
+    return within(largest * 60 / max(layers, 1), 1.6, largest)
 
 
 def _patch(color: str, text: str, alpha: float = 0.3) -> Any:
@@ -300,5 +301,5 @@ def _marks(axes: Axes, names: Sequence[str], values: np.ndarray, alerts: Sequenc
     shown = [(place, alert) for place, alert in at if place is not None]
     worst = {place: alert.severity for place, alert in sorted(shown, key=lambda found: -gravity(found[1].severity))}
     points = [(place, values[place] if positive(values[place]) else np.nan, severity) for place, severity in worst.items()]
-    mark_alerts(axes, points, float(np.clip(60 / max(len(names), 1), 0.5, 1.0)))
+    mark_alerts(axes, points, within(60 / max(len(names), 1), 0.5, 1.0))
     return alert_handles(alert for _, alert in shown)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lightning_hooks.plots.canvas import INK, VERMILLION, Figure, heading, nothing, plain, sheet, style
+from lightning_hooks.plots.canvas import INK, VERMILLION, Figure, heading, nothing, plain, sheet, style, within
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,7 +110,7 @@ def _heat(title: str, shape: str, values: np.ndarray, kind: Kind) -> Figure:
     panels = values[None] if kind == "vectors" else values
     from matplotlib.ticker import MaxNLocator
 
-    height = HEAT_INCHES if kind != "vectors" else float(np.clip(0.3 * len(values), 0.8, HEAT_INCHES))
+    height = HEAT_INCHES if kind != "vectors" else within(0.3 * len(values), 0.8, HEAT_INCHES)
     figure = sheet(max(HEAT_INCHES * len(panels), 6.0), height + 1.1)
     grid = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     line = f"{down} x {across} ({shape}); blue is below zero, red above, each picture on its own scale"
@@ -169,7 +169,7 @@ def overlaid(image: np.ndarray, cam: np.ndarray) -> np.ndarray:
     from matplotlib import colormaps
 
     peak = cam.max()
-    strength = np.clip(cam / peak if peak > 0 else np.zeros_like(cam), 0, 1)
+    strength = within(cam / peak if peak > 0 else np.zeros_like(cam), 0, 1)
     colour = colormaps["inferno"](0.25 + 0.75 * strength)[..., :3] * 255
     grey = np.broadcast_to(image.mean(-1, keepdims=True), image.shape)
     alpha = (STRENGTH * np.sqrt(strength))[..., None]
@@ -221,7 +221,7 @@ def coloured(values: np.ndarray, low: float | None = None, colours: str = "virid
     span = values.max(where=finite, initial=-np.inf) - start
     picture: np.ndarray = np.full((*values.shape, 3), CONSTANT, dtype=np.uint8)
     if span > 0:
-        scaled = np.where(finite, (values - start) / span, 0.0).clip(0, 1)
+        scaled = within(np.where(finite, (values - start) / span, 0.0), 0, 1)
         picture = (colormaps[colours](scaled)[..., :3] * 255).round().astype(np.uint8)
     picture[~finite] = (np.array(to_rgb(VERMILLION)) * 255).astype(np.uint8)
     return picture
@@ -266,9 +266,9 @@ def tiled(
         inches: The height of a row.
     """
     pictures = [picture for row in rows for picture in row if picture is not None]
-    side = int(np.clip(max(picture.shape[0] for picture in pictures), *SIDES))
+    side = int(within(max(picture.shape[0] for picture in pictures), *SIDES))
     wide = max(picture.shape[1] / picture.shape[0] for picture in pictures)
-    width = int(side * float(np.clip(wide, 0.5, 4.0)))
+    width = int(side * within(wide, 0.5, 4.0))
     gap = max(1, round(GAP * side))
     n_columns = max(map(len, rows))
     whole = np.full((len(rows) * (side + gap) - gap, n_columns * (width + gap) - gap, 3), 255, dtype=np.uint8)

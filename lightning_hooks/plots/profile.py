@@ -7,7 +7,21 @@ from collections.abc import Callable
 import numpy as np
 
 from lightning_hooks.hooks.checks import check_choice
-from lightning_hooks.plots.canvas import BLUE, GREY, MISSING, ORANGE, SKY, Figure, heading, legend, nothing, plain, single, style
+from lightning_hooks.plots.canvas import (
+    BLUE,
+    GREY,
+    MISSING,
+    ORANGE,
+    SKY,
+    Figure,
+    heading,
+    legend,
+    nothing,
+    plain,
+    single,
+    style,
+    within,
+)
 from lightning_hooks.profiling import LayerTimes, ProfileReport
 from lightning_hooks.trackers.console import Table, shortened, some
 
@@ -99,7 +113,7 @@ def layer_times(report: ProfileReport, *, top: int = 30) -> Figure:
         bars.append((f"{len(rest)} more layers", means, float("nan")))
     outside = [report.outside_forward.mean, 0.0, report.outside_backward.mean]
     bars.append(("outside all layers", outside, float("nan")))
-    figure, axes = single(8.0, float(np.clip(1.7 + 0.21 * (len(bars) + 1), 3.0, 14.0)))
+    figure, axes = single(8.0, within(1.7 + 0.21 * (len(bars) + 1), 3.0, 14.0))
     step = report.step_time
     line = f"Self time in a step of {step.mean:.4g} ms on {report.device}, mean of {report.measured_steps} steps; "
     line += "the line ends at the 95th percentile"

@@ -14,15 +14,8 @@ __all__ = ["Problem", "Run", "Verdict", "health_page", "judge", "read_run"]
 __getattr__ = names_from(
     __name__,
     {
-        "page": ("health_page",),
-        "run": (
-            "Run",
-            "read_run",
-        ),
-        "verdict": (
-            "Problem",
-            "Verdict",
-            "judge",
-        ),
+        ".page": ("health_page",),
+        ".run": ("Run", "read_run"),
+        ".verdict": ("Problem", "Verdict", "judge"),
     },
 )

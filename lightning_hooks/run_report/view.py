@@ -118,7 +118,7 @@ class RunView:
         """What is wrong with outputs in the last epoch: dead, saturated and non-finite shares."""
         return self._sections(
             "features", FeatureReport, "sites", output_listings,
-            lambda stats: -max(stats.dead_fraction or 0, stats.saturated_fraction or 0),
+            lambda stats: -max(getattr(stats, stat) or 0 for stat, *_ in SHARES[:2]),
         )  # fmt: skip
 
     @cached_property

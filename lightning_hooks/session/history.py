@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lightning_hooks.declare.brief import TABLES
-from lightning_hooks.plots.picture import picture
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.plots.heat import heatmap
+from lightning_hooks.plots.series import as_reports
 
 if TYPE_CHECKING:
     import pandas
@@ -24,10 +26,11 @@ class History:
 
     Args:
         name: The monitor's, for messages.
+        kind: What it measures.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, kind: type[Collector[Any]]) -> None:
+        self._name, self._kind = name, kind
         self.reports: deque[Any] = deque(maxlen=MOST_EPOCHS)
 
     def add(self, report: Any) -> None:
@@ -43,7 +46,9 @@ class History:
 
     def plot(self, stat: str | None = None) -> Figure:
         """Draw the reports: a heat map of one statistic, or what suits them best; errors as for :meth:`to_frame`."""
-        return picture(self._known(), stat)
+        reports = as_reports(self._known())
+        draw = self._kind.picture(reports, stat)
+        return heatmap(reports, stat or "scale") if draw is None else draw()
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the reports as a pandas table.

@@ -66,7 +66,7 @@ class Member:
         every = 1 if kind.every_step else settings.every_n_steps
         self.sampling = Sampling(name, every, settings.max_overhead, kind.every_step)
         self.selection = describe_selector(settings.modules)  # distinguishes two monitors of a kind in a checkpoint
-        self.history = History(name)
+        self.history = History(name, kind)
         self.end: dict[str, Any] | None = None
         self.windows = Windows()
         self.report: Any = None

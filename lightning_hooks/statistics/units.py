@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from lightning_hooks.hooks.attributes import stored, stored_count
+from lightning_hooks.hooks.selection import OPAQUE
 from lightning_hooks.hooks.tensors import as_number
 from lightning_hooks.statistics.kernels import Bounds
 
@@ -22,7 +23,7 @@ _FEATURES_LAST: tuple[type[nn.Module], ...] = (
     nn.EmbeddingBag,
     nn.LayerNorm,
     nn.RNNBase,
-    nn.MultiheadAttention,
+    *OPAQUE,
 )
 _CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
     nn.modules.conv._ConvNd,
@@ -34,6 +35,11 @@ _CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
 def is_rectifier(module: nn.Module) -> bool:
     """Whether the module gives exactly zero for a unit that does not fire."""
     return isinstance(module, RECTIFIERS) or type(module).__name__ in _RECTIFIER_NAMES
+
+
+def is_activation(module: nn.Module) -> bool:
+    """Whether the module is a rectifier or bounded."""
+    return is_rectifier(module) or saturation_of(module) is not None
 
 
 def features_last(producer: nn.Module) -> bool | None:

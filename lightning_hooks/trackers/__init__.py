@@ -13,5 +13,5 @@ __all__ = ["Table", "Tracker", "Trackers", "coloured", "show", "some", "table_li
 
 __getattr__ = names_from(
     __name__,
-    {"console": ("Table", "coloured", "show", "some", "table_lines"), "tracker": ("Tracker",), "trackers": ("Trackers",)},
+    {".console": ("Table", "coloured", "show", "some", "table_lines"), ".tracker": ("Tracker",), ".trackers": ("Trackers",)},
 )

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2s
 from typing import TextIO
 
@@ -67,6 +67,17 @@ class Table(str):
             room = max(max(len(cell(row[0])) for row in rows) - excess, 12)
             lines = table_lines(header, [(shortened(cell(row[0]), room), *row[1:]) for row in rows])
         return super().__new__(cls, "\n".join(f"  {line}" for line in lines))
+
+    @classmethod
+    def of(cls, what: str, columns: Mapping[str, str], found: Iterable[tuple[str, object]]) -> Table:
+        """A table of statistics, a row for each name.
+
+        Args:
+            what: The title of the names.
+            columns: The titles of the others, each with its statistic.
+            found: Names with their statistics.
+        """
+        return cls((what, *columns), [(name, *(getattr(stats, stat) for stat in columns.values())) for name, stats in found])
 
 
 def show(lines: Iterable[str], stream: TextIO | None = None) -> None:

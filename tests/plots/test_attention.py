@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from lightning_hooks.alerts import AttentionReport, AttentionStats, HeadStats
+from lightning_hooks.diagnostics.attention.collector import AttentionCollector
 from lightning_hooks.plots import attention_heads
-from lightning_hooks.plots.picture import picture
+from lightning_hooks.session.history import History
 
 HEAD = HeadStats(max_logit=4.0, entropy=0.8, first_token_share=0.1, masked_rows=0.0, nonfinite_rows=0.0)
 
@@ -48,5 +49,8 @@ def test_an_unknown_statistic_is_an_error() -> None:
 
 
 def test_the_picture_of_reports_is_that_of_the_last() -> None:
-    figure = picture([report((0.5,)), replace(report((0.25,)), epoch=3)])
+    history = History("AttentionMonitor", AttentionCollector)
+    history.add(report((0.5,)))
+    history.add(replace(report((0.25,)), epoch=3))
+    figure = history.plot()
     assert np.ma.filled(figure.axes[0].collections[0].get_array(), np.nan).tolist() == [[0.25]]

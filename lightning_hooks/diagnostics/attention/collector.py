@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
@@ -18,6 +18,7 @@ from lightning_hooks.declare.functional import CallSites, FunctionalCall
 from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import stat_scalars
 from lightning_hooks.declare.warn import warn
+from lightning_hooks.diagnostics.attention.figure import attention_heads
 from lightning_hooks.diagnostics.attention.heads import is_half, product_heads, written_out_heads
 from lightning_hooks.diagnostics.attention.table import (
     MOST_SITES,
@@ -31,6 +32,8 @@ from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from lightning_hooks.declare.collector import Figures
 
 FUNCTIONS = ("sdpa", "softmax")
@@ -139,10 +142,13 @@ class AttentionCollector(Collector[AttentionReport]):
         of_sites = by_statistic(self.prefix, written.statistics) if written.of_sites else None
         return {"Attention": of_model(self.prefix, STATISTICS) if of_sites is None else of_sites}
 
+    @classmethod
+    @override
+    def picture(cls, reports: Sequence[AttentionReport], stat: str | None) -> Callable[[], Figure] | None:
+        return partial(attention_heads, reports[-1], stat or "entropy")
+
     @override
     def figures(self, reports: Sequence[AttentionReport], written: Written, last: bool) -> Figures:
-        from lightning_hooks.plots import attention_heads
-
         shown = [report for report in reports if report.sites]
         return {"entropy of each head": partial(attention_heads, shown[-1])} if shown else {}
 

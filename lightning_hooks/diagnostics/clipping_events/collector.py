@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +21,7 @@ from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.step import Kept, Step, loss_scale
 from lightning_hooks.declare.warn import warn
+from lightning_hooks.diagnostics.clipping_events.figure import clip_history
 from lightning_hooks.diagnostics.clipping_events.largest import LargestSteps, found_in
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.unusual import LargestBatches
@@ -33,6 +34,8 @@ from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.tracker import Chart, Layout, Lines
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from lightning_hooks.declare.collector import Figures
 
 
@@ -40,6 +43,11 @@ LOGGED = (
     *("steps", "clipped_steps", "rate", "norm_before", "norm_before_max", "norm_after", "norm_after_max", "coefficient"),
     *("nonfinite_steps", "skipped_steps"),
 )
+SUMMARY = {
+    "steps": "steps", "clipped": "clipped_steps", "skipped": "skipped_steps", "NaN, inf": "nonfinite_steps",
+    "norm before": "norm_before", "after": "norm_after", "left": "coefficient",
+}  # fmt: skip
+"""The columns of the table in the terminal, each with its statistic."""
 N_STEP_COUNTS = 3
 """Counts of an optimizer: steps with gradients not zeroed, or changed in vain, and batches whose gradients were never used."""
 
@@ -211,10 +219,13 @@ class ClipCollector(Collector[ClipReport]):
         }
         return {"Clipping": shown}
 
+    @classmethod
+    @override
+    def picture(cls, reports: Sequence[ClipReport], stat: str | None) -> Callable[[], Figure] | None:
+        return None if stat else partial(clip_history, reports)
+
     @override
     def figures(self, reports: Sequence[ClipReport], written: Written, last: bool) -> Figures:
-        from lightning_hooks.plots import clip_history
-
         return {"clip history": partial(clip_history, reports)}
 
     @override
@@ -224,21 +235,7 @@ class ClipCollector(Collector[ClipReport]):
 
     @override
     def summary_lines(self, report: ClipReport) -> list[str]:
-        header = ("optimizer", "steps", "clipped", "skipped", "NaN, inf", "norm before", "after", "left")
-        rows = [
-            (
-                name,
-                s.steps,
-                s.clipped_steps,
-                s.skipped_steps,
-                s.nonfinite_steps,
-                s.norm_before,
-                s.norm_after,
-                s.coefficient,
-            )
-            for name, s in report.optimizers.items()
-        ]
-        lines = [f"Gradient clipping, epoch {report.epoch}:", Table(header, rows)]
+        lines = [f"Gradient clipping, epoch {report.epoch}:", Table.of("optimizer", SUMMARY, report.optimizers.items())]
         for name, stats in report.optimizers.items():
             if stats.top_parameters:
                 causes = ", ".join(f"{parameter} {share:.0%}" for parameter, share in stats.top_parameters[:3])

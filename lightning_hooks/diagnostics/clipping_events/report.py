@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from lightning_hooks.clipping.stats import ClipStats
 from lightning_hooks.clipping.watch import StepEvents
@@ -20,6 +21,8 @@ class ClipReport(Report):
         largest_norms: Optimizer name to the batches of the run so far that ended its steps with the five largest finite gradient
             norms before clipping, the largest first.
     """
+
+    subject: ClassVar[str] = "Clipping"
 
     optimizers: dict[str, ClipStats]
     events: dict[str, StepEvents] = field(default_factory=dict)

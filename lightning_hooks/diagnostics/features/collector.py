@@ -17,6 +17,7 @@ from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.diagnostics.batches.inputs import InputTable, ScaleTable
+from lightning_hooks.diagnostics.features.figure import dead_units, default_figure
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, OutputParts
 from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureTable
 from lightning_hooks.diagnostics.nonfinite.checks import BatchChecks
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     from lightning_hooks.declare.collector import Figures
 
 LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction", "kurtosis")
+SUMMARY = {
+    "mean": "mean", "std": "std", "zeros": "zero_fraction", "dead": "dead_fraction", "saturated": "saturated_fraction",
+    "NaN, inf": "nonfinite_fraction",
+}  # fmt: skip
+"""The columns of the table in the terminal, each with its statistic."""
 VALIDATION_BATCHES = 4
 """Validation batches of an epoch whose inputs are compared with those of training: the first ones."""
 STEADY = 0.01
@@ -238,9 +244,14 @@ class FeatureCollector(Collector[FeatureReport]):
         of_sites = by_statistic(self.prefix, written.statistics) if written.of_sites else None
         return {"Features": of_model(self.prefix, self._model_statistics()) if of_sites is None else of_sites}
 
+    @classmethod
+    @override
+    def picture(cls, reports: Sequence[FeatureReport], stat: str | None) -> Callable[[], Figure] | None:
+        return None if stat else default_figure(reports)
+
     @override
     def figures(self, reports: Sequence[FeatureReport], written: Written, last: bool) -> Figures:
-        from lightning_hooks.plots import dead_units, heatmap, residual_stream
+        from lightning_hooks.plots import heatmap, residual_stream
 
         figures: dict[str, Callable[[], Figure]] = {
             f"{stat} by epoch": partial(heatmap, reports, stat)
@@ -264,11 +275,7 @@ class FeatureCollector(Collector[FeatureReport]):
             lines.append(f"  Silent: {some(report.silent)}")
         spread = statistics.median([s.std for s in report.sites.values() if s.std > 0] or [1.0])
         worst = sorted(report.sites.items(), key=lambda item: (-_affected(item[1]), -_unusual(item[1].std, spread)))[:5]
-        header = ("module", "mean", "std", "zeros", "dead", "saturated", "NaN, inf")
-        rows = [
-            (name, s.mean, s.std, s.zero_fraction, s.dead_fraction, s.saturated_fraction, s.nonfinite_fraction) for name, s in worst
-        ]
-        return [*lines, Table(header, rows)]
+        return [*lines, Table.of("module", SUMMARY, worst)]
 
 
 class _FeatureRecorder(OutputRecorder):

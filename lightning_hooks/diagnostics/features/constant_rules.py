@@ -54,7 +54,7 @@ class Constant(Rule):
         """Yield an alert per module whose output does not vary; rectifiers are judged by their dead units."""
         for site, stats in report.sites.items():
             spread = stats.std / stats.rms if stats.rms > 0 else 0.0
-            if spread <= self.threshold and stats.count >= 2 and stats.dead_fraction != 1.0:
+            if spread <= self.threshold and stats.count >= 2 and stats.fires:
                 yield self.alert(
                     report, site, spread, self.threshold, "warning",
                     f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {spread:.1g}, limit "

@@ -17,7 +17,7 @@ from lightning_hooks.diagnostics.representations.table import RepresentationTabl
 from lightning_hooks.hooks.functions import FUNCTIONS, UNMEASURED
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.statistics.tables import ReportedTable
-from lightning_hooks.statistics.units import is_rectifier, saturation_of, saturation_of_call
+from lightning_hooks.statistics.units import is_activation, saturation_of_call
 
 COMPARED_BATCHES = 8
 """Sampled batches of a window in which samples are compared and types are noted: the first ones."""
@@ -125,7 +125,7 @@ class FunctionalFeatures:
         return self._table.n_modules + site.index
 
     def _choose(self, site: FunctionalSite, module: nn.Module, arguments: Mapping[str, Any]) -> bool:
-        wanted = self._wanted[site.name] = not _is_activation(module) and self._context.selects_call(site, module)
+        wanted = self._wanted[site.name] = not is_activation(module) and self._context.selects_call(site, module)
         if wanted:
             self._add(site, arguments)
         return wanted
@@ -136,7 +136,3 @@ class FunctionalFeatures:
             wanted = self._choose(call.site, call.module, call.arguments)
         if wanted:
             self._table.add(self._line(call.site), (call.arguments.get("input"),), call.output)
-
-
-def _is_activation(module: nn.Module) -> bool:
-    return is_rectifier(module) or saturation_of(module) is not None

@@ -51,6 +51,11 @@ class FeatureStats:
     kurtosis: float | None = None
     unit_samples: int | None = None
 
+    @property
+    def fires(self) -> bool:
+        """Whether any of its units gave something other than zero; True for what is no rectifier."""
+        return self.dead_fraction != 1.0
+
 
 def feature_stats(
     row: Sequence[float], dead_fraction: float | None = None, bounded: bool = False, masks: bool = False

@@ -19,6 +19,8 @@ from lightning_hooks.diagnostics.learning.report import PARAMETER_STATS as LEARN
 from lightning_hooks.diagnostics.learning.report import learning_scalars
 from lightning_hooks.diagnostics.loss.report import loss_scalars
 from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.plots.heat import heatmap
+from lightning_hooks.plots.layers import gradient_flow, update_ratios
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.tracker import Band, Chart, Layout, by_statistic, margins, of_model
@@ -138,11 +140,14 @@ class GradientSites(Collector[GradientFlowReport]):
             charts["Gradient: mean, least and largest value"] = margins(self.prefix, modules)
         return charts
 
+    @classmethod
+    @override
+    def picture(cls, reports: Sequence[GradientFlowReport], stat: str | None) -> Callable[[], Figure] | None:
+        return None if stat else partial(gradient_flow, reports[-1])
+
     @override
     def figures(self, reports: Sequence[GradientFlowReport], written: Written, last: bool) -> Figures:
         """Figures of the reports of a run so far."""
-        from lightning_hooks.plots import gradient_flow, heatmap, update_ratios
-
         now = reports[-1]
         figures: dict[str, Callable[[], Figure]] = {
             "gradient flow": partial(gradient_flow, now),
@@ -168,5 +173,5 @@ class GradientSites(Collector[GradientFlowReport]):
             lines.append(f"  No gradient at: {some(report.silent)}")
         ranked = sorted(report.modules.items(), key=lambda item: (math.isnan(item[1].rms), item[1].rms))
         ends = ranked if len(ranked) <= 6 else ranked[:3] + ranked[-3:]
-        rows = [(name, s.rms, s.norm, s.zero_fraction, s.nonfinite_fraction) for name, s in ends]
-        return [*lines, Table(("module", "rms", "norm", "zeros", "NaN, inf"), rows)]
+        columns = {"rms": "rms", "norm": "norm", "zeros": "zero_fraction", "NaN, inf": "nonfinite_fraction"}
+        return [*lines, Table.of("module", columns, ends)]

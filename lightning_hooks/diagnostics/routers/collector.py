@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -15,6 +14,7 @@ from lightning_hooks.declare.collector import Collector, Written
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
+from lightning_hooks.diagnostics.routers.figure import expert_load
 from lightning_hooks.diagnostics.routers.routing import RouterColumn, RouterReport, RoutingTable
 from lightning_hooks.hooks import ModuleSelector, OutputRecorder, select_modules
 from lightning_hooks.hooks.attributes import stored, stored_count
@@ -23,6 +23,8 @@ from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from lightning_hooks.declare.collector import Figures
 
 
@@ -184,6 +186,11 @@ def _first_sizes(values: Sequence[Any]) -> Iterator[int]:
 
 
 ROUTER_STATISTICS = ("balance", "max_load", "dead_fraction", "entropy", "margin", "overflow_fraction", "dropped_fraction")
+SUMMARY = {
+    "experts": "experts", "top k": "top_k", "balance": "balance", "largest load": "max_load", "dead": "dead_fraction",
+    "entropy": "entropy", "margin": "margin", "dropped": "dropped_fraction",
+}  # fmt: skip
+"""The columns of the table in the terminal, each with its statistic."""
 CODEBOOK_STATISTICS = ("perplexity", "usage", "max_share")
 
 
@@ -274,10 +281,13 @@ class RouterCollector(Collector[RouterReport]):
         of_sites = by_statistic(self.prefix, written.statistics) if written.of_sites else None
         return {"Routers": of_model(self.prefix, ROUTER_STATISTICS) if of_sites is None else of_sites}
 
+    @classmethod
+    @override
+    def picture(cls, reports: Sequence[RouterReport], stat: str | None) -> Callable[[], Figure] | None:
+        return None if stat else partial(expert_load, reports)
+
     @override
     def figures(self, reports: Sequence[RouterReport], written: Written, last: bool) -> Figures:
-        from lightning_hooks.plots import expert_load
-
         return {"expert load": partial(expert_load, reports)} if any(report.routers for report in reports) else {}
 
     @override
@@ -289,29 +299,9 @@ class RouterCollector(Collector[RouterReport]):
         if report.silent:
             lines.append(f"  Silent: {some(report.silent)}")
         least = sorted(report.routers.items(), key=lambda item: item[1].balance)[:5]
-        rows = [
-            (
-                name,
-                s.experts,
-                s.top_k,
-                s.balance,
-                s.max_load,
-                s.dead_fraction,
-                _or_nan(s.entropy),
-                _or_nan(s.margin),
-                s.dropped_fraction,
-            )
-            for name, s in least
-        ]
-        if rows:
-            header = ("router", "experts", "top k", "balance", "largest load", "dead", "entropy", "margin", "dropped")
-            lines.append(Table(header, rows))
-        books = [(name, s.size, s.usage, s.perplexity) for name, s in report.codebooks.items()]
-        return [*lines, Table(("codebook", "codes", "used", "perplexity"), books)] if books else lines
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
+        lines += [Table.of("router", SUMMARY, least)] if least else []
+        books = {"codes": "size", "used": "usage", "perplexity": "perplexity"}
+        return [*lines, Table.of("codebook", books, report.codebooks.items())] if report.codebooks else lines
 
 
 class _Recorder(OutputRecorder):

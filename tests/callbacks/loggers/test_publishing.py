@@ -26,8 +26,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from torch import nn
 
-from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, TrainingMonitor, monitors, plots
+from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, TrainingMonitor, monitors
 from lightning_hooks.alerts import Alert, AlertError
+from lightning_hooks.diagnostics.clipping_events import collector
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
 from lightning_hooks.session.logged import MOST_HISTOGRAMS, MOST_PICTURED, MemberLog, evenly
 from lightning_hooks.session.settings import Settings
@@ -550,7 +551,7 @@ def test_pictures_are_drawn_at_powers_of_two_and_at_the_end_once_each_off_the_tr
 ) -> None:
     threads = []
     small = Figure(figsize=(1, 1))  # what is drawn does not matter here
-    monkeypatch.setattr(plots, "clip_history", lambda reports: threads.append(threading.current_thread()) or small)
+    monkeypatch.setattr(collector, "clip_history", lambda reports: threads.append(threading.current_thread()) or small)
     before = set(threading.enumerate())
     for epochs, steps in ((7, [7, 14, 21, 35, 49]), (9, [7, 14, 21, 35, 63])):
         threads.clear()
@@ -577,7 +578,7 @@ def test_pictures_of_a_fit_that_raises_are_written(tmp_path: Path) -> None:
 
 
 def test_no_picture_is_drawn_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_hooks.plots.heatmap", lambda *a, **k: pytest.fail("drawn for nobody"))
+    monkeypatch.setattr("lightning_hooks.diagnostics.gradients.view.heatmap", lambda *a, **k: pytest.fail("drawn for nobody"))
     trainer(monitors(summary=False, figures=True)).fit(Classifier(mlp()), loader())
 
 
@@ -585,7 +586,7 @@ def test_a_picture_that_cannot_be_drawn_is_reported_of_once(tmp_path: Path, monk
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("no ink")
 
-    monkeypatch.setattr("lightning_hooks.plots.clip_history", broken)
+    monkeypatch.setattr(collector, "clip_history", broken)
     with pytest.warns(
         UserWarning, match="picture gradient_clip/figures/clip history could not be drawn: ZeroDivisionError: no ink"
     ) as reported:

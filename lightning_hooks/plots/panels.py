@@ -1,0 +1,208 @@
+"""Windows from left to right, in panels: curves with the shares of what happened below them, and stacked bars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_hooks.declare.report import Report
+from lightning_hooks.plots.canvas import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    Axes,
+    Figure,
+    alert_handles,
+    decades,
+    heading,
+    legend,
+    mark_alerts,
+    name_epochs,
+    nothing,
+    positive,
+    sheet,
+    style,
+    within,
+)
+from lightning_hooks.plots.series import beginnings
+
+LOOKS = ((BLUE, "o"), (ORANGE, "s"))
+"""The colour and the marker of the curves of a panel, in order."""
+FILLS = ((SKY, ""), (PURPLE, "///"), (VERMILLION, "xxx"))
+"""The colour and the hatching of the shares below them."""
+MOST_PANELS = 12
+MOST_COLUMNS = 60
+"""Windows that get a bar; of more, evenly spaced ones."""
+
+
+class Curves(NamedTuple):
+    """What one site did, window by window.
+
+    Attributes:
+        site: Its name.
+        line: What is written below it.
+        curves: What, to its mean and its largest value in each window; NaN where there is none.
+        limit: A threshold, in each window.
+        shares: What happened, to its share of all that did in each window.
+    """
+
+    site: str
+    line: str
+    curves: dict[str, tuple[np.ndarray, np.ndarray]]
+    limit: np.ndarray
+    shares: dict[str, np.ndarray]
+
+
+@style()
+def curve_figure(
+    title: str, reports: Sequence[Report], panels: Sequence[Curves], *, axis: str, unmeasured: str, whole: str, missing: str
+) -> Figure:
+    """Draw a column for each site: its curves on a log axis, with alerts, and below them the shares of what happened.
+
+    Args:
+        title: Above all.
+        reports: In the order of windows.
+        panels: A site each.
+        axis: What the curves are.
+        unmeasured: What the first curve lacks where it is not finite.
+        whole: What the shares are of.
+        missing: What is written where there is no site.
+    """
+    if not panels:
+        return nothing(title, missing)
+    wide = within(3.4 + 0.12 * len(reports), 5.6, 11.0)
+    figure = sheet(wide if len(panels) == 1 else min(wide, 5.0) * len(panels), 5.6)
+    grid = figure.subplots(2, len(panels), sharex="col", sharey="row", height_ratios=[3, 1.3], squeeze=False)
+    handles: dict[str, Any] = {}
+    for panel, above, below in zip(panels, *grid, strict=True):
+        heading(above, f"{title}, {panel.site}" if len(panels) == 1 else panel.site, panel.line)
+        heights = next(iter(panel.curves.values()))[0]
+        _curves(above, panel, handles)
+        _mark_unknown(above, ~np.isfinite(heights), unmeasured, handles)
+        _shares(below, panel.shares, whole, handles)
+        name_epochs(below, [report.at for report in reports], unit=reports[-1].unit)
+        below.set_xlim(-0.6, len(reports) - 0.4)
+        began = [(index, alert) for index, alert in beginnings(reports) if alert.site == panel.site]
+        points = [(at, heights[at] if positive(heights[at]) else np.nan, alert.severity) for at, alert in began]
+        mark_alerts(above, points, edge=0.7)
+    drawn = [values for panel in panels for values in (panel.limit, *(of for both in panel.curves.values() for of in both))]
+    decades(grid[0, 0], np.concatenate(drawn))
+    grid[0, 0].set_ylabel(axis)
+    grid[1, 0].set_ylabel(f"share of {whole}")
+    sites = {panel.site for panel in panels}
+    legend(
+        figure, [*handles.values(), *alert_handles(alert for report in reports for alert in report.alerts if alert.site in sites)]
+    )
+    return figure
+
+
+def _curves(axes: Axes, panel: Curves, handles: dict[str, Any]) -> None:
+    x = np.arange(len(panel.limit))
+    for (text, (mean, top)), (color, marker) in zip(panel.curves.items(), LOOKS, strict=False):
+        y = np.where(mean > 0, mean, np.nan)
+        axes.fill_between(x, y, top, color=color, alpha=0.18, lw=0)
+        if len(x) == 1:
+            axes.vlines(x, y, top, color=color, alpha=0.4, lw=6)
+        label = f"{text}: mean, to the largest"
+        (line,) = axes.plot(x, y, color=color, marker=marker, ms=4 if len(x) <= 60 else 1.5, label=label)
+        handles.setdefault(text, line)
+    if np.isfinite(panel.limit).any():
+        limit = float(panel.limit[np.isfinite(panel.limit)][-1])
+        handles.setdefault("limit", axes.axhline(limit, color=INK, lw=1.0, ls=(0, (4, 3)), label=f"configured limit {limit:.3g}"))
+    axes.grid(axis="y")
+
+
+def _mark_unknown(axes: Axes, unknown: np.ndarray, text: str, handles: dict[str, Any]) -> None:
+    if unknown.any():
+        at = np.flatnonzero(unknown)
+        look: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+        (cross,) = axes.plot(at, np.zeros(len(at)), "x", color=GREY, ms=6, label=text, ls="", **look)
+        handles.setdefault("unknown", cross)
+
+
+def _shares(axes: Axes, shares: dict[str, np.ndarray], whole: str, handles: dict[str, Any]) -> None:
+    bottom: Any = 0.0
+    for (text, share), (color, hatch) in zip(shares.items(), FILLS, strict=False):
+        look: dict[str, Any] = {"color": color, "hatch": hatch, "ec": "white", "width": 0.85, "lw": 0.3}
+        bars = axes.bar(np.arange(len(share)), share, bottom=bottom, label=f"{text} {whole}", **look)
+        bottom = bottom + share
+        if share.any():
+            handles.setdefault(text, bars)
+    axes.set_ylim(0, 1)
+    axes.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
+    axes.grid(axis="y")
+
+
+class Stack(NamedTuple):
+    """How one site divided something, window by window.
+
+    Attributes:
+        site: Its name.
+        line: What is written below it.
+        shares: The share of each part in each window, shape ``(windows, parts)``.
+        counts: A number above the bar of each window; 0 for none.
+        what: What the numbers count.
+    """
+
+    site: str
+    line: str
+    shares: np.ndarray
+    counts: Sequence[int]
+    what: str
+
+
+@style()
+def stack_figure(title: str, reports: Sequence[Report], panels: Sequence[Stack], *, axis: str, missing: str) -> Figure:
+    """Draw a panel for each site with a stacked bar for each window.
+
+    Parts are stacked in their order, in shades that come back every eight.
+
+    Args:
+        title: Where there is no site.
+        reports: In the order of windows.
+        panels: A site each.
+        axis: What is divided.
+        missing: What is written where there is no site.
+    """
+    if not panels:
+        return nothing(title, missing)
+    shown = slice(None, None, math.ceil(len(reports) / MOST_COLUMNS))
+    columns = min(len(panels), 3)
+    rows = math.ceil(len(panels) / columns)
+    wide = within(2.6 + 0.1 * len(reports[shown]), 3.4, 7.0)
+    figure = sheet(max(wide * columns, 5.6), 0.6 + 2.5 * rows)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for panel, axes in zip(panels, grid.flat, strict=False):
+        _stack(axes, panel._replace(shares=panel.shares[shown], counts=panel.counts[shown]))
+        name_epochs(axes, [report.at for report in reports[shown]], unit=reports[-1].unit)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(axis)
+    sites = {panel.site for panel in panels}
+    legend(figure, alert_handles(alert for report in reports for alert in report.alerts if alert.site in sites))
+    return figure
+
+
+def _stack(axes: Axes, panel: Stack) -> None:
+    from matplotlib import colormaps
+
+    windows, parts = panel.shares.shape
+    shades, bottom = colormaps["viridis"](np.linspace(0.1, 0.95, 8)), np.zeros(windows)
+    for part, share in enumerate(panel.shares.T):
+        axes.bar(range(windows), share, 0.9, bottom, color=shades[part % 8], edgecolor="white", lw=0.3 if parts <= 32 else 0)
+        bottom += share
+    heading(axes, panel.site, panel.line, width=3.2, size=9)
+    for place, count in enumerate(panel.counts if windows <= 20 else ()):
+        if count:
+            words = f"{count} {panel.what}" if windows <= 8 else str(count)
+            axes.text(place, 1.01, words, ha="center", va="bottom", fontsize=7, color=VERMILLION)
+    axes.set_ylim(0, 1.08)
+    axes.tick_params(colors=GREY)
