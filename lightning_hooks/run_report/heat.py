@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from lightning_hooks.plots.canvas import Labels, labels
+from lightning_hooks.plots.canvas import Labels, labels, within
 from lightning_hooks.plots.series import FRACTIONS, Series, relative_to_first
 from lightning_hooks.run_report.charts import Tick, Zone, epoch_ticks
 from lightning_hooks.run_report.recorded import Run
@@ -167,7 +167,7 @@ def heat_map(table: Series, stat: str, most_rows: int = 400, most_columns: int =
     place = (heights - low) / (high - low)
     if log:
         low, high = 10.0**low, 10.0**high
-    shades = np.where(finite, 1 + np.clip(place, 0, 1) * (SHADES - 1), 0).round().astype(np.uint8)
+    shades = np.where(finite, 1 + within(place, 0, 1) * (SHADES - 1), 0).round().astype(np.uint8)
     image = png(shades, DIVERGING if relative else VIRIDIS)
     return HeatMap(image, low, high, log, values, table.names[::every_row], table.epochs[::every_column], table.unit, relative)
 

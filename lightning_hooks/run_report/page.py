@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_hooks.plots.series import FRACTIONS
-from lightning_hooks.run_report.charts import Chart, Line, Row, Rows, chart, rows, strip
+from lightning_hooks.run_report.charts import Chart, Row, Rows, rows, strip
 from lightning_hooks.run_report.compare import Comparison, Group, groups
 from lightning_hooks.run_report.heat import HEATS
 from lightning_hooks.run_report.lines import write_whole
 from lightning_hooks.run_report.recorded import Limits
 from lightning_hooks.run_report.run import Run
+from lightning_hooks.run_report.sections import SECTIONS, compared
 from lightning_hooks.run_report.text import DASH, measured, number, percent
 from lightning_hooks.run_report.verdict import Verdict, judge
 from lightning_hooks.run_report.view import RunView
@@ -58,27 +59,14 @@ class ComparisonView:
         return found
 
     @cached_property
-    def clipping(self) -> list[tuple[str, Chart]]:
-        """Norms before clipping of each optimizer."""
-        optimizers = dict.fromkeys(difference.name for difference in self.found.of("norm_before"))
-        return [(optimizer, self._norms(optimizer)) for optimizer in optimizers]
-
-    def _norms(self, optimizer: str) -> Chart:
-        known = [
-            {
-                epoch: value
-                for record in run.of("gradient_clip")
-                if optimizer in record.series("optimizers", "norm_before").names
-                for epoch, value in zip(record.columns, record.values("optimizers", "norm_before", optimizer), strict=True)
-            }
-            for run in (self.found.a, self.found.b)
-        ]
-        epochs = sorted({epoch for values in known for epoch in values})
-        lines = [
-            Line(f"{letter}: norm before clipping", [values.get(epoch, float("nan")) for epoch in epochs], color)
-            for letter, values, color in zip("AB", known, ("var(--blue)", "var(--amber)"), strict=True)
-        ]
-        return chart(lines, epochs, unit=self.found.a.unit)
+    def declared(self) -> list[tuple[str, list[tuple[str, Chart]]]]:
+        """The sections that capabilities declare: heading, and a curve of both runs for each row."""
+        found, both = [], (self.found.a, self.found.b)
+        for section in SECTIONS:
+            first, _ = next(iter(section.panels[0].curves.values()))
+            names = dict.fromkeys(difference.name for difference in self.found.of(first))
+            found.append((section.title, [(name, compared(*both, section, name)) for name in names]))
+        return [(title, rows) for title, rows in found if rows]
 
 
 PAGE = "report.html"

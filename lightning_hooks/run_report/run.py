@@ -18,6 +18,7 @@ import numpy as np
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import NONFINITE, from_plain
+from lightning_hooks.plots.canvas import within
 from lightning_hooks.run_report.events import KnownNames, checked, is_table, place, read_lines, spread, with_columns
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, report_line
 from lightning_hooks.run_report.recorded import Columns, MonitorRecord, Run, source_of
@@ -236,7 +237,7 @@ def _numeric(column: list[Any]) -> bool:
 def _numbers(column: list[Any]) -> np.ndarray:
     values = np.array([np.inf if value is None else float(value) for value in column], dtype=np.float64)
     largest = np.finfo(np.float32).max
-    return np.where(np.isfinite(values), values.clip(-largest, largest), values).astype(np.float32)
+    return np.where(np.isfinite(values), within(values, -largest, largest), values).astype(np.float32)
 
 
 def _forget(run: Run, found: Found, epoch: int) -> None:

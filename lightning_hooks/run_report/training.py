@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_hooks.plots.canvas import within
 from lightning_hooks.run_report.charts import Chart, Line, chart, numbered
 from lightning_hooks.run_report.recorded import MonitorRecord
 from lightning_hooks.run_report.run import Run
@@ -115,7 +116,6 @@ THRESHOLDS = (
 """What a step ratio means: in words, from which ratio, its colour."""
 BOUNDS = (-1.0, 1.5)
 """Ratios beyond are drawn at these."""
-CLIP_STATS = ("norm_before", "norm_before_max", "norm_after", "rate", "steps", "clipped_steps", "skipped_steps", "nonfinite_steps")
 
 
 def learning_charts(run: Run) -> list[tuple[str, Chart]]:
@@ -128,19 +128,11 @@ def learning_charts(run: Run) -> list[tuple[str, Chart]]:
             found.append(("Which layers the loss falls by", chart(shares, epochs, kind="linear", unit=record.unit)))
         if np.isfinite(ratios).any():
             lines = [Line(text, [at] * len(epochs), color, dashed=True) for text, at, color in THRESHOLDS]
-            lines.append(Line("gain of a step over its predicted gain", np.clip(ratios, *BOUNDS).tolist(), "var(--blue)"))
+            lines.append(
+                Line("gain of a step over its predicted gain", within(np.asarray(ratios), *BOUNDS).tolist(), "var(--blue)")
+            )
             found.append(("Step ratio", chart(lines, epochs, 130, kind="linear", unit=record.unit)))
     return found
-
-
-def clip_numbers(record: MonitorRecord, optimizer: str) -> dict[str, list[float]]:
-    """What clipping did to one optimizer's steps, by statistic and kept epoch."""
-    return {stat: record.values("optimizers", stat, optimizer) for stat in CLIP_STATS}
-
-
-def step_counts(numbers: Mapping[str, Sequence[float]]) -> dict[str, int]:
-    """The counts of steps among them, over all epochs."""
-    return {stat: int(np.nansum(values)) for stat, values in numbers.items() if stat.endswith("steps")}
 
 
 def _shares(record: MonitorRecord) -> list[Line]:

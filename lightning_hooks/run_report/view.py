@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.alerts import FeatureReport, GradientFlowReport
 from lightning_hooks.alerts.defaults import limit_of
-from lightning_hooks.clipping import ClipStats
 from lightning_hooks.declare.kinds import gravity
-from lightning_hooks.run_report.charts import Chart, Line, Row, Rows, chart, rows
+from lightning_hooks.declare.section import Section
+from lightning_hooks.run_report.charts import Row, Rows, rows
 from lightning_hooks.run_report.heat import HeatMap, heat_map, heat_series
 from lightning_hooks.run_report.recorded import Limits, MonitorRecord, Run, chosen, severities
+from lightning_hooks.run_report.sections import SECTIONS, Part, parts_of
 from lightning_hooks.run_report.text import number, percent, seconds
-from lightning_hooks.run_report.training import Training, clip_numbers, layers, settings, step_counts, training
+from lightning_hooks.run_report.training import Training, layers, settings, training
 from lightning_hooks.run_report.unusual import UnusualBatches, unusual_batches
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
@@ -38,7 +39,7 @@ class Listing(NamedTuple):
     noun: str  # what they are
 
 
-class Section(NamedTuple):
+class MonitorSection(NamedTuple):
     """What one monitor says of layers in the last epoch."""
 
     monitor: str  # which of several of its kind; empty where there is one
@@ -46,28 +47,6 @@ class Section(NamedTuple):
     severities: dict[str, str]  # of each layer with an alert
     listings: list[Listing]  # for the page
     worst: dict[str, Any]  # for Markdown: the layers that it has room for
-
-
-class Clipped(NamedTuple):
-    """Clipping of one optimizer."""
-
-    optimizer: str  # its key
-    stats: ClipStats  # of the last epoch
-    counts: dict[str, int]  # steps, skipped steps and others over all epochs
-    charts: list[Chart]  # norms, and the share of steps that were clipped
-    kept: int  # how many epochs are drawn
-    epochs: int  # how many there are
-
-    @property
-    def rate(self) -> float:
-        """The share of all steps that were clipped."""
-        total = self.counts["steps"] + self.counts["skipped_steps"]
-        return self.counts["clipped_steps"] / total if total else math.nan
-
-    @property
-    def causes(self) -> str:
-        """The parameters with the largest gradients where it clipped, of the last epoch."""
-        return ", ".join(f"{parameter} ({share:.0%})" for parameter, share in self.stats.top_parameters[:3])
 
 
 @dataclass(frozen=True)
@@ -109,12 +88,12 @@ class RunView:
         return unusual_batches(record.last for record in self.run.monitors)
 
     @cached_property
-    def gradients(self) -> list[Section]:
+    def gradients(self) -> list[MonitorSection]:
         """The gradient at each module, and what the updates do to each parameter, in the last epoch."""
         return self._sections("gradient_flow", GradientFlowReport, "modules", gradient_listings, lambda stats: float(stats.rms))
 
     @cached_property
-    def outputs(self) -> list[Section]:
+    def outputs(self) -> list[MonitorSection]:
         """What is wrong with outputs in the last epoch: dead, saturated and non-finite shares."""
         return self._sections(
             "features", FeatureReport, "sites", output_listings,
@@ -133,14 +112,10 @@ class RunView:
         return figures
 
     @cached_property
-    def clipping(self) -> list[Clipped]:
-        """Norms before and after clipping, and how many steps it touched."""
-        return [
-            clipped(record, optimizer, stats)
-            for record in self.run.of("gradient_clip")
-            if isinstance(record.last, ClipReport)
-            for optimizer, stats in record.last.optimizers.items()
-        ]
+    def declared(self) -> list[tuple[str, str, tuple[Section, list[Part]]]]:
+        """The sections that capabilities declare: anchor, heading, and what is in it."""
+        found = [(section, parts_of(self.run, section)) for section in SECTIONS]
+        return [(section.title.lower(), section.title, (section, parts)) for section, parts in found if parts]
 
     @cached_property
     def silent(self) -> list[tuple[str, list[str]]]:
@@ -205,7 +180,7 @@ class RunView:
 
     def _sections(
         self, prefix: str, kind: type, table: str, listings: Callable[..., list[Listing]], key: Callable[[Any], float]
-    ) -> list[Section]:
+    ) -> list[MonitorSection]:
         """A section for each monitor of a kind; ``key`` is what Markdown sorts the rows of its table by."""
         found, monitors, most = [], self.run.of(prefix), self.limits.rows
         for record in monitors:
@@ -213,7 +188,7 @@ class RunView:
             if isinstance(report, kind):
                 name = record.modules if len(monitors) > 1 else ""
                 drawn, rows = listings(record, report, affected, most), worst(getattr(report, table), key, affected, most)
-                found.append(Section(name, report, affected, drawn, rows))
+                found.append(MonitorSection(name, report, affected, drawn, rows))
         return found
 
 
@@ -267,24 +242,6 @@ def output_listings(record: MonitorRecord, report: FeatureReport, affected: Mapp
             Listing(f"{text}, in {report.when}{line}.", rows(drawn, what, linear=True, limits=[limit]), len(shares), "modules")
         )
     return found
-
-
-def clipped(record: MonitorRecord, optimizer: str, stats: ClipStats) -> Clipped:
-    """Norms of one optimizer before and after clipping, and how many steps it touched."""
-    epochs, numbers = list(record.columns), clip_numbers(record, optimizer)
-    label = "norm before clipping (mean, to the largest)"
-    norms = [
-        Line(label, numbers["norm_before"], "var(--blue)", top=numbers["norm_before_max"]),
-        Line("norm after", numbers["norm_after"], "var(--amber)"),
-    ]
-    if stats.limit:
-        norms += [Line(f"configured limit {number(stats.limit)}", [stats.limit] * len(epochs), "var(--soft)", dashed=True)]
-    rate = [
-        Line("share of steps clipped", numbers["rate"], "var(--sky)"),
-        Line("limit of always_clipped", [_limit(record, "always_clipped")] * len(epochs), "var(--soft)", dashed=True),
-    ]
-    charts = [chart(norms, epochs, unit=record.unit), chart(rate, epochs, 90, kind="share", unit=record.unit)]
-    return Clipped(optimizer, stats, step_counts(numbers), charts, len(epochs), len(record.alerts))
 
 
 def _limit(record: MonitorRecord, kind: str) -> float:

@@ -311,7 +311,7 @@ def quantiles(edges: Sequence[float], counts: Sequence[float], shares: Sequence[
     sides, values = np.asarray(edges, dtype=float), np.asarray(counts, dtype=float)
     above, filled = np.cumsum(values), np.flatnonzero(values)
     wanted = np.asarray(shares) * above[-1]
-    place = np.clip(np.searchsorted(above, wanted), filled[0], filled[-1])
-    within = np.clip((wanted - (above - values)[place]) / values[place], 0.0, 1.0)
+    place = np.minimum(np.maximum(np.searchsorted(above, wanted), filled[0]), filled[-1])
+    within = np.minimum(np.maximum((wanted - (above - values)[place]) / values[place], 0.0), 1.0)
     found: list[float] = (sides[place] + np.diff(sides)[place] * within).tolist()
     return found

@@ -500,7 +500,7 @@ function trainingSection(run) {
 }
 
 const clippingSection = (run) => section("Clip events", run.clipping.map((clip) => h("div", { class: "card" },
-  h("h3", {}, clip.optimizer),
+  h("h3", {}, clip.name),
   h("div", { class: "facts" }, Object.entries(clip.counts).map(([what, count]) => h("div", {}, h("b", {}, count), h("span", {}, what.replace("_", " "))))),
   h("div", { class: "wideset" },
     h("div", {}, chart([{ label: "norm before clipping (mean)", values: clip.norm_before, color: COLORS[0] }, { label: "largest", values: clip.norm_before_max, color: COLORS[4], dashed: true },

@@ -10,13 +10,15 @@ import numpy as np
 
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import gravity
+from lightning_hooks.declare.section import Section
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.charts import strip
 from lightning_hooks.run_report.compare import compare, groups
 from lightning_hooks.run_report.heat import DIVERGING, HEATS, VIRIDIS, heat_series
 from lightning_hooks.run_report.recorded import MonitorRecord, Run, chosen, severities
+from lightning_hooks.run_report.sections import SECTIONS, counts_of, numbers_of
 from lightning_hooks.run_report.text import measured
-from lightning_hooks.run_report.training import clip_numbers, layers, loss_by_epoch, rates_by_group, settings, step_counts
+from lightning_hooks.run_report.training import layers, loss_by_epoch, rates_by_group, settings
 from lightning_hooks.run_report.verdict import Course, Problem, courses, judge
 
 MOST_ROWS, MOST_COLUMNS = 300, 300
@@ -77,7 +79,7 @@ def whole(run: Run, updated: float) -> dict[str, Any]:
             for place, table, stat, caption, _ in heat_series(run)
         ],
         "shares": [found for record in run.monitors for found in _shares(record)],
-        "clipping": [found for record in run.monitors for found in _clipping(record)],
+        **{each.title.lower(): [found for record in run.monitors for found in _rows(record, each)] for each in SECTIONS},
         "settings": [*settings(run), *((key, run.fit[key]) for key in ("lightning", "torch", "package") if key in run.fit)],
         "layers": [list(layer) for layer in layers(run)[:400]],
         "silent": [site for record in run.monitors for site in record.silent][:400],
@@ -176,10 +178,11 @@ def _shares(record: MonitorRecord) -> Iterable[dict[str, Any]]:
             yield {"title": f"{record.prefix}: share of each {TABLES.get(table, 'layer')}", "rows": rows}
 
 
-def _clipping(record: MonitorRecord) -> Iterable[dict[str, Any]]:
-    for name in record.names.get("optimizers", ()) if record.prefix == "gradient_clip" else ():
-        found = clip_numbers(record, name)
-        head = {"optimizer": name, "epochs": list(record.columns), "unit": record.unit, "counts": step_counts(found)}
+def _rows(record: MonitorRecord, section: Section) -> Iterable[dict[str, Any]]:
+    """The rows of a section that a capability declares."""
+    for name in record.names.get(section.table, ()) if record.prefix == section.prefix else ():
+        found = numbers_of(record, section, name)
+        head = {"name": name, "epochs": list(record.columns), "unit": record.unit, "counts": counts_of(found)}
         yield head | {stat: numbers(values) for stat, values in found.items() if not stat.endswith("steps")}
 
 

@@ -1,0 +1,42 @@
+"""What the health report shows of clipping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_hooks.declare.section import Panel, Section
+
+
+def _facts(counts: Mapping[str, int], stats: Any, window: str) -> list[tuple[str, float]]:
+    total = counts["steps"] + counts["skipped_steps"]
+    return [
+        (f"of {total} steps clipped", counts["clipped_steps"] / total if total else math.nan),
+        ("skipped by a loss scaler", counts["skipped_steps"]),
+        ("taken with NaN or infinite gradients", counts["nonfinite_steps"]),
+        (f"of the norm left on average, last {window}", stats.coefficient),
+    ]
+
+
+def _note(stats: Any, window: str) -> str:
+    causes = ", ".join(f"{parameter} ({share:.0%})" for parameter, share in stats.top_parameters[:3])
+    return f"Clips of the last {window} were caused by: {causes}." if causes else ""
+
+
+SECTION = Section(
+    title="Clipping",
+    prefix="gradient_clip",
+    table="optimizers",
+    stats=("norm_before", "norm_before_max", "norm_after", "rate", "steps", "clipped_steps", "skipped_steps", "nonfinite_steps"),
+    panels=(
+        Panel({"norm before clipping": ("norm_before", "norm_before_max"), "norm after": ("norm_after", "")}, limit="limit"),
+        Panel({"share of steps clipped": ("rate", "")}, "share", 90, rule="always_clipped"),
+    ),
+    facts=_facts,
+    note=_note,
+    columns={
+        "steps": "steps", "clipped": "rate", "norm before": "norm_before", "norm after": "norm_after", "skipped": "skipped_steps",
+        "non-finite": "nonfinite_steps",
+    },
+)  # fmt: skip
