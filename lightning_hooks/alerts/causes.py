@@ -13,16 +13,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook, Occurrence
-from lightning_hooks.declare.kinds import BACKWARD, FORWARD, KINDS, STEP, Link, Node, gravity, kind_of
+from lightning_hooks.declare.kinds import KINDS, STEP, Link, Node, gravity, kind_of
 from lightning_hooks.declare.links import always, in_a_row
 from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.site_names import place_of
-from lightning_hooks.diagnostics.clipping_events.report import ClipReport
-from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 MOST_CONSEQUENCES = 200
 """Consequences of one problem of earlier windows, of which further consequences are looked for."""
@@ -128,8 +126,7 @@ def _began(alert: Alert) -> int:
 
 def _earlier_step(node: Node, reports: Sequence[Report]) -> str:
     """Of what is not finite, the step at which that began, if it is before the site was sampled."""
-    events = [event for report in reports if isinstance(report, ClipReport) for event in report.events.values()]
-    first = min((_first(event, "first_nonfinite_batch") for event in events), default=math.inf)
+    first = min((report.first_bad_batch for report in reports), default=math.inf)
     if node.kind != "nonfinite" or not first < node.batch < math.inf:
         return ""
     return (
@@ -143,16 +140,7 @@ def _earlier_step(node: Node, reports: Sequence[Report]) -> str:
 
 def places_in(reports: Sequence[Report]) -> Mapping[str, float]:
     """The place of every module along the forward pass, as the report that knows most of them says."""
-    longest: list[str] = []
-    for report in reports:
-        if isinstance(report, FeatureReport):
-            order = list(dict.fromkeys((*report.order, *report.sites)))
-        elif isinstance(report, GradientFlowReport):
-            backward = [site for site in report.order if site in report.modules]
-            order = backward[::-1] or list(report.modules)
-        else:
-            continue
-        longest = max(longest, order, key=len)
+    longest = max((report.forward_order for report in reports), key=len, default=[])
     return {site: place for place, site in enumerate(longest)}
 
 
@@ -160,32 +148,19 @@ def _unaffected_parameters(reports: Sequence[Report], places: Mapping[str, float
     """The places of the parameters without an alert, in order."""
     kinds = {name for name, kind in KINDS.items() if kind.spreads is in_a_row}
     affected = {alert.site for report in reports for alert in report.alerts if alert.kind in kinds}
-    flows = [report for report in reports if isinstance(report, GradientFlowReport)]
-    return sorted(place_of(name, places) for flow in flows for name in flow.parameters if name not in affected)
+    known = (name for report in reports for name in getattr(report, "parameters", ()))
+    return sorted(place_of(name, places) for name in known if name not in affected)
 
 
 def _node(number: int, place: int, report: Report, alert: Alert, places: Mapping[str, float]) -> Node:
-    passing, every, batch = STEP, 1, _first(alert, "batch")
-    if isinstance(report, FeatureReport):
-        passing, every, batch = FORWARD, report.every_n_steps, _first(report.sites.get(alert.site), "first_nonfinite_batch")
-    elif isinstance(report, GradientFlowReport) and alert.site in report.modules:
-        passing, batch = BACKWARD, _first(report.modules[alert.site], "first_nonfinite_batch")
-    elif (
-        isinstance(report, GradientFlowReport) and alert.kind == "nonfinite" and alert.site in report.model_setup.nonfinite_weights
-    ):
-        batch = -1.0  # before the first one
-    elif isinstance(report, ClipReport) and alert.site in report.events:
-        batch = math.inf  # no layer: a site that is sampled later is more precise, and is reported with this batch
-    began = batch if alert.batch is None else float(alert.batch)
+    own = math.inf if alert.batch is None else float(alert.batch)
+    passing, batch, every = report.moment_of(alert)
+    batch = own if batch is None else batch
+    began = batch if alert.batch is None else own
     if passing != STEP:
         batch = min(batch, began)  # known from the judgement of each step, before the site was sampled
     site = place_of(alert.site, places)
     return Node(alert.kind, alert.site, alert.value, alert.severity, place, number, site, passing, batch, began, every)
-
-
-def _first(stats: Any, name: str) -> float:
-    batch = getattr(stats, name, None)
-    return math.inf if batch is None else float(batch)
 
 
 # Causes and consequences.

@@ -196,8 +196,8 @@ class OptimizerEvents:
     def on_gradients(self, step: Step) -> None:
         """Gradients are ready and not clipped."""
 
-    def on_clipped(self, step: Step) -> None:
-        """Gradients are as the update will see them."""
+    def on_update(self, step: Step) -> None:
+        """The update starts: gradients are as it sees them."""
 
     def on_taken(self, step: Step) -> None:
         """The optimizer has stepped."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import STEP
 from lightning_hooks.declare.plain import PlainReport
 
 
@@ -33,3 +35,37 @@ class Report(PlainReport):
     overhead: float | None = field(default=None, compare=False, repr=False)
     every_n_steps: int = 1
     window: int | None = None
+
+    def moment_of(self, alert: Alert) -> Moment:
+        """When in a training batch what an alert is about happens."""
+        return Moment()
+
+    @property
+    def forward_order(self) -> list[str]:
+        """The modules in the order of the forward pass, as far as the report knows it."""
+        return []
+
+    @property
+    def first_bad_batch(self) -> float:
+        """The first batch whose step was taken with a gradient that is not finite; infinite without any."""
+        return math.inf
+
+
+class Moment(NamedTuple):
+    """When in a training batch something happens.
+
+    Attributes:
+        passing: FORWARD, BACKWARD or STEP.
+        batch: Of what is not finite, the batch at which it first was not; None where that is the alert's own.
+        every: Every so many batches its site is sampled.
+    """
+
+    passing: int = STEP
+    batch: float | None = None
+    every: int = 1
+
+
+def batch_of(stats: Any) -> float:
+    """The batch at which statistics first were not finite; infinite without any."""
+    batch = getattr(stats, "first_nonfinite_batch", None)
+    return math.inf if batch is None else float(batch)

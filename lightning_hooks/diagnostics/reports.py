@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from lightning_hooks.declare.report import Report
+from typing_extensions import override
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import BACKWARD, FORWARD
+from lightning_hooks.declare.report import Moment, Report, batch_of
 from lightning_hooks.diagnostics.batches.inputs import FeatureScales
 from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
 from lightning_hooks.diagnostics.features.stats import FeatureStats
@@ -90,6 +94,15 @@ class FeatureReport(Report):
     targets: dict[str, TargetStats] = field(default_factory=dict)
     feature_scales: dict[str, FeatureScales] = field(default_factory=dict)
 
+    @override
+    def moment_of(self, alert: Alert) -> Moment:
+        return Moment(FORWARD, batch_of(self.sites.get(alert.site)), self.every_n_steps)
+
+    @property
+    @override
+    def forward_order(self) -> list[str]:
+        return list(dict.fromkeys((*self.order, *self.sites)))
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GradientFlowReport(Report):
@@ -143,3 +156,15 @@ class GradientFlowReport(Report):
     linear_layers: tuple[str, str, int] | None = None
     learning: LearningReport | None = None
     largest_losses: tuple[UnusualBatch, ...] = ()
+
+    @override
+    def moment_of(self, alert: Alert) -> Moment:
+        if alert.site in self.modules:
+            return Moment(BACKWARD, batch_of(self.modules[alert.site]))
+        known_before = alert.kind == "nonfinite" and alert.site in self.model_setup.nonfinite_weights
+        return Moment(batch=-1.0 if known_before else None)
+
+    @property
+    @override
+    def forward_order(self) -> list[str]:
+        return [site for site in self.order if site in self.modules][::-1] or list(self.modules)

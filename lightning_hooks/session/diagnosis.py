@@ -15,11 +15,9 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import ranked
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.warn import warn
-from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
-from lightning_hooks.diagnostics.clipping_events.report import ClipReport
+from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts, of_reports
 from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
 from lightning_hooks.diagnostics.optimizer.watch import schedules_of, settings_of
-from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import as_number, has_values
 from lightning_hooks.hosts.host import Host
@@ -77,22 +75,18 @@ class Diagnosis:
             warn(f"The causes of alerts: {what} raised {type(error).__name__}: {error}; training goes on.")
 
     def _facts(self, alerts: Sequence[Alert], reports: Sequence[Any], bad_step: BadStep | None) -> Facts:
-        host, last, nothing = self._host, {type(report): report for report in reports}, Facts()
-        features, flow = last.get(FeatureReport, nothing.features), last.get(GradientFlowReport, nothing.flow)
+        host, known = self._host, of_reports(reports)
+        read = Facts(**known)
         classes = {clean_name(name): type(module).__name__ for name, module in host.model.named_modules() if name}
-        called = [site for site in features.sites if site in classes]
-        facts = Facts(
-            features,
-            flow,
-            last.get(ClipReport, nothing.clip),
-            optimizers=flow.optimizers if GradientFlowReport in last else self._optimizers(),
+        called = [site for site in read.features.sites if site in classes]
+        facts = dataclasses.replace(
+            read,
+            optimizers=read.flow.optimizers if "flow" in known else self._optimizers(),
             modules={name: classes[name] for name in (*called, *(name for name in classes if name not in called))},
             start=self._start,
             others=[(alert.kind, alert.site) for report in reports for alert in report.alerts],
-            clip_norm=host.setup.clip_norm,
-            automatic=host.setup.automatic_optimization,
+            setup=host.setup,
             precision=str(host.setup.description.get("precision", "")),
-            planned_steps=host.setup.planned_steps,
             schedules=[each for scheduled in host.schedulers for each in schedules_of(scheduled)],
             bad_step=bad_step,
             first_rates=self._first_rates,
@@ -154,9 +148,7 @@ def with_causes(alert: Alert, facts: Facts, on_fault: Any = None) -> Alert:
 
 def _applies(text: str, facts: Facts) -> bool:
     """Whether advice is about what the model has, and not about what is set already."""
-    if "gradient_clip_val" in text and facts.clip_norm is not None:
-        return False
-    return not any(re.search(words, text) and not facts.has(*parts) for words, parts in _PARTS.items())
+    return not facts.is_set(text) and not any(re.search(words, text) and not facts.has(*parts) for words, parts in _PARTS.items())
 
 
 def _list(lead: str, causes: str, facts: Facts) -> str:

@@ -25,7 +25,7 @@ class StepObserver:
     """
 
     gradients: Callable[[Step], Any] | None = None
-    clipped: Callable[[Step], Any] | None = None
+    update: Callable[[Step], Any] | None = None
     taken: Callable[[Step], Any] | None = None
     skipped: Callable[[Step], Any] | None = None
     changed: Callable[[Kept], Any] | None = None

@@ -65,11 +65,11 @@ class BeforeUpdate(Listener):
     Args:
         entered: Called when ``step`` has been entered; returns whether it is not inside another step of the same optimizer, as
             that of a base class is.
-        clipped: Called when gradients are as the update will see them.
+        starts: Called when gradients are as the update will see them.
     """
 
-    def __init__(self, entered: Callable[[Optimizer], bool], clipped: Callable[[Optimizer], None]) -> None:
-        self.entered, self.clipped = entered, clipped
+    def __init__(self, entered: Callable[[Optimizer], bool], starts: Callable[[Optimizer], None]) -> None:
+        self.entered, self.starts = entered, starts
 
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hand on a closure that looks when the one given is done."""
@@ -89,7 +89,7 @@ class BeforeUpdate(Listener):
 
     def _look(self, optimizer: Optimizer) -> None:
         with outside_modes():
-            self.clipped(optimizer)
+            self.starts(optimizer)
 
 
 class AfterUpdate(Listener):

@@ -90,7 +90,7 @@ class StepProbe:
                 same = position < len(before) and before[position] is optimizer
                 self._watches[position] = watches[position] if same else OptimizerState(has_step_hooks(optimizer))
                 if self._watches[position].hooked:
-                    self._hooks.register(optimizer, BeforeUpdate(self.entered, self.clipped), "optimizer_step_pre", label=label)
+                    self._hooks.register(optimizer, BeforeUpdate(self.entered, self.starts), "optimizer_step_pre", label=label)
                     self._hooks.register(optimizer, AfterUpdate(self.left), "optimizer_step_post", label=label)
         self._place_parameters()
         return kept
@@ -211,14 +211,14 @@ class StepProbe:
         watch.looks, watch.stepping = 0, True
         return True
 
-    def clipped(self, optimizer: Optimizer) -> None:
+    def starts(self, optimizer: Optimizer) -> None:
         """Gradients are as the update will see them."""
         watch = self._watch(optimizer)
         if watch is not None and watch.step is not None:
             watch.step.changed(scaled=self._changes == "scaled")
             if (watch.ready or self._host.loss_scaling.unscales_in_step) and not watch.step.skips_nonfinite:
                 watch.step.carries_scale = False  # by now unscaled, wherever it was looked at before
-            self._notify("clipped", watch.step)
+            self._notify("update", watch.step)
             if watch.step.undone:
                 watch.undo = UndoneUpdate(optimizer)
 

@@ -34,6 +34,7 @@ from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.diagnostics.optimizer.table import ScheduleStats
+from lightning_hooks.hosts.host import TrainingSetup
 from lightning_hooks.session.diagnosis import measured, with_causes
 
 NAN = math.nan
@@ -71,6 +72,10 @@ def flow(
 def steps(norm: float, top: float | None = None, limit: float | None = None) -> ClipReport:
     found = ClipStats(50, 0, 0.0, norm, top or norm, norm, top or norm, 1.0, 0, 0, (), limit)
     return ClipReport(0, 10, {"0-AdamW": found})
+
+
+def clipped_at(norm: float) -> TrainingSetup:
+    return TrainingSetup(device=torch.device("cpu"), clip_norm=norm)
 
 
 MODULES = {"net.fc": "Linear", "net.relu": "ReLU"}
@@ -184,14 +189,14 @@ def test_clipping_is_set_to_the_usual_norm_and_never_advised_where_it_is_set() -
     cause = rates.unclipped.judge(spike, Facts(flow=flow(), clip=steps(1.3, 60.0)))
     assert cause is not None
     assert (cause.remedies[0].target, cause.remedies[0].to) == ("trainer.gradient_clip_val", 1.0)
-    assert rates.unclipped.judge(spike, Facts(flow=flow(), clip=steps(1.3, 60.0), clip_norm=1.0)) is None
+    assert rates.unclipped.judge(spike, Facts(flow=flow(), clip=steps(1.3, 60.0), setup=clipped_at(1.0))) is None
     given = dataclasses.replace(spike, advice=("Set gradient_clip_val to limit such a step", "Check the data"))
-    assert with_causes(given, Facts(clip_norm=1.0)).advice == ("Check the data",)
+    assert with_causes(given, Facts(setup=clipped_at(1.0))).advice == ("Check the data",)
     assert "Set gradient_clip_val to limit such a step" in with_causes(given, Facts(clip=steps(1.3))).advice
 
 
 def test_a_threshold_far_below_the_norm_is_raised_above_it() -> None:
-    cause = rates.clip_too_low.judge(alert("always_clipped"), Facts(clip=steps(4.0), clip_norm=1e-4))
+    cause = rates.clip_too_low.judge(alert("always_clipped"), Facts(clip=steps(4.0), setup=clipped_at(1e-4)))
     assert cause is not None
     assert cause.decisive
     assert (cause.remedies[0].from_, cause.remedies[0].to) == (1e-4, 8.0)
@@ -221,7 +226,11 @@ def test_targets_that_are_not_normalised_are_named(start: float, named: bool) ->
 
 def test_a_schedule_that_is_too_short_is_made_as_long_as_the_training() -> None:
     over = flow(lr=0.0, lr_peak=1e-3, lr_initial=1e-3, low_steps=300)
-    facts = Facts(flow=over, schedules=(ScheduleStats("CosineAnnealingLR", "T_max", 50, True, 0, False),), planned_steps=400)
+    facts = Facts(
+        flow=over,
+        schedules=(ScheduleStats("CosineAnnealingLR", "T_max", 50, True, 0, False),),
+        setup=TrainingSetup(device=torch.device("cpu"), planned_steps=400),
+    )
     cause = rates.wrong_schedule.judge(alert("lr_zero", "0-AdamW"), facts)
     assert cause is not None
     assert cause.decisive

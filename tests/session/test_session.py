@@ -111,7 +111,7 @@ def test_each_event_reaches_a_collector_once() -> None:
         "after_backward",
         "batch_end",
         "on_gradients",
-        "on_clipped",
+        "on_update",
         "on_taken",
         "window_end",
     )

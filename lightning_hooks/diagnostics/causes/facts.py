@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.excuses import weight_ratios
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, ScheduleStats
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
+from lightning_hooks.hosts.host import TrainingSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +119,8 @@ class Facts:
         now: Parameters at the alert's site and at its neighbours, as they are.
         start: All parameters, as they were when this training started.
         others: Alerts of the same window, as ``(kind, site)``.
-        clip_norm: The total norm that gradients are clipped to; None without.
-        automatic: Whether the loop minimises the one loss of each batch.
+        setup: How the training is set up.
         precision: As the loop calls it.
-        planned_steps: The steps of the whole training; None where that is not known.
         schedules: The learning rate schedulers.
         bad_step: What running the first bad step again has shown; None where it was not run.
         first_rates: The learning rates when training started, by the places of the optimizer and of the group.
@@ -134,15 +136,17 @@ class Facts:
     now: Mapping[str, TensorFacts] = field(default_factory=dict)
     start: Mapping[str, TensorFacts] = field(default_factory=dict)
     others: Sequence[tuple[str, str]] = ()
-    clip_norm: float | None = None
-    automatic: bool = True
+    setup: TrainingSetup = field(default_factory=lambda: TrainingSetup(device=torch.device("cpu")))
     precision: str = ""
-    planned_steps: int | None = None
     schedules: Sequence[ScheduleStats] = ()
     bad_step: BadStep | None = None
     first_rates: Mapping[tuple[int, int], float] = field(default_factory=dict)
     time_first: Sequence[str] = ()
     strided: Sequence[str] = ()
+
+    def is_set(self, advice: str) -> bool:
+        """Whether what advice names is set already."""
+        return "gradient_clip_val" in advice and self.setup.clip_norm is not None
 
     def has(self, *words: str) -> bool:
         """Whether the class of a module holds one of these words."""
@@ -221,3 +225,9 @@ class Facts:
     def parameters_of(self, module: str) -> list[str]:
         """The parameters of a module itself."""
         return [name for name in self.start if name.rpartition(".")[0] == module]
+
+
+def of_reports(reports: Iterable[Any]) -> dict[str, Any]:
+    """Those of the facts that are the last reports of monitors."""
+    kinds = {FeatureReport: "features", GradientFlowReport: "flow", ClipReport: "clip"}
+    return {kinds[type(report)]: report for report in reports if type(report) in kinds}

@@ -164,7 +164,7 @@ def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     rate = max(facts.rates(), key=lambda rate: rate.settings.low_steps, default=None)
     if rate is None or not facts.schedules:
         return None
-    settings, schedule, planned, remedies = rate.settings, facts.schedules[0], facts.planned_steps, []
+    settings, schedule, planned, remedies = rate.settings, facts.schedules[0], facts.setup.planned_steps, []
     lr, peak, initial, low = settings.lr or 0.0, settings.lr_peak or 0.0, settings.lr_initial or 0.0, settings.low_steps
     least = min(each.settings.lr or 0.0 for each in facts.rates())
     found.add(least < 0, 0.9, f"it is {least:.2g} now: steps climb the loss")
@@ -221,14 +221,14 @@ def unusual_setting(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 def clip_at(facts: Facts, to: float) -> Remedy:
     """Clip the norm of gradients."""
     code = f"Trainer(gradient_clip_val={to:g})"
-    return Remedy("set", "trainer.gradient_clip_val", facts.clip_norm, to, "", "no step with a larger norm", SOON, code)
+    return Remedy("set", "trainer.gradient_clip_val", facts.setup.clip_norm, to, "", "no step with a larger norm", SOON, code)
 
 
 @hypothesis("set trainer.gradient_clip_val to the usual norm")
 def unclipped(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Nothing limits a single large gradient."""
     norm = facts.usual_norm
-    if facts.clip_norm is not None or not norm > 0:
+    if facts.setup.clip_norm is not None or not norm > 0:
         return None
     top = max(stats.norm_before_max for stats in facts.clip.optimizers.values())
     found.add(top > 10 * norm, 0.45, f"a step had a gradient norm of {top:.3g}, and {norm:.3g} is usual")
@@ -240,12 +240,12 @@ def unclipped(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 def clip_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The clipping threshold is far below the usual norm."""
     norm, summed = facts.usual_norm, loss_summed.judge(alert, facts)
-    if facts.clip_norm is None or not norm > facts.clip_norm:
+    if facts.setup.clip_norm is None or not norm > facts.setup.clip_norm:
         return None
     found.add(True, 0.3, f"the usual norm is {norm:.3g}")
-    found.add(norm > 10 * facts.clip_norm, 0.3, f"that is {norm / facts.clip_norm:.3g} times the threshold")
+    found.add(norm > 10 * facts.setup.clip_norm, 0.3, f"that is {norm / facts.setup.clip_norm:.3g} times the threshold")
     found.add(summed is not None, -0.3, "the loss is as large as a sum over the batch")
-    return f"gradient_clip_val is {facts.clip_norm:g}, and the usual norm is {norm:.3g}.", [clip_at(facts, rounded(2 * norm))]
+    return f"gradient_clip_val is {facts.setup.clip_norm:g}, and the usual norm is {norm:.3g}.", [clip_at(facts, rounded(2 * norm))]
 
 
 # The scale of the loss.
@@ -276,7 +276,7 @@ def accumulation_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     """The gradients of several batches are added up by hand, and not divided."""
     steps = max((setup.steps for setup in facts.flow.setups.values()), default=0)
     batches = round(facts.flow.batches / steps) if steps else 0
-    if facts.automatic or batches < 2 or len(facts.flow.optimizers) != 1:
+    if facts.setup.automatic_optimization or batches < 2 or len(facts.flow.optimizers) != 1:
         return None
     ratio = facts.usual_ratio(*facts.flow.optimizers)
     found.add(ratio > 0.02, 0.6, f"a step changes a weight by {ratio:.2g} of its size")
@@ -294,3 +294,7 @@ def loss_divided(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 
 STEP_SIZE = (rate_too_high, group_too_fast, wrong_schedule, unusual_setting, loss_summed, accumulation_summed)
 """What makes steps too large."""
+LARGE_STEP = (*STEP_SIZE, unclipped)
+"""What makes a single one of them too large."""
+SMALL_STEPS = (wrong_schedule, unusual_setting, clip_too_low, rate_too_low)
+"""What makes steps too small."""

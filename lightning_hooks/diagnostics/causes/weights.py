@@ -170,10 +170,10 @@ def stretching_recurrence(_: Alert, facts: Facts, found: CauseEvidence) -> Judge
         return None
     kind, norm = facts.modules[module], facts.usual_norm
     found.add(True, 0.45 if kind.startswith("RNN") else 0.3, f"{module} is a {kind}")
-    found.add(facts.clip_norm is None, 0.2, "nothing clips")
+    found.add(facts.setup.clip_norm is None, 0.2, "nothing clips")
     code = f"nn.init.orthogonal_({in_code(matrix)})"
     remedies = [Remedy("initialise", matrix, None, "orthogonal", "", "gradients of one size over time", SOON, code)]
-    remedies += [clip_at(facts, rounded(min(1.0, norm)))] if facts.clip_norm is None else []
+    remedies += [clip_at(facts, rounded(min(1.0, norm)))] if facts.setup.clip_norm is None else []
     return f"{module} ({kind}) multiplies gradients by {matrix} at each time step.", remedies
 
 

@@ -150,8 +150,8 @@ def loss_without_graph(_: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
 def another_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Another optimizer steps than the one that the trainer knows."""
     loss, steps = facts.flow.loss, max((setup.steps for setup in facts.flow.setups.values()), default=0)
-    found.add(not facts.automatic and steps == 0 and alert.site in facts.optimizers, 0.6, f"{alert.site} took no step")
-    if loss is None or facts.automatic:
+    found.add(not facts.setup.automatic_optimization and steps == 0 and alert.site in facts.optimizers, 0.6, f"{alert.site} took no step")
+    if loss is None or facts.setup.automatic_optimization:
         return None
     remedy = Remedy(
         "replace", "the optimizer that training_step makes or keeps", None, "self.optimizers()", "it optimises by hand",
@@ -199,7 +199,7 @@ def compared_in_pairs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
 def clipped_while_scaled(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Gradients are clipped while the loss scaler's factor is in them."""
     scaled = facts.flow.loss is not None and facts.flow.loss.scaled
-    by_hand = facts.clip_norm is None and any(stats.clipped_steps for stats in facts.clip.optimizers.values())
+    by_hand = facts.setup.clip_norm is None and any(stats.clipped_steps for stats in facts.clip.optimizers.values())
     found.add(scaled and by_hand, 0.65, "the loss is scaled for half precision, and code of your own clips")
     remedy = Remedy("call", "scaler.unscale_(optimizer) before clipping", code="scaler.unscale_(optimizer)", steps=1)
     return "Gradients are clipped while they are still scaled for half precision.", [remedy]

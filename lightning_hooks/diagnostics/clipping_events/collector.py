@@ -115,7 +115,7 @@ class ClipCollector(Collector[ClipReport]):
             self.before[step.optimizer] = step.norms()
 
     @override
-    def on_clipped(self, step: Step) -> None:
+    def on_update(self, step: Step) -> None:
         if not (step.again and step.optimizer in self.after):
             self.after[step.optimizer] = step.norms()
 
@@ -296,7 +296,7 @@ class TensorClipCollector(ClipCollector):
         """Nothing is read here: gradients are clipped by now."""
 
     @override
-    def on_clipped(self, step: Step) -> None:
+    def on_update(self, step: Step) -> None:
         after = step.norms().clone()
         before = after.clone()
         for index in step.indices:
@@ -307,7 +307,7 @@ class TensorClipCollector(ClipCollector):
 
     @override
     def on_skipped(self, step: Step) -> None:
-        self.on_clipped(step)
+        self.on_update(step)
         super().on_skipped(step)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from typing_extensions import override
+
 from lightning_hooks.clipping.stats import ClipStats
 from lightning_hooks.clipping.watch import StepEvents
-from lightning_hooks.declare.report import Report
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.report import Moment, Report, batch_of
 from lightning_hooks.diagnostics.unusual import UnusualBatch
 
 
@@ -27,3 +31,13 @@ class ClipReport(Report):
     optimizers: dict[str, ClipStats]
     events: dict[str, StepEvents] = field(default_factory=dict)
     largest_norms: dict[str, tuple[UnusualBatch, ...]] = field(default_factory=dict)
+
+    @override
+    def moment_of(self, alert: Alert) -> Moment:
+        # An optimizer is no layer: a site that is sampled later is more precise, and is reported with this batch.
+        return Moment(batch=math.inf if alert.site in self.events else None)
+
+    @property
+    @override
+    def first_bad_batch(self) -> float:
+        return min(map(batch_of, self.events.values()), default=math.inf)

@@ -160,7 +160,7 @@ class GradientCollector(GradientSites):
         self._measured[step.optimizer] = MeasuredStep(step, self._embeddings)
 
     @override
-    def on_clipped(self, step: Step) -> None:
+    def on_update(self, step: Step) -> None:
         if self._checks is not None:
             self._checks.stepping(step, self.context.batch)
 

@@ -16,10 +16,10 @@ from lightning_hooks.declare.links import backward, from_first, upstream
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.causes.code import bad_batch
 from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, large_targets
-from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, unclipped
+from lightning_hooks.diagnostics.causes.rates import LARGE_STEP
 from lightning_hooks.diagnostics.causes.weights import initial_scale, large_start, stretching_recurrence
-from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.excuses import LOSS_FALLS, all_scale_free, loss_falls
+from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
 HUGE = 1e3
@@ -258,7 +258,7 @@ KINDS = (
     Kind(
         "exploding", "Exploding gradients", group="Backward", rank=900, stops_learning=True, urgency=3, limit=Exploding().absolute,
         hypotheses=(
-            initial_scale, large_start, *STEP_SIZE, constant_data, large_inputs, stretching_recurrence, unclipped, large_targets,
+            initial_scale, large_start, *LARGE_STEP, constant_data, large_inputs, stretching_recurrence, large_targets,
         ),
         meaning="The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and "
         "weights may end as NaN.",
@@ -280,7 +280,7 @@ KINDS = (
     ),
     Kind(
         "spike", "A gradient much larger than any before", group="Backward", rank=700, about="batch",
-        hypotheses=(bad_batch, *STEP_SIZE, unclipped, stretching_recurrence),
+        hypotheses=(bad_batch, *LARGE_STEP, stretching_recurrence),
         meaning="The gradient of one step is far larger than that of all steps before.",
         formula="alert if norm > {Spike.ratio} * the largest norm before\n"
         "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least {Spike.min_steps} "

@@ -13,14 +13,7 @@ from lightning_hooks.declare.kinds import Kind, Node
 from lightning_hooks.declare.links import always, from_first, of_whole
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import bad_batch, written_back
-from lightning_hooks.diagnostics.causes.rates import (
-    STEP_SIZE,
-    clip_too_low,
-    rate_too_low,
-    unclipped,
-    unusual_setting,
-    wrong_schedule,
-)
+from lightning_hooks.diagnostics.causes.rates import LARGE_STEP, SMALL_STEPS, STEP_SIZE
 from lightning_hooks.diagnostics.causes.wiring import cut_gradients
 from lightning_hooks.diagnostics.excuses import (
     CONVERGED,
@@ -230,7 +223,7 @@ KINDS = (
     Kind(
         "update_too_small", "Updates too small to learn from", group="Updates",
         rank=1400, stops_learning=True, limit=UpdateTooSmall().threshold,
-        hypotheses=(written_back, wrong_schedule, cut_gradients, unusual_setting, clip_too_low, rate_too_low),
+        hypotheses=(written_back, cut_gradients, *SMALL_STEPS),
         meaning="The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
         "gradient.",
         formula="update_ratio = |update| / |weight|, mean over the measured steps;\n"
@@ -262,7 +255,7 @@ KINDS = (
     ),
     Kind(
         "update_spike", "An update much larger than usual", group="Updates", rank=710, about="batch",
-        hypotheses=(bad_batch, *STEP_SIZE, unclipped),
+        hypotheses=(bad_batch, *LARGE_STEP),
         meaning="One step changed a weight far more than the steps before it did, and its learning rate had not risen. What the "
         "model has learned may be lost in that step.",
         formula="usual = the largest of: mean update_ratio of the last windows, mean of this window's other steps\n\n"

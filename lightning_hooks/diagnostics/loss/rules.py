@@ -14,7 +14,7 @@ from lightning_hooks.declare.kinds import FORWARD, Kind, Node
 from lightning_hooks.declare.links import not_later
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import NONFINITE, bad_batch
-from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, unclipped
+from lightning_hooks.diagnostics.causes.rates import LARGE_STEP
 from lightning_hooks.diagnostics.loss.report import BEFORE, BLOCK, LASTING, LossReport
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
@@ -258,7 +258,7 @@ KINDS = (
     ),
     Kind(
         "loss_spike", "A loss far above that before", group="Loss", rank=910, about="batch",
-        hypotheses=(*STEP_SIZE, bad_batch, unclipped),
+        hypotheses=(*LARGE_STEP, bad_batch),
         meaning="The loss leaps far above that of the batches before and stays there for several batches. What the model learned "
         "is partly lost.",
         formula="mean, std, largest = those of the 128 losses before, after at least 64;  low = the smallest of 3 losses "
@@ -275,7 +275,7 @@ KINDS = (
     ),
     Kind(
         "loss_diverging", "A loss that rises again", group="Loss", rank=920, stops_learning=True, measures="share",
-        hypotheses=(*STEP_SIZE, unclipped),
+        hypotheses=LARGE_STEP,
         meaning="The loss had fallen and rises again, against what the optimizer minimises; or it is a distance of outputs from "
         "targets, such as a cross entropy, and is made larger, by `maximize=True` or a minus before it.",
         formula="now = median of the last 32 losses;  lowest = the lowest median of 32 losses in a row so far\n"

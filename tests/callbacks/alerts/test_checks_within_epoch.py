@@ -336,7 +336,7 @@ def test_a_fault_of_ours_in_a_check_does_not_end_training(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(StepChecks, "stepping", broken)
     model = bad(-1)
-    with pytest.warns(UserWarning, match=r"optimizer step \(on_clipped\).* raised KeyError: 'oops'"):
+    with pytest.warns(UserWarning, match=r"optimizer step \(on_update\).* raised KeyError: 'oops'"):
         trainer([GradientFlowMonitor(check_every_n_steps=1, summary=False)]).fit(model, loader())
     assert len(model.losses) == 7
 
