@@ -150,7 +150,9 @@ def loss_without_graph(_: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
 def another_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Another optimizer steps than the one that the trainer knows."""
     loss, steps = facts.flow.loss, max((setup.steps for setup in facts.flow.setups.values()), default=0)
-    found.add(not facts.setup.automatic_optimization and steps == 0 and alert.site in facts.optimizers, 0.6, f"{alert.site} took no step")
+    found.add(
+        not facts.setup.automatic_optimization and steps == 0 and alert.site in facts.optimizers, 0.6, f"{alert.site} took no step"
+    )
     if loss is None or facts.setup.automatic_optimization:
         return None
     remedy = Remedy(

@@ -18,8 +18,8 @@ from lightning_hooks.diagnostics.causes.code import bad_batch
 from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, large_targets
 from lightning_hooks.diagnostics.causes.rates import LARGE_STEP
 from lightning_hooks.diagnostics.causes.weights import initial_scale, large_start, stretching_recurrence
-from lightning_hooks.diagnostics.excuses import LOSS_FALLS, all_scale_free, loss_falls
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
+from lightning_hooks.diagnostics.excuses import LOSS_FALLS, all_scale_free, loss_falls
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
 HUGE = 1e3

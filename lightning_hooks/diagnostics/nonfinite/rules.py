@@ -13,7 +13,6 @@ from lightning_hooks.declare.rule import Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import NONFINITE
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.features.stats import FeatureStats
-from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 
