@@ -25,6 +25,7 @@ from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, ScheduleStats
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from lightning_hooks.diagnostics.setup.checks import ModelSetup, UnregisteredModules
+from lightning_hooks.hosts.host import TrainingSetup
 from tests.support.models import Classifier, loader, trainer
 
 MODULES = {"net.a": "Linear", "net.b": "Linear", "net": "Sequential"}
@@ -59,6 +60,10 @@ def flow(ratio: float | None = 3e-3, over: float | None = 1.0, lr: float = 1e-3,
         0, 10, fields.pop("modules", {}), fields.pop("parameters", parameters), 1.0, learning=LearningReport(over_constant=over),
         sampled_batches=4, **{**known, **fields},
     )  # fmt: skip
+
+
+def training(**known: Any) -> TrainingSetup:
+    return TrainingSetup(device=torch.device("cpu"), **known)
 
 
 def facts(given: FeatureReport | None = None, report: Any = None, **fields: Any) -> Facts:
@@ -126,7 +131,9 @@ def test_a_rate_that_is_0_at_the_start_and_a_schedule_of_steps_that_is_stepped_b
     assert back is None or not back.decisive
     by_epoch = ScheduleStats("OneCycleLR", "total_steps", 224, False, 0, True)
     low = flow(optimizers={"0-Adam": OptimizerStats(groups=(GroupSettings(lr=1e-5, lr_peak=1e-5, lr_initial=1e-3),))})
-    cause = rates.wrong_schedule.judge(alert("lr_zero", "0-Adam"), facts(report=low, schedules=(by_epoch,), planned_steps=224))
+    cause = rates.wrong_schedule.judge(
+        alert("lr_zero", "0-Adam"), facts(report=low, schedules=(by_epoch,), setup=training(planned_steps=224))
+    )
     assert cause is not None
     assert (cause.remedies[0].target, cause.remedies[0].to) == ("scheduler.interval", "step")
 
@@ -214,7 +221,9 @@ def test_an_optimizer_that_is_never_stepped() -> None:
     held = ParameterSetup(64, 2, True, False, ("0-Adam",), 0, 1e-3)
     loss = LossReport(40, 2.0, 0.1, 1.9, 2.1, 2.0)
     report = flow(setups={"net.a.weight": held}, loss=loss)
-    cause = wiring.another_optimizer.judge(alert("not_updated", "0-Adam", 0.0), facts(report=report, automatic=False))
+    cause = wiring.another_optimizer.judge(
+        alert("not_updated", "0-Adam", 0.0), facts(report=report, setup=training(automatic_optimization=False))
+    )
     assert cause is not None
     assert cause.decisive
     assert wiring.another_optimizer.judge(alert("not_updated", "0-Adam", 0.0), facts(report=report)) is None
@@ -237,7 +246,12 @@ def test_what_else_is_known_for_certain() -> None:
     loss = LossReport(40, 2.0, 0.1, 1.9, 2.1, 2.0, scaled=True)
     known = facts(report=flow(loss=loss), clip=clip)
     assert wiring.clipped_while_scaled.judge(alert("always_clipped", "0-SGD"), known) is not None
-    assert wiring.clipped_while_scaled.judge(alert("always_clipped", "0-SGD"), dataclasses.replace(known, clip_norm=1.0)) is None
+    assert (
+        wiring.clipped_while_scaled.judge(
+            alert("always_clipped", "0-SGD"), dataclasses.replace(known, setup=training(clip_norm=1.0))
+        )
+        is None
+    )
     one = facts(features(sites={"net.b": stats(1.0, 0.0, 1.0, 1.0)}), modules={**MODULES, "net.b": "Softmax"})
     single = code.softmax_of_one.judge(alert("constant", "net.b"), one)
     assert single is not None
