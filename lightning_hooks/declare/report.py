@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import STEP
 from lightning_hooks.declare.plain import PlainReport
+
+Moment = tuple[int, float | None, int]
+"""FORWARD, BACKWARD or STEP; of what is not finite, the batch at which it first was not, None where that is the alert's own; every
+how many batches its site is sampled."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -38,7 +42,7 @@ class Report(PlainReport):
 
     def moment_of(self, alert: Alert) -> Moment:
         """When in a training batch what an alert is about happens."""
-        return Moment()
+        return STEP, None, 1
 
     @property
     def forward_order(self) -> list[str]:
@@ -49,20 +53,6 @@ class Report(PlainReport):
     def first_bad_batch(self) -> float:
         """The first batch whose step was taken with a gradient that is not finite; infinite without any."""
         return math.inf
-
-
-class Moment(NamedTuple):
-    """When in a training batch something happens.
-
-    Attributes:
-        passing: FORWARD, BACKWARD or STEP.
-        batch: Of what is not finite, the batch at which it first was not; None where that is the alert's own.
-        every: Every so many batches its site is sampled.
-    """
-
-    passing: int = STEP
-    batch: float | None = None
-    every: int = 1
 
 
 def batch_of(stats: Any) -> float:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import BACKWARD, FORWARD
+from lightning_hooks.declare.kinds import BACKWARD, FORWARD, STEP
 from lightning_hooks.declare.report import Moment, Report, batch_of
 from lightning_hooks.diagnostics.batches.inputs import FeatureScales
 from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
@@ -96,7 +96,7 @@ class FeatureReport(Report):
 
     @override
     def moment_of(self, alert: Alert) -> Moment:
-        return Moment(FORWARD, batch_of(self.sites.get(alert.site)), self.every_n_steps)
+        return FORWARD, batch_of(self.sites.get(alert.site)), self.every_n_steps
 
     @property
     @override
@@ -160,9 +160,9 @@ class GradientFlowReport(Report):
     @override
     def moment_of(self, alert: Alert) -> Moment:
         if alert.site in self.modules:
-            return Moment(BACKWARD, batch_of(self.modules[alert.site]))
+            return BACKWARD, batch_of(self.modules[alert.site]), 1
         known_before = alert.kind == "nonfinite" and alert.site in self.model_setup.nonfinite_weights
-        return Moment(batch=-1.0 if known_before else None)
+        return STEP, -1.0 if known_before else None, 1
 
     @property
     @override

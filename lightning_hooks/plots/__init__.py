@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from lightning_hooks.lazy import names_from
 
 if TYPE_CHECKING:
-    from lightning_hooks.diagnostics.attention.figure import attention_heads
-    from lightning_hooks.diagnostics.clipping_events.figure import clip_history
-    from lightning_hooks.diagnostics.features.figure import dead_units
-    from lightning_hooks.diagnostics.routers.figure import expert_load
+    from lightning_hooks.diagnostics.attention.collector import attention_heads
+    from lightning_hooks.diagnostics.clipping_events.report import clip_history
+    from lightning_hooks.diagnostics.features.collector import dead_units
+    from lightning_hooks.diagnostics.routers.collector import expert_load
     from lightning_hooks.plots.heat import heatmap
     from lightning_hooks.plots.histograms import colourful_dimension
     from lightning_hooks.plots.layers import gradient_flow, residual_stream, update_ratios
@@ -37,10 +37,10 @@ __all__ = [
 __getattr__ = names_from(
     __name__,
     {
-        "..diagnostics.attention.figure": ("attention_heads",),
-        "..diagnostics.clipping_events.figure": ("clip_history",),
-        "..diagnostics.features.figure": ("dead_units",),
-        "..diagnostics.routers.figure": ("expert_load",),
+        "..diagnostics.attention.collector": ("attention_heads",),
+        "..diagnostics.clipping_events.report": ("clip_history",),
+        "..diagnostics.features.collector": ("dead_units",),
+        "..diagnostics.routers.collector": ("expert_load",),
         ".heat": ("heatmap",),
         ".histograms": ("colourful_dimension",),
         ".layers": ("gradient_flow", "residual_stream", "update_ratios"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -83,62 +83,57 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
     return figure
 
 
-class ShareFigure(NamedTuple):
-    """The shares of what a rule judges: over the windows, and as bars in the last one.
-
-    Attributes:
-        title: Above all.
-        stat: The statistic.
-        kind: The kind of alert whose limit is drawn.
-        noun: What the rows are.
-        what: What the shares are of.
-        missing: What is written where no row has the statistic.
-    """
-
-    title: str
-    stat: str
-    kind: str
-    noun: str
-    what: str
-    missing: str
-
-
 @style()
-def share_figure(reports: Sequence[Report], drawn: ShareFigure) -> Figure:
+def share_figure(title: str, reports: Sequence[Report], stat: str, kind: str, *, rows: str, what: str, missing: str) -> Figure:
     """Draw shares over the windows, and in the last one as bars, with the limit of their rule.
 
     Args:
+        title: Above all.
         reports: In the order of windows.
-        drawn: What is drawn of them.
+        stat: The statistic.
+        kind: The kind of alert whose limit is drawn.
+        rows: What the rows are.
+        what: What the shares are of.
+        missing: What is written where no row has the statistic.
     """
-    rows = (stats for report in reports for rows in tables(report).values() for stats in rows.values())
-    if all(getattr(stats, drawn.stat, None) is None for stats in rows):
-        return nothing(drawn.title, drawn.missing)
-    table = series(reports, drawn.stat)
+    known = (stats for report in reports for table in tables(report).values() for stats in table.values())
+    if all(getattr(stats, stat, None) is None for stats in known):
+        return nothing(title, missing)
+    table = series(reports, stat)
     several, last = len(reports) > 1, f"{table.unit} {table.epochs[-1]}"
     figure = sheet(_width(table) + (2.6 if several else 1.2), _height(table))
     if several:
         axes, bars = figure.subplots(1, 2, sharey=True, width_ratios=[max(_width(table) - 2.2, 1.5), 2.4])
-        heading(axes, drawn.title, _span(table))
-        _cells(figure, axes, table, drawn.stat, colorbar=False)
+        heading(axes, title, _span(table))
+        _cells(figure, axes, table, stat, colorbar=False)
         handles = _beginnings(axes, table, reports)
         bars.tick_params(left=False, labelleft=False)
     else:
         bars = figure.add_subplot()
-        heading(bars, drawn.title, last)
+        heading(bars, title, last)
         bars.set_ylim(len(table.names) - 0.5, -0.5)
-        name_layers(bars, table.names, "y", drawn.noun)
+        name_layers(bars, table.names, "y", rows)
         handles = alert_handles(alert for alert in reports[-1].alerts if alert.site in table.names)
-    limit = limit_of(drawn.kind, (alert for report in reports for alert in report.alerts))
-    _bars(bars, table.values[:, -1], f"{drawn.what} in {last}", limit)
+    limit = limit_of(kind, (alert for report in reports for alert in report.alerts))
+    _bars(bars, table.values[:, -1], f"{what} in {last}", limit)
     legend(figure, handles)
     return figure
 
 
-class CellFigure(NamedTuple):
-    """A number of each layer and each of its parts, such as its heads.
+@style()
+def cell_figure(
+    title: str,
+    line: str,
+    rows: Mapping[str, Sequence[float]],
+    *,
+    part: str,
+    scale: str,
+    limits: tuple[float, float] | None,
+    missing: str,
+) -> Figure:
+    """Draw a row per layer and a column per part of it, such as a head.
 
-    Attributes:
+    Args:
         title: Above all.
         line: Below the title: what is seen.
         rows: The numbers of each layer's parts.
@@ -147,34 +142,21 @@ class CellFigure(NamedTuple):
         limits: The ends of the scale; None for the smallest and the largest number.
         missing: What is written where there is no layer.
     """
-
-    title: str
-    line: str
-    rows: Mapping[str, Sequence[float]]
-    part: str
-    scale: str
-    limits: tuple[float, float] | None
-    missing: str
-
-
-@style()
-def cell_figure(drawn: CellFigure) -> Figure:
-    """Draw a row per layer and a column per part of it."""
-    most = max(map(len, drawn.rows.values()), default=0)
+    most = max(map(len, rows.values()), default=0)
     if not most:
-        return nothing(drawn.title, drawn.missing)
-    values = np.array([[*row, *[np.nan] * (most - len(row))] for row in drawn.rows.values()])
-    width = within(3.0 + 0.065 * min(max(map(len, drawn.rows)), 34) + 0.3 * most, 5.6, 13.0)
-    figure, axes = single(width, within(1.9 + 0.24 * len(drawn.rows), 2.8, 12.5))
-    heading(axes, drawn.title, drawn.line, width - 2.5)
-    low, high = drawn.limits or (None, None)
+        return nothing(title, missing)
+    values = np.array([[*row, *[np.nan] * (most - len(row))] for row in rows.values()])
+    width = within(3.0 + 0.065 * min(max(map(len, rows)), 34) + 0.3 * most, 5.6, 13.0)
+    figure, axes = single(width, within(1.9 + 0.24 * len(rows), 2.8, 12.5))
+    heading(axes, title, line, width - 2.5)
+    low, high = limits or (None, None)
     shown = np.ma.masked_invalid(values)
     mesh = draw_table(axes, shown, (64, 64), vmin=low, vmax=high, cmap="viridis")
     axes.set_xticks(range(0, most, -(-most // 16)))
-    axes.set_xlabel(drawn.part)
-    name_layers(axes, tuple(drawn.rows), "y", "layer")
+    axes.set_xlabel(part)
+    name_layers(axes, tuple(rows), "y", "layer")
     if not np.ma.getmaskarray(shown).all():
-        color_bar(figure, mesh, axes, drawn.scale)
+        color_bar(figure, mesh, axes, scale)
     return figure
 
 

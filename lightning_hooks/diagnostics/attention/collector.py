@@ -18,7 +18,6 @@ from lightning_hooks.declare.functional import CallSites, FunctionalCall
 from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import stat_scalars
 from lightning_hooks.declare.warn import warn
-from lightning_hooks.diagnostics.attention.figure import attention_heads
 from lightning_hooks.diagnostics.attention.heads import is_half, product_heads, written_out_heads
 from lightning_hooks.diagnostics.attention.table import (
     MOST_SITES,
@@ -28,12 +27,12 @@ from lightning_hooks.diagnostics.attention.table import (
     heads_of,
     most_heads,
 )
+from lightning_hooks.plots.canvas import Figure
+from lightning_hooks.plots.heat import cell_figure
 from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from lightning_hooks.declare.collector import Figures
 
 FUNCTIONS = ("sdpa", "softmax")
@@ -233,3 +232,34 @@ def _model_scalars(prefix: str, found: Iterable[AttentionStats]) -> dict[str, fl
         scalars[f"{prefix}/model/{stat}_median"] = statistics.median(values) if values else math.nan
         scalars[f"{prefix}/model/{stat}_worst"] = worst(values) if values else math.nan
     return scalars
+
+
+_SCALES = {"entropy": "entropy over its maximum", "first_token_share": "share of the first token"}
+_MEANING = {
+    "entropy": "0: one key, 1: all keys alike",
+    "first_token_share": "1: attention sink",
+    "max_logit": "largest logit, scale times q·k",
+    "masked_rows": "share of queries that may attend to no key",
+    "nonfinite_rows": "share of queries with NaN or infinite values",
+}
+
+
+def attention_heads(report: AttentionReport, stat: str = "entropy") -> Figure:
+    """Draw one statistic of every attention head of a window: a row per layer, a column per head.
+
+    Args:
+        report: The window's.
+        stat: ``entropy``, ``first_token_share``, ``max_logit``, ``masked_rows`` or ``nonfinite_rows``.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If there is no such statistic.
+    """
+    if stat not in _MEANING:
+        raise ValueError(f"stat must be one of {', '.join(_MEANING)}; got {stat!r}.")
+    heads = {name: [getattr(head, stat) for head in stats.heads] for name, stats in report.sites.items()}
+    title, line = f"Attention {stat} by head", f"{report.when}; {_MEANING[stat]}"
+    limits = None if stat == "max_logit" else (0.0, 1.0)
+    return cell_figure(
+        title, line, heads, part="head", scale=_SCALES.get(stat, stat), limits=limits, missing="No attention was seen."
+    )

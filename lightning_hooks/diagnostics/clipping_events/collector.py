@@ -21,9 +21,8 @@ from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.step import Kept, Step, loss_scale
 from lightning_hooks.declare.warn import warn
-from lightning_hooks.diagnostics.clipping_events.figure import clip_history
 from lightning_hooks.diagnostics.clipping_events.largest import LargestSteps, found_in
-from lightning_hooks.diagnostics.clipping_events.report import ClipReport
+from lightning_hooks.diagnostics.clipping_events.report import ClipReport, clip_history
 from lightning_hooks.diagnostics.unusual import LargestBatches
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.tensors import as_real, plain_values

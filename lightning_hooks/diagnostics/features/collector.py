@@ -17,7 +17,6 @@ from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.diagnostics.batches.inputs import InputTable, ScaleTable
-from lightning_hooks.diagnostics.features.figure import dead_units, default_figure
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, OutputParts
 from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureTable
 from lightning_hooks.diagnostics.nonfinite.checks import BatchChecks
@@ -27,6 +26,10 @@ from lightning_hooks.diagnostics.setup.initial import initial_gains, initial_rms
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.parameters import of_libraries
 from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.plots.canvas import Figure
+from lightning_hooks.plots.heat import heatmap, share_figure
+from lightning_hooks.plots.layers import residual_stream
+from lightning_hooks.plots.series import as_reports
 from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.statistics.tables import HostNumbers, ReportedTable, first_calls, in_order, sites_in_order
@@ -34,8 +37,6 @@ from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from lightning_hooks.declare.collector import Figures
 
 LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction", "kurtosis")
@@ -247,12 +248,11 @@ class FeatureCollector(Collector[FeatureReport]):
     @classmethod
     @override
     def picture(cls, reports: Sequence[FeatureReport], stat: str | None) -> Callable[[], Figure] | None:
-        return None if stat else default_figure(reports)
+        rectifiers = any(stats.dead_fraction is not None for report in reports for stats in report.sites.values())
+        return None if stat else partial(dead_units, reports) if rectifiers else partial(heatmap, reports, "std")
 
     @override
     def figures(self, reports: Sequence[FeatureReport], written: Written, last: bool) -> Figures:
-        from lightning_hooks.plots import heatmap, residual_stream
-
         figures: dict[str, Callable[[], Figure]] = {
             f"{stat} by epoch": partial(heatmap, reports, stat)
             for stat in (written.statistics if last or written.named else ["rms"])
@@ -308,3 +308,23 @@ def _unusual(std: float, median: float) -> float:
 def _affected(stats: Any) -> float:
     """For the order of the summary: the share of a module with a problem."""
     return float(max(10 * stats.nonfinite_fraction, stats.dead_fraction or 0.0, stats.saturated_fraction or 0.0))
+
+
+def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
+    """Draw the share of dead units of each rectifier: over the epochs, and in the last one.
+
+    A unit is dead in an epoch if it gave zero for every sampled input. The line is the share above which the default rule alerts.
+
+    Args:
+        reports: One or several; any order.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        TypeError: If ``reports`` are not FeatureReports.
+        ValueError: If there is none.
+    """
+    ordered = as_reports(reports, FeatureReport, "FeatureStatsMonitor")
+    return share_figure(
+        "Dead units of rectifiers", ordered, "dead_fraction", "dead", rows="rectifier", what="dead units",
+        missing="No rectifier (nn.ReLU, nn.ReLU6) was observed.",
+    )  # fmt: skip
