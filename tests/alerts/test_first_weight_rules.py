@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from lightning_hooks.alerts import ConstantWeights, FrozenHead, GradientFlowReport, ModelSetup, OneSignWeights, ParameterSetup
+from lightning_hooks.alerts import (
+    ConstantWeights,
+    FirstLossFar,
+    FrozenHead,
+    GradientFlowReport,
+    LearningReport,
+    LossReport,
+    ModelSetup,
+    OneSignWeights,
+    ParameterSetup,
+)
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 
 TRAINS = ParameterSetup(100, 2, True, True, ("0-Adam",), 10, 1e-3, 1e-3)
@@ -60,3 +70,22 @@ def test_a_head_that_trains_in_turn_is_not_frozen() -> None:
     stats = ParameterGradientStats(3, 1.0, 1.0, 0.1, 0.0, 0, 0, None)
     given = report(BODY, order=("head", "body"), untrained=("head",))
     assert list(FrozenHead()(replace(given, parameters={"head.weight": stats}))) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "over", "sign", "epoch", "found"),
+    [
+        (600.0, 20.0, 1, 0, [("loss", 1200.0, "warning")]),  # the mean of the window is 10
+        (400.0, 20.0, 1, 0, []),
+        (600.0, 20.0, 0, 0, []),  # the loss has other parts
+        (600.0, 20.0, 1, 1, []),
+        (600.0, None, 1, 0, []),
+    ],
+)
+def test_a_first_loss_far_above_that_of_a_constant(
+    start: float, over: float | None, sign: int, epoch: int, found: list[Any]
+) -> None:
+    loss = LossReport(20, 10.0, 1.0, 5.0, start, 5.0, start=start)
+    given = replace(report({}, epoch), loss=loss, learning=LearningReport(over_constant=over), loss_sign=sign)
+    assert [(alert.site, alert.value, alert.severity) for alert in FirstLossFar()(given)] == found
+    assert not [*FirstLossFar()(given, [given])]

@@ -36,13 +36,6 @@ class Constant(Rule):
     excuses: ClassVar[tuple[Excuse, ...]] = (
         FIRST_STEP_ONLY,
         Excuse(
-            "gate_at_half", "the zero-initialised branch of a gate has not moved it yet",
-            lambda _, alert, report, __: (
-                "sigmoid" in (report.functions.get(alert.site), report.functions.get(f"{alert.site}/sigmoid"))
-                and abs(report.sites[alert.site].mean - 0.5) < 1e-3
-            ),
-        ),
-        Excuse(
             "inside_library", "a library's class holds it, and it has been so from the start",
             lambda _, alert, report, history: all(alert.site in window.of_libraries for window in (*history, report)),
         ),

@@ -17,7 +17,8 @@ from lightning_hooks.diagnostics.causes.code import half_weights, written_back
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low, wrong_schedule
 from lightning_hooks.diagnostics.causes.wiring import another_optimizer, strided_weight
 from lightning_hooks.diagnostics.excuses import CONVERGED, is_scale_free
-from lightning_hooks.diagnostics.loss.rules import rises
+from lightning_hooks.diagnostics.loss.report import BLOCK
+from lightning_hooks.diagnostics.loss.rules import rises, rising
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE
 
@@ -243,9 +244,8 @@ class GrowthWithoutGain(Rule):
         """Yield an alert per weight, the one that grew most first."""
         if len(history) < 3 or report.loss is None or not rises(report.loss, self.noise):
             return
-        before = history[-1].loss
-        if before is not None and report.loss.mean < before.mean - before.std:
-            return  # it is on its way back: other data, or another task, have raised it once
+        if rising(report.loss.recent[-2 * BLOCK :]) < -1:
+            return  # it falls again: other data, or another task, have raised it once
         found: dict[str, float] = {}
         for name, norms in _norms(report, history, 3).items():
             rates = [math.log(later / earlier) for earlier, later in pairwise(norms)]
@@ -313,7 +313,7 @@ KINDS = (
         "      or weight_norm > {GrowthWithoutGain.factor} * that three windows before, growing no more slowly than before in "
         "each,\n"
         "      while the median of the last 32 losses > its lowest + {GrowthWithoutGain.noise} * standard deviation from batch to "
-        "batch,\n      and the loss is not falling again, by more than the standard deviation of the window before",
+        "batch,\n      and the loss does not fall again",
         advice=("Try a lower learning rate", "Add weight decay, or a normalisation layer"),
         follows={"update_spike": always, "update_too_large": always},
     ),

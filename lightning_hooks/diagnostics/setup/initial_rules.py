@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, large_start, small_start
+from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.setup.initial import TEXTBOOK
 
@@ -184,6 +185,37 @@ class FirstLossHigh(Rule):
             )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstLossFar(Rule):
+    """A loss that begins far above that of the best constant answer, as a squared error of inputs or targets in other units does.
+
+    The first steps unlearn the size of the outputs, and little else. A loss that is one part of what is minimised is not judged.
+
+    Attributes:
+        factor: The loss at the start over that of the best constant answer, above which it counts: 105 is the most in 400 healthy
+            trainings.
+    """
+
+    kind: ClassVar[str] = "poor_init"
+
+    factor: float = 1000.0
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert in training's first window."""
+        loss, over = report.loss, None if report.learning is None else report.learning.over_constant
+        if history or report.epoch or loss is None or over is None or not (loss.optimized and report.loss_sign and loss.mean > 0):
+            return
+        ratio = over * loss.start / loss.mean
+        if ratio > self.factor:
+            yield self.alert(
+                report, SITE, ratio, self.factor, "warning",
+                f"it begins at {loss.start:.3g}, {ratio:.3g} times that of the best constant answer (limit {self.factor:g}): "
+                "outputs are far from all targets.",
+                "Common causes: inputs that are not normalised, a number that stands for what is missing, targets far from 0.",
+                advice=("Standardise inputs and targets", "Replace what is missing by the mean of its feature"),
+            )  # fmt: skip
+
+
 def _size_of(report: FeatureReport, last: str) -> str:
     """The size of the initial weights of the last layer, as a sentence."""
     gain, size = report.initial_gains[last], report.initial_rms[last]
@@ -193,7 +225,7 @@ def _size_of(report: FeatureReport, last: str) -> str:
     )
 
 
-__all__ = ["ConstantWeights", "FirstLossHigh", "OneSignWeights", "PoorInit"]
+__all__ = ["ConstantWeights", "FirstLossFar", "FirstLossHigh", "OneSignWeights", "PoorInit"]
 
 KINDS = (
     Kind(
@@ -215,9 +247,10 @@ KINDS = (
         "matrices of recurrent layers count as layers\n"
         "or if the weights of at least {OneSignWeights.layers} linear or convolution layers are all above 0, or all below\n"
         "info if the first cross entropy > {FirstLossHigh.factor} * log(number of classes), a warning from {FirstLossHigh.far} "
-        "times on",
+        "times on\n"
+        "or if the loss at the start > {FirstLossFar.factor} * that of the best constant answer",
         advice=("Use the initialisation of the other layers",),
     ),
 )  # fmt: skip
 
-RULES = (PoorInit(), ConstantWeights(), OneSignWeights(), FirstLossHigh())
+RULES = (PoorInit(), ConstantWeights(), OneSignWeights(), FirstLossHigh(), FirstLossFar())
