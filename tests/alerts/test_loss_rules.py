@@ -28,6 +28,7 @@ from lightning_hooks.alerts import (
     LossPlateau,
     LossReport,
     LossSpiking,
+    LossWithoutBound,
     Overfitting,
 )
 from lightning_hooks.alerts.causes import in_order_of_cause
@@ -410,3 +411,22 @@ def test_a_backward_pass_that_fails_before_comes_first() -> None:
         flow=[alert("loss_nonfinite", "loss", 6, "critical")], clip=[alert("nonfinite", "net.conv.weight", 5, "critical")]
     )
     assert found == {"nonfinite at net.conv.weight": ("loss_nonfinite at loss",)}
+
+
+@pytest.mark.parametrize(
+    ("start", "last", "over", "found"),
+    [
+        (50.0, -60.0, 1.2, True),
+        (50.0, -40.0, 1.2, False),  # not far below 0
+        (-50.0, -60.0, 1.2, False),  # it never was above
+        (50.0, -60.0, 0.8, False),  # the targets are learned too
+        (50.0, -60.0, None, False),
+    ],
+)
+def test_a_loss_that_falls_without_bound(start: float, last: float, over: float | None, found: bool) -> None:
+    loss = LossReport(64, 0.0, 1.0, last, start, last, recent=(last,) * 64, start=start)
+    given = GradientFlowReport(0, 64, {}, {}, 1.0, loss=loss, learning=LearningReport(over_constant=over))
+    alerts = [*LossWithoutBound()(given)]
+    assert [alert.severity for alert in alerts] == ["warning"] * found
+    assert all("fallen from 50 to -60, while the distance" in alert.message for alert in alerts)
+    assert not [*LossWithoutBound()(replace(given, loss=replace(loss, optimized=False)))]

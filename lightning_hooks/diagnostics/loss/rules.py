@@ -185,6 +185,30 @@ def _noise(losses: Sequence[float]) -> float:
     return 1.4826 * statistics.median(steps) / math.sqrt(2)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LossWithoutBound(Rule):
+    """A loss that falls far below 0 while the distance of outputs from targets in it is no better than a constant's.
+
+    A cross entropy or a squared error is never below 0, so it is another part that falls: a penalty or a divergence with the wrong
+    sign has no lowest value.
+    """
+
+    kind: ClassVar[str] = "loss_diverging"
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert where the loss is below minus what it began with."""
+        loss, constant = report.loss, None if report.learning is None else report.learning.over_constant
+        if loss is None or constant is None or constant < 1 or not loss.optimized or not loss.latest < -loss.start < 0:
+            return
+        yield self.alert(
+            report, SITE, loss.latest / loss.start, -1.0, "warning",
+            f"it has fallen from {loss.start:.3g} to {loss.latest:.3g}, while the distance of outputs from targets in it is "
+            f"{constant:.3g} of that of the best constant answer.",
+            "What falls is another part of it. Common causes: a penalty or a divergence with the wrong sign.",
+            advice=("Check the sign of each term of the loss",),
+        )  # fmt: skip
+
+
 def rises(loss: LossReport, noise: float, min_steps: int = 64) -> bool:
     """Whether a loss is above its lowest level by so many times the noise from batch to batch.
 
@@ -240,7 +264,7 @@ def _before_loss(effect: Node, cause: Node) -> bool:
     return not _loss_was_first(effect, cause)
 
 
-__all__ = ["LossDiverging", "LossMaximized", "LossNonfinite", "LossSpiking"]
+__all__ = ["LossDiverging", "LossMaximized", "LossNonfinite", "LossSpiking", "LossWithoutBound"]
 
 KINDS = (
     Kind(
@@ -277,7 +301,8 @@ KINDS = (
         "loss_diverging", "A loss that rises again", group="Loss", rank=920, stops_learning=True, measures="share",
         hypotheses=LARGE_STEP,
         meaning="The loss had fallen and rises again, against what the optimizer minimises; or it is a distance of outputs from "
-        "targets, such as a cross entropy, and is made larger, by `maximize=True` or a minus before it.",
+        "targets, such as a cross entropy, and is made larger, by `maximize=True` or a minus before it; or it falls below 0 by a "
+        "part without a lowest value.",
         formula="now = median of the last 32 losses;  lowest = the lowest median of 32 losses in a row so far\n"
         "lost = (now - lowest) / (loss at the start - lowest)\n\n"
         "alert if lost > {LossDiverging.lost}, and now - lowest > {LossDiverging.noise} * standard deviation from batch to batch,\n"
@@ -287,6 +312,7 @@ KINDS = (
         "or if the loss is a cross entropy, mse, smooth l1, huber or binary cross entropy, or a mean of them, and all groups of "
         "an\n"
         "   optimizer have maximize=True, or it is minus one of these and none has\n"
+        "or if the mean of the last quarter of the last losses < -(loss at the start) < 0, and over_constant >= 1\n"
         "Not under manual optimisation.",
         advice=("Try a lower learning rate, and check what its scheduler does",
             "Check the sign and the weight of each term of the loss"),
@@ -295,4 +321,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (LossNonfinite(), LossSpiking(), LossDiverging(), LossMaximized())
+RULES = (LossNonfinite(), LossSpiking(), LossDiverging(), LossMaximized(), LossWithoutBound())
