@@ -9,10 +9,9 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always, downstream, from_first
-from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
-from lightning_hooks.diagnostics.causes.code import LABELS_LOST, OTHER_UNITS, SAME_BATCHES
+from lightning_hooks.declare.rule import Rule, in_batch, percent
+from lightning_hooks.diagnostics.causes.code import LABELS_LOST, SAME_BATCHES
 from lightning_hooks.diagnostics.causes.data import large_inputs
-from lightning_hooks.diagnostics.excuses import first_called
 from lightning_hooks.diagnostics.ranks import TOLERANCE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
@@ -123,38 +122,6 @@ class FeatureScale(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ValidationShift(Rule):
-    """Validation data whose size differs from that of the training data.
-
-    The model's inputs are compared. The outputs of its modules differ in healthy runs too: by dropout, batch normalisation and what
-    was learned over the epoch.
-
-    Attributes:
-        factor: Root mean square of the inputs in validation over that in training, or the inverse.
-    """
-
-    kind: ClassVar[str] = "validation_shift"
-    judges: ClassVar[Judges] = "epoch"
-
-    factor: float = 5.0
-
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert at the module called first if the inputs' size differs between training and validation."""
-        training, validation = report.inputs.get("training"), report.inputs.get("validation")
-        if training is None or validation is None or not (training.rms > 0 and validation.rms > 0):
-            return
-        ratio = validation.rms / training.rms
-        for site in first_called(report) if max(ratio, 1 / ratio) > self.factor else ():
-            yield self.alert(
-                report, site, ratio, self.factor, "warning",
-                f"its input ({in_batch(report.input_place)}) has a root mean square of {validation.rms:.3g} in "
-                f"validation and {training.rms:.3g} in training (limit: a factor of {self.factor:.3g}): the two are prepared "
-                "differently.",
-                "Common causes: one of them is not normalised, or has other units.",
-            )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class IdOutOfRange(Rule):
     """An id that an embedding has no row for, with which training ended. It is looked for on the CPU, in one process."""
 
@@ -250,7 +217,6 @@ __all__ = [
     "LabelsIgnored",
     "RanksDiffer",
     "RanksSameBatch",
-    "ValidationShift",
 ]
 
 KINDS = (
@@ -287,14 +253,6 @@ KINDS = (
         advice=("Normalise the features, each by its mean and standard deviation over the training data",
             "Leave out an index or id, or give it to an nn.Embedding", "Put an nn.BatchNorm1d before the layer"),
         causes={"representation_collapse": always, "saturated": downstream, "dead": downstream},
-    ),
-    Kind(
-        "validation_shift", "Validation data unlike the training data", group="Data", rank=1420,
-        hypotheses=(OTHER_UNITS,),
-        meaning="The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
-        formula="ratio = rms(model input in validation) / rms(model input in training)\n\n"
-        "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}",
-        advice=("Use the same transforms and units for training and validation",),
     ),
     Kind(
         "id_out_of_range", "An id beyond the table of an embedding", group="Data", rank=100, about="nonfinite",
@@ -335,7 +293,6 @@ RULES = (
     LabelsIgnored(),
     BatchRepeated(),
     FeatureScale(),
-    ValidationShift(),
     IdOutOfRange(),
     RanksDiffer(),
     RanksSameBatch(),
