@@ -14,7 +14,6 @@ from lightning_hooks.diagnostics.causes.code import activation_before_loss
 from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inputs, unrelated_targets
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low
 from lightning_hooks.diagnostics.causes.wiring import cut_gradients, detached_state, wrong_axis
-from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
@@ -136,7 +135,9 @@ class NoProgress(Rule):
         if constant is not None:
             if loss.recent and loss.mean > 0:
                 constant = min(constant, constant * loss.latest / loss.mean)  # it may have fallen within the window
-            if self.over_constant < constant < 1 + self.still and self._stands_still(loss, constant):
+            change, error = loss.change(self.min_steps) or (math.inf, 0.0)
+            falls = constant < 1 and change < -error  # below the level of a constant, however slowly
+            if self.over_constant < constant < 1 + self.still and abs(change) + error < self.still and not falls:
                 waits = _warms_up(report) or report.step < self.begun * (report.planned_steps or 0)
                 yield self._found(
                     report, constant, self.over_constant, "info" if waits else "warning",
@@ -152,11 +153,6 @@ class NoProgress(Rule):
                 f"a step lowers its own batch's loss by {percent(gain / loss.mean)}, and new batches get "
                 f"{percent(max(progress, 0.0))} of that (limit {percent(self.threshold)})",
             )  # fmt: skip
-
-    def _stands_still(self, loss: LossReport, constant: float) -> bool:
-        """Whether it does, and does not fall below the level of a constant, however slowly."""
-        change, error = loss.change(self.min_steps) or (math.inf, 0.0)
-        return abs(change) + error < self.still and (change >= -error or constant >= 1)
 
     def _found(self, report: GradientFlowReport, value: float, limit: float, severity: Severity, message: str) -> Alert:
         return self.alert(
