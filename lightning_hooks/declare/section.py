@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 
 class Panel(NamedTuple):
@@ -11,15 +11,11 @@ class Panel(NamedTuple):
 
     Attributes:
         curves: What, to its statistic, and that of its largest value or nothing.
-        kind: Of the scale.
-        height: In pixels.
         limit: The statistic of the last window that is a limit of the curves; empty without.
         rule: The kind of alert whose limit is one; empty without.
     """
 
     curves: Mapping[str, tuple[str, str]]
-    kind: Literal["log", "share"] = "log"
-    height: int = 170
     limit: str = ""
     rule: str = ""
 

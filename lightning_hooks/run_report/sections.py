@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,18 +21,6 @@ ONLY = ("var(--sky)",)
 """The colour of a curve that is alone with its limit."""
 
 
-class Part(NamedTuple):
-    """One row of a table in a section."""
-
-    name: str  # the row's
-    facts: list[tuple[str, str]]  # what is written above the curves
-    charts: list[Chart]
-    note: str  # below them; empty for none
-    cells: list[str]  # of the table in Markdown
-    kept: int  # how many windows are drawn
-    windows: int  # how many there are
-
-
 def numbers_of(record: MonitorRecord, section: Section, name: str) -> dict[str, list[float]]:
     """The statistics of one row, by kept window."""
     return {stat: record.values(section.table, stat, name) for stat in section.stats}
@@ -43,30 +31,28 @@ def counts_of(numbers: Mapping[str, Sequence[float]]) -> dict[str, int]:
     return {stat: int(np.nansum(values)) for stat, values in numbers.items() if stat.endswith("steps")}
 
 
-def parts_of(run: Run, section: Section) -> list[Part]:
-    """The rows of a section."""
-    return [
-        _part(record, section, name, stats, run.window)
-        for record in run.of(section.prefix)
-        for name, stats in getattr(record.last, section.table, {}).items()
-    ]
-
-
-def _part(record: MonitorRecord, section: Section, name: str, stats: Any, window: str) -> Part:
-    numbers = numbers_of(record, section, name)
-    facts = [(text, _shown(value)) for text, value in section.facts(counts_of(numbers), stats, window)]
-    charts = [_chart(record, panel, numbers, stats) for panel in section.panels]
-    values = {stat: getattr(stats, stat) for stat in section.columns.values()}
-    cells = [percent(value) if stat in FRACTIONS else number(value) for stat, value in values.items()]
-    return Part(name, facts, charts, section.note(stats, window), cells, len(record.columns), len(record.alerts))
-
-
-def _shown(value: float) -> str:
-    return str(value) if isinstance(value, int) else percent(value)
+def parts_of(run: Run, section: Section) -> list[dict[str, Any]]:
+    """The rows of a section, as the templates show them: facts, curves, a note, and the cells of the table in Markdown."""
+    parts = []
+    for record in run.of(section.prefix):
+        for name, stats in getattr(record.last, section.table, {}).items():
+            numbers = numbers_of(record, section, name)
+            facts = section.facts(counts_of(numbers), stats, run.window)
+            part = {
+                "name": name,
+                "facts": [(text, number(value) if isinstance(value, int) else percent(value)) for text, value in facts],
+                "charts": [_chart(record, panel, numbers, stats) for panel in section.panels],
+                "note": section.note(stats, run.window),
+                "cells": [(percent if stat in FRACTIONS else number)(getattr(stats, stat)) for stat in section.columns.values()],
+                "drawn": len(record.columns),
+                "windows": len(record.alerts),
+            }
+            parts.append(part)
+    return parts
 
 
 def _chart(record: MonitorRecord, panel: Panel, numbers: Mapping[str, Sequence[float]], stats: Any) -> Chart:
-    epochs = list(record.columns)
+    epochs, share = list(record.columns), any(stat in FRACTIONS for stat, _ in panel.curves.values())
     colors = COLORS if len(panel.curves) > 1 else ONLY
     lines = [
         Line(text + " (mean, to the largest)" * bool(top), numbers[stat], color, top=numbers.get(top))
@@ -80,7 +66,7 @@ def _chart(record: MonitorRecord, panel: Panel, numbers: Mapping[str, Sequence[f
         alerts = (alert for alerts in record.alerts.values() for alert in alerts)
         limits[f"limit of {panel.rule}"] = limit_of(panel.rule, alerts)
     lines += [Line(text, [at] * len(epochs), "var(--soft)", dashed=True) for text, at in limits.items()]
-    return chart(lines, epochs, panel.height, kind=panel.kind, unit=record.unit)
+    return chart(lines, epochs, 90 if share else 170, "share" if share else "log", record.unit)
 
 
 def compared(a: Run, b: Run, section: Section, name: str) -> Chart:

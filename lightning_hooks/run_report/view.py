@@ -16,7 +16,7 @@ from lightning_hooks.declare.section import Section
 from lightning_hooks.run_report.charts import Row, Rows, rows
 from lightning_hooks.run_report.heat import HeatMap, heat_map, heat_series
 from lightning_hooks.run_report.recorded import Limits, MonitorRecord, Run, chosen, severities
-from lightning_hooks.run_report.sections import SECTIONS, Part, parts_of
+from lightning_hooks.run_report.sections import SECTIONS, parts_of
 from lightning_hooks.run_report.text import number, percent, seconds
 from lightning_hooks.run_report.training import Training, layers, settings, training
 from lightning_hooks.run_report.unusual import UnusualBatches, unusual_batches
@@ -112,7 +112,7 @@ class RunView:
         return figures
 
     @cached_property
-    def declared(self) -> list[tuple[str, str, tuple[Section, list[Part]]]]:
+    def declared(self) -> list[tuple[str, str, tuple[Section, list[dict[str, Any]]]]]:
         """The sections that capabilities declare: anchor, heading, and what is in it."""
         found = [(section, parts_of(self.run, section)) for section in SECTIONS]
         return [(section.title.lower(), section.title, (section, parts)) for section, parts in found if parts]

@@ -31,7 +31,7 @@ SECTION = Section(
     stats=("norm_before", "norm_before_max", "norm_after", "rate", "steps", "clipped_steps", "skipped_steps", "nonfinite_steps"),
     panels=(
         Panel({"norm before clipping": ("norm_before", "norm_before_max"), "norm after": ("norm_after", "")}, limit="limit"),
-        Panel({"share of steps clipped": ("rate", "")}, "share", 90, rule="always_clipped"),
+        Panel({"share of steps clipped": ("rate", "")}, rule="always_clipped"),
     ),
     facts=_facts,
     note=_note,
