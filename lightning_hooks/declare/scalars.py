@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
+
+Worst = Callable[[str, Sequence[float], float], float]
 
 
 def stat_scalars(prefix: str, names: Iterable[str], found: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, float]:
@@ -30,7 +32,7 @@ def stat_scalars(prefix: str, names: Iterable[str], found: Mapping[str, Any], wa
     return scalars
 
 
-def model_scalars(prefix: str, found: Iterable[Any], wanted: Sequence[str]) -> dict[str, float]:
+def model_scalars(prefix: str, found: Iterable[Any], wanted: Sequence[str], worst: Worst | None = None) -> dict[str, float]:
     """The median over sites and the worst site of each statistic: ``prefix/model/<stat>_median`` and ``…_worst``.
 
     The worst value is the largest of a share (``…_fraction``) or a count (``…_steps``), of a mean the one farthest from 0, and
@@ -40,6 +42,7 @@ def model_scalars(prefix: str, found: Iterable[Any], wanted: Sequence[str]) -> d
         prefix: The monitor's.
         found: The statistics of each site.
         wanted: Which statistics.
+        worst: Given a statistic, its values and their median, the worst one; None for the one above.
 
     Returns:
         Tag to value; NaN where no site has a finite value.
@@ -50,7 +53,7 @@ def model_scalars(prefix: str, found: Iterable[Any], wanted: Sequence[str]) -> d
         values = [float(value) for entry in entries if (value := getattr(entry, stat)) is not None and math.isfinite(value)]
         median = statistics.median(values) if values else math.nan
         scalars[f"{prefix}/model/{stat}_median"] = median
-        scalars[f"{prefix}/model/{stat}_worst"] = _worst(stat, values, median) if values else math.nan
+        scalars[f"{prefix}/model/{stat}_worst"] = (worst or _worst)(stat, values, median) if values else math.nan
     return scalars
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
@@ -16,13 +14,12 @@ from lightning_hooks.declare.collector import Collector, Written
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallSites, FunctionalCall
 from lightning_hooks.declare.report import Report
-from lightning_hooks.declare.scalars import stat_scalars
+from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.attention.heads import is_half, product_heads, written_out_heads
 from lightning_hooks.diagnostics.attention.table import (
     MOST_SITES,
     AttentionReport,
-    AttentionStats,
     AttentionTable,
     heads_of,
     most_heads,
@@ -131,15 +128,16 @@ class AttentionCollector(Collector[AttentionReport]):
             return {}
         return {
             **stat_scalars(self.prefix, self._ever, report.sites, STATISTICS),
-            **_model_scalars(self.prefix, report.sites.values()),
+            **model_scalars(self.prefix, report.sites.values(), STATISTICS, _worst),
         }
 
     @override
     def charts(self, written: Written) -> Layout:
         if self.unused:
             return {}
-        of_sites = by_statistic(self.prefix, written.statistics) if written.of_sites else None
-        return {"Attention": of_model(self.prefix, STATISTICS) if of_sites is None else of_sites}
+        return {
+            "Attention": by_statistic(self.prefix, written.statistics) if written.of_sites else of_model(self.prefix, STATISTICS)
+        }
 
     @classmethod
     @override
@@ -222,16 +220,8 @@ def _heads_in(values: Tensor, module: nn.Module) -> int:
     return heads if values.dim() == 3 and heads and values.shape[0] % heads == 0 else 1
 
 
-def _model_scalars(prefix: str, found: Iterable[AttentionStats]) -> dict[str, float]:
-    """The median over sites and the worst site of each statistic: of the entropy the lowest, of the others the largest."""
-    entries = list(found)
-    scalars: dict[str, float] = {}
-    for stat in STATISTICS:
-        values = [value for entry in entries if not math.isnan(value := getattr(entry, stat))]
-        worst = min if stat == "entropy" else max
-        scalars[f"{prefix}/model/{stat}_median"] = statistics.median(values) if values else math.nan
-        scalars[f"{prefix}/model/{stat}_worst"] = worst(values) if values else math.nan
-    return scalars
+def _worst(stat: str, values: Sequence[float], _: float) -> float:
+    return min(values) if stat == "entropy" else max(values)
 
 
 _SCALES = {"entropy": "entropy over its maximum", "first_token_share": "share of the first token"}

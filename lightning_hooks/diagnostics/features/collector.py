@@ -242,8 +242,11 @@ class FeatureCollector(Collector[FeatureReport]):
 
     @override
     def charts(self, written: Written) -> Layout:
-        of_sites = by_statistic(self.prefix, written.statistics) if written.of_sites else None
-        return {"Features": of_model(self.prefix, self._model_statistics()) if of_sites is None else of_sites}
+        return {
+            "Features": by_statistic(self.prefix, written.statistics)
+            if written.of_sites
+            else of_model(self.prefix, self._model_statistics())
+        }
 
     @classmethod
     @override

@@ -279,8 +279,11 @@ class RouterCollector(Collector[RouterReport]):
 
     @override
     def charts(self, written: Written) -> Layout:
-        of_sites = by_statistic(self.prefix, written.statistics) if written.of_sites else None
-        return {"Routers": of_model(self.prefix, ROUTER_STATISTICS) if of_sites is None else of_sites}
+        return {
+            "Routers": by_statistic(self.prefix, written.statistics)
+            if written.of_sites
+            else of_model(self.prefix, ROUTER_STATISTICS)
+        }
 
     @classmethod
     @override
