@@ -93,6 +93,14 @@ def test_inputs_off_their_centre_are_standardised_and_large_ones_scaled(mean: fl
     assert (cause is None) if first is None else (cause is not None and cause.decisive and cause.remedies[0].to == first)
 
 
+def test_the_batch_is_left_where_the_loss_may_compare_with_it() -> None:
+    given = features(sites={}, inputs={"training": stats(60.0, 50.0, -40.0, 160.0)})
+    cause = data.large_inputs.judge(alert("saturated", "net.a"), facts(given))
+    assert cause is not None
+    assert [remedy.target for remedy in cause.remedies] == ["what net.a is given", "batch[0]"]
+    assert cause.remedies[0].code == "self.net.a(x * 0.013)"
+
+
 def test_columns_of_different_sizes_are_standardised_each() -> None:
     given = features(inputs={"training": stats(60.0, 60.0, 1.0, 300.0)}, feature_scales={"net.a": FeatureScales(4.0, 2, 10, 200.0)})
     cause = data.large_inputs.judge(alert("feature_scale", "net.a"), facts(given))

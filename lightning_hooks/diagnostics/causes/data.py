@@ -9,6 +9,7 @@ from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothe
 from lightning_hooks.declare.remedy import Remedy
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import rounded
+from lightning_hooks.diagnostics.causes.weights import in_code
 
 _ALIKE = ("constant", "representation_collapse", "vanishing", "no_progress")
 
@@ -47,6 +48,11 @@ def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         code, what = f"x = (x {-middle:+.3g}) / {half:.3g}", "its values, from -1 to 1"
     standard = Remedy("replace", place, None, what, "", "inputs around 0, of a size near 1", 1, code)
     remedies = [standard, scale] if (columns or away > 4) and not bytes_ else [scale, standard]
+    if layer and not facts.features.outputs and remedies[0] is scale:  # the loss may compare outputs with the same batch
+        first = Remedy(
+            "scale", f"what {layer} is given", None, to, "", "inputs of a size near 1", 1, f"{in_code(layer)}(x * {to:g})"
+        )
+        remedies = [first, scale]
     usual = "a size of 1 is usual" if stats.rms > 8 else "a mean near 0 is usual"
     return f"{place} holds numbers from {stats.min:.3g} to {stats.max:.3g}, where {usual}.", remedies
 

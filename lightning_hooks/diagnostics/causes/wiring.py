@@ -42,7 +42,7 @@ def not_registered(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     found.add(True, 0.7, alert.message)
     tensors, site = held is not None and not held.modules, in_code(alert.site)
     to = "an nn.Parameter or nn.ParameterList" if tensors else "an nn.ModuleList or nn.ModuleDict"
-    code = f"{site} = nn.ParameterList({site})" if tensors else f"{site} = nn.ModuleList({site})"
+    code = "" if tensors else f"{site} = nn.ModuleList({site})"
     if held is not None and not held.held:
         to, code = "one that __init__ creates", ""
     remedy = Remedy("replace", alert.site, None, to, "", "weights that change", SOON, code)

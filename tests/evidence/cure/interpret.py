@@ -150,9 +150,13 @@ def _is_in(name: str, modules: list[str]) -> bool:
 
 
 def _zero_after_steps(_: Remedy, built: Built) -> Built:
+    """Once after each step, and nowhere else."""
+
     def change(configured: Configured) -> None:
         for optimizer in configured[0]:
-            optimizer.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
+            kind = type(optimizer)
+            optimizer.register_step_post_hook(lambda one, *_, kind=kind: kind.zero_grad(one))
+            optimizer.__class__ = type(kind.__name__, (kind,), {"zero_grad": lambda *_, **__: None})  # Lightning wraps it
 
     return _configured(built, change)
 
@@ -239,6 +243,14 @@ def _register(remedy: Remedy, built: Built, name: str) -> Built | None:
         return None
     del owner.__dict__[attribute]
     setattr(owner, attribute, kind(value.detach() if isinstance(value, Tensor) else value))
+    return built
+
+
+def _scale_inputs(remedy: Remedy, built: Built, name: str) -> Built | None:
+    if name not in dict(built.module.named_modules()):
+        return None
+    factor = float(remedy.to or 1)
+    built.module.get_submodule(name).register_forward_pre_hook(lambda _, args: (args[0] * factor, *args[1:]))
     return built
 
 
@@ -355,6 +367,7 @@ _ACTS: dict[str, Callable[..., Built | None]] = {
     r"remove the hooks .*": _without_hooks,
     r"replace (\S+)\.data": _contiguous,
     r"insert (.+)": _insert,
+    r"scale what (\S+) is given": _scale_inputs,
     r"set optimizers?(?:\[(\d+)\])?(?:\.param_groups\[(\d+)\])?\.(lr|weight_decay|momentum|eps|betas)": _set_optimizer,
     r"set scheduler\.(\w+)": _set_scheduler,
     r"remove scheduler": _remove_scheduler,

@@ -178,6 +178,10 @@ def test_modules_and_tensors_become_known() -> None:
     changed(Remedy("replace", "net.code", None, "an nn.Parameter or nn.ParameterList"), one)
     assert {"net.hidden.0.weight", "net.widths.0", "net.code"} <= dict(one.module.named_parameters()).keys()
     assert apply(Remedy("replace", "net.none", None, "an nn.ModuleList or nn.ModuleDict"), one) is None
+    x = torch.ones(1, 4)
+    plain = one.module.net[0](x) - one.module.net[0].bias
+    scaled = changed(Remedy("scale", "what net.0 is given", None, 0.5), one).module.net[0](x) - one.module.net[0].bias
+    assert torch.allclose(scaled, plain / 2)
     between = changed(Remedy("insert", "net.3", None, "nn.ReLU()"), one)
     assert isinstance(between.module.net[3][0], nn.ReLU)
     one.module.net[0].weight.data = torch.ones(4, 3).t()
