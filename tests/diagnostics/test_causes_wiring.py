@@ -162,6 +162,12 @@ def test_frozen_parameters_in_the_optimizer_and_a_frozen_head() -> None:
         assert cause is not None
         assert (cause.decisive, cause.remedies[0].target) == (True, "requires_grad_(True) on net.b")
     assert wiring.frozen_by_mistake.judge(alert("not_optimized", "net.a.weight"), facts()) is None
+    free, body = ParameterSetup(4, 1, True, True, ()), {"net.b.weight": ParameterSetup(64, 2, False, False)}
+    report = flow(setups={**body, "net.a.bias": free})
+    for gain, found in ((3**-0.5, True), (0.9, False)):  # as PyTorch draws weights, and as a training leaves them
+        given = facts(features(initial_gains={"net.b": gain}), report)
+        cause = wiring.frozen_by_mistake.judge(alert("not_optimized", "net.a.bias"), given)
+        assert (cause is not None) is found
 
 
 def test_parameters_that_came_after_the_optimizer() -> None:

@@ -8,7 +8,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
 from lightning_hooks.declare.remedy import Remedy
 from lightning_hooks.diagnostics.causes.facts import Facts
-from lightning_hooks.diagnostics.causes.rates import rounded
+from lightning_hooks.diagnostics.causes.rates import SOON, rounded
 from lightning_hooks.diagnostics.causes.weights import in_code
 
 _ALIKE = ("constant", "representation_collapse", "vanishing", "no_progress")
@@ -113,8 +113,6 @@ def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     found.add(not 3e-4 < ratio < 0.1, -0.3, "steps are of an unusual size")
     found.add(alert.severity == "info", -0.5, "it may begin to learn")
     found.add(alike < 1e-2, -0.2, f"samples are next to the same at {first}")
-    remedy = Remedy(
-        "check", "that row i of the targets belongs to row i of the inputs (one shuffle, sort or loader for both), and that what "
-        "the model is given holds what targets depend on", effect="a loss below that of the best constant answer",
-    )  # fmt: skip
+    what = "that row i of the targets belongs to row i of the inputs (one shuffle, sort or loader for both)"
+    remedy = Remedy("check", f"{what}, and that what the model is given holds what targets depend on", steps=SOON)
     return "Weights move, and the loss stays at that of a constant: targets do not follow from what the model is given.", [remedy]

@@ -13,6 +13,9 @@ from lightning_hooks.diagnostics.causes.rates import SOON
 from lightning_hooks.diagnostics.causes.weights import in_code
 from lightning_hooks.diagnostics.excuses import unused_tensors
 
+_DEFAULT = 3**-0.5
+"""The gain of weights as PyTorch initialises them."""
+
 
 @hypothesis("add them to the optimizer", "create the optimizer after the layers")
 def in_no_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
@@ -58,10 +61,11 @@ def frozen_by_mistake(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     head = [name for name, setup in setups if own and not setup.trains and name.rpartition(".")[0] == own]
     around = [name for name, setup in setups if setup.trains and setup.has_gradient and not setup.optimizers]
     frozen = [name for name, setup in setups if not setup.trains and setup.dimensions > 1]
+    gains = [facts.features.initial_gains.get(name.rpartition(".")[0], 0.0) for name in frozen]
     found.add(bool(held), 0.85, "the optimizer holds frozen parameters only")
     found.add(bool(head) and not held, 0.85, "it is as it was initialised")
-    body = not (held or head) and bool(around) and bool(frozen)
-    found.add(body, 0.82, f"{len(around)} parameters next to them have a gradient, and no optimizer holds these either")
+    body = not (held or head) and bool(around and gains) and all(abs(gain - _DEFAULT) < 0.03 for gain in gains)
+    found.add(body, 0.82, f"they have the gain of PyTorch's initialisation, and {len(around)} parameters next to them a gradient")
     names = held or head or [*frozen, *around]
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in names))[:20]
     if not modules:
@@ -113,11 +117,8 @@ def no_slope(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     found.add(len(zeros) > 1, 0.1, f"so it is with {len(zeros) - 1} more weights")
     known = facts.features.representations.get(module)
     found.add(known is not None and known.ratio < 1e-9, -0.6, f"the output of {module} is the same for all samples")
-    code = "w + (torch.round(w) - w).detach()"
-    remedy = Remedy(
-        "replace", f"round, floor or sign of the weight in {module}", None, "one that lets the gradient pass", "",
-        "gradients that are not 0", 1, code,
-    )  # fmt: skip
+    target, code = f"round, floor or sign of the weight in {module}", "w + (torch.round(w) - w).detach()"
+    remedy = Remedy("replace", target, None, "one that lets the gradient pass", "", "gradients that are not 0", 1, code)
     return f"{alert.site} is used through an operation whose gradient is 0, such as round, sign or a comparison.", [remedy]
 
 
@@ -128,11 +129,9 @@ def cut_gradients(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if len(rms) < 5:
         return None
     usual = statistics.median(rms)
-    share = sum(0.9 * usual < one < 1.1 * usual for one in rms) / len(rms)
-    found.add(share > 0.6, 0.7, f"{share:.0%} of the {len(rms)} gradients have the root mean square {usual:.2g}, to a tenth")
-    remedy = Remedy(
-        "remove", f"the hooks (register_hook) or the clamp that cut gradients at {usual:.2g}", effect="gradients of many sizes"
-    )
+    share = sum(0.99 * usual < one < 1.01 * usual for one in rms) / len(rms)
+    found.add(share > 0.6, 0.7, f"{share:.0%} of the {len(rms)} gradients have the root mean square {usual:.2g}, to a hundredth")
+    remedy = Remedy("remove", f"the hooks (register_hook) or the clamp that cut gradients at {usual:.2g}", steps=1)
     return f"The gradients of most parameters have one size, {usual:.2g}: something cuts each element.", [remedy]
 
 
@@ -155,10 +154,8 @@ def another_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     )
     if loss is None or facts.setup.automatic_optimization:
         return None
-    remedy = Remedy(
-        "replace", "the optimizer that training_step makes or keeps", None, "self.optimizers()", "it optimises by hand",
-        f"steps of {alert.site}", 1, "optimizer = self.optimizers()",
-    )  # fmt: skip
+    target, to = "the optimizer that training_step makes or keeps", "self.optimizers()"
+    remedy = Remedy("replace", target, None, to, "", f"steps of {alert.site}", 1, f"optimizer = {to}")
     return f"{alert.site}, which configure_optimizers returned, takes no step: training_step steps another one, or none.", [remedy]
 
 

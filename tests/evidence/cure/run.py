@@ -46,8 +46,8 @@ LEAST_SPREAD = 0.01
 TRIES = ("first", "second", "random", "tenth")
 
 
-def run_one(job: tuple[str, int, str], of: str = "zoo") -> dict[str, Any]:
-    """A twin's score, or the score of a fault and of each try, with the cause that was named."""
+def run_one(job: tuple[str, int, str], of: str = "zoo", brief: bool = False) -> dict[str, Any]:
+    """A twin's score, or the score of a fault and of each try, with the cause that was named; if brief without comparisons."""
     name, seed, what = job
     torch.set_num_threads(1)
     known = trainings(of)
@@ -65,6 +65,8 @@ def run_one(job: tuple[str, int, str], of: str = "zoo") -> dict[str, Any]:
         of = {remedy: cause.name for cause in alert.causes for remedy in cause.remedies}
         for place, remedy in zip(TRIES[:2], alert.remedies, strict=False):
             row[place] = _with(known, name, seed, remedy, of.get(remedy, ""))
+    if brief:
+        return row
     pool = any_remedies(known.build(case, seed, True))
     chosen = random.Random(f"{name}{seed}").choice(pool)
     row["random"] = _with(known, name, seed, chosen)
@@ -155,6 +157,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--fresh", action="store_true", help="run all again")
+    parser.add_argument("--brief", action="store_true", help="without the comparisons: a random remedy, a tenth of the rate")
     options = parser.parse_args()
     known = trainings(options.of)
     unknown = sorted(set(options.only or ()) - known.faults.keys())
@@ -162,10 +165,10 @@ def main() -> None:
         parser.error(f"no such family: {', '.join(unknown)}")
     names = options.only or list(known.faults)
     twins = [(name, seed, "twin") for name in names for seed in TWINS]
-    run, more = partial(run_one, of=options.of), (options.processes, options.fresh)
+    run, more = partial(run_one, of=options.of, brief=options.brief), (options.processes, options.fresh)
     healthy = run_all(run, twins, FOLDER / f"twins-{options.of}.jsonl", *more)
     jobs = [(name, seed, "fault") for name in names for seed in options.seeds]
-    runs = FOLDER / f"runs-{options.of}-{fingerprint(known.folder, Path(__file__).parent)}.jsonl"
+    runs = FOLDER / f"runs-{options.of}{'-brief' * options.brief}-{fingerprint(known.folder, Path(__file__).parent)}.jsonl"
     found = run_all(run, jobs, runs, *more)
     scores: dict[str, list[float]] = {name: [] for name in names}
     for (name, *_), row in zip(twins, healthy, strict=True):
