@@ -162,11 +162,11 @@ def test_frozen_parameters_in_the_optimizer_and_a_frozen_head() -> None:
         assert cause is not None
         assert (cause.decisive, cause.remedies[0].target) == (True, "requires_grad_(True) on net.b")
     assert wiring.frozen_by_mistake.judge(alert("not_optimized", "net.a.weight"), facts()) is None
-    free, body = ParameterSetup(4, 1, True, True, ()), {"net.b.weight": ParameterSetup(64, 2, False, False)}
-    report = flow(setups={**body, "net.a.bias": free})
-    for gain, found in ((3**-0.5, True), (0.9, False)):  # as PyTorch draws weights, and as a training leaves them
-        given = facts(features(initial_gains={"net.b": gain}), report)
-        cause = wiring.frozen_by_mistake.judge(alert("not_optimized", "net.a.bias"), given)
+    free, frozen = ParameterSetup(4, 1, True, True, ()), ParameterSetup(64, 2, False, False)
+    report = flow(setups={"net.a.weight": frozen, "net.b.weight": frozen, "net.a.bias": free})
+    for high, found in ((0.49, True), (0.7, False)):  # as PyTorch draws weights, and as a training leaves them
+        start = {**START, "net.b.weight": TensorFacts(64, 0.0, -0.5, high)}
+        cause = wiring.frozen_by_mistake.judge(alert("not_optimized", "net.a.bias"), facts(report=report, start=start))
         assert (cause is not None) is found
 
 

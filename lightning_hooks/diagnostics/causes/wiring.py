@@ -13,9 +13,6 @@ from lightning_hooks.diagnostics.causes.rates import SOON
 from lightning_hooks.diagnostics.causes.weights import in_code
 from lightning_hooks.diagnostics.excuses import unused_tensors
 
-_DEFAULT = 3**-0.5
-"""The gain of weights as PyTorch initialises them."""
-
 
 @hypothesis("add them to the optimizer", "create the optimizer after the layers")
 def in_no_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
@@ -61,11 +58,11 @@ def frozen_by_mistake(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     head = [name for name, setup in setups if own and not setup.trains and name.rpartition(".")[0] == own]
     around = [name for name, setup in setups if setup.trains and setup.has_gradient and not setup.optimizers]
     frozen = [name for name, setup in setups if not setup.trains and setup.dimensions > 1]
-    gains = [facts.features.initial_gains.get(name.rpartition(".")[0], 0.0) for name in frozen]
+    drawn = [abs(w.high + w.low) < 0.06 * w.size for w in (facts.start[name] for name in frozen if name in facts.start)]
     found.add(bool(held), 0.85, "the optimizer holds frozen parameters only")
     found.add(bool(head) and not held, 0.85, "it is as it was initialised")
-    body = not (held or head) and bool(around and gains) and all(abs(gain - _DEFAULT) < 0.03 for gain in gains)
-    found.add(body, 0.82, f"they have the gain of PyTorch's initialisation, and {len(around)} parameters next to them a gradient")
+    body = not (held or head) and bool(around) and len(drawn) > 1 and all(drawn)
+    found.add(body, 0.82, f"their weights lie evenly around 0, as drawn; {len(around)} parameters next to them have a gradient")
     names = held or head or [*frozen, *around]
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in names))[:20]
     if not modules:
