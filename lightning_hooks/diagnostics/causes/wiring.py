@@ -54,8 +54,7 @@ def frozen_by_mistake(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     """Layers that were never trained are frozen."""
     setups = facts.flow.setups.items()
     held = [name for name, setup in setups if alert.site in setup.optimizers and not setup.trains]
-    own = facts.module_of(alert.site)
-    head = [name for name, setup in setups if own and not setup.trains and name.rpartition(".")[0] == own]
+    head = [name for name, setup in setups if not setup.trains and name.rpartition(".")[0] == alert.site]
     around = [name for name, setup in setups if setup.trains and setup.has_gradient and not setup.optimizers]
     frozen = [name for name, setup in setups if not setup.trains and setup.dimensions > 1]
     drawn = [abs(w.high + w.low) < 0.06 * w.size for w in (facts.start[name] for name in frozen if name in facts.start)]
@@ -135,8 +134,8 @@ def cut_gradients(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @hypothesis("compute the loss from what the model puts out")
 def loss_without_graph(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss is a new tensor, behind which there is no model."""
-    setups = [setup for setup in facts.flow.setups.values() if setup.trains and setup.optimizers]
-    found.add(len(setups) > 1 and not any(setup.has_gradient for setup in setups), 0.75, "no parameter at all has a gradient")
+    reached = [setup.has_gradient for setup in facts.flow.setups.values() if setup.trains and setup.optimizers]
+    found.add(len(reached) > 1 and not any(reached), 0.75, "no parameter at all has a gradient")
     target = "what makes a new tensor of the losses (torch.tensor([…]), .item(), detach)"
     remedy = Remedy("replace", target, None, "torch.stack or a sum of them", "", "gradients", 1, "torch.stack(losses).sum()")
     return "The loss has no path to any parameter.", [remedy]
@@ -145,12 +144,8 @@ def loss_without_graph(_: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
 @hypothesis("step the optimizer that configure_optimizers returned")
 def another_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Another optimizer steps than the one that the trainer knows."""
-    loss, steps = facts.flow.loss, max((setup.steps for setup in facts.flow.setups.values()), default=0)
-    found.add(
-        not facts.setup.automatic_optimization and steps == 0 and alert.site in facts.optimizers, 0.6, f"{alert.site} took no step"
-    )
-    if loss is None or facts.setup.automatic_optimization:
-        return None
+    steps, by_hand = max((one.steps for one in facts.flow.setups.values()), default=0), not facts.setup.automatic_optimization
+    found.add(by_hand and steps == 0 and alert.site in facts.optimizers, 0.6, f"{alert.site} took no step")
     target, to = "the optimizer that training_step makes or keeps", "self.optimizers()"
     remedy = Remedy("replace", target, None, to, "", f"steps of {alert.site}", 1, f"optimizer = {to}")
     return f"{alert.site}, which configure_optimizers returned, takes no step: training_step steps another one, or none.", [remedy]
