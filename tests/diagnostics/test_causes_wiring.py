@@ -101,6 +101,14 @@ def test_the_batch_is_left_where_the_loss_may_compare_with_it() -> None:
     assert cause.remedies[0].code == "self.net.a(x * 0.013)"
 
 
+@pytest.mark.parametrize(("low", "found"), [(-9999.0, True), (-9998.7, False), (-3000.0, False)])
+def test_a_number_that_stands_for_what_is_missing(low: float, found: bool) -> None:
+    given = features(inputs={"training": stats(-100.0, 990.0, low, 4.0)})
+    cause = data.placeholder.judge(alert("poor_init"), facts(given))
+    assert (cause is not None) is found
+    assert cause is None or (cause.remedies[0].code, cause.remedies[0].from_) == ("x[x == -9999] = 0", low)
+
+
 def test_columns_of_different_sizes_are_standardised_each() -> None:
     given = features(inputs={"training": stats(60.0, 60.0, 1.0, 300.0)}, feature_scales={"net.a": FeatureScales(4.0, 2, 10, 200.0)})
     cause = data.large_inputs.judge(alert("feature_scale", "net.a"), facts(given))

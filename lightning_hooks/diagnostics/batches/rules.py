@@ -11,7 +11,7 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always, downstream, from_first
 from lightning_hooks.declare.rule import Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import LABELS_LOST, SAME_BATCHES
-from lightning_hooks.diagnostics.causes.data import large_inputs
+from lightning_hooks.diagnostics.causes.data import large_inputs, placeholder
 from lightning_hooks.diagnostics.ranks import TOLERANCE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
@@ -245,7 +245,7 @@ KINDS = (
     ),
     Kind(
         "feature_scale", "One feature much larger than the others", group="Data", rank=245, stops_learning=True,
-        hypotheses=(large_inputs,),
+        hypotheses=(placeholder, large_inputs),
         meaning="A linear layer is given data of which one feature is many times as large as the others. It drowns them: outputs "
         "depend on it alone, and a learning rate that is right for its weights is far too small for theirs.",
         formula="size = rms of a feature over the samples of a batch, at a linear layer whose input has no gradient\n\n"

@@ -57,6 +57,19 @@ def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"{place} holds numbers from {stats.min:.3g} to {stats.max:.3g}, where {usual}.", remedies
 
 
+@hypothesis("replace that number by the mean of the others")
+def placeholder(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A number far from all others stands for what is missing."""
+    stats = facts.features.inputs.get("training")
+    value = 0.0 if stats is None else max(stats.min, stats.max, key=abs)
+    if stats is None or not (abs(value) >= 99 and value == round(value) and abs(value) > 7 * stats.rms):
+        return None
+    found.add(True, 0.7, f"it is {abs(value) / stats.rms:.3g} times the root mean square")
+    place = f"batch{facts.features.input_place}"
+    remedy = Remedy("replace", place, value, f"0 where it is {value:g}", "", "inputs of one size", 1, f"x[x == {value:g}] = 0")
+    return f"{place} holds {value:g}, far from its other numbers.", [remedy]
+
+
 @hypothesis("multiply the targets by one over their size")
 def large_targets(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The targets of a regression are not normalised."""

@@ -308,6 +308,8 @@ def _on_batch(remedy: Remedy, built: Built, place: str) -> Built:
         value = batch[at]
         if normalised:
             batch[at] = (value - mean) / deviation
+        elif to.startswith("0 where"):
+            batch[at] = value.masked_fill(value == remedy.from_, 0.0)
         else:
             batch[at] = torch.nan_to_num(value, 0.0, 0.0, 0.0) if remedy.op == "replace" else value * remedy.to
         return batch

@@ -108,6 +108,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "digits_norms_that_lag": ("module_setting",),
     "friedman_dropped_in_validation": ("drops_in_eval",),
     "lines_mask_inverted": ("wrong_mask",),
+    "progress_unknown_is_minus_9999": ("placeholder",),
 }
 """The hypotheses that are right, by family; a family that is not here has a cause that no hypothesis is about."""
 

@@ -125,6 +125,8 @@ def test_the_batch_is_normalised_over_the_training_data() -> None:
     ):
         one = changed(Remedy("replace", "batch[0]", None, to), built()._replace(data=data))
         assert torch.allclose(one.module.on_after_batch_transfer((x,), 0)[0], expected)
+    one = changed(Remedy("replace", "batch[0]", 30.0, "0 where it is 30"))
+    assert one.module.on_after_batch_transfer((x,), 0)[0].tolist() == [[1.0, 0.0], [3.0, 10.0]]
     last = changed(Remedy("set", "dataloader.drop_last", False, True), built()._replace(data=data))
     assert last.data["train_dataloaders"].drop_last
 
