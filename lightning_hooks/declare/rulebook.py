@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import inspect
 import types
@@ -274,11 +275,17 @@ def _judges(rule: RuleLike) -> Judges:
 
 
 def _takes_history(rule: RuleLike) -> bool:
+    return _takes(type(rule).__call__, 3) if isinstance(rule, Rule) else _takes(rule, 2)
+
+
+@functools.lru_cache(maxsize=512)
+def _takes(function: Any, count: int) -> bool:
+    """Whether a function takes so many positional arguments."""
     try:
-        parameters = inspect.signature(rule).parameters.values()  # type: ignore[arg-type]
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return False
-    return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) > 1
+    return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) >= count
 
 
 def _sound(alert: Any) -> Alert:

@@ -242,7 +242,7 @@ class EpochLog:
             logged: Those that loggers get.
         """
         known = trainer.callback_metrics  # Lightning makes it again each time it is asked for
-        taken = {tag for tag in scalars if tag in known and tag not in self._tags}
+        taken = (scalars.keys() & known.keys()) - self._tags
         if taken and not self._warned:
             self._warned = True
             named = ", ".join(map(repr, sorted(taken)[:3])) + " and others" * (len(taken) > 3)
@@ -250,15 +250,16 @@ class EpochLog:
                 f"{who} does not log {named}: these keys are logged by the model or another callback already. "
                 "Rename them there to have both."
             )
-        own = {tag: value for tag, value in scalars.items() if tag not in taken}
+        own = {tag: value for tag, value in scalars.items() if tag not in taken} if taken else scalars
         # Of thousands of numbers one tensor, of which these are views: a quarter of the time. Norms can be beyond float32.
         tensors = dict(zip(own, torch.tensor([*own.values()], dtype=torch.float64).unbind(), strict=True))
         for tag in lightning_api.watched_tags(trainer).intersection(tensors):
             tensors[tag] = tensors[tag].clone()  # it may be saved in a checkpoint, without all the others
         self._tags.update(tensors)
         known.update(tensors)
-        trainer.logged_metrics.update({tag: tensors[tag] for tag in logged if tag in tensors})
-        trackers.scalars({tag: value for tag, value in logged.items() if tag in tensors}, lightning_api.log_step(trainer))
+        logged = {tag: value for tag, value in logged.items() if tag in tensors}
+        trainer.logged_metrics.update({tag: tensors[tag] for tag in logged})
+        trackers.scalars(logged, lightning_api.log_step(trainer))
         trackers.save()
 
     def withdraw(self, trainer: Trainer) -> None:

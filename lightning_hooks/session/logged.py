@@ -56,6 +56,7 @@ class LoggedScalars:
 
     def start(self) -> None:
         """A fit starts."""
+        self._parts: dict[str, tuple[str, str, bool]] = {}  # of each tag: its site, its statistic, whether that is one of sites
         self._sites: set[str] = set()  # that had an alert
         self._risen: set[str] = set()  # tags of alerts and of the whole model that were above 0 so far
         self.written = Written(self._wanted, self._named, self._named)
@@ -90,18 +91,22 @@ class LoggedScalars:
         of_model: list[str] = []
         others: list[str] = []
         for tag in scalars:
-            name, _, stat = tag.removeprefix(f"{prefix}/").rpartition("/")
+            named = self._parts.get(tag)
+            if named is None:
+                name, _, stat = tag.removeprefix(f"{prefix}/").rpartition("/")
+                named = self._parts[tag] = name, stat, stat in self.ranking and tag.startswith(f"{prefix}/")
+            name, stat, of_site = named
             if name == "alerts":
                 alerts.append(tag)
             elif name == "model":
                 of_model += [] if tag in not_by_default else [tag]
-            elif stat not in self.ranking or not tag.startswith(f"{prefix}/"):
+            elif not of_site:
                 others += [] if tag in not_by_default and not self._named else [tag]
             elif stat in self._wanted and (self._named or tag not in not_by_default):
                 sites.setdefault(name, []).append(tag)
         self._risen.update(tag for tag in (*alerts, *of_model, *others) if scalars[tag] > 0)
         chosen.update(tag for tag in alerts if tag in self._risen)
-        found = {tag.rpartition("/")[2] for tags in sites.values() for tag in tags}
+        found = {self._parts[tag][1] for tags in sites.values() for tag in tags}
         all_sites = [tag for tags in sites.values() for tag in tags]
         of_sites = self._named or (n_modules <= SMALL_MODEL and len(all_sites) <= MOST_SITE_TAGS)
         self.written = Written(tuple(stat for stat in self._wanted if stat in found), of_sites, self._named)

@@ -86,7 +86,7 @@ class TrackerSink(Sink):
         end = OF_EPOCH * of_epoch
         for member, scalars in self._scalars(members):
             chosen = self._chosen(member, scalars, watched)
-            tagged = ({f"{tag}{end}": value for tag, value in tags.items()} for tags in (scalars, chosen))
+            tagged = [{f"{tag}{end}": value for tag, value in tags.items()} if end else tags for tags in (scalars, chosen)]
             self._host.metrics.write(member.name, *tagged)
 
     @override
@@ -117,7 +117,9 @@ class TrackerSink(Sink):
             kind = member.kind.prefix
             peers = [peer for peer in members if peer.kind.prefix == kind]  # for instance on different modules
             report = member.latest_report
-            scalars = {tag: value for tag, value in member.live.scalars(report).items() if tag not in written}
+            scalars = member.live.scalars(report)
+            if not written.isdisjoint(scalars):
+                scalars = {tag: value for tag, value in scalars.items() if tag not in written}
             written.update(scalars)
             if member is peers[-1]:
                 scalars.update(_alert_counts(kind, kinds_of(member.kind.report_type), peers))

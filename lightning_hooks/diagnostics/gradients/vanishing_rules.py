@@ -188,8 +188,10 @@ class Zero(Rule):
 def _weight_learns(report: GradientFlowReport, site: str) -> bool:
     """Whether a parameter is the bias of a module another parameter of which has a gradient."""
     module, _, name = site.rpartition("bias")
-    others = (stats for other, stats in report.parameters.items() if other != site and module and other.startswith(module))
-    return not name and any(stats.steps and stats.zero_fraction < 1 for stats in others)
+    if name or not module:
+        return False
+    others = (stats for other, stats in report.parameters.items() if other != site and other.startswith(module))
+    return any(stats.steps and stats.zero_fraction < 1 for stats in others)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -83,6 +83,19 @@ class Effects:
             share, elements, place = self._modules.get(module, (0.0, 0, place_of(module, places)))
             self._modules[module] = share + stats.share, elements + report.setups[name].elements, place
         self._total = sum(elements for _, elements, _ in self._modules.values())
+        self._within: dict[str, list[str]] = {}  # by the name of each module, those of its modules that hold parameters, itself too
+        for name in self._modules:
+            parts = name.split(".")
+            for depth in range(1, len(parts) + 1):
+                self._within.setdefault(".".join(parts[:depth]), []).append(name)
+        self._ordered = sorted(self._modules, key=lambda name: self._modules[name][2])
+        self._places_of = [self._modules[name][2] for name in self._ordered]
+        self._densities = [math.inf]  # of the modules up to each of them, the median
+        so_far: list[float] = []
+        for share, elements, _ in map(self._modules.__getitem__, self._ordered):
+            if elements >= 1e-3 * self._total:
+                bisect.insort(so_far, share * self._total / elements)
+            self._densities.append(so_far[(len(so_far) - 1) // 2] if so_far else math.inf)
 
     @property
     def solved(self) -> str:
@@ -98,17 +111,15 @@ class Effects:
         learning, modules = self._report.learning, self._modules
         own = site.rpartition(".")[0] if site in self._report.setups else site.partition("/")[0]
         place = place_of(own, self._places)
-        before = {name: entry for name, entry in modules.items() if entry[2] <= place < math.inf}
-        chosen = [name for name in modules if name == own or name.startswith(f"{own}.")]
-        chosen = chosen or sorted(before, key=lambda name: before[name][2])[-1:]
+        before = 0 if place == math.inf else bisect.bisect_right(self._places_of, place)
+        chosen = self._within.get(own) or self._ordered[:before][-1:]
         if learning is None or not chosen or not before:
             return None
-        densities = [share * self._total / elements for share, elements, _ in before.values() if elements >= 1e-3 * self._total]
         return Effect(
             own if len(chosen) > 1 else chosen[0],
             sum(modules[name][0] for name in chosen),
             sum(modules[name][1] for name in chosen) / self._total,
-            statistics.median_low(densities or [math.inf]),
+            self._densities[before],
             fallen(self._report.loss),
             learning.over_constant,
             learning.step_ratio,

@@ -98,10 +98,12 @@ def learning_scalars(report: LearningReport | None, known: set[str]) -> dict[str
     if report is None:
         return {}
     found: dict[str, float | None] = {f"learning/{stat}": getattr(report, stat) for stat in LEARNING_STATS}
-    for name, stats in report.parameters.items():
-        found |= (of_parameter := {f"learning/{name}/{stat}": getattr(stats, stat) for stat in PARAMETER_STATS})
-        known |= of_parameter.keys()
     known.update(tag for tag, value in found.items() if value is not None)
+    of_parameters = {
+        f"learning/{name}/{stat}": getattr(stats, stat) for name, stats in report.parameters.items() for stat in PARAMETER_STATS
+    }
+    known.update(of_parameters)
+    found.update(of_parameters)
     return {tag: math.nan if (value := found.get(tag)) is None else value for tag in sorted(known)}
 
 
