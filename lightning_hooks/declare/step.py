@@ -116,7 +116,8 @@ class Step:
     _norms: Tensor | None = None
     _zeros: Tensor | None = None
     _sizes: list[int] = field(default_factory=list)
-    _mark: list[tuple[int, int]] | None = None
+    _marked: list[Tensor] = field(default_factory=list)
+    _versions: list[tuple[int, int]] = field(default_factory=list)
 
     def gradients(self) -> list[Tensor]:
         """The gradients as they are now, plain and dense, scaled if they are; of sharded ones the shards."""
@@ -133,25 +134,28 @@ class Step:
         found = self._found()
         return found if self.shards is None else [whole_where_partial(grad) for grad in found]
 
-    def mark(self) -> None:
-        """Remember which gradients these are, for :meth:`changed`."""
+    def mark(self, scaled: bool) -> None:
+        """Remember which gradients these are, for :meth:`changed`.
+
+        Args:
+            scaled: Whether nothing but one multiplication of all of them by the same number can change them: a few are enough then.
+        """
         if self.shards is None:  # what is written to a shard does not count as written to the whole
-            self._mark = versions(self.parameters)
+            self._marked = [self.parameters[place] for place in self.few] if scaled else self.parameters
+            self._versions = versions(self._marked)
 
     def changed(self, scaled: bool) -> None:
         """Gradients may have changed since :meth:`mark`: the next :meth:`norms` reads them again, unless it is known what they are.
 
         Args:
-            scaled: Whether nothing but one multiplication of all of them by the same number could have changed them.
+            scaled: As there.
         """
         # As far as autograd's version counters show, which do not see what is done through ``.data``.
-        now = None if self._mark is None else versions(self.parameters)
-        if now is None or now != self._mark:
-            once = scaled and now == [(gradient, version + 1) for gradient, version in self._mark or ()]
-            norms = self._scaled() if once and self.few else None
-            if not once:
-                self.addresses = None
-            self._norms, self._zeros = norms, None
+        now = versions(self._marked)
+        if now and now == self._versions:
+            return
+        once = scaled and now and now == [(gradient, version + 1) for gradient, version in self._versions]
+        self._norms, self._zeros, self.addresses = self._scaled() if once else None, None, None
 
     def _scaled(self) -> Tensor | None:
         """The norms of gradients that were all multiplied by one number, which a few small ones tell; None if they do not."""

@@ -18,6 +18,7 @@ from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts, of_reports
 from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
 from lightning_hooks.diagnostics.optimizer.watch import schedules_of, settings_of
+from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import as_number, has_values
 from lightning_hooks.hosts.host import Host
@@ -125,7 +126,7 @@ def measured(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, TensorFacts]
 
 
 def _time_first(module: nn.Module) -> bool:
-    return getattr(module, "batch_first", True) is False
+    return stored(module, "batch_first", True) is False
 
 
 def with_causes(alert: Alert, facts: Facts, on_fault: Any = None) -> Alert:

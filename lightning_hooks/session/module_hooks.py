@@ -48,13 +48,18 @@ class SharedHook(Listener):
 class ModuleHooks:
     """The forward hooks of one session.
 
+    Args:
+        lasting: Whether they stay on their modules in a batch that nobody samples: a graph of ``torch.compile`` is of the hooks that
+            were there. Elsewhere a module without a hook is called faster.
+
     Attributes:
         gate: Open in batches that any owner of a recorder samples.
         faults: Counts the calls that are skipped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lasting: bool = False) -> None:
         self.gate, self.faults = Gate(), Faults()
+        self._lasting = lasting
         self._manager = HookManager()
         self._suspension = Suspension()
         self._hooks: dict[nn.Module, list[tuple[SharedHook, RemovableHandle]]] = {}
@@ -75,12 +80,16 @@ class ModuleHooks:
         if recorder.when is not None:
             self._gates[id(owner)] = recorder.when
 
-    def start(self) -> None:
-        """A training batch starts."""
+    def start(self, model: nn.Module) -> None:
+        """A training batch starts: the hooks are there if somebody samples it."""
         sampled = False
         for gate in self._gates.values():
             sampled |= gate.sampled
         self.gate.start(sampled)
+        if sampled or self._lasting:
+            self._suspension.restore()
+        else:
+            self._suspension.suspend(model)
 
     def release(self, owner: object) -> None:
         """Remove the recorders of one owner, and the hooks that nobody else needs."""

@@ -175,7 +175,7 @@ class StepProbe:
             watch.step.late = watch.announced_empty
             self._notify("gradients", watch.step)
             if self._changes != "any":
-                watch.step.mark()
+                watch.step.mark(scaled=self._changes == "scaled")
         else:  # looked at after a manual backward, when gradients were still scaled
             watch.step.carries_scale = watch.step.skips_nonfinite
             watch.step.refresh()
