@@ -189,7 +189,6 @@ class WeightsGrowing(Rule):
     """
 
     kind: ClassVar[str] = "weights_growing"
-    soft: ClassVar[bool] = True
     shares: ClassVar[tuple[str, ...]] = ("slowing",)
 
     factor: float = 2.0
