@@ -19,7 +19,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook, Occurrence
 from lightning_hooks.declare.kinds import KINDS, STEP, Link, Node, gravity, kind_of
 from lightning_hooks.declare.links import always, in_a_row
-from lightning_hooks.declare.report import Report
+from lightning_hooks.declare.report import Report, batch_of
 from lightning_hooks.declare.site_names import place_of
 
 MOST_CONSEQUENCES = 200
@@ -126,7 +126,8 @@ def _began(alert: Alert) -> int:
 
 def _earlier_step(node: Node, reports: Sequence[Report]) -> str:
     """Of what is not finite, the step at which that began, if it is before the site was sampled."""
-    first = min((report.first_bad_batch for report in reports), default=math.inf)
+    steps = (events for report in reports for events in getattr(report, "events", {}).values())
+    first = min(map(batch_of, steps), default=math.inf)
     if node.kind != "nonfinite" or not first < node.batch < math.inf:
         return ""
     return (

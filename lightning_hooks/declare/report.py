@@ -49,11 +49,6 @@ class Report(PlainReport):
         """The modules in the order of the forward pass, as far as the report knows it."""
         return []
 
-    @property
-    def first_bad_batch(self) -> float:
-        """The first batch whose step was taken with a gradient that is not finite; infinite without any."""
-        return math.inf
-
 
 def batch_of(stats: Any) -> float:
     """The batch at which statistics first were not finite; infinite without any."""

@@ -129,7 +129,7 @@ class RuleBook:
             for place, rule in enumerate(group):
                 if urgent and not (isinstance(rule, Rule) and rule.urgent and rule.times == 1):
                     continue
-                if judges not in (None, _judges(rule)):
+                if judges not in (None, rule.judges if isinstance(rule, Rule) else "window"):
                     continue
                 try:
                     given = rule(report, history) if _takes_history(rule) else rule(report)  # type: ignore[operator]
@@ -268,10 +268,6 @@ def reports_of(rule: Any) -> tuple[type[Any], ...]:
     annotation = first[0].annotation if first else Any
     known = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     return tuple(kind for kind in known if isinstance(kind, type) and kind not in (inspect.Parameter.empty, Any))
-
-
-def _judges(rule: RuleLike) -> Judges:
-    return rule.judges if isinstance(rule, Rule) else "window"
 
 
 def _takes_history(rule: RuleLike) -> bool:

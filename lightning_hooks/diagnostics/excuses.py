@@ -98,12 +98,7 @@ def weight_ratios(report: GradientFlowReport) -> dict[str, float]:
 
     Biases and scales are left out, of any shape: what starts at 0 grows by any factor.
     """
+    matrices = {name for name, setup in report.setups.items() if setup.dimensions > 1 and name.rpartition(".")[2] != "bias"}
     return {
-        name: stats.update_ratio
-        for name, stats in report.parameters.items()
-        if stats.update_ratio is not None and name in report.setups and report.setups[name].dimensions > 1 and not _is_bias(name)
+        name: stats.update_ratio for name, stats in report.parameters.items() if name in matrices and stats.update_ratio is not None
     }
-
-
-def _is_bias(parameter: str) -> bool:
-    return parameter.rpartition(".")[2] == "bias"

@@ -120,7 +120,8 @@ class Comparison:
     def of(self, stat: str, what: str | None = None) -> list[Difference]:
         """The differences of one statistic, in the model's order."""
         found = [difference for difference in self.differences if difference.stat == stat and what in (None, difference.what)]
-        order = {name: place for place, name in enumerate(names_of(self.a))}
+        names = (name for record in self.a.monitors for names in record.names.values() for name in names)
+        order = {name: place for place, name in enumerate(dict.fromkeys(names))}
         return sorted(found, key=lambda difference: order.get(difference.name, len(order)))
 
 
@@ -161,11 +162,6 @@ def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
         tuple(setup_differences(a, b)),
         tuple(_losses(a, b)),
     )  # fmt: skip
-
-
-def names_of(run: Run) -> list[str]:
-    """All names of a run's last reports, in order."""
-    return list(dict.fromkeys(name for record in run.monitors for names in record.names.values() for name in names))
 
 
 def _outermost(names: dict[str, None]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from lightning_hooks.clipping.stats import ClipStats
 from lightning_hooks.clipping.watch import StepEvents
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import STEP
-from lightning_hooks.declare.report import Moment, Report, batch_of
+from lightning_hooks.declare.report import Moment, Report
 from lightning_hooks.diagnostics.unusual import UnusualBatch
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.panels import Curves, curve_figure
@@ -42,11 +42,6 @@ class ClipReport(Report):
     def moment_of(self, alert: Alert) -> Moment:
         # An optimizer is no layer: a site that is sampled later is more precise, and is reported with this batch.
         return STEP, math.inf if alert.site in self.events else None, 1
-
-    @property
-    @override
-    def first_bad_batch(self) -> float:
-        return min(map(batch_of, self.events.values()), default=math.inf)
 
 
 def clip_history(reports: ClipReport | Sequence[ClipReport]) -> Figure:
