@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterable
-from importlib import import_module
 from typing import Any
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import KINDS, kind_of
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.declare.rulebook import reports_of
+from lightning_hooks.diagnostics import modules
 
-_DIAGNOSTICS = import_module("lightning_hooks.diagnostics")
-FILES = [
-    import_module(file.name)
-    for file in pkgutil.walk_packages(_DIAGNOSTICS.__path__, f"{_DIAGNOSTICS.__name__}.")
-    if file.name.endswith("rules")
-]
+FILES = modules("rules")
 """The files of rules, each with its ``KINDS`` and ``RULES``."""
 
 KINDS.update((kind.name, kind) for kind in sorted((kind for file in FILES for kind in file.KINDS), key=lambda kind: kind.rank))

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from lightning_hooks.declare.section import Panel, Section
-from lightning_hooks.diagnostics.clipping_events import section as of_steps
+from lightning_hooks.diagnostics import modules
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.charts import Chart, Line, chart
 from lightning_hooks.run_report.recorded import MonitorRecord, Run
 from lightning_hooks.run_report.text import number, percent
 
-SECTIONS: tuple[Section, ...] = (of_steps.SECTION,)
+SECTIONS: tuple[Section, ...] = tuple(file.SECTION for file in modules(".section"))
+"""What capabilities declare, each in a file of that name."""
 COLORS = ("var(--blue)", "var(--amber)")
 ONLY = ("var(--sky)",)
 """The colour of a curve that is alone with its limit."""

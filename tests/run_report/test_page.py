@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import jinja2
 import pytest
 
+from lightning_hooks import diagnostics
 from lightning_hooks.run_report import health_page, read_run
 from lightning_hooks.run_report.compare import compare
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
 from lightning_hooks.run_report.page import compare_page, environment, health_markdown
+from lightning_hooks.run_report.sections import SECTIONS
 from lightning_hooks.run_report.text import DASH, number, percent, seconds
 from lightning_hooks.trackers.console import visible
 from tests.support.made_reports import FIT, HOSTILE, alert, flow, layer_names
@@ -226,3 +229,9 @@ def test_a_run_that_raised_is_marked_as_failed(page):
     assert verdict.split() == ["card", "verdict", "failed"]
     assert ("span", "mark failed") in [(element, attributes.get("class")) for element, attributes in found.elements]
     assert "Training ended with ValueError: <b>bad</b>" in found.text
+
+
+def test_a_section_is_found_by_the_name_of_its_file():
+    files = sorted(path.parent.name for path in Path(diagnostics.__file__).parent.glob("*/section.py"))
+    assert files == ["clipping_events"]
+    assert [section.title for section in SECTIONS] == ["Clipping"]
