@@ -42,10 +42,10 @@ of a small gradient, and how many of these are read to know the number."""
 
 
 def small_ones(parameters: Sequence[Tensor]) -> tuple[int, ...]:
-    """The places of a few small parameters, whose gradients tell by which number all of them were multiplied.
+    """The places of a few small parameters, whose gradients show by which number all of them were multiplied.
 
     Returns:
-        Empty where all of them are read as quickly, where too few digits tell it, and on an accelerator, where to look at a number
+        Empty where all of them are read as quickly, where too few digits show it, and on an accelerator, where to look at a number
         would wait for the device.
     """
     exact = all(parameter.is_cpu and parameter.dtype in (torch.float32, torch.float64) for parameter in parameters)
@@ -158,7 +158,7 @@ class Step:
         self._norms, self._zeros, self.addresses = self._scaled() if once else None, None, None
 
     def _scaled(self) -> Tensor | None:
-        """The norms of gradients that were all multiplied by one number, which a few small ones tell; None if they do not."""
+        """The norms of gradients that were all multiplied by one number, which a few small ones show; None if they do not."""
         before, found = self._norms, self._found()
         if before is None or len(found) <= self.few[-1] or self.loss_scale is not None:
             return None
