@@ -259,11 +259,11 @@ def digits_painted() -> Built:
 class Across(nn.Module):
     """A U-Net of two levels."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: int = 3) -> None:
         super().__init__()
         self.first, self.second, self.bottom = block(1, 12), block(12, 24), block(24, 32)
         self.up, self.upper = block(32 + 24, 24), block(24 + 12, 12)
-        self.last = nn.Conv2d(12, 3, 1)
+        self.last = nn.Conv2d(12, kinds, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.first(x)

@@ -51,9 +51,7 @@ def demand_in_quantiles() -> Built:
     return Built(module, in_batches(32, *demand()), options, WELL)
 
 
-@healthy(
-    "torch", "which of eight notes are in a sound, several at a time: a focal loss, one-dimensional convolutions, SGD, a cosine"
-)
+@healthy("torch", "which of eight notes are in a sound, several at a time: a focal loss, convolutions, SGD, a cosine")
 def notes_by_focal_loss() -> Built:
     net = nn.Sequential(
         nn.Conv1d(1, 24, 40, 8), nn.BatchNorm1d(24), nn.ReLU(), nn.Conv1d(24, 32, 5, 2), nn.BatchNorm1d(32), nn.ReLU()
