@@ -1,4 +1,4 @@
-"""What is planted in the zoo's faults and is wrong in the bugs of others: the causes that name it, and the words that repair it."""
+"""What is planted in the faults of zoo and exam and wrong in the bugs of others: the causes that name it, the words of repairs."""
 
 from __future__ import annotations
 
@@ -109,6 +109,22 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "friedman_dropped_in_validation": ("drops_in_eval",),
     "lines_mask_inverted": ("wrong_mask",),
     "progress_unknown_is_minus_9999": ("placeholder",),
+    # The exam's ninth set.
+    "rows_cleared_before_the_step": ("never_zeroed",),
+    **dict.fromkeys(("manual_enlarged_after_the_optimizer", "digits_painter_left_out"), ("in_no_optimizer",)),
+    "lines_adam_at_a_tenth": ("rate_too_high",),
+    "notes_noam_times_a_rate": ("wrong_schedule", "rate_too_low"),
+    **dict.fromkeys(("friedman_weights_of_one", "manual_tied_to_wide_embedding"), ("large_start", "initial_scale")),
+    "demand_momentum_of_999": ("unusual_setting",),
+    "pairs_by_angle": ("nonfinite_operation",),
+    **dict.fromkeys(("counts_rounded_in_forward", "digits_codes_without_a_way_back"), ("cut_path", "no_slope")),
+    "strokes_sigmoid_twice": ("activation_before_loss", "no_logits"),
+    "rentals_by_unix_time": ("large_inputs",),
+    "letters_placed_by_sample": ("wrong_axis",),
+    "field_goals_broadcast": ("compared_in_pairs",),
+    "digits_mixed_the_other_way": ("unrelated_targets",),
+    "digits_noise_in_place": ("written_back",),
+    "manual_looks_ahead": ("wrong_mask",),
 }
 """The hypotheses that are right, by family; a family that is not here has a cause that no hypothesis is about."""
 
@@ -169,5 +185,22 @@ REPAIRS: dict[str, str] = {
     "progress_losses_anew": r"torch\.tensor",
     "lines_mask_inverted": "mask",
     "friedman_dropped_in_validation": "self.training",
+    # The exam's ninth set.
+    "rows_cleared_before_the_step": "zero_grad",
+    "rentals_by_unix_time": "(?i)standardi[sz]e|normali[sz]e|scale",
+    "pairs_by_angle": "acos|clamp",
+    "counts_rounded_in_forward": "round",
+    "strokes_sigmoid_twice": "sigmoid",
+    "letters_placed_by_sample": "(?i)position",
+    "field_goals_broadcast": "(?i)same shape|squeeze|broadcast",
+    "digits_teacher_follows": "(?i)teacher|stop the gradient",
+    "digits_mixed_the_other_way": "(?i)mixup",
+    "lines_zero_is_the_blank": "blank",
+    "homes_in_dollars": "(?i)(standardi[sz]e|normali[sz]e|scale|divide).*target",
+    "digits_policy_without_minus": "(?i)minus|sign of the loss",
+    "digits_codes_without_a_way_back": "(?i)straight-through",
+    "digits_noise_in_place": "what writes|in place",
+    "digits_average_without_buffers": "buffers",
+    "manual_looks_ahead": "mask",
 }
 """What the text of a remedy in code must name to be the repair, by family: the training is then the one without the fault."""

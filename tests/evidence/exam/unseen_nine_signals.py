@@ -57,7 +57,7 @@ def notes_by_focal_loss() -> Built:
         nn.Conv1d(1, 24, 40, 8), nn.BatchNorm1d(24), nn.ReLU(), nn.Conv1d(24, 32, 5, 2), nn.BatchNorm1d(32), nn.ReLU()
     )
     net.extend([nn.Conv1d(32, 32, 5, 2), nn.ReLU(), nn.AdaptiveMaxPool1d(1), nn.Flatten(), nn.Linear(32, 11)])
-    nn.init.constant_(net[-1].bias, -1.5)  # type: ignore[arg-type]
+    nn.init.constant_(net[-1].bias, -1.5)
 
     def loss(net: Any, batch: Any) -> Tensor:
         played = F.one_hot(batch[1], 11).amax(1).float()

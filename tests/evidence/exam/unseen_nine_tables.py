@@ -104,7 +104,7 @@ class Made(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         for layer, mask in zip(self.layers, self.masks, strict=True):
-            x = F.linear(x, layer.weight * mask, layer.bias)  # type: ignore[arg-type]
+            x = F.linear(x, layer.weight * mask, layer.bias)
             x = x.tanh() if layer is not self.layers[2] else x
         mean, width = x.chunk(2, 1)
         return mean, 2 * torch.tanh(width / 2)
