@@ -1,4 +1,7 @@
-"""Faults of settings and wiring from users' questions: optimizers, schedules, first weights, units, roots, what is rounded."""
+"""Faults of settings and wiring from users' questions: optimizers, schedules, first weights, units, angles.
+
+A story names the kind of place where it is asked; what is in quotes there sums up such questions and is nobody's title.
+"""
 
 from __future__ import annotations
 
@@ -187,7 +190,7 @@ def demand_momentum_of_999(planted: bool = True) -> Built:
     return Built(module, split(32, *demand()), {"max_epochs": 6}, Expected(kinds))
 
 
-@fault("torch", "a forum thread, 'acos gives NaN gradients': angles between pairs' embeddings, and some pairs are one picture")
+@fault("torch", "an issue, 'acos gives NaN gradients': angles between pairs' embeddings, and some pairs are one picture")
 def pairs_by_angle(planted: bool = True) -> Built:
     images, shown = digits(8)
     flat = images.flatten(1)

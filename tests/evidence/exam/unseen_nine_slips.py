@@ -1,4 +1,7 @@
-"""Subtler faults from users' questions: places, teachers, mixtures, blanks, signs, copies, masks; the training runs on."""
+"""Subtler faults from users' questions: places, teachers, mixtures, blanks, signs, copies, masks; the training runs on.
+
+A story names the kind of place where it is asked; what is in quotes there sums up such questions and is nobody's title.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class Order(nn.Module):
         return self.head(self.body(x + places).mean(1))
 
 
-@fault("torch", "Stack Overflow on PyTorch's tutorial: with batch_first=True, pe[:x.size(0)] is a place for samples, not letters")
+@fault("torch", "an issue on PyTorch's tutorial: with batch_first=True, pe[:x.size(0)] is a place for samples, not letters")
 def letters_placed_by_sample(planted: bool = True) -> Built:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(2, 20, (4000, 10), generator=generator)
