@@ -139,3 +139,23 @@ def test_floor_1_has_no_cycle():
         done |= ready
         for name in ready:
             del graph[name]
+
+
+CAPABILITIES = {path.parent.name for path in (PACKAGE / "diagnostics").glob("*/__init__.py")}
+DRAW = [path for path in FILES if part_of(path) in ("plots", "run_report", "sinks", "trackers")]
+
+
+def capabilities_in(source):
+    """The folders of diagnostics that a source imports from."""
+    names = (name.removeprefix("lightning_hooks.diagnostics.").split(".")[0] for name in imported(source))
+    return CAPABILITIES & {*names}
+
+
+@pytest.mark.parametrize("path", DRAW, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_what_draws_knows_no_capability(path):
+    """A capability declares what is shown of it; the public figures are reached through their package."""
+    assert path == PACKAGE / "plots" / "__init__.py" or not capabilities_in(path.read_text())
+
+
+def test_a_capability_in_what_draws_is_found():
+    assert capabilities_in("from lightning_hooks.diagnostics.attention.table import AttentionReport") == {"attention"}
