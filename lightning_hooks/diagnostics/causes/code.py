@@ -27,7 +27,8 @@ def nonfinite_data(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 
 _SAFE = {
     "div": "x / y.clamp_min(1e-8)", "log": "torch.log(x.clamp_min(1e-8))", "sqrt": "torch.sqrt(x + 1e-8)",
-    "rsqrt": "torch.rsqrt(x + 1e-8)", "exp": "torch.exp(x.clamp_max(10.0))",
+    "rsqrt": "torch.rsqrt(x + 1e-8)", "exp": "torch.exp(x.clamp_max(10.0))", "std": "(x.var(0) + 1e-8).sqrt()",
+    "acos": "torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6))",
 }  # fmt: skip
 """Operations, and what holds where their argument is at its bound."""
 
@@ -49,7 +50,6 @@ def nonfinite_operation(alert: Alert, facts: Facts, found: CauseEvidence) -> Jud
         code = "scores.masked_fill(mask, torch.finfo(scores.dtype).min)"
         lowest = Remedy("replace", f"-inf before the {name} in {where}", None, "the lowest finite number", "", effect, 1, code)
         few = bool(step.samples) and (alert.batch or 0) > 0  # a mask that is always wrong is so in the first batch
-        found.add(few, 0.1, f"batches before it were finite, and of this one only {len(step.samples)} samples are not")
         return f"{step.operation} gives {step.value} of finite numbers.", [lowest, inverted] if few else [inverted, lowest]
     elif name in ("std", "var"):
         remedy = Remedy("set", "dataloader.drop_last", False, True, "", effect, SOON, "DataLoader(…, drop_last=True)")
