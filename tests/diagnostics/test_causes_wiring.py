@@ -99,6 +99,10 @@ def test_the_batch_is_left_where_the_loss_may_compare_with_it() -> None:
     assert cause is not None
     assert [remedy.target for remedy in cause.remedies] == ["what net.a is given", "batch[0]"]
     assert cause.remedies[0].code == "self.net.a(x * 0.013)"
+    known = dataclasses.replace(given, targets={"mse_loss": TargetStats(4, 0, 0, 0, 0, 0, 0)})
+    cause = data.large_inputs.judge(alert("saturated", "net.a"), facts(known))
+    assert cause is not None
+    assert cause.remedies[0].target == "batch[0]"
 
 
 @pytest.mark.parametrize(("low", "found"), [(-9999.0, True), (-9998.7, False), (-3000.0, False)])
@@ -122,6 +126,11 @@ def test_why_samples_are_alike_behind_the_first_layer(ratio: float, name: str) -
     judged = {one.name: one.judge(alert("no_progress"), known) for one in (data.constant_data, data.destroyed_inputs)}
     judged["unrelated_targets"] = data.unrelated_targets.judge(alert("no_progress"), known)
     assert [name for name, cause in judged.items() if cause is not None and cause.decisive] == [name]
+
+
+def test_samples_are_not_blamed_for_a_layer_of_zeros() -> None:
+    zeros = {**START, "net.a.weight": TensorFacts(64, 0.0, 0.0, 0.0)}
+    assert data.constant_data.judge(alert("constant", "net.a", 0.0), facts(features(1e-16), start=zeros)) is None
 
 
 @pytest.mark.parametrize(("ratio", "over"), [(1e-5, 1.0), (3e-3, 0.5), (3e-3, 30.0)])

@@ -15,9 +15,14 @@ _ALIKE = ("constant", "representation_collapse", "vanishing", "no_progress")
 
 
 def _first_layer(facts: Facts) -> str:
-    """The first module with weights of which it is known how much its outputs differ from sample to sample; empty without."""
+    """The first module with weights, if it is known how much its outputs differ from sample to sample; else empty.
+
+    One that starts with constant weights says nothing of what it is given.
+    """
     own = {name.rpartition(".")[0] for name in facts.start}
-    return next((name for name in facts.modules if name in own and name in facts.features.representations), "")
+    first = next((name for name in facts.modules if name in own), "")
+    varied = any(not facts.start[name].constant for name in facts.parameters_of(first))
+    return first if varied and first in facts.features.representations else ""
 
 
 @hypothesis("multiply the input by one over its size", "subtract its mean and divide by its standard deviation")
@@ -48,7 +53,8 @@ def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         code, what = f"x = (x {-middle:+.3g}) / {half:.3g}", "its values, from -1 to 1"
     standard = Remedy("replace", place, None, what, "", "inputs around 0, of a size near 1", 1, code)
     remedies = [standard, scale] if (columns or away > 4) and not bytes_ else [scale, standard]
-    if layer and not facts.features.outputs and remedies[0] is scale:  # the loss may compare outputs with the same batch
+    own_loss = not (facts.features.outputs or facts.features.targets)  # it may use the batch in its units
+    if layer and own_loss and alert.kind == "saturated" and remedies[0] is scale:
         first = Remedy(
             "scale", f"what {layer} is given", None, to, "", "inputs of a size near 1", 1, f"{in_code(layer)}(x * {to:g})"
         )

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tests.evidence.exam  # noqa: F401 - before Lightning, which imports torchvision
+
+# isort: split
 import torch
 
 from tests.evidence.cure.interpret import apply
