@@ -49,8 +49,8 @@ class ModuleHooks:
     """The forward hooks of one session.
 
     Args:
-        lasting: Whether they stay on their modules in a batch that nobody samples: a graph of ``torch.compile`` is of the hooks that
-            were there. Elsewhere a module without a hook is called faster.
+        lasting: Whether they stay on their modules in a batch that nobody samples: a graph of ``torch.compile`` is made for the
+            hooks that are there. Elsewhere they are removed, as a module without a hook is called faster.
 
     Attributes:
         gate: Open in batches that any owner of a recorder samples.
