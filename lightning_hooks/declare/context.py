@@ -45,6 +45,10 @@ class ForwardHooks(Protocol):
         """Call ``recorder`` with each output of a module."""
 
 
+DETAILED = 16
+"""Sampled batches of a window, the first ones, in which costly statistics are taken too; after them each sixteenth."""
+
+
 @dataclass(eq=False)
 class Context:
     """What a collector has of the session that it is part of, for one run.
@@ -94,6 +98,14 @@ class Context:
     batch: int = 0
     batches: int = 0
     sampled_batches: int = 0
+
+    def batch_start(self, batch: int, sampled: bool) -> None:
+        """A training batch starts."""
+        self.batch = batch
+        self.batches += 1
+        if sampled:
+            self.sampled_batches += 1
+            self.details.detailed = self.sampled_batches <= DETAILED or self.sampled_batches % DETAILED == 0
 
     @property
     def functional(self) -> Functional | None:

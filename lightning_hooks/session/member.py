@@ -31,9 +31,6 @@ from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.windows import Windows, load_window, merged, save_window, window_length
 from lightning_hooks.statistics.histograms import Histogram
 
-DETAILED = 16
-"""Sampled batches of a window, the first ones, in which costly statistics are taken too; after them each sixteenth."""
-
 NewCollector = Callable[[Context, Mapping[str, Any]], Collector[Any]]
 
 
@@ -82,7 +79,6 @@ class Member:
         self._capsules: set[str] = set()  # the kinds that the run has written
         self._goes_on = False  # from a checkpoint, since the last run
         self._regions: list[str] = []  # compiled modules not yet checked
-        self._follows = True, True  # whether the start and the end of a batch mean something to its collector
 
     @property
     def _session(self) -> OpenSession:
@@ -137,7 +133,6 @@ class Member:
         self.collector = collector = self._new(context, state)
         if self.kind.watches_steps:
             session.probe.subscribe(context, step_observer(context, collector))
-        self._follows = collector.follows("batch_start"), collector.follows("batch_end")
         check_sites(self.name, self.alerting.rules, collector.names)
         with context.loading():
             if "epoch" in state:
@@ -163,19 +158,12 @@ class Member:
         context, sampling = self.context, self.sampling
         if not sampling.decided:
             sampling.choose(self._session.overheads, self.live.agreed)
-        sampled = sampling.batch_start(context.batches)
-        context.batches += 1
-        context.batch = batch_idx
-        if sampled:
-            context.sampled_batches += 1
-            context.details.detailed = context.sampled_batches <= DETAILED or context.sampled_batches % DETAILED == 0
-        if self._follows[0]:
-            self.live.batch_start(batch)
+        context.batch_start(batch_idx, sampling.batch_start(context.batches))
+        self.live.batch_start(batch)
 
     def batch_end(self, outputs: Any = None) -> None:
         """A training batch ends; with what ``training_step`` returned."""
-        if self._follows[1]:
-            self.live.batch_end(outputs)
+        self.live.batch_end(outputs)
         if self._regions and self.gate.sampled:  # the first sampled batch is over
             late = compiled_before(self._regions, self.live, self.faults)
             self._regions = []
@@ -193,12 +181,6 @@ class Member:
         self.gate.stop()
 
     # The end of a window.
-
-    @property
-    def window_is_full(self) -> bool:
-        """Whether the batches so far make a window."""
-        length = self.windows.length
-        return length is not None and self.context.batches >= length
 
     @property
     def latest_report(self) -> Any:

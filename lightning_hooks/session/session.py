@@ -189,7 +189,7 @@ class Session:
         if self.host.position.epoch_ends:
             self.hooks.suspend(self.host.model)
             return  # the last window ends with the epoch, after validation
-        full = [member for member in self.members if member.window_is_full]
+        full = [member for member in self.members if member.windows.is_full(member.context.batches)]
         if full:
             self._end_windows(full)
 

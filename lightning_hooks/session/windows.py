@@ -62,6 +62,10 @@ class Windows:
         self.length, self.long, self.long_batches = length, None, 0
         self.end_epoch()
 
+    def is_full(self, batches: int) -> bool:
+        """Whether so many training batches make a window."""
+        return self.length is not None and batches >= self.length
+
     def add(self, collector: WindowTables[Any], table: Tensor, batches: int, epoch_ends: bool) -> Tensor | None:
         """A window has ended.
 

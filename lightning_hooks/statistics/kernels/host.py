@@ -108,9 +108,8 @@ class HostKernels(Kernels):
         wide = torch.float64 if any(each.dtype is torch.float64 for each in both) else torch.float32
         shape = math.prod(out.shape[:dim]), out.shape[dim], math.prod(out.shape[dim + 1 :])
         rows = max(CHUNK // (shape[1] * shape[2]), 1)
-        pieces = [torch.split(each.view(shape), rows) for each in both]
         square, totals = torch.zeros(shape[1], dtype=torch.float64), [0.0, 0.0]
-        for given in zip(*pieces, strict=True):
+        for given in zip(*(torch.split(each.view(shape), rows) for each in both), strict=True):
             piece, *before = (each.to(wide) for each in given)  # which stay in the cache
             along = torch.linalg.vector_norm(piece, dim=2).square() if shape[2] > 1 else (piece * piece).squeeze(2)
             square += along.sum(0)
@@ -309,11 +308,9 @@ def _with_nonfinite(flat: Tensor, moments: bool) -> HostSummary:
 def _with_moments(found: HostSummary, finite: Tensor) -> HostSummary:
     """A summary with the third and fourth moments: in the values' type chunk by chunk, where that is exact enough; in float64."""
     n, mean, m2 = found.finite, found.mean, found.m2
-    peak = max(-found.min, found.max)
-    near = _FOURTH_SAFE[0] < peak < _FOURTH_SAFE[1] and m2 * _CANCELLATION >= m2 + n * mean * mean
+    near = _FOURTH_SAFE[0] < max(-found.min, found.max) < _FOURTH_SAFE[1] and m2 * _CANCELLATION >= m2 + n * mean * mean
     dtype = finite.dtype if near else torch.float64
-    pivot = number(torch.tensor(mean, dtype=dtype))
-    s3 = s4 = 0.0
+    pivot, s3, s4 = number(torch.tensor(mean, dtype=dtype)), 0.0, 0.0
     memory = torch.empty(2, min(CHUNK, finite.numel()), dtype=dtype)  # for one chunk after the other
     for chunk in _chunks(finite):
         deviation, square = memory[:, : chunk.numel()]
