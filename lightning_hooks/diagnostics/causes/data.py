@@ -15,10 +15,7 @@ _ALIKE = ("constant", "representation_collapse", "vanishing", "no_progress")
 
 
 def _first_layer(facts: Facts) -> str:
-    """The first module with weights, if it is known how much its outputs differ from sample to sample; else empty.
-
-    One that starts with constant weights says nothing of what it is given.
-    """
+    """The first module with weights, if these vary and it is known how much its outputs differ between samples; else empty."""
     own = {name.rpartition(".")[0] for name in facts.start}
     first = next((name for name in facts.modules if name in own), "")
     varied = any(not facts.start[name].constant for name in facts.parameters_of(first))
@@ -55,10 +52,8 @@ def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     remedies = [standard, scale] if (columns or away > 4) and not bytes_ else [scale, standard]
     own_loss = not (facts.features.outputs or facts.features.targets)  # it may use the batch in its units
     if layer and own_loss and alert.kind == "saturated" and remedies[0] is scale:
-        first = Remedy(
-            "scale", f"what {layer} is given", None, to, "", "inputs of a size near 1", 1, f"{in_code(layer)}(x * {to:g})"
-        )
-        remedies = [first, scale]
+        code = f"{in_code(layer)}(x * {to:g})"
+        remedies = [Remedy("scale", f"what {layer} is given", None, to, "", "inputs of a size near 1", 1, code), scale]
     usual = "a size of 1 is usual" if stats.rms > 8 else "a mean near 0 is usual"
     return f"{place} holds numbers from {stats.min:.3g} to {stats.max:.3g}, where {usual}.", remedies
 
@@ -129,7 +124,6 @@ def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     alike = facts.features.representations[first].ratio if first else math.nan
     found.add(0.97 < over < 1.15, 0.3, f"the loss is {over:.3g} of that of the best constant answer")
     found.add(3e-4 < ratio < 0.1, 0.25, f"steps are of a usual size: {ratio:.2g} of a weight")
-    found.add(not 3e-4 < ratio < 0.1, -0.3, "steps are of an unusual size")
     found.add(alert.severity == "info", -0.5, "it may begin to learn")
     found.add(alike < 1e-2, -0.2, f"samples are next to the same at {first}")
     what = "that row i of the targets belongs to row i of the inputs (one shuffle, sort or loader for both)"

@@ -89,8 +89,6 @@ def large_start(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     times = size / middle
     found.add(True, min(0.35 + 0.1 * math.log10(times), 0.65), f"that is {times:.3g} times the median of the others")
-    learns = facts.flow.setups.get(name)
-    found.add(learns is not None and learns.trains, 0.1, "it is trained")
     if tensor.elements == 1:
         to = float(f"{math.log(size):.3g}")
         found.add(alert.kind == "poor_init", 0.2, "the first loss is far above that of guessing")

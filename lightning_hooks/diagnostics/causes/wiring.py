@@ -104,13 +104,10 @@ def detached_state(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 def no_slope(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A weight goes through an operation whose gradient is 0, such as round or sign."""
     flow, module = facts.flow, facts.module_of(alert.site)
-    names = [name for name in facts.start if name.endswith("weight") and name in flow.parameters]
-    zeros = [name for name in names if flow.parameters[name].zero_fraction == 1.0]
-    bias = flow.parameters.get(f"{module}.bias")
-    if not zeros or alert.site not in zeros:
+    weight, bias = flow.parameters.get(alert.site), flow.parameters.get(f"{module}.bias")
+    if weight is None or not alert.site.endswith("weight") or weight.zero_fraction < 1:
         return None
     found.add(bias is not None and bias.zero_fraction < 1 and bias.norm > 0, 0.6, f"{module}.bias has a gradient")
-    found.add(len(zeros) > 1, 0.1, f"so it is with {len(zeros) - 1} more weights")
     known = facts.features.representations.get(module)
     found.add(known is not None and known.ratio < 1e-9, -0.6, f"the output of {module} is the same for all samples")
     target, code = f"round, floor or sign of the weight in {module}", "w + (torch.round(w) - w).detach()"
@@ -145,7 +142,7 @@ def loss_without_graph(_: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
 def another_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Another optimizer steps than the one that the trainer knows."""
     steps, by_hand = max((one.steps for one in facts.flow.setups.values()), default=0), not facts.setup.automatic_optimization
-    found.add(by_hand and steps == 0 and alert.site in facts.optimizers, 0.6, f"{alert.site} took no step")
+    found.add(by_hand and steps == 0 and alert.site in facts.optimizers, 0.7, f"{alert.site} took no step")
     target, to = "the optimizer that training_step makes or keeps", "self.optimizers()"
     remedy = Remedy("replace", target, None, to, "", f"steps of {alert.site}", 1, f"optimizer = {to}")
     return f"{alert.site}, which configure_optimizers returned, takes no step: training_step steps another one, or none.", [remedy]
