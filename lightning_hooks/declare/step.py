@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -58,6 +59,12 @@ def loss_scale(scaler: Any) -> Tensor | None:
     """The loss scale in force, 0-d on the device; None without a scaler. ``get_scale()`` would wait for the device."""
     scale = None if scaler is None else scaler._scale
     return None if scale is None else scale.clone()
+
+
+@lru_cache(maxsize=32)
+def _in_order(count: int) -> list[int]:
+    """The places of so many parameters, where their groups have them in the order of the model."""
+    return [*range(count)]
 
 
 def versions(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
@@ -210,7 +217,7 @@ class Step:
         """Norms of the gradients that are there, unscaled, among those of all parameters."""
         if self.carries_scale and self.loss_scale is not None:
             found = found / self.loss_scale
-        if len(self.indices) == self.n_parameters:
+        if self.indices == _in_order(self.n_parameters):
             return found
         norms = found.new_zeros(self.n_parameters)
         norms[self.index_tensor(found.device)] = found
