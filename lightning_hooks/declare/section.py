@@ -29,8 +29,8 @@ class Section(NamedTuple):
         table: The table, each of whose rows is shown.
         stats: The statistics that are shown; those that end with ``steps`` are counts of all windows.
         panels: The curves of a row.
-        facts: Given the counts, the statistics of the last window, and what a window is called: what is written above the curves.
-        note: Of the same statistics and word, a sentence below them; empty for none.
+        facts: Given the counts, the statistics of the last window, and what a window is called: what is written above the curves,
+            and a sentence below them, empty for none.
         columns: The titles of the table in Markdown, each with its statistic.
     """
 
@@ -39,6 +39,5 @@ class Section(NamedTuple):
     table: str
     stats: tuple[str, ...]
     panels: tuple[Panel, ...]
-    facts: Callable[[Mapping[str, int], Any, str], list[tuple[str, float]]]
-    note: Callable[[Any, str], str]
+    facts: Callable[[Mapping[str, int], Any, str], tuple[list[tuple[str, float]], str]]
     columns: Mapping[str, str]

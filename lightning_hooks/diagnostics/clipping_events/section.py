@@ -9,19 +9,16 @@ from typing import Any
 from lightning_hooks.declare.section import Panel, Section
 
 
-def _facts(counts: Mapping[str, int], stats: Any, window: str) -> list[tuple[str, float]]:
+def _facts(counts: Mapping[str, int], stats: Any, window: str) -> tuple[list[tuple[str, float]], str]:
     total = counts["steps"] + counts["skipped_steps"]
-    return [
+    causes = ", ".join(f"{parameter} ({share:.0%})" for parameter, share in stats.top_parameters[:3])
+    facts = [
         (f"of {total} steps clipped", counts["clipped_steps"] / total if total else math.nan),
         ("skipped by a loss scaler", counts["skipped_steps"]),
         ("taken with NaN or infinite gradients", counts["nonfinite_steps"]),
         (f"of the norm left on average, last {window}", stats.coefficient),
     ]
-
-
-def _note(stats: Any, window: str) -> str:
-    causes = ", ".join(f"{parameter} ({share:.0%})" for parameter, share in stats.top_parameters[:3])
-    return f"Clips of the last {window} were caused by: {causes}." if causes else ""
+    return facts, f"Clips of the last {window} were caused by: {causes}." if causes else ""
 
 
 SECTION = Section(
@@ -34,7 +31,6 @@ SECTION = Section(
         Panel({"share of steps clipped": ("rate", "")}, rule="always_clipped"),
     ),
     facts=_facts,
-    note=_note,
     columns={
         "steps": "steps", "clipped": "rate", "norm before": "norm_before", "norm after": "norm_after", "skipped": "skipped_steps",
         "non-finite": "nonfinite_steps",
