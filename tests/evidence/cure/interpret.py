@@ -176,7 +176,7 @@ def _configure_later(_: Remedy, built: Built) -> Built:
 
 
 def _parameter(built: Built, name: str) -> Tensor | None:
-    return dict(built.module.named_parameters()).get(name)
+    return dict(built.module.named_parameters(remove_duplicate=False)).get(name)
 
 
 def _on_parameters(remedy: Remedy, built: Built, names: str) -> Built | None:
