@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -12,7 +12,6 @@ from lightning_hooks.alerts import AlertError
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import SkippedCalls
-from lightning_hooks.hooks import Gate
 from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.closing import ending, print_summaries, verdict_of
@@ -67,9 +66,6 @@ class Session:
         self.sinks = Sinks(TrackerSink(host, lambda: self.members), Terminal(host, lambda: self.members))
         self.alerts = RunAlerts(host, self.evidence, self.sinks)
         self._skipped, self._closed = SkippedCalls(), False
-        self._before_backward: Sequence[Callable[[Tensor], None]] = ()  # of the collectors for which these events mean something
-        self._after_backward: Sequence[Callable[[], None]] = ()
-        self._paused: Sequence[Gate] = ()  # in backward
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
 
     def join(self, member: Member) -> None:
@@ -89,7 +85,6 @@ class Session:
         finally:
             self.hooks.suspend(self.host.model)
         self.members.append(member)
-        self._members_changed()
         open_record(member, self.host, self.sinks)
         self.evidence.subscribe(self.probe)
 
@@ -99,14 +94,6 @@ class Session:
         self.probe.unsubscribe(context)
         self.hooks.release(context)
         self.members = [member for member in self.members if member.session is self]
-        self._members_changed()
-
-    def _members_changed(self) -> None:
-        """Members have come or gone: what is called at each event of a batch, which has to be quick, is listed once."""
-        collectors = [member.live for member in self.members]
-        self._before_backward = [collector.before_backward for collector in collectors if collector.follows("before_backward")]
-        self._after_backward = [collector.after_backward for collector in collectors if collector.follows("after_backward")]
-        self._paused = [member.gate for member in self.members if not member.live.records_recomputation]
 
     def _window_so_far(self) -> dict[str, Any]:
         """The reports of the window under way by monitor, in plain types."""
@@ -143,11 +130,12 @@ class Session:
         """Backward starts."""
         self.calls.pause()
         self.evidence.before_backward(loss)
-        for gate in self._paused:
-            gate.pause()
+        for member in self.members:
+            if not member.live.records_recomputation:
+                member.gate.pause()
         self.probe.before_backward()
-        for before_backward in self._before_backward:
-            before_backward(loss)
+        for member in self.members:
+            member.live.before_backward(loss)
 
     def after_backward(self) -> None:
         """Backward is done."""
@@ -156,8 +144,8 @@ class Session:
                 member.gate.resume()
         self.probe.after_backward()
         self.evidence.after_backward()
-        for after_backward in self._after_backward:
-            after_backward()
+        for member in self.members:
+            member.live.after_backward()
 
     def before_optimizer_step(self, optimizer: Any) -> Step | None:
         """Gradients are unscaled and not yet clipped; return the step under way, for who changes them."""
