@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hooks.declare.step import Kept, Step, loss_scale, versions
+from lightning_hooks.declare.step import Kept, Step, loss_scale, small_ones, versions
 from lightning_hooks.hooks.tensors import addresses_of, is_freed
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.statistics.weight_sample import Shards
@@ -67,6 +67,10 @@ class OptimizerState:
         undo, self.undo = self.undo, None
         if undo is not None:
             undo.undo()
+
+    def hold(self, ids: list[int], members: list[tuple[int, Tensor]]) -> None:
+        """The optimizer holds other parameters, by their ids, and by index and parameter."""
+        self.ids, self.members, self.few = ids, members, small_ones([parameter for _, parameter in members])
 
     def new_step(
         self,

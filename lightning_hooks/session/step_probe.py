@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hooks.declare.step import Kept, Step, small_ones
+from lightning_hooks.declare.step import Kept, Step
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.hosts.host import GradientChanges, Host
 from lightning_hooks.session.optimizer_state import GradientTrace, OptimizerState, StepObserver, UndoneUpdate
@@ -35,17 +35,15 @@ class StepProbe:
     """
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        self._host, self._places = host, ParameterPlaces()
         self.optimizer_names: list[str] = []
         self.shards: Shards | None = None
-        self._places = ParameterPlaces()
         self._observers: dict[int, StepObserver] = {}
         self._calls: dict[str, tuple[Callable[..., Any], ...]] = {}  # theirs, by the event
         self._optimizers: list[Any] = []
         self._watches: dict[int, OptimizerState] = {}
         self._positions: dict[int, int] = {}
-        self._hooks = HookManager()
-        self._unseen = UnseenSteps()
+        self._hooks, self._unseen = HookManager(), UnseenSteps()
         self._backward = False
         self._changes: GradientChanges = "any"
 
@@ -71,8 +69,7 @@ class StepProbe:
             for watch in self._watches.values():
                 watch.give_back()
             self._watches.clear()
-            self._optimizers, self._positions = [], {}
-            self._backward = False
+            self._optimizers, self._positions, self._backward = [], {}, False
 
     def _install(self) -> Kept:
         """Hook the optimizers as they are now; return which of them were there before."""
@@ -271,11 +268,10 @@ class StepProbe:
         if watch.ids != ids:
             if self._place_parameters():
                 self._notify("changed", [*range(len(self._optimizers))])
-            watch.ids, watch.members = ids, self._places.members(groups)
-            watch.few = small_ones([parameter for _, parameter in watch.members])
+            watch.hold(ids, self._places.members(groups))
         return watch.members
 
     def _step(self, position: int, unscaled: bool) -> Step:
         self._members(position)
-        optimizer, watch = self._optimizers[position], self._watches[position]
-        return watch.new_step(self._host, position, optimizer, len(self.names), self.shards, unscaled)
+        state, optimizer = self._watches[position], self._optimizers[position]
+        return state.new_step(self._host, position, optimizer, len(self.names), self.shards, unscaled)
