@@ -136,8 +136,8 @@ class NoProgress(Rule):
             if loss.recent and loss.mean > 0:
                 constant = min(constant, constant * loss.latest / loss.mean)  # it may have fallen within the window
             change, error = loss.change(self.min_steps) or (math.inf, 0.0)
-            falls = constant < 1 and change < -error  # below the level of a constant, however slowly
-            if self.over_constant < constant < 1 + self.still and abs(change) + error < self.still and not falls:
+            still = abs(change) + error < self.still and change >= -error  # it does not fall, however slowly
+            if still and self.over_constant < constant < 1 + self.still:
                 waits = _warms_up(report) or report.step < self.begun * (report.planned_steps or 0)
                 yield self._found(
                     report, constant, self.over_constant, "info" if waits else "warning",
@@ -244,7 +244,7 @@ KINDS = (
         "of new ones stands still from the start.",
         formula="change = mean of the last quarter of the last losses / mean of their second quarter - 1\n\n"
         "alert after {NoProgress.min_steps} steps if {NoProgress.over_constant} < over_constant < 1 + {NoProgress.still}\n"
-        "      and |change| + 2 standard errors < {NoProgress.still}, unless it is below 1 and falls by more than these\n"
+        "      and |change| + 2 standard errors < {NoProgress.still}, unless it falls by more than these\n"
         "info where over_constant is not known if progress < {NoProgress.threshold} while a step gains more than {NoProgress.gain} "
         "of the loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
         severities="warning where the loss stands still at that of a constant answer, after {NoProgress.begun} of the planned "
