@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.report import Report
-from lightning_hooks.declare.step import Kept, Step
+from lightning_hooks.declare.step import EarlierOptimizers, Step
 from lightning_hooks.statistics.histograms import Histogram, HistogramTable
 from lightning_hooks.statistics.reduction import added, largest
 from lightning_hooks.statistics.tables import HostNumbers, PackedTable, Tables
@@ -27,7 +27,7 @@ R = TypeVar("R", bound=Report)
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class LoggedStatistics:
     """Which statistics of sites are logged.
 
     Attributes:
@@ -118,11 +118,11 @@ class ReportView(ABC, Generic[R]):
         """Tags that are not logged by default, though their statistic is."""
         return set()
 
-    def charts(self, written: Written) -> Layout:
+    def charts(self, written: LoggedStatistics) -> Layout:
         """Charts of many curves, where a tracker has them: category to title to chart."""
         return {}
 
-    def figures(self, reports: Sequence[R], written: Written, last: bool) -> Figures:
+    def figures(self, reports: Sequence[R], written: LoggedStatistics, last: bool) -> Figures:
         """Figures of the reports of a run so far: a name and the function that draws it.
 
         Args:
@@ -205,7 +205,7 @@ class OptimizerEvents:
     def on_skipped(self, step: Step) -> None:
         """A loss scaler did not let the optimizer step."""
 
-    def on_changed(self, kept: Kept) -> None:
+    def on_changed(self, kept: EarlierOptimizers) -> None:
         """There are new parameters, at the end of the names, or other optimizers than before."""
 
 

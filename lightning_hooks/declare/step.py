@@ -16,7 +16,7 @@ from lightning_hooks.statistics.kernels import Norms, kernels_for
 from lightning_hooks.statistics.rows import fixed
 from lightning_hooks.statistics.weight_sample import Shards, whole_where_partial
 
-Kept = list[int | None]
+EarlierOptimizers = list[int | None]
 """Of each optimizer, which one it was before optimizers were exchanged; None for a new one."""
 
 

@@ -26,7 +26,7 @@ from lightning_hooks.session.history import History
 from lightning_hooks.session.logged import statistics_by_ranking
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Settings
-from lightning_hooks.session.sinks import Outlets
+from lightning_hooks.session.sinks import ReportTargets
 
 if TYPE_CHECKING:
     import pandas
@@ -112,7 +112,7 @@ class TrainingMembers:
     """
 
     def __init__(self, *, notify: Any = None, live: bool = False, functional: bool = True, **arguments: Any) -> None:
-        self.outlets = Outlets(notify, live)
+        self.outlets = ReportTargets(notify, live)
         kinds = [(kind,) for group in OF_TRAINING for kind in group]
         given = iter(arguments_of_each(kinds, functional=functional, **arguments))
         self.groups = [members_of(group, [next(given) for _ in group]) for group in OF_TRAINING]

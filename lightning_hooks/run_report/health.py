@@ -34,7 +34,7 @@ ENDINGS = ("finished", "exception", "interrupted", "stopped")
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class MonitorScope:
     """What one monitor watches.
 
     Attributes:
@@ -66,7 +66,7 @@ class Health:
     run: str
     fit: Mapping[str, Any]
     verdict: Verdict
-    watched: Sequence[Watched]
+    watched: Sequence[MonitorScope]
     end: Mapping[str, Any] | None = None
     sources: Mapping[str, Source] = field(default_factory=dict)
 
@@ -201,7 +201,8 @@ def health_of(run: Run) -> Health:
         if isinstance(entry, Mapping) and isinstance(entry.get("kinds"), list)
     }
     watched = [
-        Watched(record.prefix, record.modules, record.last, kinds.get((record.prefix, record.modules))) for record in run.monitors
+        MonitorScope(record.prefix, record.modules, record.last, kinds.get((record.prefix, record.modules)))
+        for record in run.monitors
     ]
     end = run.end if run.error is None else {**(run.end or {}), "error_type": run.error[0]}
     return Health(run.name, run.fit, judge(run), watched, end, run.sources)
@@ -212,7 +213,7 @@ def _class_name(text: Any) -> str | None:
     return text if isinstance(text, str) and text.replace(".", "_").isidentifier() else None
 
 
-def _watched(watched: Watched) -> dict[str, Any]:
+def _watched(watched: MonitorScope) -> dict[str, Any]:
     report = watched.report
     tables = {} if report is None else {name: value for name, value in _fields(report).items() if isinstance(value, dict)}
     rows = {name: len(table) for name, table in tables.items() if any(map(dataclasses.is_dataclass, table.values()))}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from lightning_hooks.declare.collector import ReportView, Written
+from lightning_hooks.declare.collector import LoggedStatistics, ReportView
 from lightning_hooks.declare.warn import info
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.settings import Logged, Settings
@@ -59,7 +59,7 @@ class LoggedScalars:
         self._parts: dict[str, tuple[str, str, bool]] = {}  # of each tag: its site, its statistic, whether that is one of sites
         self._sites: set[str] = set()  # that had an alert
         self._risen: set[str] = set()  # tags of alerts and of the whole model that were above 0 so far
-        self.written = Written(self._wanted, self._named, self._named)
+        self.written = LoggedStatistics(self._wanted, self._named, self._named)
         """For charts and figures; after the first epoch its statistics are those that some site has."""
 
     def chosen(
@@ -109,7 +109,7 @@ class LoggedScalars:
         found = {self._parts[tag][1] for tags in sites.values() for tag in tags}
         all_sites = [tag for tags in sites.values() for tag in tags]
         of_sites = self._named or (n_modules <= SMALL_MODEL and len(all_sites) <= MOST_SITE_TAGS)
-        self.written = Written(tuple(stat for stat in self._wanted if stat in found), of_sites, self._named)
+        self.written = LoggedStatistics(tuple(stat for stat in self._wanted if stat in found), of_sites, self._named)
         if of_sites:
             chosen.update((*all_sites, *others))
         else:

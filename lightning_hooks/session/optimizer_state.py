@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hooks.declare.step import Kept, Step, loss_scale, small_ones, versions
+from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale, small_ones, versions
 from lightning_hooks.hooks.tensors import addresses_of, is_freed
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.statistics.weight_sample import Shards
@@ -28,7 +28,7 @@ class StepObserver:
     update: Callable[[Step], Any] | None = None
     taken: Callable[[Step], Any] | None = None
     skipped: Callable[[Step], Any] | None = None
-    changed: Callable[[Kept], Any] | None = None
+    changed: Callable[[EarlierOptimizers], Any] | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)

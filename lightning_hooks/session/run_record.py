@@ -24,7 +24,7 @@ from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.hooks.tensors import read_number
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.run_report.budget import MOST_BYTES, thin
-from lightning_hooks.run_report.health import HEALTH, Health, Watched
+from lightning_hooks.run_report.health import HEALTH, Health, MonitorScope
 from lightning_hooks.run_report.lines import (
     ALERTS,
     ALERTS_VERSION,
@@ -139,7 +139,7 @@ class RunRecord(Sink):
 
     def _health(self) -> Health:
         used = [member for member in self.members if not member.live.unused]
-        watched = [Watched(m.kind.prefix, m.selection, self._as_written(m), m.alerting.rules.kinds) for m in used]
+        watched = [MonitorScope(m.kind.prefix, m.selection, self._as_written(m), m.alerting.rules.kinds) for m in used]
         end = next((member.end for member in self.members), None)
         return Health(run_name(self.file), self._fit, verdict_of(self.members), watched, end, self._sources)
 

@@ -96,7 +96,7 @@ class Sinks:
         _warn(f"{what} Training goes on.")
 
 
-class Outlets:
+class ReportTargets:
     """Where a run is sent to: a webhook, and the page in a notebook.
 
     Args:

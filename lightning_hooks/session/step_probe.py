@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hooks.declare.step import Kept, Step
+from lightning_hooks.declare.step import EarlierOptimizers, Step
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.hosts.host import GradientChanges, Host
 from lightning_hooks.session.optimizer_state import GradientTrace, OptimizerState, StepObserver, UndoneUpdate
@@ -71,7 +71,7 @@ class StepProbe:
             self._watches.clear()
             self._optimizers, self._positions, self._backward = [], {}, False
 
-    def _install(self) -> Kept:
+    def _install(self) -> EarlierOptimizers:
         """Hook the optimizers as they are now; return which of them were there before."""
         self._hooks.remove_all()
         self._changes = self._host.gradient_changes()
@@ -80,7 +80,7 @@ class StepProbe:
         self.optimizer_names = [f"{i}-{type(optimizer).__name__}" for i, optimizer in enumerate(self._optimizers)]
         self._positions = {id(optimizer): position for position, optimizer in enumerate(self._optimizers)}
         self._watches = {}
-        kept: Kept = []
+        kept: EarlierOptimizers = []
         with self._hooks.all_or_nothing():
             for position, (label, optimizer) in enumerate(zip(self.optimizer_names, self._optimizers, strict=True)):
                 kept.append(position if before and names[position : position + 1] == [label] else None)
@@ -252,7 +252,7 @@ class StepProbe:
         if step is not None and step.indices:
             self._notify("skipped", step)
 
-    def _notify(self, event: str, value: Step | Kept) -> None:
+    def _notify(self, event: str, value: Step | EarlierOptimizers) -> None:
         for call in self._calls[event]:
             call(value)
 

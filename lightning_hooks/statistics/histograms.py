@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Span, Spans, added
-from lightning_hooks.statistics.rows import Pending
+from lightning_hooks.statistics.rows import PendingRecords
 
 QUARTERS = 4
 LOWEST, HIGHEST = -40, 24
@@ -58,7 +58,7 @@ class HistogramTable:
         self.lines = {site: line for line, site in enumerate(sites)}
         self.names = [names[site] for site in sites]
         self.counts = torch.zeros((len(sites), N_BINS), dtype=torch.int64, device=device)
-        self.pending = Pending(partial(torch.zeros_like, self.counts), torch.add) if loss_scaled else None
+        self.pending = PendingRecords(partial(torch.zeros_like, self.counts), torch.add) if loss_scaled else None
 
     def add(self, site: int, values: Tensor) -> None:
         """Count values: floating point, plain, any shape and device; NaN and infinite ones are passed over. No host sync."""

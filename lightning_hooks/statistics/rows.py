@@ -125,7 +125,7 @@ def scaled(rows: Tensor, factor: Tensor | float) -> Tensor:
     return result
 
 
-class Pending:
+class PendingRecords:
     """Records of backward passes whose steps are still to come.
 
     With several optimizers each backward pass is kept with those it has gradients for, so that the step of one does not decide

@@ -46,7 +46,7 @@ class Regression(LightningModule):
         return torch.optim.Adam(self.parameters(), 1e-4)
 
 
-class Watched(TrainingMonitor):
+class MonitorScope(TrainingMonitor):
     """Prints how the run goes."""
 
     def __init__(self, steps: int, folder: Path, **kwargs: Any) -> None:
@@ -77,7 +77,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        monitor = Watched(options.steps, Path(folder), report_every_n_steps=options.window)
+        monitor = MonitorScope(options.steps, Path(folder), report_every_n_steps=options.window)
         trainer = Trainer(
             max_steps=options.steps,
             max_epochs=None,

@@ -18,7 +18,7 @@ from lightning_hooks.declare.hypothesis import Cause
 from lightning_hooks.declare.remedy import Remedy
 from lightning_hooks.diagnostics.features.table_ids import MissedRow
 from lightning_hooks.run_report import judge, read_run
-from lightning_hooks.run_report.health import MOST_ALERTS, MOST_SITES, Health, Watched, health_of
+from lightning_hooks.run_report.health import MOST_ALERTS, MOST_SITES, Health, MonitorScope, health_of
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
 from lightning_hooks.run_report.recorded import Source, source_of
 from lightning_hooks.run_report.text import LONGEST_NAME, LONGEST_SENTENCE, Sentences
@@ -275,7 +275,9 @@ def test_the_losses_of_single_batches_are_left_out(make_run: Any) -> None:
     run = read_run(make_run(names=names, healthy=True))
     alert = Alert("loss_plateau", "loss", 0.0, 0.1, 4, 50, "info", "the loss stands still.")
     report = dataclasses.replace(flow(4, names), alerts=(alert,))
-    health = Health("x", {}, dataclasses.replace(judge(run), problems=()), [Watched("gradient_flow", "None", report, ALERT_KINDS)])
+    health = Health(
+        "x", {}, dataclasses.replace(judge(run), problems=()), [MonitorScope("gradient_flow", "None", report, ALERT_KINDS)]
+    )
     assert "recent" not in json.dumps(health.document())
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.declare.collector import Collector, Written
+from lightning_hooks.declare.collector import Collector, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallSites, FunctionalCall
 from lightning_hooks.declare.report import Report
@@ -132,7 +132,7 @@ class AttentionCollector(Collector[AttentionReport]):
         }
 
     @override
-    def charts(self, written: Written) -> Layout:
+    def charts(self, written: LoggedStatistics) -> Layout:
         if self.unused:
             return {}
         return {
@@ -145,7 +145,7 @@ class AttentionCollector(Collector[AttentionReport]):
         return partial(attention_heads, reports[-1], stat or "entropy")
 
     @override
-    def figures(self, reports: Sequence[AttentionReport], written: Written, last: bool) -> Figures:
+    def figures(self, reports: Sequence[AttentionReport], written: LoggedStatistics, last: bool) -> Figures:
         shown = [report for report in reports if report.sites]
         return {"entropy of each head": partial(attention_heads, shown[-1])} if shown else {}
 

@@ -16,10 +16,10 @@ from lightning_hooks.clipping import ClipLedger, clip_stats, step_events
 from lightning_hooks.clipping.policies import norm_factor
 from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, ClipColumn
 from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn
-from lightning_hooks.declare.collector import Collector, Written
+from lightning_hooks.declare.collector import Collector, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.report import Report
-from lightning_hooks.declare.step import Kept, Step, loss_scale
+from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.clipping_events.largest import LargestSteps, found_in
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport, clip_history
@@ -91,7 +91,7 @@ class ClipCollector(Collector[ClipReport]):
         return self._largest.setdefault(optimizer, LargestBatches())
 
     @override
-    def on_changed(self, kept: Kept) -> None:
+    def on_changed(self, kept: EarlierOptimizers) -> None:
         lost = [name for place, name in enumerate(self._optimizer_names) if place not in kept]
         self._optimizer_names = self._steps.optimizer_names
         for ledger in self.ledgers:
@@ -210,7 +210,7 @@ class ClipCollector(Collector[ClipReport]):
         }
 
     @override
-    def charts(self, written: Written) -> Layout:
+    def charts(self, written: LoggedStatistics) -> Layout:
         several = [f"{self.prefix}/{name}" for name in self._optimizer_names] if len(self._optimizer_names) > 1 else [self.prefix]
         shown: dict[str, Chart] = {
             tags.partition("/")[2] or "rate and norms": Lines((f"{re.escape(tags)}/(rate|norm_before|norm_after)$",))
@@ -224,7 +224,7 @@ class ClipCollector(Collector[ClipReport]):
         return None if stat else partial(clip_history, reports)
 
     @override
-    def figures(self, reports: Sequence[ClipReport], written: Written, last: bool) -> Figures:
+    def figures(self, reports: Sequence[ClipReport], written: LoggedStatistics, last: bool) -> Figures:
         return {"clip history": partial(clip_history, reports)}
 
     @override

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.declare.collector import Collector, Written
+from lightning_hooks.declare.collector import Collector, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
@@ -241,7 +241,7 @@ class FeatureCollector(Collector[FeatureReport]):
         return {f"{self.prefix}/model/mean_worst"}  # a mean is no fault, however large
 
     @override
-    def charts(self, written: Written) -> Layout:
+    def charts(self, written: LoggedStatistics) -> Layout:
         return {
             "Features": by_statistic(self.prefix, written.statistics)
             if written.of_sites
@@ -255,7 +255,7 @@ class FeatureCollector(Collector[FeatureReport]):
         return None if stat else partial(dead_units, reports) if rectifiers else partial(heatmap, reports, "std")
 
     @override
-    def figures(self, reports: Sequence[FeatureReport], written: Written, last: bool) -> Figures:
+    def figures(self, reports: Sequence[FeatureReport], written: LoggedStatistics, last: bool) -> Figures:
         figures: dict[str, Callable[[], Figure]] = {
             f"{stat} by epoch": partial(heatmap, reports, stat)
             for stat in (written.statistics if last or written.named else ["rms"])

@@ -12,13 +12,13 @@ from typing_extensions import override
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.step import Kept, Step
+from lightning_hooks.declare.step import EarlierOptimizers, Step
 from lightning_hooks.diagnostics.gradients.hooks import (
     NO_MODULE,
+    FirstLossGraph,
     GradientListener,
     MeasuredStep,
     OutputNodes,
-    Seen,
     embedding_weights,
     owners,
 )
@@ -186,7 +186,7 @@ class GradientCollector(GradientSites):
             self._checks.skipped(step)
 
     @override
-    def on_changed(self, kept: Kept) -> None:
+    def on_changed(self, kept: EarlierOptimizers) -> None:
         self.parameters.follow(self._steps.names, kept)
         self._replicas.table.grow(len(self._steps.names))
         self.modules.owners = owners(self._sites, self._steps)
@@ -243,7 +243,7 @@ class GradientCollector(GradientSites):
         parameters, total_norm = self.parameters.read(packed["parameters"])
         calls = sites_in_order(packed["calls"].tolist())
         order = self.modules.called(calls)
-        seen = Seen.read([int(number) for number in packed["seen"].tolist()], self.modules.names)
+        seen = FirstLossGraph.read([int(number) for number in packed["seen"].tolist()], self.modules.names)
         flags = packed["flags"].tolist()
         recording = {name for name, flag in zip(self.modules.names, flags, strict=False) if flag}
         found = dict(zip(self.parameters.names, map(bool, flags[len(self.modules.names) :]), strict=True))

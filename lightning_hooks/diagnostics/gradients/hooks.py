@@ -123,7 +123,7 @@ class OutputNodes:
                     self._unheld[ref(parameter)] = parameter.numel(), user or NO_MODULE
 
     def numbers(self, places: Mapping[str, float]) -> tuple[float, ...]:
-        """What was seen, as :class:`Seen` reads it.
+        """What was seen, as :class:`FirstLossGraph` reads it.
 
         Args:
             places: Of the modules, from 1, and of :data:`NO_MODULE`.
@@ -142,7 +142,7 @@ class OutputNodes:
         self.of.clear()
 
 
-class Seen(NamedTuple):
+class FirstLossGraph(NamedTuple):
     """What :class:`OutputNodes` saw in the graph of the first loss, on any rank.
 
     Attributes:
@@ -166,7 +166,7 @@ class Seen(NamedTuple):
     linear_layers: int = 0
 
     @classmethod
-    def read(cls, numbers: Sequence[int], modules: Sequence[str]) -> Seen:
+    def read(cls, numbers: Sequence[int], modules: Sequence[str]) -> FirstLossGraph:
         """Name what :meth:`OutputNodes.numbers` gave."""
         names = ["", *modules, NO_MODULE]
         squashed, aligned, sign, user, elements, first, last, layers = numbers

@@ -20,7 +20,7 @@ from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics.columns import SUM, Columns, RowTable
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import kernels_for
-from lightning_hooks.statistics.rows import Clock, Column, ParameterColumn, Pending, empty_table, merge, scaled
+from lightning_hooks.statistics.rows import Clock, Column, ParameterColumn, PendingRecords, empty_table, merge, scaled
 from lightning_hooks.statistics.tables import FirstCalls, Tables
 
 
@@ -43,7 +43,7 @@ class GradientTable(RowTable):
         super().__init__(len(names), device)
         self.names = names
         self._kernels = kernels_for(self.rows.device.type)
-        self.pending = Pending(lambda: empty_table(len(names), device), _merge_two) if loss_scaled else None
+        self.pending = PendingRecords(lambda: empty_table(len(names), device), _merge_two) if loss_scaled else None
         self.owners: list[frozenset[int]] | None = None  # of each site, where there are several optimizers
         self._reached: set[int] = set()  # sites, in the backward pass under way
         self.clock = Clock(device)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from lightning_hooks.declare.collector import Collector, Written
+from lightning_hooks.declare.collector import Collector, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
@@ -118,7 +118,7 @@ class GradientSites(Collector[GradientFlowReport]):
         return tags | {f"learning/{name}/{stat}" for name in self.parameters.names for stat in LEARNING_PARAMETER_STATS}
 
     @override
-    def charts(self, written: Written) -> Layout:
+    def charts(self, written: LoggedStatistics) -> Layout:
         """Charts of many curves: category to title to chart."""
         return {"Gradient flow": self._chart_model()} if not written.of_sites else self._chart_sites(written)
 
@@ -126,7 +126,7 @@ class GradientSites(Collector[GradientFlowReport]):
         band = Band(*(f"{self.prefix}/model/rms_{what}" for what in BAND))
         return {"RMS of modules: median, smallest and largest": band, **of_model(self.prefix, ("norm", "update_ratio"))}
 
-    def _chart_sites(self, written: Written) -> Layout:
+    def _chart_sites(self, written: LoggedStatistics) -> Layout:
         modules, stats = self.modules.names, written.statistics
         of_modules, of_parameters = (stats, stats) if written.named else (("rms",), ("norm", "update_ratio", "weight_norm"))
         chosen = [stat for stat in MODULE_STATS if stat in of_modules], [stat for stat in PARAMETER_STATS if stat in of_parameters]
@@ -146,7 +146,7 @@ class GradientSites(Collector[GradientFlowReport]):
         return None if stat else partial(gradient_flow, reports[-1])
 
     @override
-    def figures(self, reports: Sequence[GradientFlowReport], written: Written, last: bool) -> Figures:
+    def figures(self, reports: Sequence[GradientFlowReport], written: LoggedStatistics, last: bool) -> Figures:
         """Figures of the reports of a run so far."""
         now = reports[-1]
         figures: dict[str, Callable[[], Figure]] = {

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import EarlyChecks
-from lightning_hooks.declare.step import Kept, Step
+from lightning_hooks.declare.step import EarlierOptimizers, Step
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.hooks import guarded
 from lightning_hooks.statistics.columns import row_dtype
@@ -142,7 +142,7 @@ class StepChecks:
         self._seen: set[tuple[int, int]] = set()  # optimizer and parameter
         self._stopping = False
 
-    def follow(self, kept: Kept) -> None:
+    def follow(self, kept: EarlierOptimizers) -> None:
         """There are new parameters, or other optimizers than before."""
         self._send()
         self._take(wait=True)

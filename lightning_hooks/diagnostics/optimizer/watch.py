@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.step import Kept, Step
+from lightning_hooks.declare.step import EarlierOptimizers, Step
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, OptimizerTable, ScheduleStats, second_moments
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.tensors import as_number, read_number
@@ -97,7 +97,7 @@ class OptimizerWatch:
         still = {id(parameter) for group in groups for parameter in group["params"]}
         return [place for place in places if id(parameters[place]) not in still and _is_dense(parameters[place].grad)]
 
-    def follow(self, kept: Kept) -> None:
+    def follow(self, kept: EarlierOptimizers) -> None:
         """There are other optimizers than before."""
         if kept == [*range(len(kept))] and len(kept) == len(self.table.rows):
             return

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.declare.collector import Collector, Written
+from lightning_hooks.declare.collector import Collector, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
@@ -278,7 +278,7 @@ class RouterCollector(Collector[RouterReport]):
         return scalars
 
     @override
-    def charts(self, written: Written) -> Layout:
+    def charts(self, written: LoggedStatistics) -> Layout:
         return {
             "Routers": by_statistic(self.prefix, written.statistics)
             if written.of_sites
@@ -291,7 +291,7 @@ class RouterCollector(Collector[RouterReport]):
         return None if stat else partial(expert_load, reports)
 
     @override
-    def figures(self, reports: Sequence[RouterReport], written: Written, last: bool) -> Figures:
+    def figures(self, reports: Sequence[RouterReport], written: LoggedStatistics, last: bool) -> Figures:
         return {"expert load": partial(expert_load, reports)} if any(report.routers for report in reports) else {}
 
     @override

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from lightning_hooks.declare.step import Kept, Step
+from lightning_hooks.declare.step import EarlierOptimizers, Step
 from lightning_hooks.diagnostics.setup.initial import starting_at_zero
 from lightning_hooks.hooks.parameters import of_libraries, unused_parts
 from lightning_hooks.hooks.selection import clean_name
@@ -92,7 +92,7 @@ class SetupWatch:
             held = {id(parameter) for *_, group in groups for parameter in group["params"]}
             self._unheld = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in held}
 
-    def follow(self, kept: Kept) -> None:
+    def follow(self, kept: EarlierOptimizers) -> None:
         """There are new parameters, or other optimizers than before."""
         self._unheld = None
         if kept != [*range(len(kept))]:

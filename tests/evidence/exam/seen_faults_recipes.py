@@ -20,7 +20,7 @@ from tests.evidence.exam.planted_timm import expecting
 from tests.evidence.exam.schedules import CLIPPED, SHORT, adamw, scheduled
 from tests.evidence.exam.seen_faults_models import BATCHES, Forgers, Writer, bigcode_net, next_character, on_digits, sgd
 from tests.evidence.exam.seen_faults_scales import Sequence
-from tests.evidence.exam.seen_steps import Watched
+from tests.evidence.exam.seen_steps import MonitorScope
 from tests.evidence.exam.texts import characters
 
 TOO_HIGH = (
@@ -88,7 +88,7 @@ def fasternet_no_patience(planted: bool = True) -> Built:
         schedule = lr_scheduler.ReduceLROnPlateau(chosen, factor=0.1, patience=0 if planted else 200)
         return {"optimizer": chosen, "lr_scheduler": {"scheduler": schedule, "monitor": "loss", "interval": "step"}}
 
-    module = Watched(create("fasternet_t0", embed_dim=16, depths=(1, 1, 1, 1)), cross_entropy, rates)
+    module = MonitorScope(create("fasternet_t0", embed_dim=16, depths=(1, 1, 1, 1)), cross_entropy, rates)
     return trained(module, 16)._replace(expected=Expected(TOO_LOW))
 
 

@@ -21,7 +21,7 @@ from tests.evidence.exam.planted_timm import RATE, expecting
 from tests.evidence.exam.schedules import CLIPPED, SHORT, adamw, warm_linear
 from tests.evidence.exam.seen_faults_recipes import TOO_LOW
 from tests.evidence.exam.seen_healthy_models import tagged
-from tests.evidence.exam.seen_steps import Watched
+from tests.evidence.exam.seen_steps import MonitorScope
 from tests.evidence.exam.signals import digits as colours
 from tests.evidence.exam.texts import VOCABULARY, characters, lines
 
@@ -83,7 +83,7 @@ def mpt_no_patience(planted: bool = True) -> Built:
         schedule = lr_scheduler.ReduceLROnPlateau(chosen, factor=0.1, patience=0 if planted else 100)
         return {"optimizer": chosen, "lr_scheduler": {"scheduler": schedule, "monitor": "loss", "interval": "step"}}
 
-    return Built(Watched(net, language_model, rates), characters(48, 8), SHORT, Expected(TOO_LOW))
+    return Built(MonitorScope(net, language_model, rates), characters(48, 8), SHORT, Expected(TOO_LOW))
 
 
 @fault("transformers", "BigBird finds words: the optimizer is made of net.bert, and its new classifier is not in there")

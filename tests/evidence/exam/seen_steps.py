@@ -37,7 +37,7 @@ def olmo2_warm_up_per_epoch(planted: bool = True) -> Built:
     return Built(Recipe(olmo2_net(), language_model, rates), characters(48, 8), CLIPPED, expected)
 
 
-class Watched(Recipe):
+class MonitorScope(Recipe):
     """Logs its loss, for a schedule that looks at it."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -56,7 +56,7 @@ def beit_plateau_mode(planted: bool = True) -> Built:
         return {"optimizer": chosen, "lr_scheduler": {"scheduler": schedule, "monitor": "loss", "interval": "step"}}
 
     expected = Expected(("lr_zero", "update_too_small", "not_updated"))
-    return Built(Watched(beit_net(), image_classifier, rates), digits(16, 16), SHORT, expected)
+    return Built(MonitorScope(beit_net(), image_classifier, rates), digits(16, 16), SHORT, expected)
 
 
 @fault("timm", "Lion at 0.05, the rate that was made for SGD")

@@ -77,7 +77,7 @@ class Padded(nn.Module):
         self.inverted, self.nan = inverted, nan
         self.embed, self.head = nn.Linear(8, 32), nn.Linear(32, 10)
         self.position = nn.Embedding(8, 32)
-        self.attention = nn.MultiheadAttention(32, 4, batch_first=True) if nan else Written(32, 4)
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True) if nan else LoggedStatistics(32, 4)
         self.norm = nn.LayerNorm(32)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class Padded(nn.Module):
         return self.head(self.norm(h).mean(1))
 
 
-class Written(nn.Module):
+class LoggedStatistics(nn.Module):
     """Attention that is written out, with a mask of -1e9: ``qkv, out``."""
 
     def __init__(self, width: int, heads: int) -> None:
