@@ -188,6 +188,15 @@ def test_the_zero_gradient_of_a_bias_is_an_info_where_its_weight_learns(gradient
     assert [alert.severity for alert in alerts if alert.site == "head.bias"] == [severity]
 
 
+@pytest.mark.parametrize(("weight", "severity"), [({}, "info"), ({"zero_fraction": 1.0}, "warning"), ({"steps": 0}, "warning")])
+def test_a_bias_without_a_gradient_is_an_info_where_its_weight_learns(gradients, weight, severity):
+    """As in a loss of the derivatives of an output, which do not depend on an offset."""
+    report = gradients({}, parameters=[weight, {"steps": 0, "missing_steps": 9}])
+    ours = dict(zip(("head.weight", "head.bias"), report.parameters.values(), strict=True))
+    alerts = list(judged(Missing(), replace(report, parameters=ours)))
+    assert [alert.severity for alert in alerts if alert.site == "head.bias"] == [severity]
+
+
 @pytest.mark.parametrize("spare", ["", "a part of Bert (from transformers) that this task does not use"])
 def test_a_zero_gradient_in_a_library_s_model_is_an_info(gradients, spare):
     held = ParameterSetup(10, 2, True, True, ("0-Adam",), 10, 0.1, 0.1, spare=spare)

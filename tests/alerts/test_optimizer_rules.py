@@ -103,6 +103,7 @@ RISING = replace(ADAM, lr=9e-5, lr_peak=9e-5)
         (replace(RISING, lr=1.1e-4, lr_peak=1.1e-4), 1e-7, 501, []),
         (replace(RISING, lr_peak=1e-3), 1e-7, 501, []),  # a decay
         (RISING, 9e-5, 501, []),  # constant: initial_lr is none
+        (replace(RISING, lr=5e-5, lr_peak=9e-5), 1e-7, 501, []),  # past its peak: initial_lr is a factor, as in Noam's schedule
         (replace(RISING, lr_initial=None), 1e-7, 501, []),
         (replace(ADAM, lr=0.0, lr_peak=0.0), 0.0, 501, WARNING),  # zero since the start
         (replace(ADAM, lr=0.0, lr_peak=0.0), 0.0, 100, []),

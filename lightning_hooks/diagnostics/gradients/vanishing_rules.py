@@ -145,6 +145,13 @@ def _unused(report: GradientFlowReport, site: str) -> str:
     return f"it is {spare}" if spare else ""
 
 
+WEIGHT_LEARNS = Excuse(
+    "weight_learns", "the weight of its module has a gradient, so the loss does not depend on an offset",
+    lambda _, alert, report, __: _weight_learns(report, alert.site),
+)  # fmt: skip
+"""Of a bias: the module is used, and its weight learns."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Zero(Rule):
     """Gradients that arrive and are exactly zero everywhere.
@@ -163,10 +170,7 @@ class Zero(Rule):
     excuses: ClassVar[tuple[Excuse, ...]] = (
         FIRST_STEP_ONLY,
         Excuse("inside_library", "a small part of a library's model may not be used", _small_part),
-        Excuse(
-            "weight_learns", "the weight of its module has a gradient, so the loss does not depend on an offset",
-            lambda _, alert, report, __: _weight_learns(report, alert.site),
-        ),
+        WEIGHT_LEARNS,
     )  # fmt: skip
 
     threshold: float = 1.0
@@ -211,6 +215,7 @@ class Missing(Rule):
                 "" if any(had_gradient(earlier, alert.site) for earlier in history) else _unused(report, alert.site)
             ),
         ),
+        WEIGHT_LEARNS,
     )  # fmt: skip
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:

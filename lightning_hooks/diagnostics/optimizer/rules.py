@@ -119,14 +119,14 @@ class LrZero(Rule):
         return all(group.lr_peak for group in groups) and low >= held and step - low + held < (1 - self.left) * planned
 
     def _never_rose(self, name: str, groups: Sequence[GroupSettings], first: GradientFlowReport) -> bool:
-        """Whether all groups are still at the foot of their warm-up: rising, or at zero since the start."""
+        """Whether all groups are still at the foot of their warm-up: rising beyond all before, or at zero since the start."""
         before = first.optimizers[name].lr if name in first.optimizers else ()
         if len(before) != len(groups):
             return False
         return all(
             group.lr_initial
             and (group.lr_peak or 0.0) < self.initial * group.lr_initial
-            and (not group.lr_peak or (group.lr or 0.0) > 1.01 * earlier)
+            and (not group.lr_peak or (group.lr or 0.0) > max(1.01 * earlier, 0.99 * group.lr_peak))
             for group, earlier in zip(groups, before, strict=True)
         )
 
