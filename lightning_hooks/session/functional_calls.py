@@ -85,11 +85,6 @@ class FunctionalCalls:
         self._state: list[bool | None] = []
 
     @property
-    def compiled(self) -> bool:
-        """Whether the model calls functions under ``torch.compile``, or was compiled itself."""
-        return bool(self._observer.compiled or compiled_regions(self._host.model))
-
-    @property
     def used(self) -> bool:
         """Whether somebody records calls."""
         return bool(self._subscribers)

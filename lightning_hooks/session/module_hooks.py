@@ -48,18 +48,13 @@ class SharedHook(Listener):
 class ModuleHooks:
     """The forward hooks of one session.
 
-    Args:
-        lasting: Whether they stay on their modules in a batch that nobody samples: a graph of ``torch.compile`` is made for the
-            hooks that are there. Elsewhere they are removed, as a module without a hook is called faster.
-
     Attributes:
         gate: Open in batches that any owner of a recorder samples.
         faults: Counts the calls that are skipped.
     """
 
-    def __init__(self, lasting: bool = False) -> None:
+    def __init__(self) -> None:
         self.gate, self.faults = Gate(), Faults()
-        self._lasting = lasting
         self._manager = HookManager()
         self._suspension = Suspension()
         self._hooks: dict[nn.Module, list[tuple[SharedHook, RemovableHandle]]] = {}
@@ -80,16 +75,12 @@ class ModuleHooks:
         if recorder.when is not None:
             self._gates[id(owner)] = recorder.when
 
-    def start(self, model: nn.Module) -> None:
-        """A training batch starts: the hooks are there if somebody samples it."""
+    def start(self) -> None:
+        """A training batch starts."""
         sampled = False
         for gate in self._gates.values():
             sampled |= gate.sampled
         self.gate.start(sampled)
-        if sampled or self._lasting:
-            self._suspension.restore()
-        else:
-            self._suspension.suspend(model)
 
     def release(self, owner: object) -> None:
         """Remove the recorders of one owner, and the hooks that nobody else needs."""

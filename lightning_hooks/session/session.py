@@ -60,7 +60,7 @@ class Session:
         self.host = host
         self.members: list[Member] = []
         self.calls = FunctionalCalls(host)
-        self.hooks = ModuleHooks(lasting=self.calls.compiled)
+        self.hooks = ModuleHooks()
         self.probe = StepProbe(host)
         self.evidence = SessionEvidence(host, self.calls, self.hooks, self._window_so_far)
         self.sinks = Sinks(TrackerSink(host, lambda: self.members), Terminal(host, lambda: self.members))
@@ -115,9 +115,10 @@ class Session:
         self._batch = batch_idx, batch
         self.probe.batch_start()
         self.evidence.batch_start(batch_idx)
+        self.hooks.restore()
         for member in self.members:
             member.batch_start(batch_idx, batch)
-        self.hooks.start(self.host.model)
+        self.hooks.start()
         self.calls.start()
 
     def step(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:

@@ -182,7 +182,8 @@ def test_what_one_rank_alone_has_is_judged_alike(two_ranks: Any) -> None:
     assert features.unmeasured == other["reports"][0].unmeasured == ("tokens.table",)
     assert flow.setups["part.weight"].has_gradient
     (missing,) = (alert for alert in flow.alerts if alert.kind == "missing")
-    assert (missing.site, missing.severity) == ("part.bias", "warning")  # the part is no copy that is left alone: its weight trains
+    assert (missing.site, missing.severity) == ("part.bias", "info")
+    assert "the weight of its module has a gradient" in missing.text  # it is no part of a copy that is left alone
     nonfinite = next(alert for alert in one["reported"] if alert.kind == "nonfinite")
     assert (nonfinite.epoch, nonfinite.batch) == (1, 2)
 
