@@ -185,10 +185,6 @@ class BatchEvents:
     def detach(self) -> None:
         """Hooks are removed. May be called twice."""
 
-    def follows(self, event: str) -> bool:
-        """Whether the method of an event does something."""
-        return event in vars(self) or getattr(type(self), event) not in _NO_EVENTS
-
 
 class OptimizerEvents:
     """The events of optimizer steps; each does nothing unless it is overridden."""
@@ -208,9 +204,9 @@ class OptimizerEvents:
     def on_changed(self, kept: EarlierOptimizers) -> None:
         """There are new parameters, at the end of the names, or other optimizers than before."""
 
-
-_NO_EVENTS = (*vars(BatchEvents).values(), *vars(OptimizerEvents).values())
-"""Methods that do nothing."""
+    def follows(self, event: str) -> bool:
+        """Whether the method of one of these events does something."""
+        return event in vars(self) or getattr(type(self), event) is not getattr(OptimizerEvents, event)
 
 
 class Collector(BatchEvents, OptimizerEvents, WindowTables[R], ReportView[R]):

@@ -107,11 +107,10 @@ class OptimizerState:
                 gradients.append(gradient)
             elif parameter.requires_grad:
                 missing.append(index)
-        addresses: list[int] | None = addresses_of(gradients)
-        if 0 in (addresses or ()):  # where one was freed before the step there is a gradient, and nothing to read
+        addresses = addresses_of(gradients)
+        if 0 in addresses:  # where one was freed before the step there is a gradient, and nothing to read
             kept = [not is_freed(gradient) for gradient in gradients]
             indices, present = [*compress(indices, kept)], [*compress(present, kept)]
-            addresses = None
         return Step(
             optimizer=position,
             n_parameters=n_parameters,
@@ -122,7 +121,7 @@ class OptimizerState:
             carries_scale=unscales_itself or not unscaled,
             skips_nonfinite=unscales_itself,
             global_step=host.position.global_step,
-            addresses=addresses if shards is None else None,
+            addresses=addresses if shards is None and 0 not in addresses else None,
             few=self.few if len(indices) == len(self.members) else (),
             shards=shards,
             again=self.looks > 1,

@@ -59,8 +59,8 @@ class Session:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.members: list[Member] = []
-        self.calls = FunctionalCalls(host)
         self.hooks = ModuleHooks()
+        self.calls = FunctionalCalls(host)
         self.probe = StepProbe(host)
         self.evidence = SessionEvidence(host, self.calls, self.hooks, self._window_so_far)
         self.sinks = Sinks(TrackerSink(host, lambda: self.members), Terminal(host, lambda: self.members))
