@@ -43,6 +43,7 @@ KNOWN: dict[Callable[..., Any], tuple[str, tuple[str, ...]]] = {
     F.binary_cross_entropy: ("binary_cross_entropy", ("input", "target", "weight", "size_average", "reduce", "reduction")),
     F.binary_cross_entropy_with_logits: ("bce_with_logits", ("input", "target", "weight", "size_average", "reduce", "reduction")),
     F.kl_div: ("kl_div", (*_BETWEEN_NUMBERS, "log_target")),
+    F.ctc_loss: ("ctc_loss", ("log_probs", "targets", "input_lengths", "target_lengths", "blank", "reduction", "zero_infinity")),
     F.embedding: ("embedding", ("input", "weight", "padding_idx")),
 }
 for _name in ("relu", "sigmoid", "tanh"):
@@ -59,12 +60,14 @@ REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 """Those of them that are losses between numbers."""
 DIVERGENCE = "kl_div"
 """That of them that compares logarithms of probabilities with probabilities."""
-UNMEASURED = ("dropout", "log_softmax", "cross_entropy", "nll_loss", DIVERGENCE, *BINARY, *REGRESSION)
+ALIGNED = "ctc_loss"
+"""That of them that sums over alignments of labels with outputs."""
+UNMEASURED = ("dropout", "log_softmax", "cross_entropy", "nll_loss", ALIGNED, DIVERGENCE, *BINARY, *REGRESSION)
 """Those of them whose outputs have no statistics: dropout returns what it was given, but for what it leaves out, and what a loss is
 given is another site's output."""
 
 _LOSSES = (
-    *(nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss),
+    *(nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss, nn.CTCLoss),
     *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
 )
 

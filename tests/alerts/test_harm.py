@@ -59,6 +59,21 @@ def test_the_effect_at_a_site_is_that_of_its_own_weights_or_of_the_last_ones_bef
     assert effect.fallen == pytest.approx(0.2)
 
 
+def test_the_effect_at_a_call_is_that_of_the_weights_before_it_though_its_module_holds_all() -> None:
+    places = {"net.a": 0, "net/tanh": 1, "net.b": 2, "net": 3}
+    known = flow()
+    assert known.learning is not None
+    parameters = {f"net.{name}": stats for name, stats in known.learning.parameters.items()}
+    setups = {f"net.{name}": setup for name, setup in known.setups.items()}
+    report = replace(known, setups=setups, learning=replace(known.learning, parameters=parameters))
+    effect = Effects(report, places).at("net/tanh")
+    assert effect is not None
+    assert (effect.weights, effect.share) == ("net.a", pytest.approx(0.4))
+    whole = Effects(report, places).at("net/relu")  # whose place is not known
+    assert whole is not None
+    assert whole.weights == "net"
+
+
 def test_where_nothing_is_known_there_is_no_effect() -> None:
     report = flow()
     assert Effects(report, PLACES).at("0-Adam") is None

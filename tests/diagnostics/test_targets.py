@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lightning_hooks.diagnostics.loss_inputs.targets import BOUNDS, KL_DIVERGENCE, VARIED, LossTargets, TargetStats, target_stats
+from lightning_hooks.diagnostics.loss_inputs.targets import BLANK, BOUNDS, KL_DIVERGENCE, VARIED, LossTargets, TargetStats, target_stats
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 from tests.support.calls import call_table
 
@@ -113,6 +114,23 @@ def test_targets_outside_of_what_an_output_can_be(bound: str, scale: float) -> N
     outside = sum(value < low - near or value > high + near for value in target.flatten().tolist())
     assert (stats.bounded, stats.outside, stats.bound) == (2 * target.numel(), 2 * outside, bound)
     assert measured(target) == TargetStats(1, 0, 0, 0, 0, 0, 0)  # of an output without bounds
+
+
+@pytest.mark.parametrize(
+    ("labels", "lengths", "blank", "blanks"),
+    [
+        ([[0, 3, 2], [4, 0, 0]], (3, 1), 0, 1),  # padding is no label
+        ([[1, 3, 2], [4, 0, 0]], torch.tensor([3, 1]), 0, 0),
+        ([1, 0, 3, 0, 2], torch.tensor([3, 2]), 0, 2),  # one after the other
+        ([[1, 3, 2], [4, 5, 9]], [3, 2], 9, 0),
+        ([[1, 3, 2], [4, 9, 9]], [3, 2], 9, 1),
+    ],
+)
+def test_labels_that_are_the_blank(labels: list[Any], lengths: Any, blank: int, blanks: int) -> None:
+    table = call_table(LossTargets)
+    table.add_labels(1, torch.tensor(labels), lengths, blank)
+    stats = stats_of(table, 1)
+    assert (stats.calls, stats.bounded, stats.outside, stats.bound) == (1, torch.tensor(labels).numel(), blanks, BLANK)
 
 
 def test_tables_merge() -> None:

@@ -107,12 +107,16 @@ class Effects:
         return f"the training goes well: the loss is {percent(constant)} of that of the best constant answer"
 
     def at(self, site: str) -> Effect | None:
-        """The effect at a module, a functional call or a parameter; None where it is not known."""
+        """The effect at a module, a functional call or a parameter; None where it is not known.
+
+        A call has no weights of its own: those before it count.
+        """
         learning, modules = self._report.learning, self._modules
         own = site.rpartition(".")[0] if site in self._report.setups else site.partition("/")[0]
-        place = place_of(own, self._places)
+        is_call = own != site and site in self._places
+        place = place_of(site if is_call else own, self._places)
         before = 0 if place == math.inf else bisect.bisect_right(self._places_of, place)
-        chosen = self._within.get(own) or self._ordered[:before][-1:]
+        chosen = (None if is_call else self._within.get(own)) or self._ordered[:before][-1:]
         if learning is None or not chosen or not before:
             return None
         return Effect(

@@ -14,7 +14,7 @@ from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
-from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BOUNDS, KL_DIVERGENCE
+from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BLANK, BOUNDS, KL_DIVERGENCE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 
@@ -169,7 +169,7 @@ class UnreachableTargets(Rule):
     """Targets that the function before the loss cannot put out: a sigmoid for prices, a tanh for scores up to 10.
 
     A binary cross entropy has no lowest value for targets below 0 or above 1, and ``kl_div`` none where its input is above 0, as no
-    logarithm of a probability is.
+    logarithm of a probability is. ``ctc_loss`` removes blanks from what outputs spell, so that no output spells one.
 
     Attributes:
         share: Share of the targets outside of its values, above which it counts; of ``kl_div`` that of its input above 0.
@@ -185,7 +185,8 @@ class UnreachableTargets(Rule):
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per loss with such targets."""
         for site, stats in report.targets.items():
-            if stats.bounded < self.min_targets or stats.outside <= self.share * stats.bounded:
+            limit = 0.0 if stats.bound == BLANK else self.share
+            if stats.bounded < self.min_targets or stats.outside <= limit * stats.bounded:
                 continue
             advice: tuple[str, ...]
             share, (low, high) = stats.outside / stats.bounded, BOUNDS[stats.bound]
@@ -201,6 +202,13 @@ class UnreachableTargets(Rule):
                     "instead of log_softmax, logits."
                 )
                 advice = ("Give kl_div the log_softmax of the logits", "Pass log_target=True if the target is a logarithm as well")
+            elif stats.bound == BLANK:
+                message = f"{percent(share)} of its labels are the blank, which no label may be ({stats.bounded} were seen)."
+                diagnosis = (
+                    "Blanks are removed from what outputs spell: such a label is never read, and it is not learned when to write "
+                    "none. Common cause: labels that begin at 0, which is the blank by default."
+                )
+                advice = ("Add 1 to the labels, and a class to the outputs", "Pass blank= with a class that is no label")
             elif stats.bound == BINARY_CROSS_ENTROPY:
                 message += ": it expects probabilities."
                 diagnosis = (
@@ -212,7 +220,7 @@ class UnreachableTargets(Rule):
                 message += f", and a {stats.bound} comes right before it."
                 diagnosis = "No weights reach these targets, and outputs are driven to its bound, where its gradient vanishes."
                 advice = (f"Remove the {stats.bound} before the loss", "Scale the targets to the range of the outputs")
-            yield self.alert(report, site, share, self.share, "warning", message, diagnosis, advice=advice)
+            yield self.alert(report, site, share, limit, "warning", message, diagnosis, advice=advice)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,7 +249,8 @@ KINDS = (
         "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
         "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "
         "differ, or has targets that the sigmoid, softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has "
-        "targets below 0 or above 1, or `kl_div` is given probabilities instead of their logarithms.",
+        "targets below 0 or above 1, or `kl_div` is given probabilities instead of their logarithms, or labels of `ctc_loss` are its "
+        "blank.",
         formula="alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
         "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
         "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 classes"
@@ -257,7 +266,8 @@ KINDS = (
         "or ReLU before it\n"
         "binary_cross_entropy, with logits or not: alert if more than {UnreachableTargets.share} of the targets are outside of 0 "
         "to 1\n"
-        "kl_div: alert if more than {UnreachableTargets.share} of the numbers of its input are above 0",
+        "kl_div: alert if more than {UnreachableTargets.share} of the numbers of its input are above 0\n"
+        "ctc_loss: alert if any of the labels is its blank",
         severities="warning; info for logarithms of probabilities",
         advice=("Give cross_entropy the output of the last linear layer, without an activation",
             "Give mse_loss and its like outputs and targets of the same shape",

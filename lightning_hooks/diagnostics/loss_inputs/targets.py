@@ -16,7 +16,7 @@ from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, MOST_LOSSES, same_rows
-from lightning_hooks.hooks.functions import BINARY, DIVERGENCE, REGRESSION
+from lightning_hooks.hooks.functions import ALIGNED, BINARY, DIVERGENCE, REGRESSION
 from lightning_hooks.hooks.graph import made_by
 from lightning_hooks.hooks.tensors import in_memory, plain_values
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable, row_dtype
@@ -92,6 +92,7 @@ ROUNDING = 1e-6
 """How far a logarithm of a probability may lie above 0."""
 BINARY_CROSS_ENTROPY = "binary cross entropy"
 KL_DIVERGENCE = "Kullback-Leibler divergence"
+BLANK = "blank of an alignment"
 BOUNDS = {
     "sigmoid": (0.0, 1.0),
     "softmax": (0.0, 1.0),
@@ -99,8 +100,10 @@ BOUNDS = {
     "relu": (0.0, math.inf),
     BINARY_CROSS_ENTROPY: (0.0, 1.0),
     KL_DIVERGENCE: (-math.inf, 0.0),
+    BLANK: (-math.inf, math.inf),
 }
-"""Functions to the bounds of their values, or, of the losses, of the targets or of the input of ``kl_div``."""
+"""Functions to the bounds of their values, or, of the losses, of the targets or of the input of ``kl_div``; labels may be any but
+the blank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +120,10 @@ class TargetStats:
             and more and of at least 32 different numbers.
         constant: Those of them whose samples all had the same target, and the same as before, to the bit.
         bounded: Numbers of targets that were compared with an output with bounds, as a sigmoid's and a tanh's are; all numbers of
-            those that a binary cross entropy takes; of ``kl_div`` those of its input, which are logarithms of probabilities.
-        outside: Those of them that such an output cannot come within a hundredth of; of ``kl_div`` those above 0.
+            those that a binary cross entropy takes; of ``kl_div`` those of its input, which are logarithms of probabilities; of
+            ``ctc_loss`` the labels.
+        outside: Those of them that such an output cannot come within a hundredth of; of ``kl_div`` those above 0; of ``ctc_loss``
+            the labels that are the blank.
         bound: What bounds them: one of :data:`BOUNDS`; empty for nothing.
         same: Calls whose input is the same for all samples but for roundings, of four samples and two numbers each at least, though
             targets differ.
@@ -153,8 +158,8 @@ class TargetColumn(Columns):
     BOUND = MAXIMUM  # the place of what bounds the output in BOUNDS, from 1
 
 
-TARGETED = (*BINARY, DIVERGENCE, *REGRESSION)
-"""The losses with numbers for targets."""
+TARGETED = (*BINARY, DIVERGENCE, *REGRESSION, ALIGNED)
+"""The losses with numbers for targets, and the one with sequences of labels."""
 
 _BOUNDED = {**dict.fromkeys(BINARY, BINARY_CROSS_ENTROPY), DIVERGENCE: KL_DIVERGENCE}
 
@@ -177,7 +182,11 @@ class LossTargets(CallTable):
 
     def _record(self, call: FunctionalCall) -> None:
         index, given, target = self.index_of(call), call.arguments.get("input"), call.arguments.get("target")
-        if index is not None and in_memory(given) and in_memory(target):
+        if index is not None and call.function == ALIGNED:
+            labels, lengths = call.arguments.get("targets"), call.arguments.get("target_lengths")
+            if in_memory(labels) and labels.numel():
+                self.add_labels(index, labels, lengths, call.arguments.get("blank", 0))
+        elif index is not None and in_memory(given) and in_memory(target):
             if call.function in REGRESSION and target.requires_grad and not given.requires_grad:
                 given, target = target, given  # the order does not matter to these losses, and is often the other one
             each = call.arguments.get("reduction") == "none" or call.arguments.get("reduce") is False
@@ -211,6 +220,25 @@ class LossTargets(CallTable):
             self._bounded(index, target, bound)
         if target.dim() > 2 and len(target) > 1 and target[0].numel() >= VARIED and target.is_floating_point():
             self._compare(index, target)
+
+    def add_labels(self, index: int, labels: Tensor, lengths: Tensor | Sequence[int] | None, blank: int) -> None:
+        """Record the labels of a ``ctc_loss``. No host sync.
+
+        Args:
+            index: Of the row.
+            labels: Padded, ``(samples, labels)``, or one sample after the other.
+            lengths: How many labels each sample has.
+            blank: The label of the blank.
+        """
+        found = labels == blank
+        if labels.dim() == 2 and lengths is not None:
+            counts = torch.as_tensor(lengths).to(labels.device, non_blocking=True)
+            found &= torch.arange(labels.shape[1], device=labels.device) < counts[:, None]
+        row = self.host_row(index)
+        row[TargetColumn.CALLS] += 1
+        row[TargetColumn.BOUNDED] += labels.numel()
+        row[TargetColumn.BOUND] = [*BOUNDS].index(BLANK) + 1
+        self.rows[index, TargetColumn.OUTSIDE] += found.sum().to(self.rows.device, self.rows.dtype)
 
     def _bounded(self, index: int, numbers: Tensor, bound: str, near: float = NEAR) -> None:
         """Count the numbers that are not within some bounds, nor near them."""
