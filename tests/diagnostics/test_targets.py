@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_hooks.diagnostics.loss_inputs.targets import BLANK, BOUNDS, KL_DIVERGENCE, VARIED, LossTargets, TargetStats, target_stats
+from lightning_hooks.diagnostics.loss_inputs.targets import (
+    BLANK,
+    BOUNDS,
+    KL_DIVERGENCE,
+    VARIED,
+    LossTargets,
+    TargetStats,
+    target_stats,
+)
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 from tests.support.calls import call_table
 

@@ -249,8 +249,8 @@ KINDS = (
         "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
         "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "
         "differ, or has targets that the sigmoid, softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has "
-        "targets below 0 or above 1, or `kl_div` is given probabilities instead of their logarithms, or labels of `ctc_loss` are its "
-        "blank.",
+        "targets below 0 or above 1, or `kl_div` is given probabilities instead of their logarithms. Or labels of `ctc_loss` are "
+        "its blank.",
         formula="alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
         "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
         "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 classes"
