@@ -102,6 +102,7 @@ class SessionCallback(EitherPackage):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         session = Adapter.of(trainer).session_of(trainer, pl_module)
+        self.skip_unused_events()
         for member in self.joining(trainer, pl_module):
             session.join(member)
 

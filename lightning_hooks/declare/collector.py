@@ -151,7 +151,15 @@ class ReportView(ABC, Generic[R]):
         """What ``summary="full"`` prints of the last report."""
 
 
-class BatchEvents:
+class Events:
+    """What happens in a training, each a method that does nothing unless it is overridden."""
+
+    def follows(self, event: str) -> bool:
+        """Whether the method of one of these events does something."""
+        return event in vars(self) or next(kind for kind in type(self).__mro__ if event in vars(kind)) not in _DOES_NOTHING
+
+
+class BatchEvents(Events):
     """The events of batches and windows; each does nothing unless it is overridden."""
 
     def batch_start(self, batch: Any) -> None:
@@ -186,7 +194,7 @@ class BatchEvents:
         """Hooks are removed. May be called twice."""
 
 
-class OptimizerEvents:
+class OptimizerEvents(Events):
     """The events of optimizer steps; each does nothing unless it is overridden."""
 
     def on_gradients(self, step: Step) -> None:
@@ -204,9 +212,8 @@ class OptimizerEvents:
     def on_changed(self, kept: EarlierOptimizers) -> None:
         """There are new parameters, at the end of the names, or other optimizers than before."""
 
-    def follows(self, event: str) -> bool:
-        """Whether the method of one of these events does something."""
-        return event in vars(self) or getattr(type(self), event) is not getattr(OptimizerEvents, event)
+
+_DOES_NOTHING = (BatchEvents, OptimizerEvents)
 
 
 class Collector(BatchEvents, OptimizerEvents, WindowTables[R], ReportView[R]):

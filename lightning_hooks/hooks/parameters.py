@@ -19,6 +19,8 @@ from lightning_hooks.hooks.graph import parameters_behind
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import has_values
 
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+
 ParameterSelector: TypeAlias = str | Sequence[str] | Callable[[str, nn.Parameter], bool]
 """A glob pattern on parameter names, several of these, or a predicate of (name, parameter)."""
 
@@ -247,7 +249,7 @@ def _by_library(part: str, modules: Mapping[str, nn.Module]) -> str:
 def _is_installed(package: str) -> bool:
     """Whether a package lies among those that an installer has copied, unlike a project or an editable checkout."""
     file = getattr(sys.modules.get(package), "__file__", None)
-    return isinstance(file, str) and any(file.startswith(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
+    return isinstance(file, str) and file.startswith(_INSTALLED)
 
 
 def _states_a_version(package: str) -> bool:

@@ -54,7 +54,9 @@ class Adapter(EitherPackage):
             ours = [isinstance(callback, EitherPackage) and callback.joins_session for callback in callbacks]
             place = ours.index(True) if any(ours) else 0
             # A new list: Lightning goes through the old one now, and it may be the user's own.
-            trainer.callbacks = [_First(found), *callbacks[:place], found, *callbacks[place:]]  # type: ignore[attr-defined]
+            first = _First(found)
+            first.skip_unused_events()
+            trainer.callbacks = [first, *callbacks[:place], found, *callbacks[place:]]  # type: ignore[attr-defined]
         return found
 
     def session_of(self, trainer: Trainer, pl_module: LightningModule) -> Session:

@@ -11,6 +11,12 @@ from typing_extensions import Self, override
 
 LENT = ("log", "log_dict")
 
+BATCH_EVENTS = (
+    *("on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"),
+    *("on_train_batch_end", "on_validation_batch_start", "on_validation_batch_end"),
+)
+"""The events of each batch."""
+
 
 class EitherPackage(Callback):
     """A callback of ``lightning.pytorch`` that is one of ``pytorch_lightning`` too, wherever that is imported.
@@ -50,14 +56,24 @@ class EitherPackage(Callback):
             "lightning_hooks.hosts.transformers.MonitorCallback, which takes the arguments of TrainingMonitor."
         )
 
+    def skip_unused_events(self) -> None:
+        """Let Lightning, which calls what is callable, skip the batch events that this class does not handle, for this fit."""
+        unused = [name for name in BATCH_EVENTS if getattr(type(self), name) is getattr(Callback, name)]
+        vars(self).update({name: None for name in unused if name not in vars(self)})
+
     def forget_model(self) -> None:
-        """Drop the methods of the model that Lightning lends a callback for a fit, and with them the model."""
-        for name in LENT:
-            vars(self).pop(name, None)
+        """Drop what belongs to a fit: the methods of the model that Lightning lends a callback, and with them the model."""
+        own = vars(self)
+        for name in [name for name, value in own.items() if _of_fit(name, value)]:
+            del own[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but what is lent."""
-        return {key: value for key, value in vars(self).items() if key not in LENT}
+        """Everything but what belongs to a fit."""
+        return {name: value for name, value in vars(self).items() if not _of_fit(name, value)}
+
+
+def _of_fit(name: str, value: object) -> bool:
+    return name in LENT or (name in BATCH_EVENTS and value is None)
 
 
 def join() -> None:

@@ -25,6 +25,7 @@ from lightning_hooks.session.history import History
 from lightning_hooks.session.logged import MemberLog
 from lightning_hooks.session.member_context import OpenSession, compiled_before, new_context, step_observer
 from lightning_hooks.session.optimizer_state import StepObserver
+from lightning_hooks.session.overhead import BatchTime
 from lightning_hooks.session.sampling import Sampling
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.step_probe import StepProbe
@@ -153,23 +154,21 @@ class Member:
         if context is not None:
             context.close()
 
-    def batch_start(self, batch_idx: int, batch: Any) -> None:
+    def batch_start(self, batch_idx: int) -> None:
         """A training batch starts."""
         context, sampling = self.context, self.sampling
         if not sampling.decided:
             sampling.choose(self._session.overheads, self.live.agreed)
         context.batch_start(batch_idx, sampling.batch_start(context.batches))
-        self.live.batch_start(batch)
 
-    def batch_end(self, outputs: Any = None) -> None:
-        """A training batch ends; with what ``training_step`` returned."""
-        self.live.batch_end(outputs)
+    def batch_end(self, taken: BatchTime | None) -> None:
+        """A training batch ends, with these times."""
         if self._regions and self.gate.sampled:  # the first sampled batch is over
             late = compiled_before(self._regions, self.live, self.faults)
             self._regions = []
             if late:
                 self._session.hooks.warn_of_compiled(self.name, late)
-        self.sampling.batch_end()
+        self.sampling.batch_end(taken)
         if self.faults.unreported:
             warn_of_faults(self.name, self.faults)
 

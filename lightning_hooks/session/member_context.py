@@ -61,7 +61,7 @@ def new_context(
         measure=session.evidence.measure,
         gate=sampling.gate,
         details=DetailGate(sampling.gate),
-        meter=None if sampling.overhead is None else sampling.overhead.meter,
+        meter=sampling.meter,
         faults=faults,
         early=early,
         judge_urgent=session.judge_urgent,

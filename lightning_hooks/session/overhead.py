@@ -19,6 +19,31 @@ KEPT = 1000
 """Batches of an epoch, sampled ones and others each, whose times are kept: what it costs is the medians of them."""
 
 
+BatchTime = tuple[Any, Any]
+"""When a training batch started, and when it ended: seconds, or events."""
+
+
+class BatchClock:
+    """Times each training batch, once for all members: by the host's clock, or on CUDA by events on the device's stream.
+
+    Args:
+        device: Where training runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._now = _event if device.type == "cuda" else time.perf_counter
+        self._begin: Any = None
+
+    def start(self) -> None:
+        """A training batch starts."""
+        self._begin = self._now()
+
+    def stop(self) -> BatchTime | None:
+        """A training batch ends; return its times, None where none had started."""
+        begin, self._begin = self._begin, None
+        return None if begin is None else (begin, self._now())
+
+
 class Overhead:
     """Measures a monitor's share of the time that training batches take. No host sync.
 
@@ -37,7 +62,6 @@ class Overhead:
         self._cuda = device.type == "cuda"
         self._inside = inside and device.type == "cpu"
         self.meter = Meter() if self._inside else None  # what hooks take in the batch under way
-        self._begin: Any = None
         self._pending: list[tuple[bool, Any, Any]] = []
         self.epochs = 0
         self._last: tuple[float, float, float] | None = None
@@ -57,30 +81,26 @@ class Overhead:
         self._pending.clear()
         self.batches = self.sampled_batches = 0
 
-    def batch_starts(self) -> None:
-        """A training batch starts."""
-        if self.meter is not None:
-            self.meter.seconds = 0.0
-        self._begin = _event() if self._cuda else time.perf_counter()
+    def batch_ends(self, sampled: bool, taken: BatchTime) -> None:
+        """A training batch ends.
 
-    def batch_ends(self, sampled: bool) -> None:
-        """A training batch ends."""
-        if self._begin is None:
-            return
+        Args:
+            sampled: Whether it was sampled.
+            taken: Its times.
+        """
         self.batches += 1
         self.sampled_batches += sampled
         if len(self.sampled if sampled else self.others) >= KEPT:
             return
         if self._cuda:
-            self._pending.append((sampled, self._begin, _event()))
+            self._pending.append((sampled, *taken))
             while self._pending and self._pending[0][2].query():
                 was_sampled, begin, end = self._pending.pop(0)
                 (self.sampled if was_sampled else self.others).append(begin.elapsed_time(end) / 1e3)
         else:
-            (self.sampled if sampled else self.others).append(time.perf_counter() - self._begin)
+            (self.sampled if sampled else self.others).append(taken[1] - taken[0])
             if self.meter is not None:
                 (self.own_sampled if sampled else self.own_others).append(self.meter.seconds)
-        self._begin = None
 
     def costs(self) -> tuple[float, float, float] | None:
         """Seconds of a batch without the monitor, what it adds to every batch, and what it adds to a sampled one on top.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lightning_hooks.declare.warn import warn
-from lightning_hooks.hooks import Gate
-from lightning_hooks.session.overhead import PROBES, Overhead, stride_within
+from lightning_hooks.hooks import Gate, Meter
+from lightning_hooks.session.overhead import PROBES, BatchTime, Overhead, stride_within
 
 
 class Sampling:
@@ -27,6 +27,7 @@ class Sampling:
         self.stride = every  # what is in force
         self.gate = Gate()
         self.overhead: Overhead | None = None
+        self.meter: Meter | None = None  # what its hooks take in the batch under way
         self.decided = True  # the stride of this window
         self._found = False  # a stride was found
 
@@ -38,12 +39,13 @@ class Sampling:
             inside: Whether time inside the hooks can be measured: not under ``torch.compile``.
         """
         self.overhead = Overhead(device, inside, not self.every_step)
+        self.meter = self.overhead.meter
         self.decided, self._found = self.budget is None, False
 
     def batch_start(self, batch: int) -> bool:
         """A training batch starts, with this index in the window; return whether it is sampled."""
-        if self.overhead is not None:
-            self.overhead.batch_starts()
+        if self.meter is not None:
+            self.meter.seconds = 0.0
         sampled = batch % self.stride == 0
         self.gate.start(sampled)
         return sampled
@@ -75,10 +77,10 @@ class Sampling:
         self.stride = stride
         self._found = self.decided = True
 
-    def batch_end(self) -> None:
-        """A training batch ends."""
-        if self.overhead is not None:
-            self.overhead.batch_ends(self.gate.sampled)
+    def batch_end(self, taken: BatchTime | None) -> None:
+        """A training batch ends, with these times."""
+        if self.overhead is not None and taken is not None:
+            self.overhead.batch_ends(self.gate.sampled, taken)
         self.gate.stop()
 
     def window_end(self, batches: int) -> tuple[float | None, int]:

@@ -387,3 +387,14 @@ def test_gradients_that_grow_are_not_critical_while_the_loss_falls(gradients):
     assert "critical" in {alert.severity for alert in judged(Exploding(), high)}
     assert {alert.severity for alert in judged(Exploding(), low, [high])} == {"warning"}
     assert "critical" in {alert.severity for alert in judged(Exploding(), high, [low])}
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "severity"),
+    [("q_weight", "q_bias", "info"), ("q_weight", "v_bias", "warning"), ("net.a.q_weight", "net.a.q_bias", "info"),
+     ("net.a.weight", "net.b.bias", "warning"), ("net.weight", "bias", "warning"), ("net.a.inner.weight", "net.a.bias", "info")],
+)  # fmt: skip
+def test_which_weight_belongs_to_a_bias(gradients, weight, bias, severity):
+    report = gradients({}, parameters=[{}, {"zero_fraction": 1.0}])
+    alerts = judged(Zero(), replace(report, parameters=dict(zip((weight, bias), report.parameters.values(), strict=True))))
+    assert [alert.severity for alert in alerts if alert.site == bias] == [severity]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import ClassVar
 
@@ -194,8 +195,19 @@ def _weight_learns(report: GradientFlowReport, site: str) -> bool:
     module, _, name = site.rpartition("bias")
     if name or not module:
         return False
-    others = (stats for other, stats in report.parameters.items() if other != site and other.startswith(module))
+    near = _by_module(tuple(report.parameters))[module.rpartition(".")[0]]
+    others = (report.parameters[other] for other in near if other != site and other.startswith(module))
     return any(stats.steps and stats.zero_fraction < 1 for stats in others)
+
+
+@lru_cache(maxsize=8)
+def _by_module(names: tuple[str, ...]) -> dict[str, list[str]]:
+    """The parameters in each module."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        for module in accumulate(name.split(".")[:-1], "{}.{}".format):
+            found.setdefault(module, []).append(name)
+    return {**found, "": [*names]}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

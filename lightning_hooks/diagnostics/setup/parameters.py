@@ -146,26 +146,34 @@ class SetupWatch:
                 held.setdefault(id(parameter), []).append(holder)
         never = {self._names[index] for missing in self._never.values() for index in missing}
         setups: dict[str, ParameterSetup] = {}
+        of_holders: dict[tuple[_Held, ...], dict[str, Any]] = {}  # what all parameters of the same ones share
         for raw, parameter in model.named_parameters():
-            name, holders = clean_name(raw), held.get(id(parameter), [])
-            steps = max((self._steps.get(holder.optimizer, 0) for holder in holders), default=0)
+            name, holders = clean_name(raw), tuple(held.get(id(parameter), ()))
+            known = of_holders.get(holders)
+            if known is None:
+                known = of_holders[holders] = self._of_holders(holders)
             setups[name] = ParameterSetup(
                 elements=0 if nn.parameter.is_lazy(parameter) else parameter.numel(),
                 dimensions=0 if nn.parameter.is_lazy(parameter) else parameter.dim(),
                 trains=parameter.requires_grad,
-                has_gradient=name not in never and steps > 0 if holders else raw in self._reached,
-                optimizers=tuple(holder.optimizer for holder in holders),
-                steps=steps,
-                lr=max((holder.lr for holder in holders if holder.lr is not None), default=None),
-                lr_peak=max((holder.lr_peak for holder in holders if holder.lr_peak is not None), default=None),
-                decay=max((holder.decay for holder in holders), default=0.0),
-                l2=max((holder.l2 for holder in holders), default=0.0),
-                unzeroed_steps=max((self._unzeroed.get(holder.optimizer, 0) for holder in holders), default=0),
+                has_gradient=name not in never and known["steps"] > 0 if holders else raw in self._reached,
                 starts_at_zero=name in self._at_zero,
+                **known,
             )
         self._unheld = None
         self._reached, self._steps, self._unzeroed, self._never = set(), {}, {}, {}
         return setups
+
+    def _of_holders(self, holders: Sequence[_Held]) -> dict[str, Any]:
+        return {
+            "optimizers": tuple(holder.optimizer for holder in holders),
+            "steps": max((self._steps.get(holder.optimizer, 0) for holder in holders), default=0),
+            "lr": max((holder.lr for holder in holders if holder.lr is not None), default=None),
+            "lr_peak": max((holder.lr_peak for holder in holders if holder.lr_peak is not None), default=None),
+            "decay": max((holder.decay for holder in holders), default=0.0),
+            "l2": max((holder.l2 for holder in holders), default=0.0),
+            "unzeroed_steps": max((self._unzeroed.get(holder.optimizer, 0) for holder in holders), default=0),
+        }
 
 
 def with_gradients(setups: dict[str, ParameterSetup], found: Mapping[str, bool]) -> dict[str, ParameterSetup]:
