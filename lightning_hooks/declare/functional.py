@@ -123,7 +123,7 @@ class CallTable(RowTable):
     What the host knows of a call is kept there, which is cheaper than a tensor, and merged with the rows when they are packed.
 
     Args:
-        functional: The calls of the run.
+        functional: The calls of the run; None where they are not seen.
         n_rows: How many sites there can be.
         device: Where the rows live.
     """
@@ -131,7 +131,7 @@ class CallTable(RowTable):
     functions: ClassVar[tuple[str, ...]]
     """Whose calls are recorded."""
 
-    def __init__(self, functional: Functional, n_rows: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, functional: Functional | None, n_rows: int, device: torch.device | str = "cpu") -> None:
         super().__init__(n_rows, device)
         self._sites = CallSites(functional, self.functions)
         self._on_host: dict[int, list[float]] = {}

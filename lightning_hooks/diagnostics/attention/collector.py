@@ -17,6 +17,7 @@ from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.attention.heads import is_half, product_heads, written_out_heads
+from lightning_hooks.diagnostics.attention.next_tokens import NextTokens
 from lightning_hooks.diagnostics.attention.table import (
     MOST_SITES,
     AttentionReport,
@@ -68,7 +69,8 @@ class AttentionCollector(Collector[AttentionReport]):
             with context.loading():
                 functional.restore(state["functional"])
         context.on_call(FUNCTIONS, self._record, layers=True)
-        self.set_tables(heads=self.table)
+        self._next = NextTokens(functional, context)
+        self.set_tables(heads=self.table, next_tokens=self._next)
 
     @classmethod
     @override
@@ -88,6 +90,11 @@ class AttentionCollector(Collector[AttentionReport]):
         if changed:
             self._sites.renumbered()
             self.table.reset()
+            self._next.renumbered()
+
+    @override
+    def batch_end(self, outputs: Any = None) -> None:
+        self._next.batch_end()
 
     @property
     @override
@@ -116,7 +123,7 @@ class AttentionCollector(Collector[AttentionReport]):
                 f"keys, in {sampled_batches} sampled batches. Check modules= if you set it; leave this monitor out of a model "
                 "without attention. This warning is shown once."
             )
-        return AttentionReport(epoch, step, sites, sampled_batches, batches)
+        return AttentionReport(epoch, step, sites, sampled_batches, batches, self._next.read(packed["next_tokens"]))
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -182,6 +182,28 @@ class MaskedRows(Rule):
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetShown(Rule):
+    """Attention of each token to the next one, where the next one is the target.
+
+    A model that has another attention which hides it, as a decoder has behind an encoder, is not judged.
+    """
+
+    kind: ClassVar[str] = "masked_rows"
+
+    def __call__(self, report: AttentionReport) -> Iterator[Alert]:
+        """Yield an alert at the first attention."""
+        for site in report.target_shown[:1]:
+            yield self.alert(
+                report, site, 1.0, 0.0, "warning",
+                "a query may attend to the token that comes next, and this token is its target in the cross entropy: the loss "
+                "falls without anything being learned that holds where the next token is not known.",
+                "Common causes: no causal mask, a mask with the opposite meaning.",
+                advice=("Pass is_causal=True, or a mask that hides what comes later",
+                    "Check what True means: nn.MultiheadAttention hides such a key, scaled_dot_product_attention shows it"),
+            )  # fmt: skip
+
+
 _MASKS = "Common causes: a mask with the opposite meaning, or samples that are all padding."
 
 
@@ -202,7 +224,7 @@ def _lost(_: Node, cause: Node) -> bool:
     return cause.severity == "critical"
 
 
-__all__ = ["AttentionCollapse", "AttentionLogits", "AttentionUniform", "MaskedRows"]
+__all__ = ["AttentionCollapse", "AttentionLogits", "AttentionUniform", "MaskedRows", "TargetShown"]
 
 KINDS = (
     Kind(
@@ -250,15 +272,17 @@ KINDS = (
         about="nonfinite", measures="share",
         hypotheses=(WRONG_MASK,),
         meaning="Some queries of an attention layer may attend to no key at all. Their output is NaN, zero or the mean of "
-        "everything, depending on how attention is computed.",
+        "everything, depending on how attention is computed. Or they may attend to the next token where that is their target.",
         formula="alert if a query row may attend to no key\n"
         "critical if such a row gives NaN\n"
-        "a warning if the share of samples none of whose rows has a key > {MaskedRows.threshold}",
-        severities="critical where rows become NaN; warning where a sample has no key; else info",
+        "a warning if the share of samples none of whose rows has a key > {MaskedRows.threshold}\n"
+        "      or if the labels of a cross entropy are the embedded tokens moved by one, and queries of all attentions of these "
+        "tokens may attend to the next one",
+        severities="critical where rows become NaN; warning where a sample has no key, or the target is shown; else info",
         advice=("Check what True means: nn.MultiheadAttention hides such a key, scaled_dot_product_attention shows it",
             "Leave out samples that are all padding"),
         causes={"nonfinite": _lost},
     ),
 )  # fmt: skip
 
-RULES = (AttentionLogits(), AttentionCollapse(), AttentionUniform(), MaskedRows())
+RULES = (AttentionLogits(), AttentionCollapse(), AttentionUniform(), MaskedRows(), TargetShown())

@@ -133,11 +133,14 @@ class AttentionReport(Report):
             sites that were called.
         sampled_batches: Training batches that were sampled, on the rank with the most.
         batches: Training batches of the window, on the rank with the most.
+        target_shown: Where the targets of a cross entropy are the tokens that come next, the sites over these tokens, if queries
+            may attend to the next token at all of them.
     """
 
     sites: dict[str, AttentionStats]
     sampled_batches: int = 0
     batches: int = 0
+    target_shown: tuple[str, ...] = ()
 
 
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "n_local_heads")
