@@ -92,6 +92,7 @@ class Diagnosis:
             bad_step=bad_step,
             first_rates=self._first_rates,
             time_first=[clean_name(name) for name, module in host.model.named_modules() if _time_first(module)],
+            places_first=_places_first(host.model),
             strided=[clean_name(name) for name, p in host.model.named_parameters() if has_values(p) and not p.is_contiguous()],
         )
         near = {module for alert in alerts for module in (facts.module_of(alert.site), *facts.before(alert.site))}
@@ -127,6 +128,14 @@ def measured(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, TensorFacts]
 
 def _time_first(module: nn.Module) -> bool:
     return stored(module, "batch_first", True) is False
+
+
+def _places_first(model: nn.Module) -> list[str]:
+    """Tensors of one vector per place, for sequences with their places first, in a model whose attention has the samples first."""
+    widths = {stored(module, "embed_dim") for module in model.modules() if stored(module, "batch_first", False) is True}
+    held = [*model.named_buffers(), *model.named_parameters()]
+    shapes = {clean_name(name): tuple(tensor.shape) for name, tensor in held if has_values(tensor)}
+    return [name for name, shape in shapes.items() if len(shape) == 3 and shape[0] > shape[1] == 1 and shape[2] in widths]
 
 
 def with_causes(alert: Alert, facts: Facts, on_fault: Any = None) -> Alert:

@@ -14,7 +14,7 @@ from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
 from lightning_hooks.diagnostics.causes.code import WRONG_MASK
 from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high
-from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale
+from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, unscaled_scores
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,7 +229,7 @@ __all__ = ["AttentionCollapse", "AttentionLogits", "AttentionUniform", "MaskedRo
 KINDS = (
     Kind(
         "attention_logits", "Very large attention logits", group="Attention, experts, residual streams", rank=810,
-        hypotheses=(group_too_fast, initial_scale, rate_too_high),
+        hypotheses=(group_too_fast, initial_scale, unscaled_scores, rate_too_high),
         meaning="The largest logit of an attention layer, scale times query times key, is too large for half precision or grows "
         "fast. This comes before divergence in large transformers.",
         formula="alert if max_logit > {AttentionLogits.threshold} in bfloat16 or float16\n"
@@ -244,7 +244,7 @@ KINDS = (
         "attention_collapse", "Attention to a single key", group="Attention, experts, residual streams",
         rank=820, stops_learning=True,
         measures="share",
-        hypotheses=(group_too_fast, initial_scale, rate_too_high),
+        hypotheses=(group_too_fast, initial_scale, unscaled_scores, rate_too_high),
         meaning="Most heads of an attention layer attend to a single key, which is not the first one. Their softmax is saturated, "
         "and hardly any gradient reaches queries and keys.",
         formula="entropy = mean over query rows of -sum(p * log(p)) / log(keys that the row may attend to)\n\n"

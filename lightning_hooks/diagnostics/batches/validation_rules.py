@@ -9,7 +9,7 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule, in_batch
-from lightning_hooks.diagnostics.causes.code import OTHER_UNITS
+from lightning_hooks.diagnostics.causes.code import OTHER_UNITS, other_numbers
 from lightning_hooks.diagnostics.excuses import first_called
 from lightning_hooks.diagnostics.loss.learning_rules import VALIDATION_SITE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
@@ -91,7 +91,7 @@ __all__ = ["ValidationApart", "ValidationShift"]
 KINDS = (
     Kind(
         "validation_shift", "Validation data unlike the training data", group="Data", rank=1420,
-        hypotheses=(OTHER_UNITS,),
+        hypotheses=(other_numbers, OTHER_UNITS),
         meaning="The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
         formula="ratio = rms(model input in validation) / rms(model input in training)\n\n"
         "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}\n"

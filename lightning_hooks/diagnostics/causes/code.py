@@ -54,7 +54,11 @@ def nonfinite_operation(alert: Alert, facts: Facts, found: CauseEvidence) -> Jud
     elif name in ("std", "var"):
         remedy = Remedy("set", "dataloader.drop_last", False, True, "", effect, SOON, "DataLoader(…, drop_last=True)")
         return f"{step.operation} gives {step.value} of a single sample, as the last batch of an epoch may be.", [remedy]
-    return f"{step.operation} gives {step.value} of finite numbers.", [remedy]
+    remedies = [remedy]
+    if name.removesuffix("_backward") == "log":  # a bound lets no gradient through
+        code = "torch.log(F.softplus(x))"
+        remedies.append(Remedy("replace", f"the rectifier before the log in {where}", None, "a softplus", "", effect, SOON, code))
+    return f"{step.operation} gives {step.value} of finite numbers.", remedies
 
 
 @hypothesis("set trainer.precision to bf16-mixed")
@@ -109,6 +113,34 @@ def activation_before_loss(alert: Alert, facts: Facts, found: CauseEvidence) -> 
     remedy = Remedy("remove", last, kind or None, None, *effect, code)
     what = "whose targets it cannot put out" if unreachable else "that expects logits"
     return f"{last}{f' ({kind})' * bool(kind)} stands before a loss {what}.", [remedy]
+
+
+@hypothesis("turn the sign of the term round")
+def wrong_sign(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A term of the loss has the wrong sign, and is made as large as it can be."""
+    known = [*facts.features.outputs, *facts.features.targets]
+    recent = [] if facts.flow.loss is None else [value for value in facts.flow.loss.recent if value == value]
+    if not known or len(recent) < 4:
+        return None
+    first, last = recent[0], recent[-1]
+    found.add(max(recent[-4:]) < 0, 0.6, f"the loss is {last:.3g}, and {known[0]}, which is part of it, is never below 0")
+    found.add(max(recent[-4:]) < 0 and last < first, 0.1, "and it falls")
+    target, to = f"the sign of what is added to {known[0]}", "its opposite"
+    remedy = Remedy("replace", target, None, to, "", "a loss above 0", SOON, "loss = loss + weight * penalty")
+    return f"A term that is added to {known[0]} makes the loss negative: it grows without a bound.", [remedy]
+
+
+@hypothesis("make one table of numbers, in training and validation")
+def other_numbers(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """Classes or words have other numbers in training than in validation."""
+    inputs = facts.features.inputs
+    one, other = inputs.get("training"), inputs.get("validation")
+    differs = one is not None and other is not None and one.rms > 0 and not 0.8 < other.rms / one.rms < 1.25
+    of_loss = facts.flow.loss is not None and bool(facts.flow.loss.validations) and alert.site not in facts.modules
+    found.add(of_loss and not differs, 0.75, "the validation loss is worse than guessing, on inputs of the same size")
+    target, to = "the numbers of classes and words in validation", "those of training: one table for both, not unique() of a part"
+    remedy = Remedy("replace", target, None, to, "", "a validation loss near that of training", SOON)
+    return "Validation has other numbers for the same classes or words, or each batch of training has numbers of its own.", [remedy]
 
 
 @hypothesis("check its samples")

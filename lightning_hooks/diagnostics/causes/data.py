@@ -50,6 +50,10 @@ def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         code, what = f"x = (x {-middle:+.3g}) / {half:.3g}", "its values, from -1 to 1"
     standard = Remedy("replace", place, None, what, "", "inputs around 0, of a size near 1", 1, code)
     remedies = [standard, scale] if (columns or away > 4) and not bytes_ else [scale, standard]
+    if away > 4 and not columns and "from -1" not in what:  # its size is no cure
+        middle, half = (stats.max + stats.min) / 2, (stats.max - stats.min) / 2
+        code, what = f"x = (x {-middle:+.3g}) / {half:.3g}", "its values, from -1 to 1"
+        remedies[1] = Remedy("replace", place, None, what, "", "inputs around 0, of a size near 1", 1, code)
     own_loss = not (facts.features.outputs or facts.features.targets)  # it may use the batch in its units
     if layer and own_loss and alert.kind == "saturated" and remedies[0] is scale:
         code = f"{in_code(layer)}(x * {to:g})"

@@ -109,7 +109,7 @@ def group_too_fast(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     known, times = usual(rate), f"{rate.lr / others:.3g} times that of the others"
     found.add(True, 0.45, f"it is {times}")
     found.add(here is not None and here.target == rate.target, 0.2, "it is the group of this site")
-    values = [others]
+    values = [others, *([known.typical] if known.typical > 0 else [])]
     steep = [one for one in facts.rates() if one.lr > 10 * min(each.lr for each in facts.rates()) and one.lr > known.high]
     if len(steep) > 1 and "param_groups" in rate.target:  # rates that grow from group to group
         least = max(min(each.lr for each in facts.rates()), known.typical)
@@ -185,6 +185,9 @@ def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     elif not schedule.by_epoch and low > 0:
         code = '{"scheduler": scheduler, "interval": "epoch"}'
         remedies.append(Remedy("set", "scheduler.interval", "step", "epoch", "", effect, SOON, code))
+    if 0 <= lr < peak < 0.1 * initial and usual(rate).typical > 0:  # it was at its highest: the factor is not near 1 anywhere
+        to = rounded(initial * usual(rate).typical / peak)
+        remedies.insert(0, _set(rate, "lr", initial, to, f"a rate near {usual(rate).typical:g} at its highest"))
     text = f"The learning rate is {min(lr, least):.2g} now under {schedule.name}, and was {peak:.2g} at most."
     return text, [*remedies, _without_schedule(facts)]
 

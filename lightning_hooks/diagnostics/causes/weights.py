@@ -114,6 +114,23 @@ def small_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"Each layer starts with a gain near {middle:.2g}, and nothing normalises their outputs.", [remedy]
 
 
+@hypothesis("initialise all layers so that each keeps the size of its input")
+def stretching_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """All layers start so large that each stretches the signal, and no norm restores it."""
+    gains = _gains(facts)
+    middle = statistics.median(gains.values()) if len(gains) > 2 else 0.0
+    if middle < 3 or facts.has("norm"):
+        return None
+    found.add(True, 0.7, f"a layer puts out {middle:.3g} times what it is given; PyTorch's layers start near 0.58")
+    site = [*gains][-1]
+    stats, loss = facts.features.sites.get(site), facts.flow.loss
+    alike = stats is not None and loss is not None and 0.1 < stats.rms / math.sqrt(max(loss.start, 1e-9)) < 10
+    found.add(alike, 0.1, f"the outputs of {site} are as large as the loss says, and not the targets")
+    code = "for layer in layers: layer.reset_parameters()"
+    remedy = Remedy("initialise", ", ".join(gains), middle, None, "", "signals of one size from layer to layer", SOON, code)
+    return f"Each of {len(gains)} layers starts with a gain near {middle:.3g}, and nothing normalises their outputs.", [remedy]
+
+
 def _gains(facts: Facts) -> dict[str, float]:
     """The gains of the initial weights that are not all zeros."""
     return {site: gain for site, gain in facts.features.initial_gains.items() if 0 < gain < math.inf}
@@ -139,6 +156,36 @@ def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     to = float(f"{1 / factor:.2g}")
     text = f"{name} started {factor:.3g} times as large as is usual in this model (gain {gains[site]:.3g}, median {middle:.3g})."
     return text, [Remedy("scale", name, None, to, "", "a gain like that of the others", SOON, f"{in_code(name)}.data.mul_({to:g})")]
+
+
+@hypothesis("divide the scores by the root of the width of a head")
+def unscaled_scores(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The scores of an attention layer are not scaled as those of the others."""
+    sites, gains = facts.attention.sites, _gains(facts)
+    others = [stats.max_logit for site, stats in sites.items() if site != alert.site and stats.max_logit > 0]
+    if alert.site not in sites or not others:
+        return None
+    times = sites[alert.site].max_logit / statistics.median(others)
+    around = facts.module_of(alert.site)
+    within = [gain for site, gain in gains.items() if site.startswith(f"{around}.") or site == around]
+    away = bool(within) and max(within) > 2 * statistics.median(gains.values())
+    found.add(times > 10, 0.6, f"its largest score is {times:.3g} times that of the others")
+    found.add(away, -0.4, f"the weights of {around} are larger than the others")
+    to, code = rounded(1 / times), "scores / math.sqrt(head_dim)"
+    remedy = Remedy("scale", f"the scores of {alert.site}", None, to, "", "entropies like those of the others", SOON, code)
+    return f"The scores of {alert.site} are {times:.3g} times as large as those of the other layers.", [remedy]
+
+
+@hypothesis("add the input of a block once: x + f(x)")
+def scaled_shortcut(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """Each block multiplies its input by one factor on the way around it."""
+    carried = [stats.carried for stats in facts.features.residual.values() if stats.carried is not None]
+    middle = statistics.median(carried) if len(carried) > 2 else 1.0
+    alike = sum(0.85 * middle < one < 1.15 * middle for one in carried)
+    found.add(middle > 1.6 and alike > 0.7 * len(carried), 0.65, f"{alike} of {len(carried)} blocks hand {middle:.3g} of it on")
+    blocks = ", ".join([*facts.features.residual][:2])
+    remedy = Remedy("replace", f"the shortcut in {blocks} and so on", None, "the input, once", "", "", SOON, "return x + branch(x)")
+    return f"Each block hands on {middle:.3g} times its input: it is added more than once.", [remedy]
 
 
 _SQUASHING = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh", "Softsign", "LogSigmoid")
@@ -193,6 +240,27 @@ def module_setting(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     code = f"{in_code(module)}.{name} = {_WANTED[name]:g}"
     text = f"{name} of {module}{f' and {len(alike) - 1} more' * (len(alike) > 1)} is {value:g}; {_WANTED[name]:g} is usual."
     return text, [Remedy("set", target, value, _WANTED[name], "", "", SOON, code)]
+
+
+@hypothesis("use larger batches", "use a group norm in its place")
+def small_batches(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A batch norm has very few values."""
+    values, learning = facts.flow.model_setup.values_per_channel.get(alert.site), facts.flow.learning
+    kind = facts.modules.get(alert.site, "")
+    if values is None or not kind.startswith("BatchNorm"):
+        return None
+    found.add(True, 0.8, f"it has {values:.3g} values per channel and batch")
+    effect, size = "the same statistics in training and validation", None if learning is None else learning.batch_size
+    remedies = [Remedy("replace", f"nn.{kind}", None, "nn.GroupNorm", "", effect, SOON, "nn.GroupNorm(1, channels)")]
+    if size:
+        to = math.ceil(size * _FEW / values)
+        code = f"DataLoader(…, batch_size={to})"
+        remedies.insert(0, Remedy("set", "dataloader.batch_size", round(size), to, "", effect, SOON, code))
+    return f"The statistics of {alert.site} come from {values:.3g} values of a batch.", remedies
+
+
+_FEW = 16
+"""Values of a batch from which the statistics of a channel are as good as usual."""
 
 
 @hypothesis("initialise the parameter, or load it again")

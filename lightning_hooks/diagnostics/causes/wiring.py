@@ -86,6 +86,20 @@ def wrong_axis(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"{swapped[0]}{more} is given batches with the samples first, and takes these for the places of a sequence.", [remedy]
 
 
+@hypothesis("add positions along the second dimension")
+def positions_by_sample(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """Positions are added along the samples of a batch, not along the places of a sequence."""
+    if not facts.places_first:
+        return None
+    name = facts.places_first[0]
+    found.add(True, 0.6, "it has its places first, and attention is given batches with the samples first")
+    target, to = f"the positions that are cut from {name} by the first dimension", "those of the second one"
+    code = f"x + {in_code(name)}[: x.size(1)].transpose(0, 1)"
+    return f"{name} holds positions for sequences with their places first.", [
+        Remedy("replace", target, None, to, "", "a loss that falls", SOON, code)
+    ]
+
+
 @hypothesis("remove the detach between its calls")
 def detached_state(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A state is detached between the calls of a module, so that nothing is learned over time."""
@@ -113,6 +127,52 @@ def no_slope(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     target, code = f"round, floor or sign of the weight in {module}", "w + (torch.round(w) - w).detach()"
     remedy = Remedy("replace", target, None, "one that lets the gradient pass", "", "gradients that are not 0", 1, code)
     return f"{alert.site} is used through an operation whose gradient is 0, such as round, sign or a comparison.", [remedy]
+
+
+@hypothesis("let the gradient pass: x + (round(x) - x).detach()")
+def flat_outputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The outputs go through an operation whose gradient is 0, such as round or a comparison, before the loss."""
+    gradients, known = facts.flow.parameters, facts.features.representations
+    last = next((name for name in reversed(facts.flow.modules) if facts.parameters_of(name)), "")
+    sites = facts.features.sites
+    if len(gradients) < 2 or last not in sites or any(stats.zero_fraction < 1 for stats in gradients.values()):
+        return None
+    found.add(True, 0.6, f"the gradients of all {len(gradients)} parameters are 0, the last layer's too")
+    varies = sites[last].std > 0 and (last not in known or known[last].ratio > 1e-9)
+    found.add(varies, 0.15, f"the outputs of {last} differ")
+    target, code = f"round, floor or sign of what {last} puts out", "x + (torch.round(x) - x).detach()"
+    remedy = Remedy("replace", target, None, "one that lets the gradient pass", "", "gradients that are not 0", 1, code)
+    return f"What {last} puts out goes through an operation whose gradient is 0, such as round, sign or a comparison.", [remedy]
+
+
+@hypothesis("let the gradient pass, straight-through: x + (q - x).detach()")
+def flat_between(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """What one layer puts out reaches the next through an operation without a slope, such as argmin and a table of codes."""
+    known, gradients = facts.features.representations, facts.flow.modules
+    order = [name for name in facts.modules if name in known and name in gradients and facts.parameters_of(name)]
+    if alert.site not in order[1:]:
+        return None
+    before = order[order.index(alert.site) - 1]
+    here, there = gradients[alert.site].rms, gradients[before].rms
+    same = known[alert.site].ratio < 1e-12 < 1e-6 < known[before].ratio
+    found.add(same, 0.4, f"the outputs of {before} differ between samples, and those of {alert.site} next to it do not at all")
+    found.add(same and there < 1e-2 * here, 0.3, f"the gradient at {before} is {there:.1g}, and {here:.1g} behind it")
+    target, code = f"what chooses codes between {before} and {alert.site}", "x + (q - x).detach()"
+    remedy = Remedy("replace", target, None, "one that is straight-through", "", "gradients and outputs that differ", SOON, code)
+    return f"Between {before} and {alert.site} stands an operation without a slope, such as argmin and a table of codes.", [remedy]
+
+
+@hypothesis("turn the mask round")
+def inverted_mask(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A mask hides what it is to show."""
+    sites = facts.attention.sites
+    hidden = [name for name, stats in sites.items() if stats.first_token_share < 1e-12 and stats.entropy > 1e-3]
+    found.add(bool(hidden), 0.65, "no query sees the first key of any sample, where padding comes last")
+    if not hidden:
+        return None
+    to = "its opposite, if it is True where a key may be seen"
+    remedy = Remedy("replace", f"the mask of {hidden[0]}", None, to, "", "a loss that falls", SOON, "~mask")
+    return f"{hidden[0]} attends to other keys than the first one, which its mask hides in all samples.", [remedy]
 
 
 @hypothesis("remove the hooks or the code that cuts gradients")

@@ -17,7 +17,7 @@ from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.causes.code import bad_batch
 from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, large_targets, placeholder
 from lightning_hooks.diagnostics.causes.rates import LARGE_STEP
-from lightning_hooks.diagnostics.causes.weights import initial_scale, large_start, stretching_recurrence
+from lightning_hooks.diagnostics.causes.weights import initial_scale, large_start, stretching_recurrence, stretching_start
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.excuses import LOSS_FALLS, all_scale_free, loss_falls
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -258,8 +258,8 @@ KINDS = (
     Kind(
         "exploding", "Exploding gradients", group="Backward", rank=900, stops_learning=True, urgency=3, limit=Exploding().absolute,
         hypotheses=(
-            initial_scale, large_start, *LARGE_STEP, constant_data, placeholder, large_inputs, stretching_recurrence,
-            large_targets,
+            stretching_start, initial_scale, large_start, *LARGE_STEP, constant_data, placeholder, large_inputs,
+            stretching_recurrence, large_targets,
         ),
         meaning="The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and "
         "weights may end as NaN.",

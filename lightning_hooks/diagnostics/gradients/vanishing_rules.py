@@ -16,6 +16,7 @@ from lightning_hooks.declare.links import backward, from_first, in_a_row, of_who
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import activation_before_loss, fact
 from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inputs
+from lightning_hooks.diagnostics.causes.rates import group_too_fast
 from lightning_hooks.diagnostics.causes.weights import (
     constant_weights,
     initial_scale,
@@ -25,7 +26,7 @@ from lightning_hooks.diagnostics.causes.weights import (
     small_start,
     squashing_chain,
 )
-from lightning_hooks.diagnostics.causes.wiring import loss_without_graph, no_slope
+from lightning_hooks.diagnostics.causes.wiring import flat_outputs, loss_without_graph, no_slope
 from lightning_hooks.diagnostics.excuses import FIRST_STEP_ONLY, had_gradient, is_scale_free, unused_tensors
 from lightning_hooks.diagnostics.gradients.exploding_rules import Exploding, GradientCourse
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -256,7 +257,7 @@ KINDS = (
         "vanishing", "Vanishing gradients", group="Backward", rank=1140, stops_learning=True, urgency=1,
         hypotheses=(
             small_start, squashing_chain, destroyed_inputs, large_inputs, initial_scale, constant_weights, offset_bias,
-            module_setting, activation_before_loss,
+            module_setting, activation_before_loss, group_too_fast,
         ),
         meaning="The gradient becomes very small on its way back to the first layers. These layers hardly learn.",
         formula="g = rms of the gradient at the module's output;  n = its norm;  later = modules with parameters nearer to the "
@@ -273,7 +274,7 @@ KINDS = (
     ),
     Kind(
         "zero", "Gradients that are exactly zero", group="Backward", rank=1150, stops_learning=True, measures="share",
-        hypotheses=(no_slope, constant_weights, offset_bias, nonfinite_weights),
+        hypotheses=(flat_outputs, no_slope, constant_weights, offset_bias, nonfinite_weights),
         meaning="A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
         formula="zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
         "alert if zero_fraction >= {Zero.threshold}",

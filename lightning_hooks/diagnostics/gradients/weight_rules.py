@@ -13,7 +13,7 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import half_weights, written_back
+from lightning_hooks.diagnostics.causes.code import half_weights, written_back, wrong_sign
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low, wrong_schedule
 from lightning_hooks.diagnostics.causes.wiring import another_optimizer, strided_weight
 from lightning_hooks.diagnostics.excuses import CONVERGED, is_scale_free
@@ -304,7 +304,7 @@ KINDS = (
     ),
     Kind(
         "weights_growing", "Weights that grow fast", group="Updates", rank=730,
-        hypotheses=STEP_SIZE,
+        hypotheses=(wrong_sign, *STEP_SIZE),
         meaning="The norm of a weight doubled within one window, faster than in the window before, or keeps growing by the same "
         "factor from window to window while the loss rises. Training that goes on like this diverges.",
         formula="alert if weight_norm > {WeightsGrowing.factor} * that of the window before, growing no more slowly than before,\n"

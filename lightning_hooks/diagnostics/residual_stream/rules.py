@@ -14,7 +14,7 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.causes.code import half_overflow
 from lightning_hooks.diagnostics.causes.rates import rate_too_high
-from lightning_hooks.diagnostics.causes.weights import initial_scale, offset_bias
+from lightning_hooks.diagnostics.causes.weights import initial_scale, offset_bias, scaled_shortcut
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 
@@ -175,7 +175,7 @@ KINDS = (
     Kind(
         "residual_growth", "A residual stream that grows from block to block", group="Attention, experts, residual streams",
         rank=1000,
-        hypotheses=(initial_scale, rate_too_high, half_overflow),
+        hypotheses=(scaled_shortcut, initial_scale, rate_too_high, half_overflow),
         meaning="The residual stream is far larger behind a late block than behind the first one: blocks multiply what they are "
         "given, or each block's input is about twice that of the one before. Late blocks then hardly change the stream, and in "
         "float16 it may overflow.",

@@ -12,6 +12,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import at_the_same_site
 from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.causes.code import wrong_sign
 from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high
 from lightning_hooks.diagnostics.causes.weights import offset_bias
 from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterReport, RouterStats
@@ -166,7 +167,7 @@ KINDS = (
     Kind(
         "router_collapse", "A router that makes the same few choices", group="Attention, experts, residual streams",
         rank=1200, stops_learning=True,
-        hypotheses=(offset_bias, group_too_fast, rate_too_high),
+        hypotheses=(wrong_sign, offset_bias, group_too_fast, rate_too_high),
         meaning="A router of a mixture of experts sends nearly all tokens to as few experts as it can, or a vector quantiser "
         "chooses the same few codes for everything. The other experts and codes do not train, and the model has the capacity of a "
         "much smaller one.",
@@ -182,7 +183,7 @@ KINDS = (
     ),
     Kind(
         "dead_experts", "Experts that get no tokens", group="Attention, experts, residual streams", rank=1210, measures="share",
-        hypotheses=(offset_bias, group_too_fast, rate_too_high),
+        hypotheses=(wrong_sign, offset_bias, group_too_fast, rate_too_high),
         meaning="Some experts of a mixture get no tokens, or next to none, batch after batch. They do not train, and since they "
         "do not train the router has no reason to choose them.",
         formula="alert if experts have a load <= {DeadExperts.threshold} / number of experts\n"

@@ -12,7 +12,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.causes.data import large_inputs, large_targets, placeholder
-from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, large_start, small_start
+from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, large_start, small_start, stretching_start
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.setup.initial import TEXTBOOK
@@ -231,7 +231,9 @@ __all__ = ["ConstantWeights", "FirstLossFar", "FirstLossHigh", "OneSignWeights",
 KINDS = (
     Kind(
         "poor_init", "Initial weights unlike those of similar layers", group="Forward", rank=500, stops_learning=True,
-        hypotheses=(placeholder, initial_scale, large_start, small_start, constant_weights, large_inputs, large_targets),
+        hypotheses=(
+            placeholder, stretching_start, initial_scale, large_start, small_start, constant_weights, large_inputs, large_targets,
+        ),
         meaning="The initial weights of one layer are much larger or much smaller than those of the other layers of the same role "
         "(the same type and last part of the name), and the signal through it grows or shrinks by the same factor; or all initial "
         "weights of several layers are one number, so that their units are the same and stay the same, or all of one sign, so "

@@ -12,7 +12,7 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.causes.rates import unusual_setting
-from lightning_hooks.diagnostics.causes.weights import module_setting
+from lightning_hooks.diagnostics.causes.weights import module_setting, small_batches
 from lightning_hooks.diagnostics.causes.wiring import no_activation
 from lightning_hooks.diagnostics.excuses import had_gradient
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -310,7 +310,7 @@ KINDS = (
     ),
     Kind(
         "settings", "An unusual setting of a module or optimizer", group="Set-up", rank=300, stops_learning=True,
-        hypotheses=(no_activation, module_setting, unusual_setting),
+        hypotheses=(no_activation, small_batches, module_setting, unusual_setting),
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
         "momentum 0, a dropout that drops nearly everything, a norm with a large eps, layers "
         "without an activation between them, two optimizers of the same parameters, weight decay on biases and norms.",

@@ -224,7 +224,9 @@ def _remove_module(_: Remedy, built: Built, name: str) -> Built | None:
 def _replace_class(remedy: Remedy, built: Built, kind: str) -> Built:
     new, _, with_ = str(remedy.to).removeprefix("nn.").partition(" and ")
     for name in [name for name, module in built.module.named_modules() if type(module).__name__ == kind]:
-        _replace_module(built.module, name, getattr(nn, new)())
+        old = built.module.get_submodule(name)
+        made = nn.GroupNorm(1, int(old.num_features)) if new == "GroupNorm" else getattr(nn, new)()  # type: ignore[arg-type]
+        _replace_module(built.module, name, made)
     return Built(initialise(built.module), *built[1:]) if with_ else built  # type: ignore[arg-type]
 
 
@@ -332,10 +334,11 @@ def _moments(built: Built, at: int, to: str) -> tuple[Tensor, Tensor]:
     return values.mean(over), values.std(over).clamp_min(1e-8)
 
 
-def _drop_last(_: Remedy, built: Built) -> Built:
+def _set_loader(remedy: Remedy, built: Built, setting: str) -> Built:
     loader = built.data["train_dataloaders"]
+    given = {"batch_size": loader.batch_size, "drop_last": loader.drop_last} | {setting: remedy.to}
     shuffle = isinstance(loader.sampler, RandomSampler)
-    new = DataLoader(loader.dataset, loader.batch_size, shuffle, drop_last=True, collate_fn=loader.collate_fn)
+    new = DataLoader(loader.dataset, shuffle=shuffle, generator=loader.generator, collate_fn=loader.collate_fn, **given)
     return built._replace(data={**built.data, "train_dataloaders": new})
 
 
@@ -357,7 +360,7 @@ def _set_trainer(remedy: Remedy, built: Built, argument: str) -> Built:
 
 _ACTS: dict[str, Callable[..., Built | None]] = {
     r"set (optimizer.*\.lr, .*\.lr)": _set_rates,
-    r"set dataloader\.drop_last": _drop_last,
+    r"set dataloader\.(drop_last|batch_size)": _set_loader,
     r"call requires_grad_\(True\) on (.+)": _unfreeze,
     r"call optimizer\.zero_grad\(\) once after each step": _zero_after_steps,
     r"call configure_optimizers after .*": _configure_later,

@@ -73,6 +73,9 @@ def test_parameters_and_modules() -> None:
     assert not torch.equal(changed(Remedy("initialise", "net.0.weight")).module.net[0].weight, before)
     assert isinstance(changed(Remedy("remove", "net.1")).module.net[1], nn.Identity)
     assert isinstance(changed(Remedy("replace", "nn.Sigmoid", None, "nn.ReLU")).module.net[1], nn.ReLU)
+    normed = built()
+    normed.module.net[2] = nn.BatchNorm1d(3)
+    assert changed(Remedy("replace", "nn.BatchNorm1d", None, "nn.GroupNorm"), normed).module.net[2].num_channels == 3
     assert changed(Remedy("set", "net.2.eps", 0.5, 1e-5)).module.net[2].eps == 1e-5
     assert apply(Remedy("fill", "net.9.bias", None, 0.0), built()) is None
     assert apply(Remedy("check", "the samples of batch 3"), built()) is None
@@ -129,6 +132,8 @@ def test_the_batch_is_normalised_over_the_training_data() -> None:
     assert one.module.on_after_batch_transfer((x,), 0)[0].tolist() == [[1.0, 0.0], [3.0, 10.0]]
     last = changed(Remedy("set", "dataloader.drop_last", False, True), built()._replace(data=data))
     assert last.data["train_dataloaders"].drop_last
+    larger = changed(Remedy("set", "dataloader.batch_size", 2, 16), built()._replace(data=data)).data["train_dataloaders"]
+    assert (larger.batch_size, larger.drop_last) == (16, False)
 
 
 class Calls(LightningModule):

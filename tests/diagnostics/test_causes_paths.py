@@ -1,0 +1,198 @@
+"""Hypotheses about slopes, signs, numbers, masks, batches and shortcuts: what speaks for them and against them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_hooks.alerts import (
+    Alert,
+    FeatureReport,
+    GradientFlowReport,
+    GroupSettings,
+    LossReport,
+    OptimizerStats,
+    ParameterSetup,
+)
+from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
+from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
+from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
+from lightning_hooks.diagnostics.features.stats import FeatureStats
+from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
+from lightning_hooks.diagnostics.learning.report import LearningReport
+from lightning_hooks.diagnostics.loss.report import ValidationLoss
+from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
+from lightning_hooks.diagnostics.optimizer.table import ScheduleStats
+from lightning_hooks.diagnostics.representations.table import RepresentationStats
+from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
+from lightning_hooks.diagnostics.setup.checks import ModelSetup
+from lightning_hooks.hosts.host import TrainingSetup
+from lightning_hooks.session.diagnosis import _places_first
+
+MODULES = {"net.a": "Linear", "net.b": "Linear", "net.norm": "BatchNorm1d", "net": "Sequential"}
+START = {"net.a.weight": TensorFacts(64, 0.0, -0.5, 0.5), "net.b.weight": TensorFacts(64, 0.0, -0.5, 0.5)}
+ATTENDS = AttentionStats(4, 64, (), 4.0, 0.6, 0.1, 0.0, 0.0)
+BLOCK = ResidualStats(4, 1.0, 5.0, 3.0, 0.0, 2.0, 0.9, 7, 0.4, 2.8, 65504.0, "blocks")
+
+
+def alert(kind: str, site: str = "loss") -> Alert:
+    return Alert(kind, site, 1.0, 0.7, 0, 10, "warning", "seen.")
+
+
+def stats(mean: float = 0.0, std: float = 1.0) -> FeatureStats:
+    return FeatureStats(4, 400, mean, std, mean - 3 * std, mean + 3 * std, math.hypot(mean, std), 0.0, 0.0)
+
+
+def features(**fields: Any) -> FeatureReport:
+    sites = {"net.a": stats(), "net.b": stats()}
+    return FeatureReport(0, 10, fields.pop("sites", sites), input_place="[0]", sampled_batches=4, **fields)
+
+
+def flow(zeros: float = 0.0, **fields: Any) -> GradientFlowReport:
+    gradient = ParameterGradientStats(10, 1 - zeros, 1 - zeros, 0.1, zeros, 0, 0, 3e-3)
+    arrived = {name: GradientStats(4, 400, 0.0, rms, -1.0, 1.0, rms, 1.0, 1.0, 0.0, 0.0) for name, rms in fields.pop("rms", ())}
+    return GradientFlowReport(0, 10, arrived, dict.fromkeys(START, gradient), 1.0, sampled_batches=4, **fields)
+
+
+def varied(**ratios: float) -> dict[str, RepresentationStats]:
+    return {f"net.{name}": RepresentationStats(4, ratio, 1.0, ratio, ratio) for name, ratio in ratios.items()}
+
+
+def facts(given: FeatureReport | None = None, report: GradientFlowReport | None = None, **fields: Any) -> Facts:
+    return Facts(given or features(), report or flow(), **{"modules": MODULES, "start": START, **fields})
+
+
+@pytest.mark.parametrize(("gain", "modules", "found"), [(8.0, {}, True), (1.4, {}, False), (8.0, {"net.n": "LayerNorm"}, False)])
+def test_layers_that_all_start_too_large(gain: float, modules: dict[str, str], found: bool) -> None:
+    given = features(initial_gains=dict.fromkeys(("net.a", "net.b", "net.c"), gain))
+    cause = weights.stretching_start.judge(alert("poor_init"), facts(given, modules=modules))
+    assert (cause is not None) is found
+    assert cause is None or (cause.decisive and cause.remedies[0].target == "net.a, net.b, net.c")
+
+
+@pytest.mark.parametrize(("zeros", "found"), [(1.0, True), (0.5, False)])
+def test_outputs_that_are_rounded_before_the_loss(zeros: float, found: bool) -> None:
+    report = flow(zeros, rms=(("net.a", 0.0), ("net.b", 0.0)))
+    cause = wiring.flat_outputs.judge(alert("zero", "net.b.weight"), facts(report=report))
+    assert (cause is not None) is found
+    if cause is not None:
+        assert cause.decisive
+        assert cause.remedies[0].target == "round, floor or sign of what net.b puts out"
+        assert cause.evidence_for[1] == "the outputs of net.b differ"
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "rms", "score"), [(0.1, 1e-16, 1e-6, 0.7), (0.1, 1e-16, 0.1, 0.4), (0.1, 0.1, 1e-6, 0.0)]
+)
+def test_codes_between_two_layers(before: float, behind: float, rms: float, score: float) -> None:
+    report = flow(rms=(("net.a", rms), ("net.b", 0.1)))
+    known = facts(features(representations=varied(a=before, b=behind)), report)
+    cause = wiring.flat_between.judge(alert("representation_collapse", "net.b"), known)
+    assert (0.0 if cause is None else cause.score) == score
+    assert wiring.flat_between.judge(alert("representation_collapse", "net.a"), known) is None
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.0, True), (0.1, False)])
+def test_a_mask_that_hides_the_first_key_of_all_samples(share: float, found: bool) -> None:
+    known = AttentionReport(0, 10, {"net.a/sdpa": dataclasses.replace(ATTENDS, first_token_share=share)})
+    cause = wiring.inverted_mask.judge(alert("no_progress"), facts(attention=known))
+    assert (cause is not None and cause.decisive) is found
+
+
+class Placed(nn.Module):
+    """Attention, with a table of positions."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(shape))
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+
+@pytest.mark.parametrize(("shape", "found"), [((64, 1, 8), ["table"]), ((1, 64, 8), []), ((64, 1, 4), [])])
+def test_positions_for_sequences_with_their_places_first(shape: tuple[int, ...], found: list[str]) -> None:
+    known = _places_first(Placed(*shape))
+    assert known == found
+    cause = wiring.positions_by_sample.judge(alert("no_progress"), facts(places_first=known))
+    assert (cause is not None and cause.decisive) is bool(found)
+
+
+@pytest.mark.parametrize(("logit", "gain", "score"), [(400.0, 1.0, 0.6), (400.0, 9.0, 0.2), (8.0, 1.0, None)])
+def test_scores_that_are_not_scaled(logit: float, gain: float, score: float | None) -> None:
+    sites = {"net.a/sdpa": dataclasses.replace(ATTENDS, max_logit=logit), "net.b/sdpa": ATTENDS}
+    given = features(initial_gains={"net.a": gain, "net.b": 1.0, "net.c": 1.0})
+    known = facts(given, attention=AttentionReport(0, 10, sites))
+    cause = weights.unscaled_scores.judge(alert("attention_collapse", "net.a/sdpa"), known)
+    assert (None if cause is None else cause.score) == score
+
+
+@pytest.mark.parametrize(("carried", "found"), [(2.8, True), (1.1, False)])
+def test_a_shortcut_that_is_added_more_than_once(carried: float, found: bool) -> None:
+    block = dataclasses.replace(BLOCK, carried=carried)
+    given = features(residual={f"net.blocks.{number}": block for number in range(4)})
+    cause = weights.scaled_shortcut.judge(alert("residual_growth", "net.blocks.3"), facts(given))
+    assert (cause is not None and cause.decisive) is found
+
+
+def test_batches_that_are_too_small_for_a_batch_norm() -> None:
+    report = flow(model_setup=ModelSetup(values_per_channel={"net.norm": 2.0}), learning=LearningReport(batch_size=2.0))
+    cause = weights.small_batches.judge(alert("settings", "net.norm"), facts(report=report))
+    assert cause is not None
+    assert [(remedy.target, remedy.to) for remedy in cause.remedies] == [
+        ("dataloader.batch_size", 16),
+        ("nn.BatchNorm1d", "nn.GroupNorm"),
+    ]
+    assert weights.small_batches.judge(alert("settings", "net.a"), facts(report=report)) is None
+
+
+@pytest.mark.parametrize(("recent", "known", "score"), [
+    ((1.0, -1.0, -2.0, -3.0, -4.0), True, 0.7),
+    ((1.0, -1.0, -2.0, -3.0, -4.0), False, None),
+    ((1.0, 0.5, 0.4, 0.3, 0.3), True, None),
+])  # fmt: skip
+def test_a_term_of_the_loss_with_the_wrong_sign(recent: tuple[float, ...], known: bool, score: float | None) -> None:
+    given = features(targets={"mse_loss": TargetStats(4, 0, 0, 0, 0, 0, 0)} if known else {})
+    report = flow(loss=LossReport(40, 0.0, 0.1, -4.0, 1.0, recent[-1], recent=recent))
+    cause = code.wrong_sign.judge(alert("weights_growing", "net.a.weight"), facts(given, report))
+    assert (None if cause is None else cause.score) == score
+
+
+@pytest.mark.parametrize(
+    ("site", "size", "found"), [("validation loss", 1.0, True), ("net.a", 1.0, False), ("validation loss", 9.0, False)]
+)
+def test_numbers_of_classes_that_differ_in_validation(site: str, size: float, found: bool) -> None:
+    given = features(inputs={"training": stats(), "validation": stats(0.0, size)})
+    loss = LossReport(40, 2.0, 0.1, 1.9, 2.1, 2.0, validations=(ValidationLoss(10, 4.0),))
+    assert (code.other_numbers.judge(alert("validation_shift", site), facts(given, flow(loss=loss))) is not None) is found
+
+
+def test_a_rectifier_before_a_logarithm_is_the_second_remedy() -> None:
+    known = facts(bad_step=BadStep("operation", value="-inf", operation="log at a.py:3 in training_step"))
+    cause = code.nonfinite_operation.judge(alert("loss_nonfinite"), known)
+    assert cause is not None
+    assert cause.remedies[1].text == "Replace the rectifier before the log in training_step by a softplus: torch.log(F.softplus(x))"
+
+
+def test_inputs_far_from_0_in_a_narrow_range_are_moved_to_one_around_0() -> None:
+    given = features(images=True, inputs={"training": stats(-2.0, 0.005)})
+    cause = data.large_inputs.judge(alert("no_progress"), facts(given))
+    assert cause is not None
+    assert [remedy.to for remedy in cause.remedies] == ["its values, standardised", "its values, from -1 to 1"]
+
+
+def test_the_factor_of_a_schedule_that_was_at_its_highest_is_made_up_for_by_the_rate() -> None:
+    settings = GroupSettings(lr=1e-6, lr_peak=3e-6, lr_initial=1e-4)
+    held = ParameterSetup(64, 2, True, True, ("0-Adam",), 10, 1e-6, 1e-6)
+    report = flow(setups=dict.fromkeys(START, held))
+    optimizers = {"0-Adam": OptimizerStats((1e-6,), (3e-6,), groups=(settings,))}
+    schedule = ScheduleStats("LambdaLR", "", 0, False, 0, False)
+    setup = TrainingSetup(device=torch.device("cpu"))
+    cause = rates.wrong_schedule.judge(
+        alert("lr_zero", "0-Adam"), facts(report=report, optimizers=optimizers, schedules=[schedule], setup=setup)
+    )
+    assert cause is not None
+    assert (cause.remedies[0].target, cause.remedies[0].to) == ("optimizer.lr", 0.1)
