@@ -170,6 +170,14 @@ def test_numbers_of_classes_that_differ_in_validation(site: str, size: float, fo
     assert (code.other_numbers.judge(alert("validation_shift", site), facts(given, flow(loss=loss))) is not None) is found
 
 
+@pytest.mark.parametrize(("last", "known", "found"), [(1e-6, False, True), (1e-6, True, False), (0.5, False, False)])
+def test_a_loss_that_is_smallest_where_outputs_are_the_same(last: float, known: bool, found: bool) -> None:
+    given = features(targets={"mse_loss": TargetStats(4, 0, 0, 0, 0, 0, 0)} if known else {})
+    report = flow(loss=LossReport(40, last, 0.0, last, 1.0, last, recent=(1.0, last), start=1.0))
+    cause = data.nothing_repels.judge(alert("representation_collapse", "net.b"), facts(given, report))
+    assert (cause is not None and cause.decisive) is found
+
+
 def test_a_rectifier_before_a_logarithm_is_the_second_remedy() -> None:
     known = facts(bad_step=BadStep("operation", value="-inf", operation="log at a.py:3 in training_step"))
     cause = code.nonfinite_operation.judge(alert("loss_nonfinite"), known)

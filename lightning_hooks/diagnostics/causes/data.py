@@ -118,6 +118,19 @@ def destroyed_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"What {layer}, the first layer, is given is next to the same for all samples.", [remedy]
 
 
+@hypothesis("add what keeps samples from one another: negatives, or a variance term")
+def nothing_repels(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The loss is smallest where all outputs are the same."""
+    loss = facts.flow.loss
+    if loss is None or not loss.recent or facts.features.outputs or facts.features.targets:
+        return None
+    last = loss.recent[-1]
+    found.add(0 <= last < 0.05 * loss.start, 0.6, f"the loss fell from {loss.start:.2g} to {last:.2g} while outputs became alike")
+    to = "one with negatives, a variance term, or a stop-gradient and a predictor"
+    remedy = Remedy("replace", "the loss between outputs", None, to, "", "outputs that differ from sample to sample", SOON)
+    return "The loss is smallest where all outputs are the same, and nothing in it keeps samples from one another.", [remedy]
+
+
 @hypothesis("check that each target belongs to its input, and what the model is given")
 def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The targets do not follow from what the model is given."""

@@ -56,6 +56,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("balance_with_wrong_sign", "penalty_with_wrong_sign"), ("wrong_sign",)),
     "shortcut_doubled": ("scaled_shortcut",),
     "wrong_scale": ("unscaled_scores",),
+    "views_collapse": ("nothing_repels",),
     # The bugs of others.
     **dict.fromkeys(("softmax_before_loss", "sigmoid_before_loss"), ("activation_before_loss",)),
     **dict.fromkeys(("outputs_without_graph", "head_without_graph"), ("cut_path", "loss_without_graph")),
@@ -171,6 +172,7 @@ REPAIRS: dict[str, str] = {
     "huge_batch": "samples of batch",
     "corrupt_targets": "samples of batch",
     **dict.fromkeys(("balance_with_wrong_sign", "penalty_with_wrong_sign"), "sign"),
+    "views_collapse": "negatives",
     # The bugs of others.
     "sigmoid_before_loss": "sigmoid",
     **dict.fromkeys(("outputs_without_graph", "head_without_graph"), "detach"),
