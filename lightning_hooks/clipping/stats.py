@@ -149,7 +149,7 @@ def clip_stats(row: Sequence[float], names: Sequence[str], limit: float | None =
     )
 
 
-PAGE = 32
+PAGE = 128
 """Steps stored before they are tallied, so that the cost of a tally is shared; fewer with many parameters."""
 
 NUMBERS = 8192

@@ -148,7 +148,8 @@ class Step:
             scaled: Whether nothing but one multiplication of all of them by the same number can change them: a few are enough then.
         """
         if self.shards is None:  # what is written to a shard does not count as written to the whole
-            self._marked = [self.parameters[place] for place in self.few] if scaled else self.parameters
+            few = [self.parameters[place] for place in self.few] or self.parameters[:: -(-len(self.parameters) // MOST_READ) or 1]
+            self._marked = few if scaled else self.parameters
             self._versions = versions(self._marked)
 
     def changed(self, scaled: bool) -> None:
@@ -162,12 +163,13 @@ class Step:
         if now and now == self._versions:
             return
         once = scaled and now and now == [(gradient, version + 1) for gradient, version in self._versions]
-        self._norms, self._zeros, self.addresses = self._scaled() if once else None, None, None
+        self._norms, self._zeros = self._scaled() if once else None, None
+        self.addresses = self.addresses if once else None  # multiplied in place
 
     def _scaled(self) -> Tensor | None:
         """The norms of gradients that were all multiplied by one number, which a few small ones show; None if they do not."""
         before, found = self._norms, self._found()
-        if before is None or len(found) <= self.few[-1] or self.loss_scale is not None:
+        if before is None or not self.few or len(found) <= self.few[-1] or self.loss_scale is not None:
             return None
         now = kernels_for("cpu").norms([found[place] for place in self.few]).norms.tolist()
         known = before.tolist()

@@ -167,7 +167,7 @@ def _others_change(trainer: Trainer, pl_module: LightningModule) -> bool:
 def _overridden(instance: Any, name: str) -> bool:
     """Whether a class between the instance's and Lightning's own writes the method, or the instance carries one."""
     if name in vars(instance):
-        return True
+        return vars(instance)[name] is not None  # None: Lightning skips it
     for kind in type(instance).__mro__:
         if name in vars(kind):
             return not kind.__module__.startswith(("lightning.pytorch.", "pytorch_lightning."))

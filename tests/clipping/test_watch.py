@@ -90,7 +90,7 @@ def assert_events(events: Any, best: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 5, 9, 64, 300])
-@pytest.mark.parametrize("page", [1, 7, 32])
+@pytest.mark.parametrize("page", [1, 7, 32, 128, 200])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_watch_equals_a_plain_loop(steps: int, page: int, seed: int) -> None:
     norms, taken = history(steps, seed)
