@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ _SQUASHED = {
 # Losses that say how far outputs are from targets.
 _DISTANCES = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy")
 _PRODUCTS = ("Addmm", "Mm", "Linear")
+_MULTIPLIES = (*_PRODUCTS, "T", "Transpose", "Permute", "Convolution")
 _LINEAR = ("Add", "Sub", "Neg", "Sum", "Mean", "NativeDropout")
 # Operations that only move or cast values.
 _MOVES = (
@@ -134,13 +136,43 @@ def parameters_behind(loss: Tensor, known: Mapping[Any, T]) -> Iterator[tuple[nn
             yield variable, nearest[node]
 
 
+def weights_of_targets(loss: Tensor, compared: Sequence[tuple[Any, Any, Any]]) -> list[nn.Parameter]:
+    """Return the weights of layers that a loss has a gradient for through the targets of some calls alone.
+
+    Args:
+        loss: The loss, before backward.
+        compared: Of each call the nodes of its output, its input and its target.
+    """
+    cut = set[tuple[Any, Any]]()
+    for output, given, target in compared:
+        stops = partial(_stays_before, (given, target))
+        cut |= {(node, target) for node, _ in _paths(output, NEAR, stops)}
+    elsewhere = {node for node, _ in _paths(loss.grad_fn, MOST, lambda *edge: edge not in cut)} if cut else set()
+    found = []
+    for node, user in _paths(loss.grad_fn, MOST) if cut else ():
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, nn.Parameter) and node not in elsewhere and _name(user).removesuffix("Backward") in _MULTIPLIES:
+            found.append(variable)
+    return found
+
+
+def _stays_before(ends: tuple[Any, ...], _: Any, following: Any) -> bool:
+    return following not in ends
+
+
 def _nearest(node: Any) -> Iterator[Any]:
     """Yield the nodes of a graph from ``node`` on, nearest first."""
     return (current for current, _ in _paths(node, NEAR))
 
 
-def _paths(node: Any, most: int) -> Iterator[tuple[Any, Any]]:
-    """Yield the nodes of a graph from ``node`` on, nearest first, each with one that uses it."""
+def _paths(node: Any, most: int, enters: Callable[[Any, Any], bool] | None = None) -> Iterator[tuple[Any, Any]]:
+    """Yield the nodes of a graph from ``node`` on, nearest first, each with one that uses it.
+
+    Args:
+        node: Where to begin.
+        most: How many.
+        enters: Whether to go on from one node to another; None for always.
+    """
     queue, seen = deque([(node, None)] if node is not None else []), {node}
     for _ in range(most):
         if not queue:
@@ -148,7 +180,7 @@ def _paths(node: Any, most: int) -> Iterator[tuple[Any, Any]]:
         current, before = queue.popleft()
         yield current, before
         for following, _ in current.next_functions:
-            if following is not None and following not in seen:
+            if following is not None and following not in seen and (enters is None or enters(current, following)):
                 seen.add(following)
                 queue.append((following, current))
 

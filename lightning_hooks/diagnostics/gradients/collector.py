@@ -32,6 +32,7 @@ from lightning_hooks.diagnostics.ranks import ReplicaWatch, rank_difference
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.checks import SetupChecks
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup, SetupWatch, with_gradients, with_reasons
+from lightning_hooks.hooks.functions import DIVERGENCE, REGRESSION
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.tables import HostNumbers, first_calls, in_order, parameters_in_order, sites_in_order
@@ -87,6 +88,8 @@ class GradientCollector(GradientSites):
             self._setup_checks.load_state_dict(state.get("checks", {}))
         self._outputs = OutputNodes() if not compiled_regions(model) else None
         self._look_at_loss = context.guard(OutputNodes.look_at, "the loss's graph")
+        if self._outputs is not None:
+            context.on_call((DIVERGENCE, *REGRESSION), self._outputs.take_target)
         for index, (name, module) in enumerate(self._sites):
             context.listen(name, module, GradientListener(context, self.modules, name, index, self._outputs))
         self.set_tables(
@@ -107,6 +110,7 @@ class GradientCollector(GradientSites):
     def detach(self) -> None:
         if self._outputs is not None:
             self._outputs.of.clear()
+            self._outputs.compared.clear()
         self.modules.listening = False  # tensor hooks live as long as their graph, which the user may keep
 
     @override
@@ -265,6 +269,7 @@ class GradientCollector(GradientSites):
             squashed_twice=seen.squashed,
             loss_aligns=seen.aligned,
             loss_sign=seen.sign,
+            target_layer=seen.target_layer,
             linear_layers=(seen.first_linear, seen.last_linear, seen.linear_layers) if seen.first_linear else None,
             loss=self._loss.table.read(packed["loss"]),
             model_setup=self._setup_checks.read(packed["setup"], self.context.host.model, modules, {seen.user: seen.elements}),

@@ -11,12 +11,22 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.functional import FunctionalCall
 from lightning_hooks.declare.step import OptimizerSteps, Step
 from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
 from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
 from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors
-from lightning_hooks.hooks.graph import aligns, distance_sign, linear_layers, nearest_known, parameters_behind, squashed_twice
+from lightning_hooks.hooks.graph import (
+    aligns,
+    distance_sign,
+    linear_layers,
+    nearest_known,
+    parameters_behind,
+    squashed_twice,
+    weights_of_targets,
+)
 from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.tensors import in_memory
 from lightning_hooks.hooks.wrappers import skipping
 from lightning_hooks.statistics.rows import fixed
 from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE, RowSample, ShardedWeightSample, WeightSample
@@ -87,20 +97,29 @@ class OutputNodes:
 
     Attributes:
         given: The identities of leaves with ``requires_grad`` that a module was called with: inputs, not weights.
+        compared: Of losses whose target has a gradient, as their input has, the nodes of output, input and target.
     """
 
     def __init__(self) -> None:
         self.open = True
         self.of: dict[Any, str] = {}
         self.given: set[int] = set()
+        self.compared: list[tuple[Any, Any, Any]] = []
         self._squashed = ""  # the module whose squashed output the loss squashes again, as softmax before cross-entropy
         self._aligned = False  # whether the loss sums over alignments of labels with outputs (CTC)
         self._sign = 0  # 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0
         self._linear: tuple[str, str, int] = "", "", 0  # first and last layer of a network that is linear, and how many
+        self._target_layer = ""  # the first layer that learns as the target of a loss alone
         self._unheld: dict[ref[nn.Parameter], tuple[int, str]] = {}  # to its numbers, and to the module that uses it
 
+    def take_target(self, call: FunctionalCall) -> None:
+        """Note the target of a loss that has a gradient, as its input has."""
+        given, target = call.arguments.get("input"), call.arguments.get("target")
+        if self.open and in_memory(given) and in_memory(target) and given.requires_grad and target.grad_fn is not None:
+            self.compared.append((call.output.grad_fn, given.grad_fn, target.grad_fn))
+
     def look_at(self, loss: Tensor, model: nn.Module, steps: OptimizerSteps, hidden: Collection[int]) -> None:
-        """Look whether a loss squashes what is squashed already, aligns, or has a wrong sign, and for parameters that nobody holds.
+        """Look for what is wrong with a loss: squashed twice, a wrong sign, a target that learns, parameters that nobody holds.
 
         Args:
             loss: The loss, before backward.
@@ -113,8 +132,12 @@ class OutputNodes:
         if node is not None:
             self._squashed = nearest_known(node, self.of) or NO_MODULE
         weights = linear_layers(loss)
-        if weights:
+        targets = [weight for weight in weights_of_targets(loss, self.compared) if id(weight) in steps.holders()]
+        if weights or targets:
             modules = {id(parameter): clean_name(name).rpartition(".")[0] for name, parameter in model.named_parameters()}
+        if targets:
+            self._target_layer = self._target_layer or modules.get(id(targets[-1]), "")
+        if weights:
             self._linear = modules.get(id(weights[-1]), ""), modules.get(id(weights[0]), ""), len(weights)
         if steps.shards is None:  # else the graph has other parameters, of whole shards
             held = {id(parameter) for parameter in model.parameters()}.union(steps.holders(), hidden)
@@ -134,12 +157,14 @@ class OutputNodes:
         sign = float(self._sign % 3)  # of ranks the largest is taken: 0 is nothing, 2 a minus
         first, last, layers = self._linear
         linear = places.get(first, 0.0), places.get(last, 0.0), float(layers)
-        return places.get(self._squashed, 0.0), float(self._aligned), sign, user, float(sum(size for size, _ in gone)), *linear
+        size, target = float(sum(size for size, _ in gone)), places.get(self._target_layer, 0.0)
+        return places.get(self._squashed, 0.0), float(self._aligned), sign, user, size, *linear, target
 
     def batch_end(self) -> None:
         """A batch is over: the first one that was sampled is the last that is looked at."""
         self.open = self.open and not self.of
         self.of.clear()
+        self.compared.clear()
 
 
 class FirstLossGraph(NamedTuple):
@@ -154,6 +179,7 @@ class FirstLossGraph(NamedTuple):
         first_linear: The first layer of a network that is linear as a whole; empty for none.
         last_linear: The last.
         linear_layers: How many layers it has.
+        target_layer: The first layer that learns as the target of a loss alone; empty for none.
     """
 
     squashed: str
@@ -164,13 +190,15 @@ class FirstLossGraph(NamedTuple):
     first_linear: str = ""
     last_linear: str = ""
     linear_layers: int = 0
+    target_layer: str = ""
 
     @classmethod
     def read(cls, numbers: Sequence[int], modules: Sequence[str]) -> FirstLossGraph:
         """Name what :meth:`OutputNodes.numbers` gave."""
         names = ["", *modules, NO_MODULE]
-        squashed, aligned, sign, user, elements, first, last, layers = numbers
-        return cls(names[squashed], bool(aligned), (0, 1, -1)[sign], names[user], elements, names[first], names[last], layers)
+        squashed, aligned, sign, user, elements, first, last, layers, target = numbers
+        linear = names[first], names[last], layers
+        return cls(names[squashed], bool(aligned), (0, 1, -1)[sign], names[user], elements, *linear, names[target])
 
 
 def owners(sites: Sequence[tuple[str, nn.Module]], steps: OptimizerSteps) -> list[frozenset[int]] | None:

@@ -239,7 +239,30 @@ class DoubleSoftmax(Rule):
             )  # fmt: skip
 
 
-__all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "TargetSums", "UnreachableTargets"]
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetLearns(Rule):
+    """Layers whose only gradient says that the target of a loss be nearer to its input.
+
+    A teacher that an optimizer holds, and whose outputs are not detached, comes to meet its student. Layers that another loss
+    trains too, and rows of a table that are compared as centres are, do not count.
+    """
+
+    kind: ClassVar[str] = "output_range"
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert at the first such layer."""
+        if report.target_layer:
+            yield self.alert(
+                report, report.target_layer, 1.0, 0.0, "warning",
+                "an optimizer updates it, and its only gradient is that of the target of a loss whose input learns as well: the "
+                "target moves to what the model puts out, and both may agree on anything.",
+                "Common causes: a teacher or a target network without detach() or no_grad(), an optimizer that was given all "
+                "parameters.",
+                advice=("Compute targets under torch.no_grad(), or detach them", "Leave their parameters out of the optimizer"),
+            )  # fmt: skip
+
+
+__all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "TargetLearns", "TargetSums", "UnreachableTargets"]
 
 KINDS = (
     Kind(
@@ -250,7 +273,7 @@ KINDS = (
         "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "
         "differ, or has targets that the sigmoid, softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has "
         "targets below 0 or above 1, or `kl_div` is given probabilities instead of their logarithms. Or labels of `ctc_loss` are "
-        "its blank.",
+        "its blank. Or layers learn only as the target of such a loss.",
         formula="alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
         "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
         "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 classes"
@@ -267,7 +290,9 @@ KINDS = (
         "binary_cross_entropy, with logits or not: alert if more than {UnreachableTargets.share} of the targets are outside of 0 "
         "to 1\n"
         "kl_div: alert if more than {UnreachableTargets.share} of the numbers of its input are above 0\n"
-        "ctc_loss: alert if any of the labels is its blank",
+        "ctc_loss: alert if any of the labels is its blank\n"
+        "mse_loss, l1_loss, smooth_l1_loss, huber_loss, kl_div: alert if a layer that an optimizer holds has a gradient "
+        "through their target alone, while their input has one too",
         severities="warning; info for logarithms of probabilities",
         advice=("Give cross_entropy the output of the last linear layer, without an activation",
             "Give mse_loss and its like outputs and targets of the same shape",
@@ -285,4 +310,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (OutputRange(), TargetSums(), PairedTargets(), UnreachableTargets(), DoubleSoftmax())
+RULES = (OutputRange(), TargetSums(), PairedTargets(), UnreachableTargets(), TargetLearns(), DoubleSoftmax())
