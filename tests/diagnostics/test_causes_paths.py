@@ -26,7 +26,7 @@ from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.diagnostics.loss.report import ValidationLoss
-from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
+from lightning_hooks.diagnostics.loss_inputs.targets import BLANK, TargetStats
 from lightning_hooks.diagnostics.optimizer.table import ScheduleStats
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
@@ -176,6 +176,22 @@ def test_a_loss_that_is_smallest_where_outputs_are_the_same(last: float, known: 
     report = flow(loss=LossReport(40, last, 0.0, last, 1.0, last, recent=(1.0, last), start=1.0))
     cause = data.nothing_repels.judge(alert("representation_collapse", "net.b"), facts(given, report))
     assert (cause is not None and cause.decisive) is found
+
+
+def test_a_mask_that_is_missing_or_the_opposite() -> None:
+    for shown, to in ((("net.a/sdpa",), "a causal one"), ((), "its opposite, if that was meant")):
+        known = AttentionReport(0, 10, {"net.a/sdpa": ATTENDS}, target_shown=shown)
+        cause = code.wrong_mask.judge(alert("masked_rows", "net.a/sdpa"), facts(attention=known))
+        assert cause is not None
+        assert cause.decisive
+        assert cause.remedies[0].to == to
+
+
+@pytest.mark.parametrize(("outside", "score"), [(3, 0.85), (0, None)])
+def test_labels_that_are_the_blank(outside: int, score: float | None) -> None:
+    given = features(targets={"ctc_loss": TargetStats(4, 0, 0, 0, 0, 0, 0, bounded=40, outside=outside, bound=BLANK)})
+    cause = code.blank_label.judge(alert("output_range", "ctc_loss"), facts(given))
+    assert (None if cause is None else cause.score) == score
 
 
 def test_a_rectifier_before_a_logarithm_is_the_second_remedy() -> None:

@@ -12,7 +12,7 @@ from lightning_hooks.declare.kinds import Kind, Node, Severity
 from lightning_hooks.declare.links import not_later
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
-from lightning_hooks.diagnostics.causes.code import WRONG_MASK
+from lightning_hooks.diagnostics.causes.code import wrong_mask
 from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high
 from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, unscaled_scores
 
@@ -270,7 +270,7 @@ KINDS = (
         "masked_rows", "Queries that may attend to no key", group="Attention, experts, residual streams",
         rank=800, stops_learning=True,
         about="nonfinite", measures="share",
-        hypotheses=(WRONG_MASK,),
+        hypotheses=(wrong_mask,),
         meaning="Some queries of an attention layer may attend to no key at all. Their output is NaN, zero or the mean of "
         "everything, depending on how attention is computed. Or they may attend to the next token where that is their target.",
         formula="alert if a query row may attend to no key\n"

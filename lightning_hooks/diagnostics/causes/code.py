@@ -9,6 +9,7 @@ from lightning_hooks.diagnostics.causes.data import large_inputs
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import SOON, rate_too_high
 from lightning_hooks.diagnostics.causes.weights import in_code, nonfinite_weights
+from lightning_hooks.diagnostics.loss_inputs.targets import BLANK
 
 # What is not finite.
 
@@ -130,6 +131,30 @@ def wrong_sign(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"A term that is added to {known[0]} makes the loss negative: it grows without a bound.", [remedy]
 
 
+@hypothesis("replace it by its opposite, if that was meant", "pass a causal mask")
+def wrong_mask(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A mask hides all keys, or shows what it is to hide."""
+    target, shown = f"the mask of {alert.site}", alert.site in facts.attention.target_shown
+    if shown:
+        found.add(True, 0.8, "each query may attend to the token that is its target")
+        remedy = Remedy("replace", target, None, "a causal one", "", "a loss that falls on new data too", SOON, "is_causal=True")
+        return f"No mask hides the token that comes next from {alert.site}, or one with the opposite meaning.", [remedy]
+    found.add(True, 0.7, alert.message)
+    return "A mask hides all keys.", [Remedy("replace", target, None, "its opposite, if that was meant", "", "", SOON, "~mask")]
+
+
+@hypothesis("add 1 to the labels, and a class to the outputs")
+def blank_label(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A label is the blank of the alignment."""
+    stats = facts.features.targets.get(alert.site)
+    if stats is None or stats.bound != BLANK:
+        return None
+    found.add(stats.outside > 0, 0.85, f"{stats.outside} of {stats.bounded} labels are the blank, which no output spells")
+    target, code = f"the labels of {alert.site} that are its blank", "targets + 1"
+    remedy = Remedy("replace", target, None, "labels from 1 on, with one more class", "", "a lower loss", SOON, code)
+    return "A label has the number of the blank.", [remedy]
+
+
 @hypothesis("make one table of numbers, in training and validation")
 def other_numbers(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Classes or words have other numbers in training than in validation."""
@@ -207,9 +232,6 @@ def fact(name: str, title: str, op: str, target: str, to: str | None = None, cod
 
 
 WRONG_DIMENSION = fact("wrong_dimension", "a softmax is along the wrong dimension", "set", "{site}.dim", "-1", "softmax(x, dim=-1)")
-WRONG_MASK = fact(
-    "wrong_mask", "a mask hides all keys", "replace", "the mask of {site}", "its opposite, if that was meant", "~mask"
-)
 NO_LOGITS = fact("no_logits", "the loss is given no logits", "replace", "what {site} is given",
                  "the output of the last linear layer", at="cross_entropy")  # fmt: skip
 LABELS_LOST = fact(

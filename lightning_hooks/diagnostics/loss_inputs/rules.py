@@ -11,7 +11,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss
+from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss, blank_label
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BLANK, BOUNDS, KL_DIVERGENCE
@@ -267,7 +267,7 @@ __all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "TargetLearns", "Tar
 KINDS = (
     Kind(
         "output_range", "A loss given what it does not expect", group="Loss", rank=530, stops_learning=True,
-        hypotheses=(compared_in_pairs, activation_before_loss, NO_LOGITS),
+        hypotheses=(compared_in_pairs, blank_label, activation_before_loss, NO_LOGITS),
         meaning="`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
         "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
         "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "

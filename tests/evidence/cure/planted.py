@@ -123,6 +123,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "manual_tied_to_wide_embedding": ("large_start", "initial_scale"),
     "friedman_weights_of_one": ("stretching_start", "initial_scale"),
     "homes_in_dollars": ("large_targets",),
+    "lines_zero_is_the_blank": ("blank_label",),
     "demand_momentum_of_999": ("unusual_setting",),
     "pairs_by_angle": ("nonfinite_operation",),
     **dict.fromkeys(("counts_rounded_in_forward", "digits_codes_without_a_way_back"), ("no_slope", "flat_outputs", "flat_between")),
