@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -295,6 +296,33 @@ def _set_modules(remedy: Remedy, built: Built, targets: str) -> Built | None:
     return built
 
 
+def _set_mode(_: Remedy, built: Built, mode: str, name: str) -> Built | None:
+    """Before each training step: afterwards validation would have changed it again."""
+    known, step = dict(built.module.named_modules()), built.module.training_step
+    if name not in known and name != "the model":
+        return None
+
+    def training_step(*args: Any, **kwargs: Any) -> Any:
+        known.get(name, built.module).train(mode == "train")
+        return step(*args, **kwargs)
+
+    built.module.training_step = functools.wraps(step)(training_step)  # type: ignore[method-assign]
+    return built
+
+
+def _drop_in_training(_: Remedy, built: Built) -> Built:
+    """Functions that drop do so in training only."""
+
+    def dropout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
+        return func(**given | {"training": built.module.training})
+
+    def attention(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs) if built.module.training else func(*args[:4], **kwargs | {"dropout_p": 0.0})
+
+    return with_calls(built, {"dropout": dropout, "scaled_dot_product_attention": attention})
+
+
 # The batch, the loss, the trainer.
 
 
@@ -362,6 +390,8 @@ _ACTS: dict[str, Callable[..., Built | None]] = {
     r"set (optimizer.*\.lr, .*\.lr)": _set_rates,
     r"set dataloader\.(drop_last|batch_size)": _set_loader,
     r"call requires_grad_\(True\) on (.+)": _unfreeze,
+    r"call (train|eval)\(\) of (.+)": _set_mode,
+    r"set training of .*": _drop_in_training,
     r"call optimizer\.zero_grad\(\) once after each step": _zero_after_steps,
     r"call configure_optimizers after .*": _configure_later,
     r"replace (log|sqrt|rsqrt|exp|div|std|acos)(?:_backward)? in .*": _safe,

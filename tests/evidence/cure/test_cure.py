@@ -177,6 +177,17 @@ def test_gradients_pass_where_remedies_say_so() -> None:
         assert x.grad.item() == 1.0
 
 
+def test_modes_of_modules_and_dropout_are_set_in_steps() -> None:
+    one = changed(Remedy("call", "train() of the model"), changed(Remedy("call", "eval() of net.1")))
+    one.module.train().training_step((torch.ones(2, 4), torch.tensor([0, 1])), 0)
+    assert [one.module.net.training, one.module.net[1].training] == [True, False]
+    assert apply(Remedy("call", "eval() of net.9"), built()) is None
+    dropped = Built(Calls(lambda x: F.dropout(x, 0.5, True).sum()), {}, {}, Expected())
+    module = changed(Remedy("set", "training of net/dropout", None, "self.training"), dropped).module
+    assert module.eval().training_step(torch.ones(8), 0).item() == 8.0
+    assert module.train().training_step(torch.ones(8), 0).item() in range(0, 17, 2)
+
+
 def test_modules_and_tensors_become_known() -> None:
     one = built()
     for name, value in (("hidden", [nn.Linear(2, 2)]), ("widths", [torch.ones(2)]), ("code", torch.ones(2))):
