@@ -194,6 +194,16 @@ def test_labels_that_are_the_blank(outside: int, score: float | None) -> None:
     assert (None if cause is None else cause.score) == score
 
 
+@pytest.mark.parametrize(("ratio", "found"), [(0.0, True), (1e-3, False)])
+def test_a_step_that_changes_nothing(ratio: float, found: bool) -> None:
+    held = ParameterSetup(64, 2, True, True, ("0-Adam",), 10, 1e-3, 1e-3)
+    gradient = ParameterGradientStats(10, 1.0, 1.0, 0.1, 0.0, 0, 0, ratio)
+    report = dataclasses.replace(flow(setups=dict.fromkeys(START, held)), parameters=dict.fromkeys(START, gradient))
+    optimizers = {"0-Adam": OptimizerStats((1e-3,), (1e-3,), groups=(GroupSettings(lr=1e-3, lr_peak=1e-3),))}
+    cause = wiring.idle_step.judge(alert("update_too_small", "0-Adam"), facts(report=report, optimizers=optimizers))
+    assert (cause is not None and cause.decisive) is found
+
+
 def test_a_rectifier_before_a_logarithm_is_the_second_remedy() -> None:
     known = facts(bad_step=BadStep("operation", value="-inf", operation="log at a.py:3 in training_step"))
     cause = code.nonfinite_operation.judge(alert("loss_nonfinite"), known)

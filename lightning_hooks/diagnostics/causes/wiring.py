@@ -9,7 +9,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
 from lightning_hooks.declare.remedy import Remedy
 from lightning_hooks.diagnostics.causes.facts import Facts
-from lightning_hooks.diagnostics.causes.rates import SOON
+from lightning_hooks.diagnostics.causes.rates import SOON, usual
 from lightning_hooks.diagnostics.causes.weights import in_code
 from lightning_hooks.diagnostics.excuses import unused_tensors
 
@@ -206,6 +206,19 @@ def another_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     target, to = "the optimizer that training_step makes or keeps", "self.optimizers()"
     remedy = Remedy("replace", target, None, to, "", f"steps of {alert.site}", 1, f"optimizer = {to}")
     return f"{alert.site}, which configure_optimizers returned, takes no step: training_step steps another one, or none.", [remedy]
+
+
+@hypothesis("call the optimizer's own step, without torch.compile or a captured graph")
+def idle_step(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The optimizer's step is called and does nothing."""
+    ratios = [stats.update_ratio for stats in facts.flow.parameters.values() if stats.norm > 0 and stats.update_ratio is not None]
+    rate, steps = facts.rate_at(alert.site), max((one.steps for one in facts.flow.setups.values()), default=0)
+    idle = len(ratios) > 1 and not any(ratios) and rate is not None and rate.lr > 0 and rate.first != 0 and steps > 0
+    found.add(idle, 0.7, f"none of {len(ratios)} parameters changes by a bit, and all of them have a gradient")
+    found.add(rate is not None and rate.lr < usual(rate).low, -0.5, "its learning rate is below the usual range")
+    target = f"what steps {alert.site} (a compiled or captured step, or a class around it)"
+    remedy = Remedy("replace", target, None, "its own step()", "", "weights that change", 1, "optimizer.step()")
+    return f"{alert.site} takes {steps} steps, which change nothing.", [remedy]
 
 
 @hypothesis("copy it into contiguous memory")

@@ -14,7 +14,7 @@ from lightning_hooks.declare.links import always, from_first, of_whole
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import bad_batch, written_back
 from lightning_hooks.diagnostics.causes.rates import LARGE_STEP, SMALL_STEPS, STEP_SIZE
-from lightning_hooks.diagnostics.causes.wiring import cut_gradients
+from lightning_hooks.diagnostics.causes.wiring import cut_gradients, idle_step
 from lightning_hooks.diagnostics.excuses import (
     CONVERGED,
     FIRST_STEP_ONLY,
@@ -223,7 +223,7 @@ KINDS = (
     Kind(
         "update_too_small", "Updates too small to learn from", group="Updates",
         rank=1400, stops_learning=True, limit=UpdateTooSmall().threshold,
-        hypotheses=(written_back, cut_gradients, *SMALL_STEPS),
+        hypotheses=(idle_step, written_back, cut_gradients, *SMALL_STEPS),
         meaning="The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
         "gradient.",
         formula="update_ratio = |update| / |weight|, mean over the measured steps;\n"

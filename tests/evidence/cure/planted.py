@@ -73,6 +73,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "clipped_while_scaled": ("clipped_while_scaled",),
     "frozen_head_in_the_optimizer": ("frozen_by_mistake",),
     "strided_weight_not_updated": ("strided_weight",),
+    "compiled_step_updates_nothing": ("idle_step",),
     # The exam's seventh and eighth set.
     **dict.fromkeys(("pendulum_one_buffer", "channels_lose_their_mean"), ("constant_data",)),
     **dict.fromkeys(
@@ -185,6 +186,7 @@ REPAIRS: dict[str, str] = {
     "layers_in_a_list": "ModuleList",
     "autocast_in_part": "autocast",
     "clipped_while_scaled": "unscale_",
+    "compiled_step_updates_nothing": r"compiled|own step\(",
     # The exam's seventh and eighth set.
     "pendulum_one_buffer": "samples of a batch",
     "channels_lose_their_mean": r"before net\.stem\.0",
