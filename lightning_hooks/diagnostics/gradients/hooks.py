@@ -132,7 +132,8 @@ class OutputNodes:
         if node is not None:
             self._squashed = nearest_known(node, self.of) or NO_MODULE
         weights = linear_layers(loss)
-        targets = [weight for weight in weights_of_targets(loss, self.compared) if id(weight) in steps.holders()]
+        holders = steps.holders()
+        targets = [weight for weight in weights_of_targets(loss, self.compared) if id(weight) in holders]
         if weights or targets:
             modules = {id(parameter): clean_name(name).rpartition(".")[0] for name, parameter in model.named_parameters()}
         if targets:
@@ -140,7 +141,7 @@ class OutputNodes:
         if weights:
             self._linear = modules.get(id(weights[-1]), ""), modules.get(id(weights[0]), ""), len(weights)
         if steps.shards is None:  # else the graph has other parameters, of whole shards
-            held = {id(parameter) for parameter in model.parameters()}.union(steps.holders(), hidden)
+            held = {id(parameter) for parameter in model.parameters()}.union(holders, hidden)
             for parameter, user in parameters_behind(loss, self.of):
                 if id(parameter) not in held:
                     self._unheld[ref(parameter)] = parameter.numel(), user or NO_MODULE
