@@ -15,8 +15,9 @@ what the quartiles of these ratios say.
 *Microseconds inside* are those of ``own_time.py``: what figures under 2 % are held by.
 
 ``--parts``: ``fits`` (CPU time), ``wall`` (of the most important rows), ``own`` (microseconds inside, of a sampled step, another
-one, a first look, and of start and end), ``counts`` (operations, waits for the device, dispatches to our function modes),
-``capabilities`` (what each takes of a sampled step), ``off`` (also what is saved without each) and ``limits`` (``limits.py``).
+one, a first look, and of start and end), ``reads`` (what is read of tensors, and how long it takes), ``counts`` (operations, waits
+for the device, dispatches to our function modes), ``capabilities`` (what each takes of a sampled step), ``off`` (also what is saved
+without each) and ``limits`` (``limits.py``).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from tests.benchmarks.capabilities import CAPABILITIES, prices
 from tests.benchmarks.fits import FitTimes, by_place, clock_of, fit
 from tests.benchmarks.limits import measure_limits
 from tests.benchmarks.own_time import dispatches, own_time
+from tests.benchmarks.reads import measure_reads
 from tests.benchmarks.rows import LONG, ROWS, SHORT, Row
 from tests.benchmarks.tables import code_hash, commit
 from tests.benchmarks.workloads import NAMES, WORKLOADS, Workload
@@ -57,7 +59,7 @@ NEVER = 10**6
 """A stride by which the first step alone is sampled."""
 MANY = 50
 """Steps from which on a workload is a fast one: its fits with the default settings are long enough for a whole period."""
-PARTS = ("fits", "own", "counts", "capabilities", "off", "wall", "limits")
+PARTS = ("fits", "own", "reads", "counts", "capabilities", "off", "wall", "limits")
 MAIN = ("digits", "resnet", "transformer")
 """The workloads of the README's table, of which everything is measured."""
 WALL = ("default", "every")
@@ -255,6 +257,8 @@ def measure(
     if "own" in parts:
         print(f"\n{NAMES.get(name, name)}: microseconds", flush=True)
         result["own"] = measure_own(workload, wanted)
+    if "reads" in parts:
+        result["reads"] = measure_reads(workload, FIRST, min(workload.steady, 40))
     if "counts" in parts:
         result["counts"] = measure_counts(workload)
     known = [*result.get("fits", {}).values(), *result.get("own", {}).values()]

@@ -150,6 +150,18 @@ def inside(results: Results) -> str:
     return f"{measured_at(results)}. CPU time inside the package's own code.\n\n" + table(header, lines)
 
 
+def reads(results: Results) -> str:
+    """What reading tensors takes of a sampled step, next to PyTorch's own sum."""
+    lines = []
+    for result in _of(results, "reads"):
+        entry, own = result["reads"], result.get("own", {}).get("c", {}).get("sampled")
+        name = NAMES.get(result["workload"], result["workload"])
+        whole = "" if own is None else f"{own / 1e3:.2g}"
+        lines.append([name, f"{entry['tensors']:.0f}", *(f"{entry[of]:.2g}" for of in ("mb", "sum_ms", "ms")), whole])
+    header = ["", "tensors", "MB", "torch's sum of them, ms", "reading them, ms", "all that the package does in the step, ms"]
+    return f"{measured_at(results)}. What a sampled step reads of outputs, gradients and their norms.\n\n" + table(header, lines)
+
+
 def capabilities(results: Results) -> str:
     """What each capability takes of a sampled step."""
     found = _of(results, "capabilities")
@@ -211,6 +223,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "fits": whole_fits,
     "wall": lambda results: whole_fits(results, "wall"),
     "inside": inside,
+    "reads": reads,
     "capabilities": capabilities,
     "counts": counts,
     "limits": limits,

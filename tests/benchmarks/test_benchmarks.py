@@ -37,7 +37,7 @@ ABOUT = {
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     """What a run of everything gives, of a tiny workload."""
-    parts = ("fits", "own", "counts", "capabilities")
+    parts = ("fits", "own", "reads", "counts", "capabilities")
     found = overhead.measure("digits", TINY, ["default", "every"], parts, ["updates", "kurtosis"])
     found["wall"] = found["fits"]
     limits = {"epoch_end": {"label": "an epoch's end", "value": 12.0, "unit": "ms", "limit": 100}}
@@ -50,6 +50,8 @@ def test_a_run_measures_each_part(results: dict[str, Any]) -> None:
     own = found["own"]["c"]
     assert own["sampled"] > own["other"] > 0
     assert own["default"] == pytest.approx((own["sampled"] + 9 * own["other"]) / 10, rel=1e-2)
+    assert 0 < found["reads"]["sum_ms"] < 1e3 * found["step_ms"]
+    assert found["reads"]["mb"] == pytest.approx(_megabytes(), rel=1e-3)
     sampled, other = found["counts"]["sampled"], found["counts"]["other"]
     assert sampled["operations"] > other["operations"] >= 0
     assert sampled["syncs"] == other["syncs"] == 0
@@ -57,6 +59,22 @@ def test_a_run_measures_each_part(results: dict[str, Any]) -> None:
     assert sampled["dispatches"] >= sampled["own_dispatches"]
     assert found["capabilities"]["updates"]["inside"] > 0
     assert found["capabilities"]["kurtosis"]["inside"] is None  # it has no functions of its own
+
+
+def _megabytes() -> float:
+    """Of the batch, of outputs and the gradients at them, and of the parameters' gradients, before they are clipped and after."""
+    batch = torch.randn(4, 1, 8, 8)
+    model, size = DigitsCNN(), batch.nbytes
+
+    def add(module: Any, args: Any, output: torch.Tensor) -> None:
+        nonlocal size
+        size += 2 * output.nbytes
+
+    for module in model.modules():
+        if not list(module.children()) and not isinstance(module, torch.nn.Flatten):
+            module.register_forward_hook(add)
+    model(batch)
+    return (size + 2 * sum(parameter.nbytes for parameter in model.parameters())) / 1e6
 
 
 def test_a_step_is_compared_apart_from_start_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
