@@ -135,6 +135,20 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "digits_mixed_the_other_way": ("unrelated_targets",),
     "digits_noise_in_place": ("written_back",),
     "manual_looks_ahead": ("wrong_mask",),
+    # The exam's tenth set.
+    "waves_gradients_kept": ("never_zeroed",),
+    "pieces_decay_of_one": ("unusual_setting",),
+    "notes_clipped_at_a_millionth": ("clip_too_low",),
+    "digits_prior_in_every_bias": ("offset_bias",),
+    "digits_frozen_by_a_word": ("frozen_by_mistake", "in_no_optimizer"),
+    "digits_all_weights_alike": ("constant_weights",),
+    "pieces_gamma_of_negatives": ("nonfinite_data",),
+    "friedman_optimizer_of_the_last": ("in_no_optimizer",),
+    "films_rate_by_adagrad": ("unusual_setting", "wrong_schedule", "rate_too_low"),
+    "digits_codes_by_sample": ("cut_path",),
+    **dict.fromkeys(("roads_mirrored_alone", "digits_in_order_of_names"), ("unrelated_targets",)),
+    "lines_keep_probability": ("module_setting",),
+    "notices_logits_viewed": ("wrong_axis",),
 }
 """The hypotheses that are right, by family; a family that is not here has a cause that no hypothesis is about."""
 
@@ -217,5 +231,18 @@ REPAIRS: dict[str, str] = {
     "digits_noise_in_place": "what writes|in place",
     "digits_average_without_buffers": "buffers",
     "manual_looks_ahead": "mask",
+    # The exam's tenth set.
+    "waves_gradients_kept": "zero_grad",
+    "pieces_gamma_of_negatives": "(?i)samples of a batch|gamma|pow|transforms",
+    "digits_by_255_twice": "(?i)standardi[sz]e|normali[sz]e|scale",
+    "digits_prior_is_summed": "(?i)prior|divergence|weights? of the losses|same reduction",
+    "digits_codes_by_sample": "rsample",
+    "roads_mirrored_alone": "(?i)mirror|flip|augment|transform",
+    "manual_shifted_twice": "(?i)shift",
+    "digits_in_order_of_names": "one shuffle, sort or loader",
+    "frauds_weight_upside_down": "pos_weight",
+    "poles_returns_of_the_past": "(?i)revers|backwards|from the end",
+    "digits_loaded_without_prefix": "(?i)load_state_dict|strict|prefix|checkpoint",
+    "notices_logits_viewed": "(?i)permute|transpose|movedim",
 }
 """What the text of a remedy in code must name to be the repair, by family: the training is then the one without the fault."""
