@@ -25,8 +25,9 @@ MOST_KEPT = 4
 class NextColumn(Columns):
     """What each number of a row holds."""
 
-    CALLS = SUM  # of an attention from each token of a sequence to each; of a loss, those with a target for each token
+    CALLS = SUM  # of an attention from each place to each; of a loss, those with a target for each token
     FOUND = SUM  # calls in which the last query but one may attend to the last key; whose targets are the next tokens
+    OF_TOKENS = SUM  # calls of an attention over as many places as there are tokens
 
 
 class NextTokens(CallTable):
@@ -67,19 +68,21 @@ class NextTokens(CallTable):
             mask, parts = call.arguments.get("attn_mask"), [call.arguments.get(name) for name in ("query", "key")]
             shape = [part.shape[-2] for part in parts if in_memory(part) and part.dim() > 2]
         lengths = {size for tokens in self._tokens for size in tokens.shape}
-        if len(shape) == 2 and shape[0] == shape[1] >= SHORTEST and shape[0] in lengths:
-            self.add_attention(index, mask, bool(call.arguments.get("is_causal")))
+        if len(shape) == 2 and shape[0] == shape[1] >= SHORTEST:
+            self.add_attention(index, mask, bool(call.arguments.get("is_causal")), shape[0] in lengths)
 
-    def add_attention(self, index: int, mask: Tensor | None, causal: bool) -> None:
+    def add_attention(self, index: int, mask: Tensor | None, causal: bool, of_tokens: bool = True) -> None:
         """Record an attention. No host sync.
 
         Args:
             index: Of its row.
             mask: What hides keys from queries, of queries and keys in its last dimensions; True, or a number above -9000, shows.
             causal: Whether what comes later is hidden.
+            of_tokens: Whether it is over as many places as there are tokens.
         """
         row = self.host_row(index)
         row[NextColumn.CALLS] += 1
+        row[NextColumn.OF_TOKENS] += of_tokens
         if causal:
             return
         if mask is None:
@@ -119,13 +122,14 @@ class NextTokens(CallTable):
 
     def read(self, packed: Tensor) -> tuple[str, ...]:
         """The attentions that show each token its target, in the order of their calls; none where any hides it."""
-        attends, foretells = dict[str, bool](), False
-        for name, (calls, found) in self.named_lines(packed):
+        sites, hides, foretells = list[str](), False, False
+        for name, (calls, found, of_tokens) in self.named_lines(packed):
             if calls and name.rpartition("/")[2].startswith(LOSSES):
                 foretells |= found == calls
             elif calls:
-                attends[name] = found > 0
-        return tuple(attends) if foretells and all(attends.values()) else ()
+                hides |= found == 0
+                sites += [name] * (of_tokens > 0)
+        return tuple(sites) if foretells and not hides else ()
 
 
 __all__ = ["NextTokens"]
