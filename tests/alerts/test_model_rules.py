@@ -180,6 +180,8 @@ def test_constant_targets() -> None:
     assert names(ConstantTargets(), flow(0.91, steps=10)) != []  # four batches a step
     accumulated = replace(flow(0.91), setups={"head.bias": replace(flow(0.91).setups["head.bias"], steps=10)})
     assert names(ConstantTargets(), accumulated) == []
+    assert names(ConstantTargets(), flow(1.09)) != []
+    assert names(ConstantTargets(), flow(1.11)) == []  # beyond agreement: the bias has a gradient from elsewhere too
     assert names(ConstantTargets(), flow(1.0, sampled_batches=1)) == []
     assert names(ConstantTargets(), flow(1.0, setups={})) == []
     assert names(ConstantTargets(), flow(1.0, parameters={})) == []

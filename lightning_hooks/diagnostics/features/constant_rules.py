@@ -102,6 +102,10 @@ class TinyInput(Rule):
             )  # fmt: skip
 
 
+FULL = 1.1
+"""The most that samples can agree, with what rounding and the means of a window add."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ConstantTargets(Rule):
     """A last layer whose gradient has the same direction for every sample: the targets do not vary.
@@ -157,7 +161,8 @@ class ConstantTargets(Rule):
         calls = stats.calls / report.sampled_batches * max(1.0, report.batches / max(1, setup.steps))  # that add up to a step
         agreement = bias.norm / (calls * math.sqrt(samples) * stats.norm)
         cancels = setup.elements > 1 and abs(stats.mean) < 1e-3 * stats.rms
-        return (site, agreement, cancels) if samples >= self.min_samples and agreement > self.threshold else None
+        of_this_output = agreement <= FULL  # more than full agreement: the bias has a gradient from elsewhere too
+        return (site, agreement, cancels) if samples >= self.min_samples and agreement > self.threshold and of_this_output else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
