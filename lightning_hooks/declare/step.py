@@ -126,6 +126,11 @@ class Step:
     _marked: list[Tensor] = field(default_factory=list)
     _versions: list[tuple[int, int]] = field(default_factory=list)
 
+    @property
+    def in_order(self) -> bool:
+        """Whether all parameters have a gradient, and lie in the optimizer's groups as they do in the model."""
+        return self.indices == _in_order(self.n_parameters)
+
     def gradients(self) -> list[Tensor]:
         """The gradients as they are now, plain and dense, scaled if they are; of sharded ones the shards."""
         return [plain_values(grad) for grad in self._reduced()]
@@ -219,7 +224,7 @@ class Step:
         """Norms of the gradients that are there, unscaled, among those of all parameters."""
         if self.carries_scale and self.loss_scale is not None:
             found = found / self.loss_scale
-        if self.indices == _in_order(self.n_parameters):
+        if self.in_order:
             return found
         norms = found.new_zeros(self.n_parameters)
         norms[self.index_tensor(found.device)] = found

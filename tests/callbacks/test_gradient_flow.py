@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks import GradientFlowMonitor
+from lightning_hooks.statistics.kernels import kernels_for
 from tests.support.models import NETS, Classifier, TinyTransformer, loader, mlp, trainer
 from tests.support.reference import Recorder, assert_stats, reference_stats, total_norm
 
@@ -64,6 +66,33 @@ def test_parameter_gradients_and_update_ratios(net: str, every: int) -> None:
             assert stats.update_ratio is None
     expected = np.mean([total_norm(recorder.steps[s]) for s in sampled])
     assert monitor.report.total_norm == pytest.approx(expected, rel=1e-6)
+
+
+class Grouped(Classifier):
+    """Biases come first, without weight decay, and weights in reverse order."""
+
+    def configure_optimizers(self) -> Any:
+        weights = [parameter for parameter in self.parameters() if parameter.dim() > 1]
+        biases = [parameter for parameter in self.parameters() if parameter.dim() < 2]
+        return torch.optim.AdamW([{"params": biases, "weight_decay": 0.0}, {"params": weights[::-1]}], lr=0.01)
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_groups_in_another_order_than_the_model(native: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNING_HOOKS_NATIVE", native)
+    kernels_for.cache_clear()
+    torch.manual_seed(0)
+    model, monitor, recorder = Grouped(mlp()), GradientFlowMonitor(every_n_steps=1, summary=False), Recorder([])
+    trainer([recorder, monitor]).fit(model, loader())
+    kernels_for.cache_clear()
+    weights = [*recorder.weights, {name: p.detach().double().numpy() for name, p in model.named_parameters()}]
+    assert len({parameter.shape for parameter in model.parameters()}) > 2
+    for name, stats in monitor.report.parameters.items():
+        norms = [math.sqrt((step[name] ** 2).sum()) for step in recorder.steps]
+        assert (stats.norm, stats.norm_max) == pytest.approx((np.mean(norms), np.max(norms)), rel=1e-6), name
+        assert stats.rms == pytest.approx(math.sqrt(np.mean([(step[name] ** 2).mean() for step in recorder.steps])), rel=1e-6)
+        moved = [np.linalg.norm(b[name] - a[name]) / np.linalg.norm(a[name]) for a, b in pairwise(weights)]
+        assert stats.update_ratio == pytest.approx(np.mean(moved), rel=1e-3)
 
 
 def test_gradients_are_those_before_clipping() -> None:

@@ -50,7 +50,7 @@ class MeasuredStep:
         self.parameters = step.parameters
         self.places = step.indices
         self.indices = indices = step.index_tensor(norms.device)
-        here = norms if len(step.indices) == step.n_parameters else norms[self.indices]
+        here = norms if step.in_order else norms[self.indices]
         self.read = (here, zeros, step.sizes(), step.global_step)
         self.rows: dict[int, RowSample] = {}
         if step.shards is not None:
