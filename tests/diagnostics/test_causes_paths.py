@@ -230,3 +230,27 @@ def test_the_factor_of_a_schedule_that_was_at_its_highest_is_made_up_for_by_the_
     )
     assert cause is not None
     assert (cause.remedies[0].target, cause.remedies[0].to) == ("optimizer.lr", 0.1)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_a_bias_that_fills_all_layers_is_mended_in_all_of_them(constant: bool) -> None:
+    low = -4.6 if constant else -4.7
+    start = {f"net.{name}.bias": TensorFacts(8, -4.6, low, -4.6) for name in "abc"} | {"net.d.bias": TensorFacts(8, 0.0, 0.0, 0.0)}
+    known = facts(start=start, now=start, modules=dict.fromkeys(("net.a", "net.b", "net.c", "net.d"), "Linear"))
+    cause = weights.offset_bias.judge(alert("dead", "net.a"), known)
+    assert cause is not None
+    (remedy,) = cause.remedies
+    assert remedy.target == ("net.a.bias, net.b.bias, net.c.bias" if constant else "net.a.bias")
+    assert remedy.code.count("nn.init.zeros_") == (3 if constant else 1)
+
+
+@pytest.mark.parametrize(("value", "targets"), [(0.05, "net.a.weight, net.b.weight"), (0.0, "net.a.weight")])
+def test_weights_that_one_number_fills_are_initialised_in_all_layers(value: float, targets: str) -> None:
+    """But zeros, with which branches start by design."""
+    start = {f"net.{name}.weight": TensorFacts(64, value, value, value) for name in "ab"}
+    setups = {name: ParameterSetup(64, 2, True, True) for name in start}
+    known = facts(features(initial_gains={"net.a": 0.2, "net.b": 0.2}), flow(setups=setups), start=start, now=start)
+    cause = weights.constant_weights.judge(alert("poor_init", "net.a"), known)
+    assert cause is not None
+    (remedy,) = cause.remedies
+    assert (remedy.target, remedy.to) == (targets, 1.0)  # those of constant layers are no usual gains

@@ -11,6 +11,7 @@ from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothe
 from lightning_hooks.declare.remedy import Remedy, Setting
 from lightning_hooks.diagnostics.causes.facts import Facts, Rate
 from lightning_hooks.diagnostics.excuses import is_scale_free
+from lightning_hooks.diagnostics.setup.parameters import L2
 
 
 class Range(NamedTuple):
@@ -206,6 +207,8 @@ def unusual_setting(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     for rate in facts.rates():
         for name, (limit, to) in _SETTINGS.items():
             value = getattr(rate.settings, name) or 0.0
+            if name == "weight_decay" and rate.kind in (*L2, "SGD"):
+                to = 1e-4  # it is added to the gradient
             if value >= limit and (name != "eps" or is_scale_free(rate.optimizer)):
                 found.add(not stated, 0.7, f"{to:g} is usual")
                 stated.append(f"{name} of {rate.optimizer} is {value:g}; {to:g} is usual.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
@@ -49,11 +50,16 @@ def offset_bias(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     found.add(abs(now.mean - bias.mean) > 3 * max(bias.size, 0.1), -0.4, f"its mean was {bias.mean:.2g} and is {now.mean:.2g} now")
     units = "channels" if facts.modules.get(module, "").startswith(("Conv", "BatchNorm")) else "units"
     values = f"{bias.mean:.4g} in all" if bias.constant else f"{bias.low:.3g} to {bias.high:.3g} in"
-    code = f"nn.init.zeros_({in_code(name)})"
-    alike = [other for _, other, tensor in known if bias.constant and tensor.constant and tensor.mean == bias.mean]
-    target = ", ".join(alike) or name
-    remedy = Remedy("fill", target, None, 0.0, f"{name} is far from 0", f"outputs of {module} above 0", SOON, code)
+    alike = _alike(facts, name, bias, [other for other in facts.start if other.endswith("bias")])
+    code = "; ".join(f"nn.init.zeros_({in_code(other)})" for other in alike)
+    remedy = Remedy("fill", ", ".join(alike), None, 0.0, f"{name} is far from 0", f"outputs of {module} above 0", SOON, code)
     return f"{name} is {values} {bias.elements} {units}{', since the start' if name in facts.start else ''}.", [remedy]
+
+
+def _alike(facts: Facts, name: str, tensor: TensorFacts, names: Sequence[str]) -> list[str]:
+    """A parameter and, where one number other than 0 filled it at the start, those of others that the same one filled."""
+    others = (other for other in names if other != name and facts.start[other].constant and facts.start[other].mean == tensor.mean)
+    return [name, *(others if tensor.constant and tensor.mean else ())]
 
 
 @hypothesis("initialise the layer at random, as large as the others")
@@ -70,10 +76,11 @@ def constant_weights(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgem
     found.add(bool(near), 0.45, "it is at this site, or next to it")
     found.add(not near, 0.2, f"{len(flat)} of the model's weights start so")
     found.add(now is not None and now.constant, 0.3, "it is so still")
-    gains = _gains(facts).values()
+    gains = [gain for site, gain in _gains(facts).items() if f"{site}.weight" not in flat]
     gain = float(f"{statistics.median(gains) if gains else 1.0:.2g}")
-    code = f"nn.init.kaiming_normal_({in_code(name)}).mul_({gain / math.sqrt(2):.2g})"
-    remedy = Remedy("initialise", name, first.mean, gain, "", "outputs that differ from unit to unit", SOON, code)
+    alike = _alike(facts, name, first, flat)
+    code = "; ".join(f"nn.init.kaiming_normal_({in_code(other)}).mul_({gain / math.sqrt(2):.2g})" for other in alike)
+    remedy = Remedy("initialise", ", ".join(alike), first.mean, gain, "", "outputs that differ from unit to unit", SOON, code)
     return f"{name} started with {first.mean:.3g} in all of its {first.elements} numbers.", [remedy]
 
 
