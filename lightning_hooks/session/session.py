@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -12,9 +12,9 @@ from lightning_hooks.alerts import AlertError
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import SkippedCalls
-from lightning_hooks.hooks import Gate
 from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hosts.host import Host
+from lightning_hooks.session.batch_events import CollectorEvents
 from lightning_hooks.session.closing import ending, print_summaries, verdict_of
 from lightning_hooks.session.evidence import SessionEvidence
 from lightning_hooks.session.functional_calls import FunctionalCalls
@@ -28,9 +28,6 @@ from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.terminal import Terminal
 from lightning_hooks.session.tracker_sink import TrackerSink
 from lightning_hooks.session.windows import check_ranks_agree, merged
-
-BATCH_EVENTS = ("batch_start", "before_backward", "after_backward", "batch_end")
-"""What collectors may do in a training batch."""
 
 
 def merging_times(member: Member) -> dict[str, int | None]:
@@ -71,8 +68,7 @@ class Session:
         self.alerts = RunAlerts(host, self.evidence, self.sinks)
         self._skipped, self._closed = SkippedCalls(), False
         self._clock = BatchClock(host.setup.device)
-        self._follow: dict[str, list[Callable[..., None]]] = {event: [] for event in BATCH_EVENTS}  # what collectors do at each
-        self._pausing: list[Gate] = []  # closed while backward runs
+        self._collectors = CollectorEvents()
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
 
     def join(self, member: Member) -> None:
@@ -92,7 +88,7 @@ class Session:
         finally:
             self.hooks.suspend(self.host.model)
         self.members.append(member)
-        self._members_changed()
+        self._collectors = CollectorEvents(self.members)
         open_record(member, self.host, self.sinks)
         self.evidence.subscribe(self.probe)
 
@@ -102,13 +98,7 @@ class Session:
         self.probe.unsubscribe(context)
         self.hooks.release(context)
         self.members = [member for member in self.members if member.session is self]
-        self._members_changed()
-
-    def _members_changed(self) -> None:
-        collectors = [member.live for member in self.members]
-        for event in BATCH_EVENTS:
-            self._follow[event] = [getattr(collector, event) for collector in collectors if collector.follows(event)]
-        self._pausing = [member.gate for member in self.members if not member.live.records_recomputation]
+        self._collectors = CollectorEvents(self.members)
 
     def _window_so_far(self) -> dict[str, Any]:
         """The reports of the window under way by monitor, in plain types."""
@@ -134,8 +124,7 @@ class Session:
         self._clock.start()
         for member in self.members:
             member.batch_start(batch_idx)
-        for start in self._follow["batch_start"]:
-            start(batch)
+        self._collectors.batch_start(batch)
         self.hooks.start()
         self.calls.start()
 
@@ -149,11 +138,9 @@ class Session:
         """Backward starts."""
         self.calls.pause()
         self.evidence.before_backward(loss)
-        for gate in self._pausing:
-            gate.open = False
+        self._collectors.pause()
         self.probe.before_backward()
-        for start in self._follow["before_backward"]:
-            start(loss)
+        self._collectors.before_backward(loss)
 
     def after_backward(self) -> None:
         """Backward is done."""
@@ -162,8 +149,7 @@ class Session:
                 member.gate.resume()
         self.probe.after_backward()
         self.evidence.after_backward()
-        for end in self._follow["after_backward"]:
-            end()
+        self._collectors.after_backward()
 
     def before_optimizer_step(self, optimizer: Any) -> Step | None:
         """Gradients are unscaled and not yet clipped; return the step under way, for who changes them."""
@@ -187,8 +173,7 @@ class Session:
         self._batch = None, None
         if self.calls.batch_end():
             self.calls.notify(member.live for member in self.members)
-        for end in self._follow["batch_end"]:
-            end(outputs)
+        self._collectors.batch_end(outputs)
         taken = self._clock.stop()
         for member in self.members:
             member.batch_end(taken)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_hooks import GradientFlowMonitor
+from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor
 from tests.support.models import loader, mlp, trainer
 
 
@@ -52,7 +52,7 @@ class Taught(pl.LightningModule):
 )
 def test_a_target_that_learns(kind: str, site: str) -> None:
     monitor = GradientFlowMonitor(every_n_steps=1, summary=False)
-    trainer([monitor]).fit(Taught(kind), loader(n=32))
+    trainer([FeatureStatsMonitor(every_n_steps=1, summary=False), monitor]).fit(Taught(kind), loader(n=32))
     assert monitor.report.target_layer == site
     found = [(alert.kind, alert.site) for alert in monitor.report.alerts if alert.kind == "output_range"]
     assert found == ([("output_range", site)] if site else [])

@@ -3,18 +3,70 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
 from lightning_hooks.declare.kinds import Kind, Node, Severity
 from lightning_hooks.declare.links import not_later
+from lightning_hooks.declare.remedy import Remedy
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
-from lightning_hooks.diagnostics.causes.code import wrong_mask
-from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high
-from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, unscaled_scores
+from lightning_hooks.diagnostics.causes.facts import Facts
+from lightning_hooks.diagnostics.causes.rates import SOON, group_too_fast, rate_too_high, rounded
+from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, usable_gains
+
+
+def _last(facts: Facts) -> AttentionReport:
+    """The last report of attention; an empty one where there is none."""
+    found: AttentionReport | None = facts.reports.get(AttentionReport)
+    return AttentionReport(0, 0, {}) if found is None else found
+
+
+@hypothesis("replace it by its opposite, if that was meant", "pass a causal mask")
+def wrong_mask(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A mask hides all keys, or shows what it is to hide."""
+    target, shown = f"the mask of {alert.site}", alert.site in _last(facts).target_shown
+    if shown:
+        found.add(True, 0.8, "each query may attend to the token that is its target")
+        remedy = Remedy("replace", target, None, "a causal one", "", "a loss that falls on new data too", SOON, "is_causal=True")
+        return f"No mask hides the token that comes next from {alert.site}, or one with the opposite meaning.", [remedy]
+    found.add(True, 0.7, alert.message)
+    return "A mask hides all keys.", [Remedy("replace", target, None, "its opposite, if that was meant", "", "", SOON, "~mask")]
+
+
+@hypothesis("divide the scores by the root of the width of a head")
+def unscaled_scores(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The scores of an attention layer are not scaled as those of the others."""
+    sites, gains = _last(facts).sites, usable_gains(facts)
+    others = [stats.max_logit for site, stats in sites.items() if site != alert.site and stats.max_logit > 0]
+    if alert.site not in sites or not others:
+        return None
+    times = sites[alert.site].max_logit / statistics.median(others)
+    around = facts.module_of(alert.site)
+    within = [gain for site, gain in gains.items() if site.startswith(f"{around}.") or site == around]
+    away = bool(within) and max(within) > 2 * statistics.median(gains.values())
+    found.add(times > 10, 0.6, f"its largest score is {times:.3g} times that of the others")
+    found.add(away, -0.4, f"the weights of {around} are larger than the others")
+    to, code = rounded(1 / times), "scores / math.sqrt(head_dim)"
+    remedy = Remedy("scale", f"the scores of {alert.site}", None, to, "", "entropies like those of the others", SOON, code)
+    return f"The scores of {alert.site} are {times:.3g} times as large as those of the other layers.", [remedy]
+
+
+@hypothesis("turn the mask round")
+def inverted_mask(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A mask hides what it is to show."""
+    sites = _last(facts).sites
+    hidden = [name for name, stats in sites.items() if stats.first_token_share < 1e-12 and stats.entropy > 1e-3]
+    found.add(bool(hidden), 0.65, "no query sees the first key of any sample, where padding comes last")
+    if not hidden:
+        return None
+    to = "its opposite, if it is True where a key may be seen"
+    remedy = Remedy("replace", f"the mask of {hidden[0]}", None, to, "", "a loss that falls", SOON, "~mask")
+    return f"{hidden[0]} attends to other keys than the first one, which its mask hides in all samples.", [remedy]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

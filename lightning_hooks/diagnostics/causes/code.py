@@ -131,18 +131,6 @@ def wrong_sign(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"A term that is added to {known[0]} makes the loss negative: it grows without a bound.", [remedy]
 
 
-@hypothesis("replace it by its opposite, if that was meant", "pass a causal mask")
-def wrong_mask(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """A mask hides all keys, or shows what it is to hide."""
-    target, shown = f"the mask of {alert.site}", alert.site in facts.attention.target_shown
-    if shown:
-        found.add(True, 0.8, "each query may attend to the token that is its target")
-        remedy = Remedy("replace", target, None, "a causal one", "", "a loss that falls on new data too", SOON, "is_causal=True")
-        return f"No mask hides the token that comes next from {alert.site}, or one with the opposite meaning.", [remedy]
-    found.add(True, 0.7, alert.message)
-    return "A mask hides all keys.", [Remedy("replace", target, None, "its opposite, if that was meant", "", "", SOON, "~mask")]
-
-
 @hypothesis("add 1 to the labels, and a class to the outputs")
 def blank_label(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A label is the blank of the alignment."""

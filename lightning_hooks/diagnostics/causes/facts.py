@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from lightning_hooks.diagnostics.attention.table import AttentionReport
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.excuses import weight_ratios
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, ScheduleStats
@@ -128,7 +127,7 @@ class Facts:
         time_first: Modules with ``batch_first=False``, such as attention and recurrent layers.
         strided: Parameters that are not contiguous in memory.
         places_first: Tensors of the shape (places, 1, width), next to attention of that width with ``batch_first=True``.
-        attention: The last report of attention; an empty one where there is none.
+        reports: The last report of each monitor, by its class.
     """
 
     features: FeatureReport = field(default_factory=lambda: FeatureReport(0, 0, {}))
@@ -147,7 +146,7 @@ class Facts:
     time_first: Sequence[str] = ()
     strided: Sequence[str] = ()
     places_first: Sequence[str] = ()
-    attention: AttentionReport = field(default_factory=lambda: AttentionReport(0, 0, {}))
+    reports: Mapping[type, Any] = field(default_factory=dict)
 
     def is_set(self, advice: str) -> bool:
         """Whether what advice names is set already."""
@@ -234,5 +233,5 @@ class Facts:
 
 def of_reports(reports: Iterable[Any]) -> dict[str, Any]:
     """Those of the facts that are the last reports of monitors."""
-    kinds = {FeatureReport: "features", GradientFlowReport: "flow", ClipReport: "clip", AttentionReport: "attention"}
-    return {kinds[type(report)]: report for report in reports if type(report) in kinds}
+    kinds, found = {FeatureReport: "features", GradientFlowReport: "flow", ClipReport: "clip"}, {type(one): one for one in reports}
+    return {kinds[kind]: report for kind, report in found.items() if kind in kinds} | {"reports": found}

@@ -76,7 +76,7 @@ def constant_weights(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgem
     found.add(bool(near), 0.45, "it is at this site, or next to it")
     found.add(not near, 0.2, f"{len(flat)} of the model's weights start so")
     found.add(now is not None and now.constant, 0.3, "it is so still")
-    gains = [gain for site, gain in _gains(facts).items() if f"{site}.weight" not in flat]
+    gains = [gain for site, gain in usable_gains(facts).items() if f"{site}.weight" not in flat]
     gain = float(f"{statistics.median(gains) if gains else 1.0:.2g}")
     alike = _alike(facts, name, first, flat)
     code = "; ".join(f"nn.init.kaiming_normal_({in_code(other)}).mul_({gain / math.sqrt(2):.2g})" for other in alike)
@@ -110,7 +110,7 @@ def large_start(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @hypothesis("initialise all layers so that each keeps the size of its input")
 def small_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """All layers start so small that each shrinks the signal, and no norm restores it."""
-    gains = list(_gains(facts).values())
+    gains = list(usable_gains(facts).values())
     if len(gains) < 4 or facts.has("norm"):
         return None
     middle = statistics.median(gains)
@@ -124,7 +124,7 @@ def small_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @hypothesis("initialise all layers so that each keeps the size of its input")
 def stretching_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """All layers start so large that each stretches the signal, and no norm restores it."""
-    gains = _gains(facts)
+    gains = usable_gains(facts)
     middle = statistics.median(gains.values()) if len(gains) > 2 else 0.0
     if middle < 3 or facts.has("norm"):
         return None
@@ -138,7 +138,7 @@ def stretching_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"Each of {len(gains)} layers starts with a gain near {middle:.3g}, and nothing normalises their outputs.", [remedy]
 
 
-def _gains(facts: Facts) -> dict[str, float]:
+def usable_gains(facts: Facts) -> dict[str, float]:
     """The gains of the initial weights that are not all zeros."""
     return {site: gain for site, gain in facts.features.initial_gains.items() if 0 < gain < math.inf}
 
@@ -146,7 +146,7 @@ def _gains(facts: Facts) -> dict[str, float]:
 @hypothesis("multiply its weight by one over the factor")
 def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A layer starts with much larger or smaller weights than the others."""
-    gains = _gains(facts)
+    gains = usable_gains(facts)
     if len(gains) < 3:
         return None
     middle, here = statistics.median(gains.values()), facts.module_of(alert.site)
@@ -163,24 +163,6 @@ def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     to = float(f"{1 / factor:.2g}")
     text = f"{name} started {factor:.3g} times as large as is usual in this model (gain {gains[site]:.3g}, median {middle:.3g})."
     return text, [Remedy("scale", name, None, to, "", "a gain like that of the others", SOON, f"{in_code(name)}.data.mul_({to:g})")]
-
-
-@hypothesis("divide the scores by the root of the width of a head")
-def unscaled_scores(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """The scores of an attention layer are not scaled as those of the others."""
-    sites, gains = facts.attention.sites, _gains(facts)
-    others = [stats.max_logit for site, stats in sites.items() if site != alert.site and stats.max_logit > 0]
-    if alert.site not in sites or not others:
-        return None
-    times = sites[alert.site].max_logit / statistics.median(others)
-    around = facts.module_of(alert.site)
-    within = [gain for site, gain in gains.items() if site.startswith(f"{around}.") or site == around]
-    away = bool(within) and max(within) > 2 * statistics.median(gains.values())
-    found.add(times > 10, 0.6, f"its largest score is {times:.3g} times that of the others")
-    found.add(away, -0.4, f"the weights of {around} are larger than the others")
-    to, code = rounded(1 / times), "scores / math.sqrt(head_dim)"
-    remedy = Remedy("scale", f"the scores of {alert.site}", None, to, "", "entropies like those of the others", SOON, code)
-    return f"The scores of {alert.site} are {times:.3g} times as large as those of the other layers.", [remedy]
 
 
 @hypothesis("add the input of a block once: x + f(x)")

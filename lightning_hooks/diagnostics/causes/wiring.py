@@ -162,19 +162,6 @@ def flat_between(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"Between {before} and {alert.site} stands an operation without a slope, such as argmin and a table of codes.", [remedy]
 
 
-@hypothesis("turn the mask round")
-def inverted_mask(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """A mask hides what it is to show."""
-    sites = facts.attention.sites
-    hidden = [name for name, stats in sites.items() if stats.first_token_share < 1e-12 and stats.entropy > 1e-3]
-    found.add(bool(hidden), 0.65, "no query sees the first key of any sample, where padding comes last")
-    if not hidden:
-        return None
-    to = "its opposite, if it is True where a key may be seen"
-    remedy = Remedy("replace", f"the mask of {hidden[0]}", None, to, "", "a loss that falls", SOON, "~mask")
-    return f"{hidden[0]} attends to other keys than the first one, which its mask hides in all samples.", [remedy]
-
-
 @hypothesis("remove the hooks or the code that cuts gradients")
 def cut_gradients(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Gradients are cut to one size far below what the loss gives."""

@@ -88,10 +88,10 @@ class GradientCollector(GradientSites):
             self._setup_checks.load_state_dict(state.get("checks", {}))
         self._outputs = OutputNodes() if not compiled_regions(model) else None
         self._look_at_loss = context.guard(OutputNodes.look_at, "the loss's graph")
-        if self._outputs is not None:
-            context.on_call((DIVERGENCE, *REGRESSION), self._outputs.take_target)
         for index, (name, module) in enumerate(self._sites):
             context.listen(name, module, GradientListener(context, self.modules, name, index, self._outputs))
+        if self._outputs is not None and context.functional is not None and context.functional.used:
+            context.on_call((DIVERGENCE, *REGRESSION), self._outputs.take_target)
         self.set_tables(
             calls=first_calls(self.modules.calls, len(self._sites)),
             arrivals=first_calls(self.modules.order, len(self._sites)),

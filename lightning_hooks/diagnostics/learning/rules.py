@@ -10,10 +10,11 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, Severity
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.attention.rules import inverted_mask
 from lightning_hooks.diagnostics.causes.code import activation_before_loss
 from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inputs, unrelated_targets
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low
-from lightning_hooks.diagnostics.causes.wiring import cut_gradients, detached_state, inverted_mask, positions_by_sample, wrong_axis
+from lightning_hooks.diagnostics.causes.wiring import cut_gradients, detached_state, positions_by_sample, wrong_axis
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
