@@ -32,7 +32,6 @@ from lightning_hooks.diagnostics.ranks import ReplicaWatch, rank_difference
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.checks import SetupChecks
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup, SetupWatch, with_gradients, with_reasons
-from lightning_hooks.hooks.functions import DIVERGENCE, REGRESSION
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.tables import HostNumbers, first_calls, in_order, parameters_in_order, sites_in_order
@@ -71,9 +70,8 @@ class GradientCollector(GradientSites):
         # Guarded separately from the checks: ranks come to their collective together, whatever fails on one of them.
         self._measure = context.guard(self._read_step, "optimizer step (what is measured)")
         self._checks: StepChecks | None = None
-        if context.early is not None:
-            look, faults = context.judge_urgent, context.faults
-            self._checks = StepChecks(context.early, steps.names, host.setup.world_size, look, device, faults)
+        if (early := context.early) is not None:
+            self._checks = StepChecks(early, steps.names, host.setup.world_size, context.judge_urgent, device, context.faults)
         self.optimizers = OptimizerWatch(context)
         self._learning = LearningWatch(context, self._embeddings)
         self._watch = SetupWatch(steps.names, None if host.position.global_step else model)
@@ -86,12 +84,10 @@ class GradientCollector(GradientSites):
             self._learning.load(state.get("learning", {}))
             self.optimizers.load(state.get("optimizers", {}))
             self._setup_checks.load_state_dict(state.get("checks", {}))
-        self._outputs = OutputNodes() if not compiled_regions(model) else None
+        self._outputs = OutputNodes(context) if not compiled_regions(model) else None
         self._look_at_loss = context.guard(OutputNodes.look_at, "the loss's graph")
         for index, (name, module) in enumerate(self._sites):
             context.listen(name, module, GradientListener(context, self.modules, name, index, self._outputs))
-        if self._outputs is not None and context.functional is not None and context.functional.used:
-            context.on_call((DIVERGENCE, *REGRESSION), self._outputs.take_target)
         self.set_tables(
             calls=first_calls(self.modules.calls, len(self._sites)),
             arrivals=first_calls(self.modules.order, len(self._sites)),
@@ -109,8 +105,7 @@ class GradientCollector(GradientSites):
     @override
     def detach(self) -> None:
         if self._outputs is not None:
-            self._outputs.of.clear()
-            self._outputs.compared.clear()
+            self._outputs.clear()
         self.modules.listening = False  # tensor hooks live as long as their graph, which the user may keep
 
     @override

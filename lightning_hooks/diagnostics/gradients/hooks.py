@@ -16,6 +16,7 @@ from lightning_hooks.declare.step import OptimizerSteps, Step
 from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
 from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
 from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors
+from lightning_hooks.hooks.functions import DIVERGENCE, REGRESSION
 from lightning_hooks.hooks.graph import (
     aligns,
     distance_sign,
@@ -95,12 +96,15 @@ NO_MODULE = "the loss"
 class OutputNodes:
     """Which node of the autograd graph is which module's output: noted in the fit's first sampled batch, until backward.
 
+    Args:
+        context: Where calls are seen, to note the targets of losses; None for nowhere.
+
     Attributes:
         given: The identities of leaves with ``requires_grad`` that a module was called with: inputs, not weights.
         compared: Of losses whose target has a gradient, as their input has, the nodes of output, input and target.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context | None = None) -> None:
         self.open = True
         self.of: dict[Any, str] = {}
         self.given: set[int] = set()
@@ -112,7 +116,15 @@ class OutputNodes:
         self._target_layer = ""  # the first layer that learns as the target of a loss alone
         self._unheld: dict[ref[nn.Parameter], tuple[int, str]] = {}  # to its numbers, and to the module that uses it
 
-    def take_target(self, call: FunctionalCall) -> None:
+        if context is not None and context.functional is not None and context.functional.used:
+            context.on_call((DIVERGENCE, *REGRESSION), self._take_target)
+
+    def clear(self) -> None:
+        """Let the graph go."""
+        self.of.clear()
+        self.compared.clear()
+
+    def _take_target(self, call: FunctionalCall) -> None:
         """Note the target of a loss that has a gradient, as its input has."""
         given, target = call.arguments.get("input"), call.arguments.get("target")
         if self.open and in_memory(given) and in_memory(target) and given.requires_grad and target.grad_fn is not None:
