@@ -156,8 +156,8 @@ def reads(results: Results) -> str:
     for result in _of(results, "reads"):
         entry, own = result["reads"], result.get("own", {}).get("c", {}).get("sampled")
         name = NAMES.get(result["workload"], result["workload"])
-        whole = "" if own is None else f"{own / 1e3:.2g}"
-        lines.append([name, f"{entry['tensors']:.0f}", *(f"{entry[of]:.2g}" for of in ("mb", "sum_ms", "ms")), whole])
+        whole = "" if own is None else f"{own / 1e3:.3g}"
+        lines.append([name, f"{entry['tensors']:.0f}", *(f"{entry[of]:.3g}" for of in ("mb", "sum_ms", "ms")), whole])
     header = ["", "tensors", "MB", "torch's sum of them, ms", "reading them, ms", "all that the package does in the step, ms"]
     return f"{measured_at(results)}. What a sampled step reads of outputs, gradients and their norms.\n\n" + table(header, lines)
 
