@@ -21,6 +21,8 @@ _PHRASES = {
 }
 OPS = tuple(_PHRASES)
 """What a remedy does."""
+MOST_NAMED = 5
+"""Layers or parameters that a sentence names; a program finds all of them in ``target``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,17 @@ class Remedy:
     @property
     def text(self) -> str:
         """A short imperative, with the line of code."""
-        phrase = _PHRASES.get(self.op, f"{self.op} {{target}}").format(target=self.target, to=written(self.to))
+        phrase = _PHRASES.get(self.op, f"{self.op} {{target}}").format(target=_shortened(self.target), to=written(self.to))
         now = f" (it is {written(self.from_)})" if self.op == "set" and self.from_ is not None else ""
         return f"{phrase}{now}{f': {self.code}' * bool(self.code)}"
+
+
+def _shortened(target: str) -> str:
+    """A target in a sentence: of a long list of names the first ones, and how many follow."""
+    names = target.split(", ")
+    if len(names) <= MOST_NAMED or any(" " in name for name in names):
+        return target
+    return f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
 def written(value: Setting) -> str:

@@ -311,6 +311,15 @@ def test_a_decisive_cause_takes_the_place_of_the_list_of_common_ones_and_another
     )
 
 
+def test_a_remedy_for_many_layers_names_the_first_ones_in_its_text() -> None:
+    names = [f"net.{i}" for i in range(40)]
+    remedy = Remedy("insert", ", ".join(names), None, "nn.ReLU()", code="self.net[0] = …")
+    assert remedy.text == "Put nn.ReLU() before net.0, net.1, net.2 and 37 more: self.net[0] = …"
+    assert remedy.target.split(", ") == names
+    words = "one, two, three, four, five, and all that follow"
+    assert Remedy("check", words).text == f"Check {words}"
+
+
 def test_an_alert_with_causes_survives_json_and_one_without_loads() -> None:
     remedy = Remedy("set", "optimizer.lr", 2.0, 0.003, "it is 2", "a fall", 50, "AdamW(lr=0.003)")
     whole = alert(causes=(Cause("a", "So.", 0.9, ("x",), ("y",), (remedy,)),), remedies=(remedy,))
