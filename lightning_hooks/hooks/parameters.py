@@ -172,6 +172,8 @@ def _held_in(container: Any, depth: int = 2) -> Iterator[nn.Module | Tensor]:
 
 BODY_SHARE = 0.5
 """Of the numbers of a model that require a gradient, the share of a body that is cut off, at least."""
+SPARE = 0.05
+"""Share of what trains up to which a part that nothing calls is small."""
 
 
 def unused_parts(
@@ -184,7 +186,8 @@ def unused_parts(
     called with gradients, or belongs to the body of the model: nobody runs an encoder for nothing. A library's class is of a
     package that states a ``__version__``, other than the package of the model's own class, unless that is installed where nobody
     edits it. In the user's own class the part was cut off, unless a module that trains has the same layers and similar weights:
-    then it is a target or teacher network of that module. (Independent weights differ by 1.4 times their norm.)
+    then it is a target or teacher network of that module. (Independent weights differ by 1.4 times their norm.) A part that holds
+    little of what trains, and that nothing called, costs the others nothing.
 
     Args:
         root: The model.
@@ -208,10 +211,19 @@ def unused_parts(
             runs = _runs_blocks(part, modules, [site for site in called if site in recording])
             runs = runs or any(f"{site}.".startswith(f"{clean_name(part)}.") for site in body)
             unused = "" if runs else _by_library(part, modules)
-            reasons[part] = unused or _copy_of(part, modules, trained)
+            reasons[part] = unused or _copy_of(part, modules, trained) or _spare(part, root, called)
         if reasons[part]:
             found[parameter] = reasons[part]
     return found
+
+
+def _spare(part: str, root: nn.Module, called: Sequence[str]) -> str:
+    """Whether a part, or a parameter of its own, is small and not called, as the reason."""
+    name, sizes = clean_name(part), {name: p.numel() for name, p in root.named_parameters() if p.requires_grad and has_values(p)}
+    inside = sum(size for raw, size in sizes.items() if raw == part or raw.startswith(f"{part}."))
+    if not called or inside > SPARE * sum(sizes.values()) or any(f"{site}.".startswith(f"{name}.") for site in called):
+        return ""
+    return f"not used, and holds {100 * inside / sum(sizes.values()):.2g}% of what trains"
 
 
 def of_libraries(root: nn.Module, names: Iterable[str]) -> dict[str, str]:

@@ -148,6 +148,8 @@ def test_lr_zero_messages() -> None:
         (replace(ADAM, betas=(0.99, 0.9)), "0-Lion", None, []),
         (GroupSettings(lr=0.1, momentum=0.999), "0-SGD", None, ["warning"]),
         (GroupSettings(lr=0.1, momentum=0.99), "0-SGD", None, []),
+        (GroupSettings(lr=0.1, lr_decay=0.1), "0-Adagrad", None, ["warning"]),
+        (GroupSettings(lr=0.1, lr_decay=0.01), "0-Adagrad", None, []),
     ],
 )
 def test_optimizer_settings(group: GroupSettings, name: str, stale: float | None, severities: list[str]) -> None:
@@ -155,7 +157,9 @@ def test_optimizer_settings(group: GroupSettings, name: str, stale: float | None
 
 
 def test_optimizer_settings_messages() -> None:
-    alerts = list(OptimizerSettings()(report(replace(ADAM, eps=0.1, betas=(0.999, 0.9), momentum=0.999), stale_fraction=0.9)))
+    group = replace(ADAM, eps=0.1, betas=(0.999, 0.9), momentum=0.999, lr_decay=0.95)
+    given = report(group, stale_fraction=0.9)
+    alerts = list(OptimizerSettings()(replace(given, planned_steps=200)))
     assert [alert.seen for alert in alerts] == [
         "its eps is 0.1 (limit 0.01; 1e-8 is usual). 90% of its second moments are below eps². Where it is above the size of the "
         "gradients, it sets the step, which is then that of plain gradient descent.",
@@ -163,6 +167,8 @@ def test_optimizer_settings_messages() -> None:
         "size of other gradients than they are made of. Common cause: betas in the wrong order.",
         "its momentum is 0.999 (limit 0.999; 0.9 is usual): a step goes on for more than a thousand steps. Common cause: the "
         "decay rate of an average, passed as momentum.",
+        "its lr_decay is 0.95 (limit 0.1; 0 is usual): its steps are divided by 1 + n * 0.95 at step n, which leaves 0.524% of "
+        "them after 200. Common cause: a factor by which a schedule multiplies the rate, passed as lr_decay.",
     ]
 
 

@@ -232,6 +232,8 @@ def test_calls_of_functions_are_no_end() -> None:
         (0.3, 1e-8, 3, True),
         (0.3, 1e-8, 2, False),
         (None, 1e-8, 8, True),
+        (LOW, 1.5 * LOW, 8, True),
+        (LOW, 1.6 * LOW, 8, False),  # samples part again
     ],
 )
 def test_it_must_last_or_be_exact(before: float | None, now: float, calls: int, found: bool) -> None:

@@ -37,6 +37,7 @@ from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.declare.rulebook import reports_of, rules_by_report
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.loss.report import LossReport
+from tests.support.judged import judged
 from tests.support.models import Classifier, loader, mlp, trainer
 
 TRAINS = ParameterSetup(100, 2, True, True, ("0-Adam",), 10, 1e-3, 1e-3)
@@ -88,6 +89,24 @@ def test_a_norm_in_eval_mode_that_has_seen_no_data(modes: dict[str, int], severi
     found = brief(EvalMode(), report(BODY, eval_modes=modes, unestimated=("net.body.bn",)))
     assert found[0] == ("eval_mode", "net.body.bn", 1.0, severity)
     assert found[1:] == [("eval_mode", site, 1.0, "info") for site in modes if site != "net.body.bn"]
+
+
+def test_a_frozen_norm_as_it_was_made_next_to_weights_as_they_were_initialised() -> None:
+    setups = {"net.body.fc.weight": FROZEN, "net.body.bn.weight": replace(FROZEN, dimensions=1), "net.head.weight": TRAINS}
+
+    def found(untrained: tuple[str, ...], unestimated: tuple[str, ...] = ("net.body.bn",)) -> list[Any]:
+        modes = {"net.body.bn": 2}
+        return brief(EvalMode(), report(setups, eval_modes=modes, unestimated=unestimated, untrained=untrained))
+
+    assert found(("net.body.fc",)) == [("eval_mode", "net.body.bn", 1.0, "warning")]
+    assert found(()) == found(("net.body.fc",), ()) == []
+
+
+def test_a_part_that_was_frozen_in_eval_mode_keeps_it() -> None:
+    modes, frozen = {"net.body.bn": 2}, {"net.body.fc.weight": FROZEN, "net.body.bn.weight": FROZEN, "net.head.weight": TRAINS}
+    now = report(BODY, eval_modes=modes)
+    for earlier, severity in ((report(frozen, eval_modes=modes), "info"), (report(frozen), "warning"), (now, "warning")):
+        assert [alert.severity for alert in judged(EvalMode(), now, [earlier])] == [severity]
 
 
 def test_what_eval_mode_says() -> None:

@@ -144,7 +144,7 @@ def test_a_function_that_squashes_is_removed_and_not_the_layer_before_it() -> No
 
 
 def test_the_model_itself_in_code() -> None:
-    (left,) = KINDS["eval_mode"].hypotheses
+    left = KINDS["eval_mode"].hypotheses[-1]
     cause = left.judge(alert("eval_mode", "the model"), Facts())
     assert cause is not None
     assert cause.remedies[0].text == "Call train() of the model: self.train()"

@@ -195,11 +195,11 @@ def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 
 # Other settings.
 
-_SETTINGS = {"momentum": (0.99, 0.9), "eps": (1e-3, 1e-8), "weight_decay": (0.3, 0.01)}
+_SETTINGS = {"momentum": (0.99, 0.9), "eps": (1e-3, 1e-8), "weight_decay": (0.3, 0.01), "lr_decay": (0.1, 0.0)}
 """From which value on a setting is unusual, and a usual one."""
 
 
-@hypothesis("set optimizer.weight_decay, optimizer.momentum, optimizer.eps or optimizer.betas")
+@hypothesis("set optimizer.weight_decay, optimizer.momentum, optimizer.eps, optimizer.lr_decay or optimizer.betas")
 def unusual_setting(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A setting of the optimizer is far out of its usual range."""
     stated: list[str] = []

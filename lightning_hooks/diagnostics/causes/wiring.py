@@ -72,6 +72,18 @@ def frozen_by_mistake(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     return f"{shown} {'is' if len(modules) == 1 else 'are'} frozen.", [remedy]
 
 
+@hypothesis("load the checkpoint under the names that the model has")
+def weights_not_loaded(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A frozen part is as it was initialised: its weights were not loaded."""
+    setup = facts.flow.model_setup
+    inside = facts.flow.setups.get(f"{alert.site}.weight")
+    frozen = alert.site in setup.unestimated and (inside is None or not inside.trains)
+    found.add(frozen and bool(setup.untrained), 0.8, f"{len(setup.untrained)} frozen layers are as they were initialised")
+    target, code = "the names in what load_state_dict is given", "load_state_dict(weights, strict=True)"
+    remedy = Remedy("replace", target, None, "those of the model, without a prefix such as 'module.'", "", "", SOON, code)
+    return "The weights of a frozen part were not loaded.", [remedy]
+
+
 @hypothesis("set batch_first=True")
 def wrong_axis(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Attention or recurrence runs over the samples of a batch, not over the places of a sequence."""

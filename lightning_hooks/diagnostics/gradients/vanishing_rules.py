@@ -223,7 +223,7 @@ class Missing(Rule):
     judges: ClassVar[Judges] = "epoch"
     excuses: ClassVar[tuple[Excuse, ...]] = (
         Excuse(
-            "unused_part", "an unused branch of a library's model, or a target network, is meant to have no gradient",
+            "unused_part", "a small or unused part, or a target network, may be meant to have no gradient",
             lambda _, alert, report, history: (
                 "" if any(had_gradient(earlier, alert.site) for earlier in history) else _unused(report, alert.site)
             ),

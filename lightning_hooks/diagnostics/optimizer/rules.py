@@ -191,14 +191,16 @@ class OptimizerSettings(Rule):
             (TensorFlow's Inception has 1.0 in RMSprop): it is a warning only where second moments are seen to be below eps².
         stale: Share of the second moments below eps² from which it is a warning.
         momentum: Momentum from which it counts: at 0.999 a step adds up a thousand gradients, and is as much larger.
+        lr_decay: The decay of Adagrad's rate from which it counts: at 0.1 half of the rate is left after ten steps.
     """
 
     kind: ClassVar[str] = "optimizer_settings"
-    shares: ClassVar[tuple[str, ...]] = ("stale", "momentum")
+    shares: ClassVar[tuple[str, ...]] = ("stale", "momentum", "lr_decay")
 
     eps: float = 1e-2
     stale: float = 0.5
     momentum: float = 0.999
+    lr_decay: float = 0.1
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per optimizer and setting."""
@@ -233,6 +235,15 @@ class OptimizerSettings(Rule):
                     "thousand steps.",
                     "Common cause: the decay rate of an average, passed as momentum.",
                     advice=("Set momentum=0.9",),
+                )  # fmt: skip
+            decay, steps = _largest(stats, "lr_decay"), report.planned_steps or report.step
+            if decay >= self.lr_decay:
+                yield self.alert(
+                    report, name, decay, self.lr_decay, "warning",
+                    f"its lr_decay is {decay:g} (limit {self.lr_decay:g}; 0 is usual): its steps are divided by 1 + n * {decay:g} "
+                    f"at step n, which leaves {percent(1 / (1 + steps * decay))} of them after {steps}.",
+                    "Common cause: a factor by which a schedule multiplies the rate, passed as lr_decay.",
+                    advice=("Set lr_decay=0",),
                 )  # fmt: skip
 
 
@@ -314,9 +325,10 @@ KINDS = (
         "optimizer_settings", "Unusual settings of an optimizer", group="Set-up", rank=550, stops_learning=True,
         hypotheses=(unusual_setting,),
         meaning="A setting of an optimizer is far outside of what is usual: a large eps, beta1 above beta2, a momentum next to 1, "
-        "or a weight decay that Adam adds to the gradient and that outweighs it.",
+        "a fast decay of Adagrad's rate, or a weight decay that Adam adds to the gradient and that outweighs it.",
         formula="alert if eps >= {OptimizerSettings.eps} (Adam-like), or beta1 > beta2, or momentum >= "
-        "{OptimizerSettings.momentum}\n"
+        "{OptimizerSettings.momentum},\n"
+        "      or lr_decay >= {OptimizerSettings.lr_decay} (Adagrad)\n"
         "or if a weight_decay >= {DecayDominates.decay} is added to the gradient, and weight_decay * rms(weight) / rms(gradient) "
         "> {DecayDominates.factor}, median of the matrices\n"
         "   (torch's Adam, NAdam, RAdam, Adamax, Adagrad, RMSprop)",

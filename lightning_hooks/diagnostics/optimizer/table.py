@@ -33,6 +33,7 @@ class GroupSettings:
         betas: The decay rates of the moments.
         momentum: Momentum.
         weight_decay: Weight decay.
+        lr_decay: What Adagrad's rate falls by: at step ``n`` it is the rate over ``1 + n * lr_decay``.
         maximize: Whether it climbs the loss instead of descending.
     """
 
@@ -44,6 +45,7 @@ class GroupSettings:
     betas: tuple[float, ...] = ()
     momentum: float | None = None
     weight_decay: float | None = None
+    lr_decay: float | None = None
     maximize: bool = False
 
 

@@ -157,6 +157,7 @@ def settings_of(group: Mapping[str, Any]) -> GroupSettings:
         betas=tuple(beta for beta in known if beta is not None),
         momentum=read_number(group.get("momentum")),
         weight_decay=read_number(group.get("weight_decay")),
+        lr_decay=read_number(group.get("lr_decay")),
         maximize=group.get("maximize") is True,
     )
 

@@ -33,13 +33,15 @@ class RepresentationCollapse(Rule):
     a part of it (``generator``, ``encoder``), is judged, and what comes before it: gates, masks and queries inside may be the same
     for all samples on purpose. An end of fewer than 8 numbers a sample is not judged. In healthy trainings without a cross entropy
     the ratio stays above 0.002; some self-supervised methods pass through a low at their start, so that it must last for two
-    reports, unless samples are the same but for roundings. Without negatives, stop-gradient or variance term it falls below 1e-5.
+    reports without rising, unless samples are the same but for roundings. Without negatives, stop-gradient or variance term it
+    falls below 1e-5.
 
     Attributes:
         threshold: Variance over the samples of a batch over that within a sample, at or below which samples are the same.
         started: The ratio of some batch of an earlier report that it must have fallen from.
         at_once: At or below it in ``batches`` sampled batches, all of them, one report is enough.
         batches: The fewest for that.
+        rises: The ratio over that of the report before above which samples part again.
     """
 
     kind: ClassVar[str] = "representation_collapse"
@@ -49,6 +51,7 @@ class RepresentationCollapse(Rule):
     started: float = 0.01
     at_once: float = 1e-7
     batches: int = 3
+    rises: float = 1.5
 
     def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
         """Yield an alert where it begins, per part of the model whose end has collapsed and is so for sure."""
@@ -70,11 +73,11 @@ class RepresentationCollapse(Rule):
         return report.representations[site].ratio <= self.threshold and self._first(report, site, history) >= self.started
 
     def _lasts(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> bool:
-        """Whether it was so in the report before, or whether all samples are the same but for roundings."""
+        """Whether it was so in the report before, and no less, or whether all samples are the same but for roundings."""
         now = report.representations[site]
         before = history[-1].representations.get(site) if history else None
         surely = now.calls >= self.batches and now.largest_ratio <= self.at_once
-        return surely or (before is not None and before.ratio <= self.threshold)
+        return surely or (before is not None and now.ratio <= self.rises * before.ratio <= self.rises * self.threshold)
 
     def _first(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> float:
         """The largest ratio of any batch so far."""
@@ -156,6 +159,7 @@ KINDS = (
         "ratio = variance of y over the samples / variance of y within a sample, each a mean\n\n"
         "alert if ratio <= {RepresentationCollapse.threshold} at the end of the model or of a part of it, in two reports in a "
         "row,\n"
+        "         in the second no more than {RepresentationCollapse.rises} times that of the first,\n"
         "      or ratio <= {RepresentationCollapse.at_once} in each of {RepresentationCollapse.batches} and more batches of one "
         "report,\n"
         "      and ratio >= {RepresentationCollapse.started} in a batch before\n"

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.causes.rates import unusual_setting
 from lightning_hooks.diagnostics.causes.weights import module_setting, small_batches
-from lightning_hooks.diagnostics.causes.wiring import no_activation
+from lightning_hooks.diagnostics.causes.wiring import no_activation, weights_not_loaded
 from lightning_hooks.diagnostics.excuses import had_gradient
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.hooks.selection import outwards
@@ -29,7 +30,7 @@ class EvalMode(Rule):
     transformers returns models in eval mode. A part that is frozen, or gets no gradient (a teacher), is in eval mode on purpose. A
     single batch norm in eval mode within a module in training mode was switched by itself, as detection recipes do
     (``norm_eval=True``): that is an info, unless its running statistics are still the 0 and 1 that it was made with. Then it
-    normalises nothing.
+    normalises nothing. A part that was frozen before and learns now keeps the mode, and the statistics, that it was frozen with.
 
     Attributes:
         trains: Share of the elements around a module that must train, in [0, 1].
@@ -37,6 +38,12 @@ class EvalMode(Rule):
 
     kind: ClassVar[str] = "eval_mode"
     shares: ClassVar[tuple[str, ...]] = ("trains",)
+    excuses: ClassVar[tuple[Excuse, ...]] = (
+        Excuse(
+            "thawed", "in an earlier window it was frozen in eval mode, and its norms stay as they were then",
+            lambda _, alert, __, history: any(_rested(earlier, alert.site) for earlier in history),
+        ),
+    )  # fmt: skip
 
     trains: float = 0.5
 
@@ -45,12 +52,14 @@ class EvalMode(Rule):
         modes = report.model_setup.eval_modes
         elements, trained = _elements(report) if modes else (Counter[str](), Counter[str]())
         parts: dict[str, list[str]] = {}
-        single = []
+        single, raw = list[str](), list[str]()
         for site, levels in modes.items():
             around = next((outer for outer in outwards(site)[1:] if elements[outer] > elements[site]), "")
-            if not trained[around] or trained[around] < self.trains * elements[around]:
+            if site in report.model_setup.unestimated and _as_made(report, outwards(site)[max(levels, 1) - 1]):
+                raw.append(site)
+            elif not trained[around] or trained[around] < self.trains * elements[around]:
                 continue
-            if levels > 1:
+            elif levels > 1:
                 parts.setdefault(outwards(site)[levels - 1], []).append(site)
             else:
                 single.append(site)
@@ -61,6 +70,16 @@ class EvalMode(Rule):
                 "Dropout drops nothing there, and batch norm does not update its statistics. Common causes: a pretrained model, "
                 "which is loaded in eval mode, or an eval() that no train() undoes.",
                 advice=(f"Call {part or 'model'}.train() before training", "Freeze it if it is not to learn"),
+            )  # fmt: skip
+        if raw:
+            more = f"So has {_listed(raw[1:])}. " if len(raw) > 1 else ""
+            yield self.alert(
+                report, raw[0], len(raw), 0, "warning",
+                "batch norm in a frozen part has a running mean and variance of 0 and 1, as it was made, and weights next to "
+                "it are as they were initialised: what follows learns from random features.",
+                f"{more}Common causes: load_state_dict(strict=False) with names that fit nowhere (a prefix such as 'module.'), a "
+                "checkpoint that was not loaded.",
+                advice=("Look at the missing_keys that load_state_dict returns, or pass strict=True",),
             )  # fmt: skip
         unestimated = [site for site in report.model_setup.unestimated if site in single]
         if unestimated:
@@ -258,6 +277,20 @@ class OptimizerChoices(Rule):
             )  # fmt: skip
 
 
+def _as_made(report: GradientFlowReport, part: str) -> bool:
+    """Whether a part is frozen, and its linear and convolution layers are as they were initialised."""
+    inside = {name: setup for name, setup in report.setups.items() if name.startswith(f"{part}.") and setup.dimensions > 1}
+    untrained = report.model_setup.untrained
+    return bool(inside) and all(not s.trains and name.rpartition(".")[0] in untrained for name, s in inside.items())
+
+
+def _rested(report: GradientFlowReport, part: str) -> bool:
+    """Whether nothing in a part trained in a window, while all of it that has a mode was in eval mode."""
+    modes = report.model_setup.eval_modes
+    trains = any(name.startswith(f"{part}.") and setup.trains for name, setup in report.setups.items())
+    return not trains and any(site == part or site.startswith(f"{part}.") for site in modes)
+
+
 def _elements(report: GradientFlowReport) -> tuple[Counter[str], Counter[str]]:
     """Of each module, the elements of its parameters, and of those that an optimizer holds and that had a gradient."""
     elements: Counter[str] = Counter()
@@ -281,6 +314,7 @@ KINDS = (
     Kind(
         "eval_mode", "Training in eval mode", group="Set-up", rank=220, measures="nothing",
         hypotheses=(
+            weights_not_loaded,
             fact("left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {site}", code="{code}.train()"),
         ),
         meaning="Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
@@ -289,8 +323,10 @@ KINDS = (
         "in eval mode, at the start\n"
         "      and before the backward pass of every sampled batch, or of the last three of a window, and at least "
         "{EvalMode.trains} of the elements next to it train and have a gradient\n"
-        "or if a batch norm alone is, with a running mean and variance of 0 and 1",
-        severities="warning; info where only the module itself is in eval mode, unless its statistics are 0 and 1",
+        "or if a batch norm alone is, with a running mean and variance of 0 and 1\n"
+        "or if one in a frozen part has these, and the weights of that part are as they were initialised",
+        severities="warning; info where only the module itself is in eval mode, unless its statistics are 0 and 1, and where "
+        "the part was frozen in an earlier window",
         advice=("Call train() on it before training", "Freeze it with requires_grad_(False) if it is not to learn"),
     ),
     Kind(
