@@ -57,6 +57,15 @@ def made_by(tensor: Tensor) -> str:
     return "" if node is None else _name(node).removesuffix("Backward").lower()
 
 
+def viewed_from_last(tensor: Tensor) -> bool:
+    """Whether the second dimension of a tensor is, by its size, the last one of the tensor that it is a view of, in its order."""
+    node = tensor.grad_fn
+    sizes: Sequence[int] = getattr(node, "_saved_self_sym_sizes", ()) if "View" in type(node).__name__ else ()
+    if tensor.dim() < 3 or len(sizes) < 3 or sizes[0] != len(tensor):
+        return False
+    return bool(sizes[-1] == tensor.shape[1] != sizes[1] and tensor.numel() > tensor.shape[0] * tensor.shape[1])
+
+
 def aligns(loss: Tensor) -> bool:
     """Whether a loss is connectionist temporal classification, which sums over alignments of labels with outputs.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lightning_hooks.alerts import (
+    ClassWeights,
     DropoutInEval,
     DropoutUse,
     FeatureReport,
@@ -22,6 +24,7 @@ from lightning_hooks.alerts import (
     SoftmaxDim,
     SoftmaxUse,
     TargetSums,
+    ViewedClasses,
 )
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
@@ -261,3 +264,36 @@ def test_a_loss_that_is_given_the_same_for_all_samples(sites: dict[str, float | 
     assert not judge(same_samples=True)
     numbers = TargetStats(4, 0, 0, 0, 0, 0, 0, same=4)
     assert severities(list(SameOutputs()(ratios({}, targets={"bce_with_logits": numbers})))) == [("bce_with_logits", "warning")]
+
+
+@pytest.mark.parametrize(("ratio", "found"), [(1.3, 1), (1.29, 0), (math.nan, 0)])
+def test_frequent_classes_that_weigh_more(ratio: float, found: int) -> None:
+    alerts = list(ClassWeights()(of_loss(frequent_weight=ratio)))
+    assert [(alert.kind, alert.site, alert.severity) for alert in alerts] == [("settings", "cross_entropy", "warning")] * found
+    if found:
+        assert alerts[0].seen == (
+            "its labels weigh 1.3 times as much as its classes do (limit 1.3): frequent classes have the large weights, and rare "
+            "ones count for even less. Common cause: weights that are the numbers of the classes, not one over them."
+        )
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.5, 1), (0.4, 0)])
+def test_rare_targets_that_are_weighted_down(share: float, found: int) -> None:
+    given = FeatureReport(0, 10, {}, targets={"bce_with_logits": TargetStats(4, 0, 0, 0, 0, 0, 0, weighted_down=share)})
+    alerts = list(ClassWeights()(given))
+    assert len(alerts) == found
+    if found:
+        assert alerts[0].seen == (
+            "its positive targets are rare (below 25%), and pos_weight makes them count for less than half (in 50% of its "
+            "columns; limit 50%). Common cause: positives over negatives, where it is to be negatives over positives."
+        )
+
+
+def test_classes_that_a_view_brings_to_the_second_dimension() -> None:
+    (alert,) = ViewedClasses()(of_loss(viewed=3))
+    assert (alert.kind, alert.severity) == ("output_range", "warning")
+    assert alert.seen == (
+        "its input is a view, or reshape, of a tensor with its 10 classes last, in 3 of 10 sampled calls: what it takes for one "
+        "class are numbers of several places. A view keeps the order of the numbers, and does not move a dimension."
+    )
+    assert not list(ViewedClasses()(of_loss()))

@@ -196,6 +196,34 @@ def softmax_of_one(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
 # What a rule states as a fact.
 
 
+@hypothesis("give each class one over its weight")
+def weights_upside_down(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A loss weighs frequent classes more than rare ones."""
+    outputs, targets = facts.features.outputs.get(alert.site), facts.features.targets.get(alert.site)
+    if outputs is not None and outputs.frequent_weight > 1:
+        found.add(True, 0.8, f"labels weigh {outputs.frequent_weight:.2g} times as much as classes do")
+        target, code = f"the weight of {alert.site}", "weight = counts.sum() / (len(counts) * counts)"
+    elif targets is not None and targets.weighted_down > 0:
+        found.add(True, 0.8, "positive targets are rare, and pos_weight is below 1")
+        target, code = f"the pos_weight of {alert.site}", "pos_weight = negatives / positives"
+    else:
+        return None
+    remedy = Remedy("replace", target, None, "one over it", "", "rare classes that are named", SOON, code)
+    return f"{alert.site} weighs frequent classes more than rare ones.", [remedy]
+
+
+@hypothesis("transpose the logits in place of a view")
+def viewed_classes(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A view brings the classes to the second dimension, and takes other numbers for them."""
+    stats = facts.features.outputs.get(alert.site)
+    if stats is None or not stats.viewed:
+        return None
+    found.add(True, 0.85, f"the tensor that is viewed has its {stats.classes} classes last")
+    target, code = f"the view (or reshape) before {alert.site}", "logits.transpose(1, -1)"
+    remedy = Remedy("replace", target, None, "a transpose, or permute", "", "a loss that falls further", SOON, code)
+    return f"{alert.site} takes numbers of several places for one class.", [remedy]
+
+
 def fact(name: str, title: str, op: str, target: str, to: str | None = None, code: str = "", at: str = "") -> Hypothesis:
     """What a rule states as a fact, with the remedy that follows; the words of the alert stay as they are.
 

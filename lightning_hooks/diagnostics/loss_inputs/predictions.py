@@ -12,6 +12,8 @@ from torch import Tensor
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
+from lightning_hooks.diagnostics.loss_inputs.class_weights import class_weights
+from lightning_hooks.hooks.graph import viewed_from_last
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics.columns import MAXIMUM, MAXIMUM_OR_NONE, MINIMUM_OR_NONE, SUM, Columns, row_dtype
 
@@ -64,6 +66,8 @@ class OutputStats:
         unnormalized: Share of the measured rows whose target is a row of numbers that do not sum to 1, nor all to 0.
         majority: Share of the most frequent label of the measured rows: the accuracy of always naming it. With more than 32 classes
             some are counted together, and it may be too large.
+        frequent_weight: Mean weight of the labels over that of the classes; NaN where the loss does not weigh classes.
+        viewed: Calls whose input is a view of a tensor that has the classes last.
         first_loss: The cross entropy of the measured rows of the training's first call; NaN in later windows, and where targets are
             probabilities.
     """
@@ -90,6 +94,8 @@ class OutputStats:
     majority: float
     unnormalized: float = 0.0
     first_loss: float = math.nan
+    frequent_weight: float = math.nan
+    viewed: int = 0
 
 
 class OutputColumn(Columns):
@@ -113,6 +119,9 @@ class OutputColumn(Columns):
     ACROSS = SUM  # calls
     FIRST_LOSS = SUM  # over the rows of the training's first call
     FIRST_ROWS = SUM
+    WEIGHT = SUM  # of labels, by the weights of their classes
+    CLASS_WEIGHT = SUM  # as many times the mean of the classes
+    VIEWED = SUM  # calls
     CLASSES = MAXIMUM
     MAX_LOG_Z = MAXIMUM_OR_NONE  # absolute value
     MAX_LOGIT = MAXIMUM_OR_NONE
@@ -154,6 +163,9 @@ class LossInputs(CallTable):
             first = not self._begun and self._context.host.position.global_step == 0  # not of a resumed run
             self._begun = True
             self.add(index, plain_values(given), plain_values(target), ignored, call.output, call.function == "nll_loss", first)
+            weights = class_weights(call.arguments.get("weight"), target, ignored, viewed_from_last(given))
+            if weights is not None:
+                self.rows[index, OutputColumn.WEIGHT : OutputColumn.CLASSES] += weights.to(self.rows.device, self.rows.dtype)
 
     def add(
         self,
@@ -235,11 +247,11 @@ def measure(
     across = (is_across(logits) if of_logarithms else sums.new_zeros(())).to(dtype)
     same = same_rows(x, counts).to(dtype)
     call, classes = sums.new_ones(1), sums.new_full((1,), x.shape[-1])
-    began = sums.new_zeros(2)
+    began, later = sums.new_zeros(2), sums.new_zeros(3)
     if first and as_labels:
         of_label = -log_p.gather(1, named.to(torch.int64).clamp(0, x.shape[-1] - 1)[:, None])[:, 0]
         began = torch.stack((torch.where(counts, of_label, 0.0).sum(dtype=dtype), counts.sum(dtype=dtype)))
-    return torch.cat((call, sums, of_labels, same[None], across[None], began, classes, maxima[:2], -maxima[2:], buckets))
+    return torch.cat((call, sums, of_labels, same[None], across[None], began, later, classes, maxima[:2], -maxima[2:], buckets))
 
 
 def _unnormalized(targets: Tensor) -> Tensor:
@@ -333,4 +345,6 @@ def output_stats(row: Sequence[float]) -> OutputStats:
         unnormalized=row[of.UNNORMALIZED] / rows if rows else 0.0,
         majority=max(row[N_NUMBERS:]) / labelled if labelled else math.nan,
         first_loss=row[of.FIRST_LOSS] / row[of.FIRST_ROWS] if row[of.FIRST_ROWS] else math.nan,
+        frequent_weight=row[of.WEIGHT] / row[of.CLASS_WEIGHT] if row[of.CLASS_WEIGHT] else math.nan,
+        viewed=int(row[of.VIEWED]),
     )

@@ -11,7 +11,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss, blank_label
+from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss, blank_label, viewed_classes
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BLANK, BOUNDS, KL_DIVERGENCE
@@ -267,13 +267,14 @@ __all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "TargetLearns", "Tar
 KINDS = (
     Kind(
         "output_range", "A loss given what it does not expect", group="Loss", rank=530, stops_learning=True,
-        hypotheses=(compared_in_pairs, blank_label, activation_before_loss, NO_LOGITS),
+        hypotheses=(compared_in_pairs, viewed_classes, blank_label, activation_before_loss, NO_LOGITS),
         meaning="`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
         "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
         "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "
         "differ, or has targets that the sigmoid, softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has "
         "targets below 0 or above 1, or `kl_div` is given probabilities instead of their logarithms. Or labels of `ctc_loss` are "
-        "its blank. Or layers learn only as the target of such a loss.",
+        "its blank. Or the classes of `cross_entropy` are brought to its second dimension by a view. Or layers learn only as the "
+        "target of such a loss.",
         formula="alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
         "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
         "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 classes"
@@ -282,7 +283,8 @@ KINDS = (
         "nll_loss: alert if {OutputRange.share} of the rows are probabilities\n"
         "                or {OutputRange.mixed} of the rows have numbers below 0 and above it, and none has logsumexp(row) = 0\n\n"
         "judged from {OutputRange.min_logits} logits on\n\n"
-        "cross_entropy: alert if {TargetSums.share} of the rows of its targets sum neither to 1 nor to 0\n\n"
+        "cross_entropy: alert if {TargetSums.share} of the rows of its targets sum neither to 1 nor to 0\n"
+        "               or its input is a view of a tensor with the classes last\n\n"
         "mse_loss, l1_loss, smooth_l1_loss, huber_loss, unless reduction = 'none':\n"
         "          alert if the shapes of input and target differ, and both are expanded\n"
         "          or more than {UnreachableTargets.share} of the targets are outside of the values of the sigmoid, softmax, tanh "

@@ -15,6 +15,7 @@ from typing_extensions import override
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
+from lightning_hooks.diagnostics.loss_inputs.class_weights import weighted_down
 from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, MOST_LOSSES, same_rows
 from lightning_hooks.hooks.functions import ALIGNED, BINARY, DIVERGENCE, REGRESSION
 from lightning_hooks.hooks.graph import made_by
@@ -127,6 +128,7 @@ class TargetStats:
         bound: What bounds them: one of :data:`BOUNDS`; empty for nothing.
         same: Calls whose input is the same for all samples but for roundings, of four samples and two numbers each at least, though
             targets differ.
+        weighted_down: Share of the columns whose positive targets are rare, and weigh less than half by ``pos_weight``.
     """
 
     calls: int
@@ -140,6 +142,7 @@ class TargetStats:
     outside: int = 0
     bound: str = ""
     same: int = 0
+    weighted_down: float = 0.0
 
 
 class TargetColumn(Columns):
@@ -152,6 +155,7 @@ class TargetColumn(Columns):
     OUTSIDE = SUM
     SAME = SUM
     BOUNDED = SUM
+    DOWN = SUM  # share of the columns, over calls
     INPUTS = MAXIMUM
     TARGETS = MAXIMUM
     PAIRS = MAXIMUM
@@ -192,6 +196,9 @@ class LossTargets(CallTable):
             each = call.arguments.get("reduction") == "none" or call.arguments.get("reduce") is False
             bound = _BOUNDED.get(call.function) or made_by(given)
             self.add(index, given.detach(), target.detach(), not each, bound)
+            down = weighted_down(call.arguments.get("pos_weight"), target)
+            if down is not None:
+                self.rows[index, TargetColumn.DOWN] += down.to(self.rows.device, self.rows.dtype)
 
     def add(self, index: int, given: Tensor, target: Tensor, reduced: bool, bound: str = "") -> None:
         """Record a call. No host sync; of a target with samples to compare some numbers are kept until the next call.
@@ -285,5 +292,6 @@ def _sampled(samples: Tensor) -> Tensor:
 
 def target_stats(row: Sequence[float]) -> TargetStats:
     """Name the numbers of a row."""
-    calls, paired, compared, constant, outside, same, bounded, inputs, targets, pairs, bound = map(int, row)
-    return TargetStats(calls, paired, inputs, targets, pairs, compared, constant, bounded, outside, ("", *BOUNDS)[bound], same)
+    calls, paired, compared, constant, outside, same, bounded, _, inputs, targets, pairs, bound = map(int, row)
+    bounds, down = ("", *BOUNDS)[bound], row[TargetColumn.DOWN] / calls
+    return TargetStats(calls, paired, inputs, targets, pairs, compared, constant, bounded, outside, bounds, same, down)

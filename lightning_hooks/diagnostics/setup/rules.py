@@ -11,7 +11,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.causes.code import fact
+from lightning_hooks.diagnostics.causes.code import fact, weights_upside_down
 from lightning_hooks.diagnostics.causes.rates import unusual_setting
 from lightning_hooks.diagnostics.causes.weights import module_setting, small_batches
 from lightning_hooks.diagnostics.causes.wiring import no_activation, weights_not_loaded
@@ -76,7 +76,7 @@ class EvalMode(Rule):
             yield self.alert(
                 report, raw[0], len(raw), 0, "warning",
                 "batch norm in a frozen part has a running mean and variance of 0 and 1, as it was made, and weights next to "
-                "it are as they were initialised: what follows learns from random features.",
+                "it are as they were initialised: layers after it learn from random features.",
                 f"{more}Common causes: load_state_dict(strict=False) with names that fit nowhere (a prefix such as 'module.'), a "
                 "checkpoint that was not loaded.",
                 advice=("Look at the missing_keys that load_state_dict returns, or pass strict=True",),
@@ -346,16 +346,19 @@ KINDS = (
     ),
     Kind(
         "settings", "An unusual setting of a module or optimizer", group="Set-up", rank=300, stops_learning=True,
-        hypotheses=(no_activation, small_batches, module_setting, unusual_setting),
+        hypotheses=(no_activation, small_batches, module_setting, weights_upside_down, unusual_setting),
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
         "momentum 0, a dropout that drops nearly everything, a norm with a large eps, layers "
-        "without an activation between them, two optimizers of the same parameters, weight decay on biases and norms.",
+        "without an activation between them, two optimizers of the same parameters, weight decay on biases and norms, weights of a "
+        "loss that make rare classes count for even less.",
         formula="alert if a batch norm in training mode has fewer than {ModuleSettings.values} values per channel and batch\n"
         "      or momentum = 0 in a batch norm that has not been trained before\n"
         "      or the p of a dropout or a stochastic depth >= {ModuleSettings.dropout}\n"
         "      or a norm's eps >= {ModuleSettings.eps}\n"
         "      or all layers are linear and nothing is between them, in the graph of the first sampled loss, none of them narrower "
         "than both its neighbours\n"
+        "      or a cross entropy whose labels weigh {ClassWeights.ratio} times as much as its classes do\n"
+        "      or pos_weight < 0.5 for targets of which fewer than 0.25 are positive, in {ClassWeights.share} of the columns\n"
         "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"
         "     or two optimizers hold one parameter; a warning if they hold the same parameters",
         severities="warning; info for weight decay on biases and norms, and for a part that two optimizers hold",

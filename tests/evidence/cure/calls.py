@@ -71,6 +71,23 @@ def _passing(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return value + (func(*args, **kwargs) - value).detach()
 
 
+def _one_over(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = dict(zip(("input", "target", "weight"), args, strict=False)) | kwargs
+    for name in ("weight", "pos_weight"):
+        weight = given.get(name)
+        if isinstance(weight, torch.Tensor):
+            given[name] = 1 / weight if name == "pos_weight" else weight.mean() / weight
+    return func(**given)
+
+
+def _transposed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = dict(zip(("input", "target"), args, strict=False)) | kwargs
+    logits = given["input"]
+    if logits.dim() == 3:
+        given["input"] = logits.reshape(len(logits), -1, logits.shape[1]).transpose(1, 2)
+    return func(**given)
+
+
 SAFE: dict[str, dict[str, Change]] = {
     "log": {"log": on_first(lambda x: x.clamp_min(LEAST))},
     "sqrt": {"sqrt": on_first(lambda x: x + LEAST)},
@@ -86,3 +103,5 @@ FINITE_SCORES: dict[str, Change] = {"softmax": on_first(lambda x: x.clamp_min(to
 NO_DETACH: dict[str, Change] = {"detach": lambda func, args, kwargs: args[0]}
 PASSING: dict[str, Change] = dict.fromkeys(("round", "floor", "ceil", "sign"), _passing)
 ONE_SHAPE: dict[str, Change] = dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), _as_shaped)
+ONE_OVER: dict[str, Change] = dict.fromkeys(("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits"), _one_over)
+TRANSPOSED: dict[str, Change] = dict.fromkeys(("cross_entropy", "nll_loss"), _transposed)

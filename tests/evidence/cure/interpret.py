@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from lightning_hooks.declare.remedy import Remedy
-from tests.evidence.cure.calls import FINITE_SCORES, NO_DETACH, ONE_SHAPE, PASSING, SAFE, Change, with_calls
+from tests.evidence.cure.calls import FINITE_SCORES, NO_DETACH, ONE_OVER, ONE_SHAPE, PASSING, SAFE, TRANSPOSED, Change, with_calls
 from tests.evidence.faults.nets import initialise
 from tests.evidence.faults.zoo import Built
 
@@ -398,12 +398,14 @@ _ACTS: dict[str, Callable[..., Built | None]] = {
     r"replace -inf before the softmax in .*": _on_calls(FINITE_SCORES),
     r"replace round, floor or sign of .*": _on_calls(PASSING),
     r"replace the target of .*": _on_calls(ONE_SHAPE),
+    r"replace the (?:pos_)?weight of .*": _on_calls(ONE_OVER),
+    r"replace the view .* before .*": _on_calls(TRANSPOSED),
     r"remove the detach of the state between .*": _on_calls(NO_DETACH),
     r"remove the hooks .*": _without_hooks,
     r"replace (\S+)\.data": _contiguous,
     r"insert (.+)": _insert,
     r"scale what (\S+) is given": _scale_inputs,
-    r"set optimizers?(?:\[(\d+)\])?(?:\.param_groups\[(\d+)\])?\.(lr|weight_decay|momentum|eps|betas)": _set_optimizer,
+    r"set optimizers?(?:\[(\d+)\])?(?:\.param_groups\[(\d+)\])?\.(lr|weight_decay|momentum|eps|betas|lr_decay)": _set_optimizer,
     r"set scheduler\.(\w+)": _set_scheduler,
     r"remove scheduler": _remove_scheduler,
     r"set trainer\.(\w+)": _set_trainer,

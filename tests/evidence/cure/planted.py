@@ -148,7 +148,9 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "digits_codes_by_sample": ("cut_path",),
     **dict.fromkeys(("roads_mirrored_alone", "digits_in_order_of_names"), ("unrelated_targets",)),
     "lines_keep_probability": ("module_setting",),
-    "notices_logits_viewed": ("wrong_axis",),
+    "notices_logits_viewed": ("wrong_axis", "viewed_classes"),
+    "digits_loaded_without_prefix": ("weights_not_loaded",),
+    **dict.fromkeys(("frauds_weight_upside_down", "digits_weighed_by_number"), ("weights_upside_down",)),
 }
 """The hypotheses that are right, by family; a family that is not here has a cause that no hypothesis is about."""
 

@@ -1,0 +1,71 @@
+"""Weights of classes in a loss, and views of logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_hooks.diagnostics.loss_inputs.class_weights import class_weights, weighted_down
+from lightning_hooks.hooks.graph import viewed_from_last
+
+LABELS = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, -100])
+
+
+@pytest.mark.parametrize(
+    ("weights", "ratio"),
+    [
+        ([6.0, 2.0, 1.0], (36 + 4 + 1) / 9 / 3),
+        ([1 / 6, 1 / 2, 1.0], 3 / 9 / (5 / 9)),
+        ([1.0, 1.0, 1.0], 1.0),
+        ([0.0, 2.0, 1.0], 5 / (3 * 1.5)),  # a class that does not count
+    ],
+)
+def test_how_much_labels_weigh_over_classes(weights: list[float], ratio: float) -> None:
+    found = class_weights(torch.tensor(weights), LABELS, -100, False)
+    assert found is not None
+    of_labels, of_classes, viewed = found.tolist()
+    assert of_labels / of_classes == pytest.approx(ratio)
+    assert viewed == 0
+
+
+def test_without_weights_only_a_view_counts() -> None:
+    assert class_weights(None, LABELS, -100, False) is None
+    found = class_weights(None, LABELS, -100, True)
+    assert found is not None
+    assert found.tolist() == [0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("weight", "positives", "share"),
+    [(0.1, 1, 1.0), (0.6, 1, 0.0), (0.1, 4, 0.0), (9.0, 1, 0.0), ([0.1, 9.0], 1, 0.5), ([0.1, 0.1, 0.1], 1, None), (None, 1, None)],
+)
+def test_rare_positives_that_are_weighted_down(weight: float | list[float] | None, positives: int, share: float | None) -> None:
+    targets = torch.zeros(10, 2)
+    targets[:positives] = 1
+    found = weighted_down(None if weight is None else torch.tensor(weight), targets)
+    assert (None if found is None else found.item()) == share
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda x: x.view(5, 4, 6), True),
+        (lambda x: x.reshape(len(x), 4, -1), True),
+        (lambda x: x.transpose(1, 2), False),
+        (lambda x: x.transpose(1, 2).contiguous(), False),
+        (lambda x: x.flatten(0, 1), False),
+        (lambda x: x.view(5, 6, 2, 2), False),
+        (lambda x: F.relu(x.transpose(1, 2)), False),
+    ],
+)
+def test_a_view_that_takes_other_numbers_for_classes(change: object, found: bool) -> None:
+    logits = torch.randn(5, 6, 4, requires_grad=True) * 1
+    seen: Tensor = change(logits)  # type: ignore[operator]
+    assert viewed_from_last(seen) is found
+
+
+def test_maps_of_classes_are_flattened_by_a_view() -> None:
+    assert not viewed_from_last((torch.randn(5, 4, 6, 7, requires_grad=True) * 1).flatten(2))
+    assert not viewed_from_last((torch.randn(5, 4, 6, 4, requires_grad=True) * 1).flatten(2))
