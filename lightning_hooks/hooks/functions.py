@@ -44,6 +44,10 @@ KNOWN: dict[Callable[..., Any], tuple[str, tuple[str, ...]]] = {
     F.binary_cross_entropy_with_logits: ("bce_with_logits", ("input", "target", "weight", "size_average", "reduce", "reduction")),
     F.kl_div: ("kl_div", (*_BETWEEN_NUMBERS, "log_target")),
     F.ctc_loss: ("ctc_loss", ("log_probs", "targets", "input_lengths", "target_lengths", "blank", "reduction", "zero_infinity")),
+    F.cosine_embedding_loss: ("cosine_embedding_loss", ("input1", "input2", "target", "margin")),
+    F.margin_ranking_loss: ("margin_ranking_loss", ("input1", "input2", "target", "margin")),
+    F.hinge_embedding_loss: ("hinge_embedding_loss", ("input", "target", "margin")),
+    F.soft_margin_loss: ("soft_margin_loss", ("input", "target")),
     F.embedding: ("embedding", ("input", "weight", "padding_idx")),
 }
 for _name in ("relu", "sigmoid", "tanh"):
@@ -62,13 +66,16 @@ DIVERGENCE = "kl_div"
 """That of them that compares logarithms of probabilities with probabilities."""
 ALIGNED = "ctc_loss"
 """That of them that sums over alignments of labels with outputs."""
-UNMEASURED = ("dropout", "log_softmax", "cross_entropy", "nll_loss", ALIGNED, DIVERGENCE, *BINARY, *REGRESSION)
+SIGNED = ("cosine_embedding_loss", "margin_ranking_loss", "hinge_embedding_loss", "soft_margin_loss")
+"""Those of them whose targets are -1 and 1."""
+UNMEASURED = ("dropout", "log_softmax", "cross_entropy", "nll_loss", ALIGNED, DIVERGENCE, *BINARY, *REGRESSION, *SIGNED)
 """Those of them whose outputs have no statistics: dropout returns what it was given, but for what it leaves out, and what a loss is
 given is another site's output."""
 
 _LOSSES = (
     *(nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss, nn.CTCLoss),
     *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
+    *(nn.CosineEmbeddingLoss, nn.MarginRankingLoss, nn.HingeEmbeddingLoss, nn.SoftMarginLoss),
 )
 
 # Layers of torch.nn that call one of them: the call is theirs, not of the module around them.

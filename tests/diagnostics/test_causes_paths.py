@@ -27,7 +27,8 @@ from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.diagnostics.loss.report import ValidationLoss
-from lightning_hooks.diagnostics.loss_inputs.targets import BLANK, TargetStats
+from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
+from lightning_hooks.diagnostics.loss_inputs.targets import BLANK, SIGNS, TargetStats
 from lightning_hooks.diagnostics.optimizer.table import ScheduleStats
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
@@ -193,6 +194,29 @@ def test_labels_that_are_the_blank(outside: int, score: float | None) -> None:
     given = features(targets={"ctc_loss": TargetStats(4, 0, 0, 0, 0, 0, 0, bounded=40, outside=outside, bound=BLANK)})
     cause = code.blank_label.judge(alert("output_range", "ctc_loss"), facts(given))
     assert (None if cause is None else cause.score) == score
+
+
+def of_logits(**numbers: Any) -> OutputStats:
+    plain = dict.fromkeys([field.name for field in dataclasses.fields(OutputStats)], 0)
+    return OutputStats(**{**plain, "calls": 4, "frequent_weight": math.nan, **numbers})
+
+
+def test_causes_in_what_a_loss_is_given() -> None:
+    zeros = TargetStats(4, 0, 0, 0, 0, 0, 0, bounded=40, outside=20, bound=SIGNS)
+    down = TargetStats(4, 0, 0, 0, 0, 0, 0, weighted_down=1.0)
+    given = features(
+        targets={"hinge_embedding_loss": zeros, "bce_with_logits": down, "mse_loss": TargetStats(4, 0, 0, 0, 0, 0, 0)},
+        outputs={"cross_entropy": of_logits(frequent_weight=2.0, viewed=3), "nll_loss": of_logits()},
+    )
+    for cause, kind, right in (
+        (code.labels_of_zero, "output_range", {"hinge_embedding_loss"}),
+        (code.viewed_classes, "output_range", {"cross_entropy"}),
+        (code.weights_upside_down, "settings", {"cross_entropy", "bce_with_logits"}),
+    ):
+        sites = (*given.targets, *given.outputs, "net")
+        found = {site: cause.judge(alert(kind, site), facts(given)) for site in sites}
+        assert {site for site, one in found.items() if one is not None} == right
+        assert all(one.decisive for one in found.values() if one is not None)
 
 
 @pytest.mark.parametrize(("ratio", "found"), [(0.0, True), (1e-3, False)])

@@ -9,7 +9,7 @@ from lightning_hooks.diagnostics.causes.data import large_inputs
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import SOON, rate_too_high
 from lightning_hooks.diagnostics.causes.weights import in_code, nonfinite_weights
-from lightning_hooks.diagnostics.loss_inputs.targets import BLANK
+from lightning_hooks.diagnostics.loss_inputs.targets import BLANK, SIGNS
 
 # What is not finite.
 
@@ -141,6 +141,17 @@ def blank_label(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     target, code = f"the labels of {alert.site} that are its blank", "targets + 1"
     remedy = Remedy("replace", target, None, "labels from 1 on, with one more class", "", "a lower loss", SOON, code)
     return "A label has the number of the blank.", [remedy]
+
+
+@hypothesis("give it -1 for 0")
+def labels_of_zero(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """Labels are 0 and 1 where -1 and 1 are expected."""
+    stats = facts.features.targets.get(alert.site)
+    if stats is None or stats.bound != SIGNS:
+        return None
+    found.add(stats.outside > 0, 0.85, f"{stats.outside} of {stats.bounded} labels are 0")
+    remedy = Remedy("replace", f"the labels of {alert.site} that are 0", None, "-1", "", "a lower loss", SOON, "2 * labels - 1")
+    return f"Labels of {alert.site} are 0 where it expects -1.", [remedy]
 
 
 @hypothesis("make one table of numbers, in training and validation")

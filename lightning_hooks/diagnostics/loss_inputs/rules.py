@@ -11,10 +11,10 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss, blank_label, viewed_classes
+from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss, blank_label, labels_of_zero, viewed_classes
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
-from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BLANK, BOUNDS, KL_DIVERGENCE
+from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BLANK, BOUNDS, KL_DIVERGENCE, SIGNS
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 
@@ -209,6 +209,10 @@ class UnreachableTargets(Rule):
                     "none. Common cause: labels that begin at 0, which is the blank by default."
                 )
                 advice = ("Add 1 to the labels, and a class to the outputs", "Pass blank= with a class that is no label")
+            elif stats.bound == SIGNS:
+                message = f"{percent(share)} of its targets are 0 ({stats.bounded} were seen): it expects -1 and 1."
+                diagnosis = "What has the target 0 counts for nothing, or for both. Common cause: labels of 0 and 1."
+                advice = ("Pass 2 * labels - 1",)
             elif stats.bound == BINARY_CROSS_ENTROPY:
                 message += ": it expects probabilities."
                 diagnosis = (
@@ -267,14 +271,14 @@ __all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "TargetLearns", "Tar
 KINDS = (
     Kind(
         "output_range", "A loss given what it does not expect", group="Loss", rank=530, stops_learning=True,
-        hypotheses=(compared_in_pairs, viewed_classes, blank_label, activation_before_loss, NO_LOGITS),
+        hypotheses=(compared_in_pairs, viewed_classes, blank_label, labels_of_zero, activation_before_loss, NO_LOGITS),
         meaning="`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
         "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
         "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "
         "differ, or has targets that the sigmoid, softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has "
         "targets below 0 or above 1, or `kl_div` is given probabilities instead of their logarithms. Or labels of `ctc_loss` are "
-        "its blank. Or the classes of `cross_entropy` are brought to its second dimension by a view. Or layers learn only as the "
-        "target of such a loss.",
+        "its blank, or those of a loss of pairs are 0 and not -1. Or the classes of `cross_entropy` are brought to its "
+        "second dimension by a view. Or layers learn only as the target of such a loss.",
         formula="alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
         "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
         "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 classes"
@@ -293,6 +297,8 @@ KINDS = (
         "to 1\n"
         "kl_div: alert if more than {UnreachableTargets.share} of the numbers of its input are above 0\n"
         "ctc_loss: alert if any of the labels is its blank\n"
+        "cosine_embedding_loss, margin_ranking_loss, hinge_embedding_loss, soft_margin_loss: alert if more than "
+        "{UnreachableTargets.share} of the targets are 0\n"
         "mse_loss, l1_loss, smooth_l1_loss, huber_loss, kl_div: alert if a layer that an optimizer holds has a gradient "
         "through their target alone, while their input has one too",
         severities="warning; info for logarithms of probabilities",

@@ -17,7 +17,7 @@ from lightning_hooks.declare.functional import CallTable, Functional, Functional
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.diagnostics.loss_inputs.class_weights import weighted_down
 from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, MOST_LOSSES, same_rows
-from lightning_hooks.hooks.functions import ALIGNED, BINARY, DIVERGENCE, REGRESSION
+from lightning_hooks.hooks.functions import ALIGNED, BINARY, DIVERGENCE, REGRESSION, SIGNED
 from lightning_hooks.hooks.graph import made_by
 from lightning_hooks.hooks.tensors import in_memory, plain_values
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable, row_dtype
@@ -94,6 +94,7 @@ ROUNDING = 1e-6
 BINARY_CROSS_ENTROPY = "binary cross entropy"
 KL_DIVERGENCE = "Kullback-Leibler divergence"
 BLANK = "blank of an alignment"
+SIGNS = "signs"
 BOUNDS = {
     "sigmoid": (0.0, 1.0),
     "softmax": (0.0, 1.0),
@@ -102,9 +103,10 @@ BOUNDS = {
     BINARY_CROSS_ENTROPY: (0.0, 1.0),
     KL_DIVERGENCE: (-math.inf, 0.0),
     BLANK: (-math.inf, math.inf),
+    SIGNS: (-1.0, 1.0),
 }
 """Functions to the bounds of their values, or, of the losses, of the targets or of the input of ``kl_div``; labels may be any but
-the blank."""
+the blank, and signs are -1 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +124,9 @@ class TargetStats:
         constant: Those of them whose samples all had the same target, and the same as before, to the bit.
         bounded: Numbers of targets that were compared with an output with bounds, as a sigmoid's and a tanh's are; all numbers of
             those that a binary cross entropy takes; of ``kl_div`` those of its input, which are logarithms of probabilities; of
-            ``ctc_loss`` the labels.
+            ``ctc_loss`` the labels, and of losses with signs for targets these.
         outside: Those of them that such an output cannot come within a hundredth of; of ``kl_div`` those above 0; of ``ctc_loss``
-            the labels that are the blank.
+            the labels that are the blank; signs of 0.
         bound: What bounds them: one of :data:`BOUNDS`; empty for nothing.
         same: Calls whose input is the same for all samples but for roundings, of four samples and two numbers each at least, though
             targets differ.
@@ -162,8 +164,8 @@ class TargetColumn(Columns):
     BOUND = MAXIMUM  # the place of what bounds the output in BOUNDS, from 1
 
 
-TARGETED = (*BINARY, DIVERGENCE, *REGRESSION, ALIGNED)
-"""The losses with numbers for targets, and the one with sequences of labels."""
+TARGETED = (*BINARY, DIVERGENCE, *REGRESSION, ALIGNED, *SIGNED)
+"""The losses with numbers or signs for targets, and the one with sequences of labels."""
 
 _BOUNDED = {**dict.fromkeys(BINARY, BINARY_CROSS_ENTROPY), DIVERGENCE: KL_DIVERGENCE}
 
@@ -190,6 +192,9 @@ class LossTargets(CallTable):
             labels, lengths = call.arguments.get("targets"), call.arguments.get("target_lengths")
             if in_memory(labels) and labels.numel():
                 self.add_labels(index, labels, lengths, call.arguments.get("blank", 0))
+        elif index is not None and call.function in SIGNED:
+            if in_memory(target) and target.numel():
+                self._count(index, target == 0, SIGNS)
         elif index is not None and in_memory(given) and in_memory(target):
             if call.function in REGRESSION and target.requires_grad and not given.requires_grad:
                 given, target = target, given  # the order does not matter to these losses, and is often the other one
@@ -241,10 +246,14 @@ class LossTargets(CallTable):
         if labels.dim() == 2 and lengths is not None:
             counts = torch.as_tensor(lengths).to(labels.device, non_blocking=True)
             found &= torch.arange(labels.shape[1], device=labels.device) < counts[:, None]
+        self._count(index, found, BLANK)
+
+    def _count(self, index: int, found: Tensor, bound: str) -> None:
+        """Count a call, and those of its targets that may not be there."""
         row = self.host_row(index)
         row[TargetColumn.CALLS] += 1
-        row[TargetColumn.BOUNDED] += labels.numel()
-        row[TargetColumn.BOUND] = [*BOUNDS].index(BLANK) + 1
+        row[TargetColumn.BOUNDED] += found.numel()
+        row[TargetColumn.BOUND] = [*BOUNDS].index(bound) + 1
         self.rows[index, TargetColumn.OUTSIDE] += found.sum().to(self.rows.device, self.rows.dtype)
 
     def _bounded(self, index: int, numbers: Tensor, bound: str, near: float = NEAR) -> None:

@@ -80,6 +80,14 @@ def _one_over(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return func(**given)
 
 
+def _signed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    first = "input" if func.__name__ in ("hinge_embedding_loss", "soft_margin_loss") else "input1"
+    names = (first, "target") if first == "input" else (first, "input2", "target")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    given["target"] = torch.where(given["target"] == 0, -torch.ones_like(given["target"]), given["target"])
+    return func(**given)
+
+
 def _transposed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = dict(zip(("input", "target"), args, strict=False)) | kwargs
     logits = given["input"]
@@ -105,3 +113,6 @@ PASSING: dict[str, Change] = dict.fromkeys(("round", "floor", "ceil", "sign"), _
 ONE_SHAPE: dict[str, Change] = dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), _as_shaped)
 ONE_OVER: dict[str, Change] = dict.fromkeys(("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits"), _one_over)
 TRANSPOSED: dict[str, Change] = dict.fromkeys(("cross_entropy", "nll_loss"), _transposed)
+SIGNED_LABELS: dict[str, Change] = dict.fromkeys(
+    ("cosine_embedding_loss", "margin_ranking_loss", "hinge_embedding_loss", "soft_margin_loss"), _signed
+)

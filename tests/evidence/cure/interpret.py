@@ -13,7 +13,18 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from lightning_hooks.declare.remedy import Remedy
-from tests.evidence.cure.calls import FINITE_SCORES, NO_DETACH, ONE_OVER, ONE_SHAPE, PASSING, SAFE, TRANSPOSED, Change, with_calls
+from tests.evidence.cure.calls import (
+    FINITE_SCORES,
+    NO_DETACH,
+    ONE_OVER,
+    ONE_SHAPE,
+    PASSING,
+    SAFE,
+    SIGNED_LABELS,
+    TRANSPOSED,
+    Change,
+    with_calls,
+)
 from tests.evidence.faults.nets import initialise
 from tests.evidence.faults.zoo import Built
 
@@ -399,6 +410,7 @@ _ACTS: dict[str, Callable[..., Built | None]] = {
     r"replace round, floor or sign of .*": _on_calls(PASSING),
     r"replace the target of .*": _on_calls(ONE_SHAPE),
     r"replace the (?:pos_)?weight of .*": _on_calls(ONE_OVER),
+    r"replace the labels of .* that are 0": _on_calls(SIGNED_LABELS),
     r"replace the view .* before .*": _on_calls(TRANSPOSED),
     r"remove the detach of the state between .*": _on_calls(NO_DETACH),
     r"remove the hooks .*": _without_hooks,
