@@ -111,6 +111,29 @@ def test_on_trainings(lr: float, expected: set[str]) -> None:
     assert found & {"step_too_long", "step_too_short", "no_progress", "part_not_learning"} == expected
 
 
+def test_a_loss_that_was_at_the_level_of_a_constant_for_half_of_the_training() -> None:
+    falls = replace(LOSS, recent=tuple(2.1 - 0.002 * step for step in range(64)))  # by what is added to the distance
+
+    def found(levels: tuple[float, ...], begun: int = 100, every: int = 50, **fields: Any) -> list[Any]:
+        given = [
+            replace(report(replace(STEP, over_constant=level), step=begun + every * place, **fields), loss=falls)
+            for place, level in enumerate(levels)
+        ]
+        return [*NoProgress()(given[-1], given[:-1])]
+
+    (alert,) = found((1.3, 1.03, 1.02, 1.01, 1.012), begun=50)
+    assert alert.message == (
+        "the loss is 1.02 of that of the best constant answer (limit 0.98), and has been for 200 of 250 steps."
+    )
+    assert alert.severity == "warning"
+    (alert,) = found((1.02, 1.02), planned_steps=1501)
+    assert alert.severity == "info"
+    for levels in ((1.03, 1.02), (1.05, 1.04), (0.97, 0.97), (1.02, 1.1, 1.02)):  # it falls, is above, is below, was above
+        assert not found(levels)
+    assert not found((1.02, 1.02), begun=200)  # for less than half of the training
+    assert not found((1.02, 1.02), begun=49, every=49)  # a short one
+
+
 @pytest.mark.parametrize(
     ("planned", "fields", "severity"),
     [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
@@ -18,6 +20,8 @@ from lightning_hooks.diagnostics.causes.wiring import cut_gradients, detached_st
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
+FLAT = 0.005
+"""Fall of the loss over that of the best constant answer, from one window to the next, above which it falls."""
 MOST_LONGER = 100.0  # a ratio any nearer to 1 is rounding
 
 
@@ -103,7 +107,8 @@ class NoProgress(Rule):
 
     The first is harm that is measured, and a warning where the loss of the last batches is as large as that of those before them,
     beyond what chance makes of so few, unless the learning rate still warms up or a long training has only begun: a language model
-    stays at the frequencies of its tokens for a while. The other is an info.
+    stays at the frequencies of its tokens for a while. So is a loss that was there in all windows for half of the training so far,
+    however few or unlike its batches are, and whatever else is added to it. The other is an info.
 
     Attributes:
         threshold: Fall of the loss on new batches over the sum of the gains, below which it counts.
@@ -114,10 +119,12 @@ class NoProgress(Rule):
             farther above it is on its way.
         min_steps: Optimizer steps that there must be.
         begun: Share of the planned steps before which it is an info.
+        stays: Share of the steps so far, in several windows, for which the loss must have been there, still or not.
+        long: The fewest steps for that.
     """
 
     kind: ClassVar[str] = "no_progress"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "fall", "gain", "over_constant", "still", "begun")
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "fall", "gain", "over_constant", "still", "begun", "stays")
 
     threshold: float = 0.02
     fall: float = 0.1
@@ -126,8 +133,10 @@ class NoProgress(Rule):
     still: float = 0.03
     min_steps: int = 40
     begun: float = 0.1
+    stays: float = 0.5
+    long: int = 100
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert if the loss makes no progress."""
         learning, loss = report.learning, report.loss
         if learning is None or loss is None or not loss.optimized or report.step < self.min_steps:
@@ -138,12 +147,19 @@ class NoProgress(Rule):
                 constant = min(constant, constant * loss.latest / loss.mean)  # it may have fallen within the window
             change, error = loss.change(self.min_steps) or (math.inf, 0.0)
             still = abs(change) + error < self.still and change >= -error  # it does not fall, however slowly
+            waits = _warms_up(report) or report.step < self.begun * (report.planned_steps or 0)
+            steps, level = self._at_constant((*history, report))
             if still and self.over_constant < constant < 1 + self.still:
-                waits = _warms_up(report) or report.step < self.begun * (report.planned_steps or 0)
                 yield self._found(
                     report, constant, self.over_constant, "info" if waits else "warning",
                     f"the loss is {constant:.3g} of that of the best constant answer (limit {self.over_constant:g}) and stands "
                     "still",
+                )  # fmt: skip
+            elif steps >= max(self.long, self.stays * report.step) and self.over_constant < level < 1 + self.still:
+                yield self._found(
+                    report, level, self.over_constant, "info" if waits else "warning",
+                    f"the loss is {level:.3g} of that of the best constant answer (limit {self.over_constant:g}), and has been for "
+                    f"{steps} of {report.step} steps",
                 )  # fmt: skip
             return
         progress, gain = learning.progress, learning.gain
@@ -154,6 +170,16 @@ class NoProgress(Rule):
                 f"a step lowers its own batch's loss by {percent(gain / loss.mean)}, and new batches get "
                 f"{percent(max(progress, 0.0))} of that (limit {percent(self.threshold)})",
             )  # fmt: skip
+
+    def _at_constant(self, reports: Sequence[GradientFlowReport]) -> tuple[int, float]:
+        """For how many steps up to now the loss has been at the level of the best constant answer, and its mean level."""
+        levels = [None if report.learning is None else report.learning.over_constant for report in reports]
+        known = [(report.step, math.inf if level is None else level) for report, level in zip(reports, levels, strict=True)]
+        near = [*takewhile(lambda one: abs(one[1] - 1) < 2 * self.still, reversed(known))]
+        if len(near) < 2 or near[0][1] < near[1][1] - FLAT:  # it falls
+            return 0, math.nan
+        steps = 2 * near[0][0] - near[1][0] - near[-1][0]  # windows are as long as the last one
+        return steps, statistics.fmean(level for _, level in near)
 
     def _found(self, report: GradientFlowReport, value: float, limit: float, severity: Severity, message: str) -> Alert:
         return self.alert(
@@ -246,6 +272,8 @@ KINDS = (
         formula="change = mean of the last quarter of the last losses / mean of their second quarter - 1\n\n"
         "alert after {NoProgress.min_steps} steps if {NoProgress.over_constant} < over_constant < 1 + {NoProgress.still}\n"
         "      and |change| + 2 standard errors < {NoProgress.still}, unless it falls by more than these\n"
+        "      or if it was there for {NoProgress.stays} of the steps so far, {NoProgress.long} at least, in two windows and "
+        "more, and did not fall in the last\n"
         "info where over_constant is not known if progress < {NoProgress.threshold} while a step gains more than {NoProgress.gain} "
         "of the loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
         severities="warning where the loss stands still at that of a constant answer, after {NoProgress.begun} of the planned "
