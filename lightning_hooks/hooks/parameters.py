@@ -172,7 +172,7 @@ def _held_in(container: Any, depth: int = 2) -> Iterator[nn.Module | Tensor]:
 
 BODY_SHARE = 0.5
 """Of the numbers of a model that require a gradient, the share of a body that is cut off, at least."""
-SPARE = 0.05
+SPARE = 0.01
 """Share of what trains up to which a part that nothing calls is small."""
 
 

@@ -116,7 +116,7 @@ def test_blocks_that_a_library_runs_under_no_grad_are_meant() -> None:
 
 @pytest.mark.parametrize(
     ("wide", "calls", "found"),
-    [(64, ("body",), {"spare.weight", "spare.bias"}), (64, ("body", "spare"), set()), (8, ("body",), set())],
+    [(96, ("body",), {"spare.weight", "spare.bias"}), (96, ("body", "spare"), set()), (64, ("body",), set())],
 )
 def test_a_small_layer_of_ones_own_that_nothing_calls(wide: int, calls: tuple[str, ...], found: set[str]) -> None:
     root = nn.ModuleDict({"body": nn.Linear(wide, wide), "spare": nn.Linear(8, 8)})
