@@ -279,3 +279,23 @@ def test_weights_that_one_number_fills_are_initialised_in_all_layers(value: floa
     assert cause is not None
     (remedy,) = cause.remedies
     assert (remedy.target, remedy.to) == (targets, 1.0)  # those of constant layers are no usual gains
+
+
+@pytest.mark.parametrize(("largest", "images", "score"), [(1 / 255, True, 0.8), (1 / 255, False, 0.6), (0.02, True, None)])
+def test_inputs_next_to_zero(largest: float, images: bool, score: float | None) -> None:
+    known = dataclasses.replace(stats(), min=0.0, max=largest)
+    cause = data.tiny_inputs.judge(alert("constant", "net.0"), facts(features(inputs={"training": known}, images=images)))
+    assert (None if cause is None else cause.score) == score
+    if cause is not None:
+        assert (cause.remedies[0].op, cause.remedies[0].target, cause.remedies[0].to) == ("scale", "batch[0]", 255.0)
+
+
+@pytest.mark.parametrize(("share", "remedies"), [(0.5, 2), (0.01, 1)])
+def test_many_numbers_that_are_not_finite_come_of_a_transform(share: float, remedies: int) -> None:
+    known = dataclasses.replace(stats(), nonfinite_fraction=share)
+    given = facts(features(inputs={"training": known}))
+    step = BadStep("data", "[0]", "NaN")
+    cause = code.nonfinite_data.judge(alert("nonfinite", "net.0"), dataclasses.replace(given, bad_step=step))
+    assert cause is not None
+    assert len(cause.remedies) == remedies
+    assert cause.remedies[-1].to == "finite numbers"

@@ -11,10 +11,13 @@ from lightning_hooks.diagnostics.causes.rates import SOON, rate_too_high
 from lightning_hooks.diagnostics.causes.weights import in_code, nonfinite_weights
 from lightning_hooks.diagnostics.loss_inputs.targets import BLANK, SIGNS
 
+MANY = 0.05
+"""Share of numbers that are not finite above which a transform makes them, and no single sample has them."""
+
 # What is not finite.
 
 
-@hypothesis("replace what is not finite in the batch")
+@hypothesis("replace what is not finite in the batch", "replace the transform that makes it")
 def nonfinite_data(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The data are not finite."""
     step = facts.bad_step
@@ -22,8 +25,13 @@ def nonfinite_data(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     found.add(True, 0.95, "the step was run again, and the batch was looked at")
     place, samples = f"batch{step.name}", ", ".join(map(str, step.samples[:4]))
-    remedy = Remedy("replace", place, step.value, "finite numbers", "", "a finite loss", 1, f"torch.nan_to_num({place})")
-    return f"{place} has {step.value} in it{f' in sample {samples}' * bool(samples)}.", [remedy]
+    remedies = [Remedy("replace", place, step.value, "finite numbers", "", "a finite loss", 1, f"torch.nan_to_num({place})")]
+    known = facts.features.inputs.get("training")
+    if known is not None and known.nonfinite_fraction > MANY and facts.features.input_place == step.name:
+        to, code = "one that holds for all numbers, such as those below 0", "x.clamp_min(0) ** gamma"
+        target = f"the power, logarithm or root in the transforms that make {place}"
+        remedies.insert(0, Remedy("replace", target, step.value, to, "", "a finite loss", 1, code))
+    return f"{place} has {step.value} in it{f' in sample {samples}' * bool(samples)}.", remedies
 
 
 _SAFE = {

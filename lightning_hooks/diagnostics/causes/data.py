@@ -62,6 +62,20 @@ def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"{place} holds numbers from {stats.min:.3g} to {stats.max:.3g}, where {usual}.", remedies
 
 
+@hypothesis("multiply the input by one over its largest number")
+def tiny_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The model's inputs are next to zero: they were divided twice."""
+    stats = facts.features.inputs.get("training")
+    if stats is None or not 0 < max(stats.max, -stats.min) <= 0.01:
+        return None
+    place, largest = f"batch{facts.features.input_place}", max(stats.max, -stats.min)
+    found.add(True, 0.6, f"none of its numbers is above {largest:.2g}")
+    found.add(facts.features.images and stats.min >= 0 and stats.max <= 0.004, 0.2, "they are images, divided by 255 twice")
+    to = float(f"{1 / largest:.3g}")
+    remedy = Remedy("scale", place, None, to, "", "inputs of a size near 1", 1, f"x = x * {to:g}")
+    return f"{place} holds numbers up to {largest:.2g}, where a size of 1 is usual.", [remedy]
+
+
 @hypothesis("replace that number by the mean of the others")
 def placeholder(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A number far from all others stands for what is missing."""

@@ -13,7 +13,7 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import downstream_of_whole, forward, from_first
 from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import softmax_of_one
-from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs
+from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, tiny_inputs
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE
 from lightning_hooks.diagnostics.causes.weights import constant_weights, offset_bias
 from lightning_hooks.diagnostics.excuses import FIRST_STEP_ONLY, first_called, loss_falls
@@ -202,7 +202,7 @@ __all__ = ["Constant", "ConstantTargets", "SameSamples", "SameTargets", "TinyInp
 KINDS = (
     Kind(
         "constant", "Outputs that do not vary", group="Forward", rank=1100, stops_learning=True,
-        hypotheses=(constant_data, softmax_of_one, large_inputs, constant_weights, offset_bias, *STEP_SIZE),
+        hypotheses=(constant_data, tiny_inputs, softmax_of_one, large_inputs, constant_weights, offset_bias, *STEP_SIZE),
         meaning="A module's output does not vary, or all samples of a batch are equal or next to 0, or all samples have the same "
         "target. The model cannot learn anything about its input.",
         formula="of a module:   alert if std(output) / rms(output) <= {Constant.threshold}\n"

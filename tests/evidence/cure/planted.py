@@ -151,6 +151,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "notices_logits_viewed": ("wrong_axis", "viewed_classes"),
     "digits_loaded_without_prefix": ("weights_not_loaded",),
     "digits_pairs_of_zeros": ("labels_of_zero",),
+    "digits_by_255_twice": ("tiny_inputs",),
     **dict.fromkeys(("frauds_weight_upside_down", "digits_weighed_by_number"), ("weights_upside_down",)),
 }
 """The hypotheses that are right, by family; a family that is not here has a cause that no hypothesis is about."""
