@@ -30,6 +30,7 @@ _PARTS = {
     r"recurrent": ("rnn", "lstm", "gru", "recurrent"),
     r"QK|attention|head's width": ("attention",),
     r"padding|a mask": ("attention", "embedding"),
+    r"a norm over|a norm has set": ("norm",),
 }
 """What advice may name, and the modules without which it does not apply: parts of the names of their classes."""
 
@@ -55,16 +56,19 @@ class Diagnosis:
                 if (rate := as_number(group.get("lr"))) is not None
             }
 
-    def explained(self, alerts: Sequence[Alert], reports: Sequence[Any], bad_step: BadStep | None) -> list[Alert]:
+    def explained(
+        self, alerts: Sequence[Alert], reports: Sequence[Any], bad_step: BadStep | None, earlier: Sequence[Alert] = ()
+    ) -> list[Alert]:
         """Alerts with their causes and remedies. What fails leaves them as they are, with a warning.
 
         Args:
             alerts: Root causes that are new.
             reports: The last reports of all monitors.
             bad_step: What running the first bad step again has shown.
+            earlier: Alerts of earlier windows that are open.
         """
         try:
-            facts = self._facts(alerts, reports, bad_step) if alerts else Facts()
+            facts = self._facts(alerts, reports, bad_step, earlier) if alerts else Facts()
         except Exception as error:  # noqa: BLE001  it is no part of the training
             self._warn("the facts", error)
             return list(alerts)
@@ -75,7 +79,7 @@ class Diagnosis:
             self._faulty.add(what)
             warn(f"The causes of alerts: {what} raised {type(error).__name__}: {error}; training goes on.")
 
-    def _facts(self, alerts: Sequence[Alert], reports: Sequence[Any], bad_step: BadStep | None) -> Facts:
+    def _facts(self, alerts: Sequence[Alert], reports: Sequence[Any], bad_step: BadStep | None, earlier: Sequence[Alert]) -> Facts:
         host, known = self._host, of_reports(reports)
         read = Facts(**known)
         classes = {clean_name(name): type(module).__name__ for name, module in host.model.named_modules() if name}
@@ -85,7 +89,7 @@ class Diagnosis:
             optimizers=read.flow.optimizers if "flow" in known else self._optimizers(),
             modules={name: classes[name] for name in (*called, *(name for name in classes if name not in called))},
             start=self._start,
-            others=[(alert.kind, alert.site) for report in reports for alert in report.alerts],
+            others=[(alert.kind, alert.site) for alerts in (*(report.alerts for report in reports), earlier) for alert in alerts],
             setup=host.setup,
             precision=str(host.setup.description.get("precision", "")),
             schedules=[each for scheduled in host.schedulers for each in schedules_of(scheduled)],

@@ -129,7 +129,8 @@ class RunAlerts:
         """
         books = [member.alerting.book for member in members]
         ordered = in_order_of_cause(reports, books)
-        alerts = [self._completed(found, book, reports) for found, book in zip(ordered.of_report, books, strict=True)]
+        earlier = [alert for book in books for alert in book.open]
+        alerts = [self._completed(found, book, reports, earlier) for found, book in zip(ordered.of_report, books, strict=True)]
         grouped = [book.grouped(found) for book, found in zip(books, alerts, strict=True)]
         complete = [dataclasses.replace(report, alerts=found) for report, found in zip(reports, grouped, strict=True)]
         found = [report.alerts for report in reports]
@@ -145,12 +146,13 @@ class RunAlerts:
         ]
         return complete, notices
 
-    def _completed(self, alerts: Sequence[Alert], book: AlertBook, reports: Sequence[Any]) -> list[Alert]:
+    def _completed(self, alerts: Sequence[Alert], book: AlertBook, reports: Sequence[Any], earlier: Sequence[Alert]) -> list[Alert]:
         """Root causes with what running their step again has shown, and those that are to be passed on with their causes."""
         results = self._evidence.results
         known = [alert if alert.cause else results.explained(alert) for alert in alerts]
         new = book.fresh(known)
-        diagnosed = dict(zip(map(id, new), self._diagnosis.explained(new, reports, results.bad_step), strict=True))
+        explained = self._diagnosis.explained(new, reports, results.bad_step, earlier)
+        diagnosed = dict(zip(map(id, new), explained, strict=True))
         return [diagnosed.get(id(alert), alert) for alert in known]
 
     def _dated(self, report: Any) -> Any:

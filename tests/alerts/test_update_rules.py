@@ -135,7 +135,8 @@ def test_what_has_converged_may_stand_still(first: float, now: float, found: boo
     (alert,) = judged(UpdateTooSmall(), report(1e-8))
     assert alert.text == (
         "a step changes none of its weights by more than 1.0e-08 of their size (0.weight; limit 1e-06). About 1e-3 is usual, and "
-        "below 6e-8 a float32 weight does not change at all. The learning rate is 1.0e-03. Raise the learning rate. Find out why "
+        "below 6e-8 a float32 weight does not change at all. Common cause: a learning rate that is too low (1e-03). Raise the "
+        "learning rate. Find out why "
         "the gradients are so small."
     )
 
@@ -153,7 +154,7 @@ def test_update_too_large() -> None:
     assert alert.text.startswith(
         "a step changes it by 90% of its size (limit 40%; the median of all weights is 0.1%, and about 0.1% is usual)"
     )
-    assert "Its learning rate is 0.001." in alert.text
+    assert "Common cause: a learning rate that is too high (1e-03)." in alert.text
 
 
 def test_a_step_of_lbfgs_is_many() -> None:

@@ -245,10 +245,33 @@ def test_a_schedule_that_is_too_short_is_made_as_long_as_the_training() -> None:
         ("set", "scheduler.T_max", 50, 400),
         ("remove", "scheduler", "CosineAnnealingLR", None),
     ]
+    rises = dataclasses.replace(facts, flow=flow(lr=9e-4, lr_peak=1e-3, lr_initial=1e-3))
+    cause = rates.wrong_schedule.judge(alert("lr_zero", "0-AdamW"), rises)
+    assert cause is not None
+    assert cause.decisive  # it is back at its peak, and its length says why
+    assert cause.evidence_for[-1] == "its T_max is 50, and 400 steps are planned"
     by_step = dataclasses.replace(facts, schedules=(ScheduleStats("ExponentialLR", "", 0, False, 0, False),))
     cause = rates.wrong_schedule.judge(alert("lr_zero", "0-AdamW"), by_step)
     assert cause is not None
     assert (cause.remedies[0].target, cause.remedies[0].to) == ("scheduler.interval", "epoch")
+
+
+def test_outputs_that_are_the_same_after_many_sigmoids_have_them_as_their_cause_and_no_norm_that_the_model_lacks() -> None:
+    modules = {f"net.{i}": "Sigmoid" if i % 2 else "Linear" for i in range(12)}
+    causes = "Common causes: a norm over single numbers, a mean over what a norm has set to mean 0, or a mask that hides the input."
+    same = dataclasses.replace(alert("representation_collapse", "net.10"), diagnosis=causes)
+    found = with_causes(same, Facts(modules=modules))
+    assert found.diagnosis == "The gradient passes 6 Sigmoid modules (net.1 to net.11)."
+    assert found.remedies[0].to == "nn.ReLU and He initialisation"
+    assert with_causes(same, Facts(modules={"net.0": "Linear"})).diagnosis == ""
+    assert "a norm over single numbers" in with_causes(same, Facts(modules={"net.0": "LayerNorm"})).diagnosis
+
+
+def test_what_is_open_since_an_earlier_window_counts_as_raised() -> None:
+    dead = Facts(flow=flow(lr=5.0), others=(("update_too_large", "net.fc.weight"),))
+    cause = rates.rate_too_high.judge(alert("dead", "net.relu"), dead)
+    assert cause is not None
+    assert "update_too_large is raised too" in cause.evidence_for
 
 
 def test_data_weights_and_operations_that_are_not_finite_are_distinguished() -> None:

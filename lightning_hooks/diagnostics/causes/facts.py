@@ -118,7 +118,7 @@ class Facts:
         modules: Module to its class, in the order of calls, then those that were not called.
         now: Parameters at the alert's site and at its neighbours, as they are.
         start: All parameters, as they were when this training started.
-        others: Alerts of the same window, as ``(kind, site)``.
+        others: Alerts of the same window, and those of earlier ones that are open, as ``(kind, site)``.
         setup: How the training is set up.
         precision: As the loop calls it.
         schedules: The learning rate schedulers.
@@ -157,7 +157,7 @@ class Facts:
         return any(word in kind.lower() for kind in self.modules.values() for word in words)
 
     def raised(self, *kinds: str) -> list[str]:
-        """Those of these kinds that are found in this window."""
+        """Those of these kinds that are found in this window, or open since an earlier one."""
         found = {kind for kind, _ in self.others}
         return [kind for kind in kinds if kind in found]
 

@@ -70,16 +70,16 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     known, ratio, gains, began = usual(rate), facts.usual_ratio(rate.optimizer), facts.step_ratio, rate.began or math.inf
     over, range_ = rate.lr / known.high, f"{rate.kind}'s usual range is {known.low:g} to {known.high:g}"
     size = f"a step changes a weight by {ratio:.2g} of its size"
+    others = ("update_too_large", "loss_diverging", "step_too_long", "loss_spike", "weights_growing")
+    related = [kind for kind in facts.raised(*others) if kind != alert.kind]
     gained = f"its steps gain {gains:.2g} of what their gradients predict"
     found.add(over > 1, min(0.4 + 0.15 * math.log10(max(over, 1.0)), 0.7), range_)
     found.add(over <= 0.3, -0.1, f"{rate.lr:.3g} is usual for {rate.kind}")
     found.add(ratio > 0.02, 0.3, f"{size}, where {USUAL_UPDATE:g} is usual")
-    found.add(ratio < 2 * USUAL_UPDATE, -0.3, f"{size}, which is usual")
+    found.add(ratio < 2 * USUAL_UPDATE and not related, -0.3, f"{size}, which is usual")
     found.add(gains < 0.1, 0.3, gained)
     found.add(gains > 0.5, -0.3, gained)
     found.add(rate.lr > 1.5 * began, 0.45, f"it began with {began:.2g} and was raised to {rate.lr:.2g}")
-    others = ("update_too_large", "loss_diverging", "step_too_long", "loss_spike", "weights_growing")
-    related = [kind for kind in facts.raised(*others) if kind != alert.kind]
     found.add(bool(related), 0.1, f"{' and '.join(related)} {'is' if len(related) == 1 else 'are'} raised too")
     found.add(alert.severity == "info", -1.0, "nothing shows that it does harm")
     to, effect = lower_rate(rate, facts), f"update ratios near {USUAL_UPDATE:g}, and a loss that falls"
@@ -178,9 +178,10 @@ def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         found.add(True, 0.2, f"its {schedule.argument} is {schedule.length}, and it is stepped once per epoch")
         code = '{"scheduler": scheduler, "interval": "step"}'
         remedies.append(Remedy("set", "scheduler.interval", "epoch", "step", "", effect, SOON, code))
-    elif schedule.length and planned and schedule.length < planned:
+    elif schedule.length and planned and not schedule.by_epoch and schedule.length < planned:
         name = schedule.argument
-        found.add(True, 0.2, f"its {name} is {schedule.length}, and {planned} steps are planned")
+        fits = 0.2 if planned < 2 * schedule.length else 0.6
+        found.add(True, fits, f"its {name} is {schedule.length}, and {planned} steps are planned")
         code = f"{schedule.name}(optimizer, {name}={planned})"
         remedies.append(Remedy("set", f"scheduler.{name}", schedule.length, planned, "", effect, SOON, code))
     elif not schedule.by_epoch and low > 0:

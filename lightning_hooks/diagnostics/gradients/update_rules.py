@@ -76,12 +76,12 @@ class UpdateTooSmall(Rule):
             if ratios[largest] < limit:
                 rate = report.setups[largest].lr
                 planned = f", and the {steps} planned steps by less than {percent(self.planned)}" if limit > self.threshold else ""
+                low = f"a learning rate that is too low ({rate or 0.0:.0e})"
                 yield self.alert(
                     report, optimizer, ratios[largest], limit, "warning",
                     f"a step changes none of its weights by more than {ratios[largest]:.1e} of their size ({largest}; limit "
                     f"{limit:.0e}){planned}.",
-                    "About 1e-3 is usual, and below 6e-8 a float32 weight does not change at all. The learning rate is "
-                    f"{rate:.1e}.",
+                    f"About 1e-3 is usual, and below 6e-8 a float32 weight does not change at all. Common cause: {low}.",
                 )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ class UpdateTooLarge(Rule):
                     report, name, ratios[name], self.threshold, "warning",
                     f"a step changes it by {percent(ratios[name])} of its size (limit {percent(self.threshold)}; the median of all "
                     f"weights is {percent(usual)}, and about 0.1% is usual): what it has learned is overwritten.",
-                    f"Its learning rate is {rate or 0.0:.2g}.",
+                    f"Common cause: a learning rate that is too high ({rate or 0.0:.0e}).",
                 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from lightning_hooks.declare.links import always, downstream_of_whole, forward, 
 from lightning_hooks.declare.rule import Judges, Rule
 from lightning_hooks.diagnostics.causes.data import constant_data, destroyed_inputs, large_inputs, nothing_repels
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE
-from lightning_hooks.diagnostics.causes.weights import constant_weights, large_start, offset_bias, small_start
+from lightning_hooks.diagnostics.causes.weights import constant_weights, large_start, offset_bias, small_start, squashing_chain
 from lightning_hooks.diagnostics.causes.wiring import flat_between
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
@@ -150,7 +150,7 @@ KINDS = (
         "representation_collapse", "Outputs that are the same for every sample", group="Forward", rank=1110, stops_learning=True,
         hypotheses=(
             flat_between, constant_data, destroyed_inputs, large_inputs, constant_weights, small_start, large_start, offset_bias,
-            nothing_repels, *STEP_SIZE,
+            nothing_repels, squashing_chain, *STEP_SIZE,
         ),
         meaning="The output of the model, or of one of its parts, has become the same for all samples of a batch, up to its size. "
         "It differed when training started. Self-supervised and metric learning without negatives end so, and generators that "
