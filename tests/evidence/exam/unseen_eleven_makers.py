@@ -1,4 +1,4 @@
-"""Healthy trainings that make pictures, points and pieces: matched codes, hashed grids, slices, few bits, energies, inducing points."""
+"""Healthy trainings that make pictures, points and pieces: matched codes, hashed grids, slices, few bits, energies, inducing."""
 
 from __future__ import annotations
 
@@ -123,7 +123,9 @@ class Squeezed(nn.Module):
         return self.decoder(codes / 4), bits.sum((1, 2, 3))
 
 
-@healthy("torch", "learned compression (Balle): bits of codes and squared errors in one loss, GDN, uniform noise for rounding; Adam")
+@healthy(
+    "torch", "learned compression (Balle): bits of codes and squared errors in one loss, GDN, uniform noise for rounding; Adam"
+)
 def pieces_in_few_bits() -> Built:
     def loss(net: Any, batch: Any) -> Tensor:
         told, bits = net(batch[0])
@@ -133,7 +135,9 @@ def pieces_in_few_bits() -> Built:
     return Built(module, crops(16, 32), {"max_epochs": 9, "gradient_clip_val": 1.0}, WELL)
 
 
-@healthy("torch", "the deep Ritz method: a membrane under a weight by its least energy, which is below zero; points by chance; Adam")
+@healthy(
+    "torch", "the deep Ritz method: a membrane under a weight by its least energy, which is below zero; points by chance; Adam"
+)
 def membrane_by_energy() -> Built:
     def loss(net: Any, batch: Any) -> Tensor:
         places = batch[0].requires_grad_()

@@ -1,4 +1,4 @@
-"""Healthy trainings on sequences: hidden letters, states that decay, filters, frequencies, a rule that corrects, dropout as a view."""
+"""Healthy trainings on sequences: hidden letters, states that decay, filters, frequencies, a rule that corrects, dropout."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class Reads(nn.Module):
         return self.head(self.body(self.embedding(ids) + self.positions))
 
 
-@healthy("torch", "a masked diffusion of text (MDLM): a share of letters by chance is hidden, weights of one over it; AdamW, an average")
+@healthy(
+    "torch", "a masked diffusion of text (MDLM): a share of letters by chance is hidden, weights of one over it; AdamW, an average"
+)
 def notices_unmasked() -> Built:
     ids = notices()[0]
 
@@ -64,7 +66,7 @@ class Retains(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        samples, length, width = x.shape
+        _samples, length, width = x.shape
         query, key, value, gate = self.parts(self.norm(x)).chunk(4, -1)
         query, key, value = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (query, key, value))
         away = torch.arange(length)[:, None] - torch.arange(length)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tests.evidence.exam.cases import Built, Expected, fault
 from tests.evidence.exam.pictures import digits
@@ -32,7 +31,9 @@ def digits_rate_by_batch_size(planted: bool = True) -> Built:
     return Built(Judged(net, tells, sgd(rate), right), split(32, *digits(16)), {"max_epochs": 5}, expected)
 
 
-@fault("torch", "an issue on PPO's details: orthogonal_(weight, 0.01), meant for the last layer of a policy, is applied to all; SGD")
+@fault(
+    "torch", "an issue on PPO's details: orthogonal_(weight, 0.01), meant for the last layer of a policy, is applied to all; SGD"
+)
 def digits_gain_of_a_hundredth(planted: bool = True) -> Built:
     net = mlp(64, 64, 64, 64, 10, activation=nn.Tanh)
     for layer in net:
@@ -84,7 +85,10 @@ class Prompted(nn.Module):
         return self.head(self.body(self.embedding(ids) + self.prompt[ids])[0].amax(1))
 
 
-@fault("torch", "a forum on prompt tuning: the vectors that learn are torch.randn(..., requires_grad=True), no nn.Parameter; rest frozen")
+@fault(
+    "torch",
+    "a forum on prompt tuning: the vectors that learn are torch.randn(..., requires_grad=True), no nn.Parameter; rest frozen",
+)
 def lines_prompts_are_no_parameters(planted: bool = True) -> Built:
     ids, _, source = lines(40, 1)["train_dataloaders"].dataset.tensors
     net = Prompted(planted)
@@ -138,7 +142,10 @@ class Gathers(nn.Module):
         return self.head(self.body(self.embedding(ids))[0].amax(1))
 
 
-@fault("torch", "Stack Overflow, 'stops learning early': ReduceLROnPlateau(mode='max') is stepped with a loss, and takes its fall for harm")
+@fault(
+    "torch",
+    "Stack Overflow, 'stops learning early': ReduceLROnPlateau(mode='max') is stepped with a loss, and takes its fall for harm",
+)
 def lines_plateau_upside_down(planted: bool = True) -> Built:
     ids, _, source = lines(40, 1)["train_dataloaders"].dataset.tensors
     module = Waits(Gathers(), tells, None, right)
@@ -195,7 +202,9 @@ def bags_pooled_over_the_batch(planted: bool = True) -> Built:
     marked[torch.arange(3000), place, 0] += 6.0
     kinds = ("softmax_dim", "loss_plateau", "no_progress", "part_not_learning", *UNLIKE)
     module = Judged(Bags(planted), tells, adam(2e-3), right)
-    return Built(module, split(32, marked, shown[chosen[torch.arange(3000), place]]), {"max_epochs": 5}, Expected(kinds, ("net", "net.*")))
+    return Built(
+        module, split(32, marked, shown[chosen[torch.arange(3000), place]]), {"max_epochs": 5}, Expected(kinds, ("net", "net.*"))
+    )
 
 
 @fault("torch", "a forum on transfer, 'pretrained is worse than from scratch': all of a trained net goes on under Adam at 0.1")

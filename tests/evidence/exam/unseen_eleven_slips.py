@@ -17,7 +17,7 @@ from tests.evidence.exam.pictures import Changed, digits, in_batches
 from tests.evidence.exam.signals import spectrograms
 from tests.evidence.exam.texts import lines
 from tests.evidence.exam.unseen_eight_tables import adam, mlp
-from tests.evidence.exam.unseen_eight_wiring import ALIKE, RATE, STILL, Judged, misses, split, tells
+from tests.evidence.exam.unseen_eight_wiring import ALIKE, RATE, STILL, Judged, split, tells
 from tests.evidence.exam.unseen_nine_settings import right
 
 UNLIKE = ("validation_shift", "overfitting")
@@ -257,7 +257,9 @@ class Cools(Judged):
             self.net.heat = max(self.net.heat * 0.8, 0.2)
 
 
-@fault("torch", "an issue on Gumbel's softmax, 'codes are noise': tau *= 0.8 was meant for each epoch, and stands in the batches' loop")
+@fault(
+    "torch", "an issue on Gumbel's softmax, 'codes are noise': tau *= 0.8 was meant for each epoch, and stands in the batches' loop"
+)
 def digits_cool_by_batches(planted: bool = True) -> Built:
     def loss(net: Any, batch: Any) -> Tensor:
         return F.mse_loss(net(batch[0]), batch[0])
@@ -280,7 +282,9 @@ class Paints(Recipe):
 
     def configure_optimizers(self) -> Any:
         many = 1e-2 if self.planted else 3e-4
-        return [torch.optim.Adam(self.net[name].parameters(), rate, (0.5, 0.9)) for name, rate in (("painter", 3e-4), ("critic", many))]
+        return [
+            torch.optim.Adam(self.net[name].parameters(), rate, (0.5, 0.9)) for name, rate in (("painter", 3e-4), ("critic", many))
+        ]
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         of_painter, of_critic = self.optimizers()
@@ -299,7 +303,10 @@ class Paints(Recipe):
         return {"loss": judged.detach()}
 
 
-@fault("torch", "Stack Overflow, 'critic loss is 0 and pictures stay noise': log(1 - D) as in the first paper, a critic that is far faster")
+@fault(
+    "torch",
+    "Stack Overflow, 'critic loss is 0 and pictures stay noise': log(1 - D) as in the first paper, a critic that is far faster",
+)
 def digits_critic_wins(planted: bool = True) -> Built:
     kinds = (*SLOW, *ALIKE, *STILL, *RATE, "settings", "optimizer_settings", "output_range")
     expected = Expected(kinds, ("net", "net.*"))

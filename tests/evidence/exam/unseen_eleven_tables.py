@@ -187,7 +187,9 @@ def digits_guessed_for_reward() -> Built:
     return Built(Guesses(), in_batches(32, *digits(16)), {"max_epochs": 7}, WELL)
 
 
-@healthy("torch", "visits to a doctor, mostly none: a zero-inflated negative binomial, three outputs, one dispersion; batch norm, Adam")
+@healthy(
+    "torch", "visits to a doctor, mostly none: a zero-inflated negative binomial, three outputs, one dispersion; batch norm, Adam"
+)
 def visits_mostly_none() -> Built:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(9600, 6, generator=generator)

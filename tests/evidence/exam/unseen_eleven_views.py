@@ -1,8 +1,9 @@
-"""Healthy trainings on pictures: no norms, another ink, pieces foreseen, few bits, many views, points, labels of which some are wrong."""
+"""Healthy trainings on pictures: no norms, another ink, pieces foreseen, few bits, many views, points, wrong labels."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from typing import Any
 
@@ -251,7 +252,7 @@ class Points(nn.Module):
     @staticmethod
     def alone(*sizes: int) -> nn.Sequential:
         net = nn.Sequential()
-        for before, after in zip(sizes, sizes[1:], strict=False):
+        for before, after in itertools.pairwise(sizes):
             net.extend([nn.Conv1d(before, after, 1), nn.BatchNorm1d(after), nn.ReLU()])
         return net
 
