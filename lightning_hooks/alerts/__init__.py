@@ -43,6 +43,7 @@ from lightning_hooks.diagnostics.routers.routing import RouterReport
 from lightning_hooks.diagnostics.routers.rules import *
 from lightning_hooks.diagnostics.setup.checks import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
 from lightning_hooks.diagnostics.setup.initial_rules import *
+from lightning_hooks.diagnostics.setup.mode_rules import *
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
 from lightning_hooks.diagnostics.setup.registration_rules import *
 from lightning_hooks.diagnostics.setup.rules import *

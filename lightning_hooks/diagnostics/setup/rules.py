@@ -1,141 +1,20 @@
-"""How modules and parameter groups are set: modes, running statistics, settings, weight decay, optimizers that share."""
+"""How modules and parameter groups are set: unusual settings, weight decay, layers without an activation, optimizers that share."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.causes.code import fact, weights_upside_down
+from lightning_hooks.diagnostics.causes.code import weights_upside_down
 from lightning_hooks.diagnostics.causes.rates import unusual_setting
 from lightning_hooks.diagnostics.causes.weights import module_setting, small_batches
-from lightning_hooks.diagnostics.causes.wiring import no_activation, weights_not_loaded
-from lightning_hooks.diagnostics.excuses import had_gradient
+from lightning_hooks.diagnostics.causes.wiring import no_activation
 from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.hooks.selection import outwards
-
-THE_MODEL = "the model"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EvalMode(Rule):
-    """Dropout, batch norm or spectral norm in eval mode while the part around it trains.
-
-    Lightning keeps the mode that each module has when fit starts (since 2.2; Lightning's issue 20216), and ``from_pretrained`` of
-    transformers returns models in eval mode. A part that is frozen, or gets no gradient (a teacher), is in eval mode on purpose. A
-    single batch norm in eval mode within a module in training mode was switched by itself, as detection recipes do
-    (``norm_eval=True``): that is an info, unless its running statistics are still the 0 and 1 that it was made with. Then it
-    normalises nothing. A part that was frozen before and learns now keeps the mode, and the statistics, that it was frozen with.
-
-    Attributes:
-        trains: Share of the elements around a module that must train, in [0, 1].
-    """
-
-    kind: ClassVar[str] = "eval_mode"
-    shares: ClassVar[tuple[str, ...]] = ("trains",)
-    excuses: ClassVar[tuple[Excuse, ...]] = (
-        Excuse(
-            "thawed", "in an earlier window it was frozen in eval mode, and its norms stay as they were then",
-            lambda _, alert, __, history: any(_rested(earlier, alert.site) for earlier in history),
-        ),
-    )  # fmt: skip
-
-    trains: float = 0.5
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield a warning per outermost module in eval mode, and an info for modules that were switched one by one."""
-        modes = report.model_setup.eval_modes
-        elements, trained = _elements(report) if modes else (Counter[str](), Counter[str]())
-        parts: dict[str, list[str]] = {}
-        single, raw = list[str](), list[str]()
-        for site, levels in modes.items():
-            around = next((outer for outer in outwards(site)[1:] if elements[outer] > elements[site]), "")
-            if site in report.model_setup.unestimated and _as_made(report, outwards(site)[max(levels, 1) - 1]):
-                raw.append(site)
-            elif not trained[around] or trained[around] < self.trains * elements[around]:
-                continue
-            elif levels > 1:
-                parts.setdefault(outwards(site)[levels - 1], []).append(site)
-            else:
-                single.append(site)
-        for part, sites in parts.items():
-            yield self.alert(
-                report, part or THE_MODEL, len(sites), 0, "warning",
-                f"it trains in eval mode: {_listed(sites)} {'behave' if len(sites) > 1 else 'behaves'} as in validation.",
-                "Dropout drops nothing there, and batch norm does not update its statistics. Common causes: a pretrained model, "
-                "which is loaded in eval mode, or an eval() that no train() undoes.",
-                advice=(f"Call {part or 'model'}.train() before training", "Freeze it if it is not to learn"),
-            )  # fmt: skip
-        if raw:
-            more = f"So has {_listed(raw[1:])}. " if len(raw) > 1 else ""
-            yield self.alert(
-                report, raw[0], len(raw), 0, "warning",
-                "batch norm in a frozen part has a running mean and variance of 0 and 1, as it was made, and weights next to "
-                "it are as they were initialised: layers after it learn from random features.",
-                f"{more}Common causes: load_state_dict(strict=False) with names that fit nowhere (a prefix such as 'module.'), a "
-                "checkpoint that was not loaded.",
-                advice=("Look at the missing_keys that load_state_dict returns, or pass strict=True",),
-            )  # fmt: skip
-        unestimated = [site for site in report.model_setup.unestimated if site in single]
-        if unestimated:
-            more = f"So has {_listed(unestimated[1:])}. " if len(unestimated) > 1 else ""
-            yield self.alert(
-                report, unestimated[0], len(unestimated), 0, "warning",
-                "batch norm in eval mode has a running mean and variance of 0 and 1, as it was made: it normalises nothing.",
-                f"{more}Common causes: norm_eval=True or an eval() on a net that was not pretrained, a checkpoint without buffers.",
-                advice=("Call train() on it until its statistics are estimated", "Load a checkpoint that holds its buffers"),
-            )  # fmt: skip
-            single = [site for site in single if site not in unestimated]
-        if single:
-            yield self.alert(
-                report, single[0], len(single), 0, "info",
-                f"{_listed(single)} {'are' if len(single) > 1 else 'is'} in eval mode within modules in training mode.",
-                "Common cause: an eval() in a hook of the model, such as on_train_batch_start, that no train() undoes.",
-                advice=("Call train() on it, unless its statistics are kept on purpose",),
-            )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FrozenStatistics(Rule):
-    """Batch norm whose running statistics change in a part that is frozen: requires_grad does not stop them.
-
-    Keras runs a frozen batch norm in inference mode for that reason ("Transfer learning and fine-tuning" of its guides), and
-    Lightning's ``BaseFinetuning.freeze_module`` sets ``track_running_stats`` to False.
-
-    Attributes:
-        threshold: How far the statistics may move from those that the frozen weights were trained with, in their standard
-            deviations. New data of the same kind moved them by less than 0.3 in healthy runs; below, it is an info.
-    """
-
-    kind: ClassVar[str] = "frozen_statistics"
-
-    threshold: float = 0.5
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per frozen part, or per frozen batch norm within a part that trains."""
-        updating = report.model_setup.updating
-        _, trained = _elements(report) if updating else ({}, Counter[str]())
-        parts: dict[str, list[str]] = {}
-        for site in updating:
-            frozen = [outer for outer in outwards(site) if not trained[outer]]
-            if frozen:  # else it trains in turn with others
-                parts.setdefault(frozen[-1], []).append(site)
-        for part, sites in parts.items():
-            farthest = max(sites, key=updating.__getitem__)
-            moved = updating[farthest]
-            yield self.alert(
-                report, part or THE_MODEL, moved, self.threshold, "warning" if moved > self.threshold else "info",
-                f"it is frozen, but {_listed(sites)} {'are' if len(sites) > 1 else 'is'} in training mode and "
-                f"{'update their' if len(sites) > 1 else 'updates its'} running statistics: those of {farthest} have moved by "
-                f"{moved:.2g} standard deviations (limit {self.threshold:.2g}).",
-                "In validation it computes something else than its weights were trained for. requires_grad_(False) does not stop "
-                "batch norm.",
-            )  # fmt: skip
+from lightning_hooks.trackers import some
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,7 +68,7 @@ class ModuleSettings(Rule):
         diagnosis: str,
         advice: tuple[str, ...],
     ) -> Alert:
-        more = f"The same: {_listed(sites[1:])}. " if len(sites) > 1 else ""
+        more = f"The same: {some(sites[1:], 3)}. " if len(sites) > 1 else ""
         return self.alert(report, sites[0], value, limit, "warning", message, more + diagnosis, advice=advice)
 
 
@@ -268,7 +147,7 @@ class OptimizerChoices(Rule):
             )
             yield self.alert(
                 report, first, len(shared), 0, "warning" if whole else "info",
-                f"{_listed([*shared])} {'are' if len(shared) > 1 else 'is'} held by several optimizers "
+                f"{some([*shared], 3)} {'are' if len(shared) > 1 else 'is'} held by several optimizers "
                 f"({', '.join(shared[first])}): each updates what the other has set"
                 f"{', and none holds anything else' * whole}.",
                 "Their moments, decay and schedules contradict one another. Common cause: self.parameters() for each of them, "
@@ -277,73 +156,9 @@ class OptimizerChoices(Rule):
             )  # fmt: skip
 
 
-def _as_made(report: GradientFlowReport, part: str) -> bool:
-    """Whether a part is frozen, and its linear and convolution layers are as they were initialised."""
-    inside = {name: setup for name, setup in report.setups.items() if name.startswith(f"{part}.") and setup.dimensions > 1}
-    untrained = report.model_setup.untrained
-    return bool(inside) and all(not s.trains and name.rpartition(".")[0] in untrained for name, s in inside.items())
-
-
-def _rested(report: GradientFlowReport, part: str) -> bool:
-    """Whether nothing in a part trained in a window, while all of it that has a mode was in eval mode."""
-    modes = report.model_setup.eval_modes
-    trains = any(name.startswith(f"{part}.") and setup.trains for name, setup in report.setups.items())
-    return not trains and any(site == part or site.startswith(f"{part}.") for site in modes)
-
-
-def _elements(report: GradientFlowReport) -> tuple[Counter[str], Counter[str]]:
-    """Of each module, the elements of its parameters, and of those that an optimizer holds and that had a gradient."""
-    elements: Counter[str] = Counter()
-    trained: Counter[str] = Counter()
-    for name, setup in report.setups.items():
-        for outer in outwards(name.rpartition(".")[0]):
-            elements[outer] += setup.elements
-            if setup.optimizers and ((setup.trains and setup.has_gradient) or had_gradient(report, name)):
-                trained[outer] += setup.elements
-    return elements, trained
-
-
-def _listed(sites: Sequence[str], most: int = 3) -> str:
-    shown = ", ".join(sites[:most])
-    return f"{shown} and {len(sites) - most} more" if len(sites) > most else shown
-
-
-__all__ = ["EvalMode", "FrozenStatistics", "LinearNetwork", "ModuleSettings", "OptimizerChoices"]
+__all__ = ["LinearNetwork", "ModuleSettings", "OptimizerChoices"]
 
 KINDS = (
-    Kind(
-        "eval_mode", "Training in eval mode", group="Set-up", rank=220, measures="nothing",
-        hypotheses=(
-            weights_not_loaded,
-            fact("left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {site}", code="{code}.train()"),
-        ),
-        meaning="Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
-        "nothing, batch norm uses its running statistics and does not update them, and spectral norm does not follow its weight.",
-        formula="alert if a dropout (or a module with a share to drop), batch norm or spectral norm and the module around it are "
-        "in eval mode, at the start\n"
-        "      and before the backward pass of every sampled batch, or of the last three of a window, and at least "
-        "{EvalMode.trains} of the elements next to it train and have a gradient\n"
-        "or if a batch norm alone is, with a running mean and variance of 0 and 1\n"
-        "or if one in a frozen part has these, and the weights of that part are as they were initialised",
-        severities="warning; info where only the module itself is in eval mode, unless its statistics are 0 and 1, and where "
-        "the part was frozen in an earlier window",
-        advice=("Call train() on it before training", "Freeze it with requires_grad_(False) if it is not to learn"),
-    ),
-    Kind(
-        "frozen_statistics", "Batch norm that changes in a frozen part", group="Set-up", rank=310,
-        hypotheses=(
-            fact("follows_data", "a frozen batch norm is in training mode", "call", "eval() of {site}", code="{code}.eval()"),
-        ),
-        meaning="A part of the model is frozen, but its batch norms are in training mode: their running statistics follow the new "
-        "data, and validation uses them with the old weights.",
-        formula="d = mean over channels of (change of the running mean / std)² + (std now / std - 1)²,\n"
-        "    since training started, in the running std of that time\n\n"
-        "alert if no parameter of the module requires a gradient (or next to it, if it has none), and sqrt(d) > "
-        "{FrozenStatistics.threshold}",
-        severities="warning; info while the statistics have moved little",
-        advice=("Call eval() on the frozen part in on_train_epoch_start",
-            "Set track_running_stats=False on its batch norms, as Lightning's BaseFinetuning does"),
-    ),
     Kind(
         "settings", "An unusual setting of a module or optimizer", group="Set-up", rank=300, stops_learning=True,
         hypotheses=(no_activation, small_batches, module_setting, weights_upside_down, unusual_setting),
@@ -366,4 +181,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (EvalMode(), FrozenStatistics(), LinearNetwork(), ModuleSettings(), OptimizerChoices())
+RULES = (LinearNetwork(), ModuleSettings(), OptimizerChoices())
