@@ -26,7 +26,6 @@ from lightning_hooks.diagnostics.learning.rules import *
 from lightning_hooks.diagnostics.loss.learning_rules import *
 from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss.rules import *
-from lightning_hooks.diagnostics.loss_inputs.class_rules import *
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.rules import *
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats

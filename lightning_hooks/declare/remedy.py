@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightning_hooks.trackers.console import some
+
 Setting = float | int | str | None
 """What a remedy sets: a number, or a word."""
 
@@ -63,7 +65,7 @@ def _shortened(target: str) -> str:
     names = target.split(", ")
     if len(names) <= MOST_NAMED or any(" " in name for name in names):
         return target
-    return f"{', '.join(names[:3])} and {len(names) - 3} more"
+    return some(names, 3)
 
 
 def written(value: Setting) -> str:

@@ -172,7 +172,7 @@ def _held_in(container: Any, depth: int = 2) -> Iterator[nn.Module | Tensor]:
 
 BODY_SHARE = 0.5
 """Of the numbers of a model that require a gradient, the share of a body that is cut off, at least."""
-SPARE = 0.01
+SMALL = 0.01
 """Share of what trains up to which a part that nothing calls is small."""
 
 
@@ -202,6 +202,7 @@ def unused_parts(
         return {}
     modules = dict(root.named_modules())
     trained = {name for name, parameter in root.named_parameters() if parameter.requires_grad and name not in without}
+    sizes = {name: p.numel() for name, p in root.named_parameters() if p.requires_grad and has_values(p)}
     body = _body(root, trained, called, recording)
     found: dict[str, str] = {}
     reasons: dict[str, str] = {}
@@ -211,19 +212,19 @@ def unused_parts(
             runs = _runs_blocks(part, modules, [site for site in called if site in recording])
             runs = runs or any(f"{site}.".startswith(f"{clean_name(part)}.") for site in body)
             unused = "" if runs else _by_library(part, modules)
-            reasons[part] = unused or _copy_of(part, modules, trained) or _spare(part, root, called)
+            reasons[part] = unused or _copy_of(part, modules, trained) or _small_part(part, sizes, called)
         if reasons[part]:
             found[parameter] = reasons[part]
     return found
 
 
-def _spare(part: str, root: nn.Module, called: Sequence[str]) -> str:
+def _small_part(part: str, sizes: Mapping[str, int], called: Sequence[str]) -> str:
     """Whether a part, or a parameter of its own, is small and not called, as the reason."""
-    name, sizes = clean_name(part), {name: p.numel() for name, p in root.named_parameters() if p.requires_grad and has_values(p)}
+    name, total = clean_name(part), sum(sizes.values())
     inside = sum(size for raw, size in sizes.items() if raw == part or raw.startswith(f"{part}."))
-    if not called or inside > SPARE * sum(sizes.values()) or any(f"{site}.".startswith(f"{name}.") for site in called):
+    if not called or inside > SMALL * total or any(f"{site}.".startswith(f"{name}.") for site in called):
         return ""
-    return f"not used, and holds {100 * inside / sum(sizes.values()):.2g}% of what trains"
+    return f"not used, and holds {100 * inside / total:.2g}% of what trains"
 
 
 def of_libraries(root: nn.Module, names: Iterable[str]) -> dict[str, str]:

@@ -33,7 +33,7 @@ class CollectorEvents:
     def pause(self) -> None:
         """Backward starts: what fires now is recomputation."""
         for gate in self._paused:
-            gate.open = False
+            gate.pause()
 
     def before_backward(self, loss: Tensor) -> None:
         """Backward starts."""

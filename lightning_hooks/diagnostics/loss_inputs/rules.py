@@ -266,7 +266,30 @@ class TargetLearns(Rule):
             )  # fmt: skip
 
 
-__all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "TargetLearns", "TargetSums", "UnreachableTargets"]
+@dataclass(frozen=True, slots=True, eq=False)
+class ViewedClasses(Rule):
+    """A cross entropy whose classes, the last dimension of a layer's output, were brought to the second one by a view.
+
+    A view keeps the numbers in their order, so that a class gets those of other places; ``transpose`` moves the dimension.
+    """
+
+    kind: ClassVar[str] = "output_range"
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per loss."""
+        for site, stats in report.outputs.items():
+            if stats.viewed:
+                yield self.alert(
+                    report, site, float(stats.viewed), 0.0, "warning",
+                    f"its input is a view, or reshape, of a tensor with its {stats.classes} classes last, in {stats.viewed} of "
+                    f"{stats.calls} sampled calls: what it takes for one class are numbers of several places.",
+                    "A view keeps the order of the numbers, and does not move a dimension.",
+                    advice=("Use transpose(1, 2), or permute, in place of view or reshape",
+                        "Flatten both: logits.flatten(0, 1) and target.flatten()"),
+                )  # fmt: skip
+
+
+__all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "TargetLearns", "TargetSums", "UnreachableTargets", "ViewedClasses"]
 
 KINDS = (
     Kind(
@@ -318,4 +341,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (OutputRange(), TargetSums(), PairedTargets(), UnreachableTargets(), TargetLearns(), DoubleSoftmax())
+RULES = (OutputRange(), TargetSums(), PairedTargets(), UnreachableTargets(), TargetLearns(), DoubleSoftmax(), ViewedClasses())

@@ -13,7 +13,8 @@ from lightning_hooks.diagnostics.causes.code import weights_upside_down
 from lightning_hooks.diagnostics.causes.rates import unusual_setting
 from lightning_hooks.diagnostics.causes.weights import module_setting, small_batches
 from lightning_hooks.diagnostics.causes.wiring import no_activation
-from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.diagnostics.loss_inputs.class_weights import RARE
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.trackers import some
 
 
@@ -156,7 +157,48 @@ class OptimizerChoices(Rule):
             )  # fmt: skip
 
 
-__all__ = ["LinearNetwork", "ModuleSettings", "OptimizerChoices"]
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassWeights(Rule):
+    """Weights of classes that are upside down: of a rare class they make even less.
+
+    Weights are there to make up for classes that are rare; where they are the numbers of the classes, or the share of positive
+    targets, the model learns to name the frequent ones only.
+
+    Attributes:
+        ratio: Mean weight of the labels over that of the classes from which frequent classes weigh more.
+        share: Share of the columns of a binary cross entropy whose positive targets must be rare, and weighted down by half.
+    """
+
+    kind: ClassVar[str] = "settings"
+    shares: ClassVar[tuple[str, ...]] = ("share",)
+
+    ratio: float = 1.3
+    share: float = 0.5
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per loss."""
+        advice = ("Weigh each class by one over its number: the rarer it is, the more",)
+        for site, outputs in report.outputs.items():
+            if outputs.frequent_weight >= self.ratio:
+                yield self.alert(
+                    report, site, outputs.frequent_weight, self.ratio, "warning",
+                    f"its labels weigh {outputs.frequent_weight:.3g} times as much as its classes do (limit {self.ratio:g}): "
+                    "frequent classes have the large weights, and rare ones count for even less.",
+                    "Common cause: weights that are the numbers of the classes, not one over them.",
+                    advice=advice,
+                )  # fmt: skip
+        for site, targets in report.targets.items():
+            if targets.weighted_down >= self.share:
+                yield self.alert(
+                    report, site, targets.weighted_down, self.share, "warning",
+                    f"its positive targets are rare (below {percent(RARE)}), and pos_weight makes them count for less than half "
+                    f"(in {percent(targets.weighted_down)} of its columns; limit {percent(self.share)}).",
+                    "Common cause: positives over negatives, where it is to be negatives over positives.",
+                    advice=("Pass pos_weight = negatives / positives", *advice),
+                )  # fmt: skip
+
+
+__all__ = ["ClassWeights", "LinearNetwork", "ModuleSettings", "OptimizerChoices"]
 
 KINDS = (
     Kind(
@@ -181,4 +223,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (LinearNetwork(), ModuleSettings(), OptimizerChoices())
+RULES = (LinearNetwork(), ModuleSettings(), OptimizerChoices(), ClassWeights())
