@@ -169,6 +169,7 @@ PICTURES: dict[str, tuple[str, str, Callable[[Run], Figure]]] = {
     "settings": ("dropout_keeps_nothing", "loss", loss),
     "unregistered": ("blocks_in_a_list", "update_ratios", lambda run: plots.update_ratios(run.gradients[-1])),
     "labels_ignored": ("ignored_class", "loss", loss),
+    "target_leak": ("target_in_the_table", "loss", loss),
     "batch_repeated": ("buffer_not_filled", "loss", loss),
     "loss_nonfinite": ("exp_in_the_loss", "loss", loss),
     "loss_spike": ("lr_jolt", "loss", loss),

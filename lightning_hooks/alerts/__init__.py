@@ -26,9 +26,11 @@ from lightning_hooks.diagnostics.learning.rules import *
 from lightning_hooks.diagnostics.loss.learning_rules import *
 from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss.rules import *
+from lightning_hooks.diagnostics.loss_inputs.leak_rules import *
+from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopies
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.rules import *
-from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
+from lightning_hooks.diagnostics.loss_inputs.targets import LabelCounts, TargetStats
 from lightning_hooks.diagnostics.nonfinite.rules import *
 from lightning_hooks.diagnostics.optimizer.rules import *
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
@@ -40,7 +42,7 @@ from lightning_hooks.diagnostics.residual_stream.rules import *
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 from lightning_hooks.diagnostics.routers.routing import RouterReport
 from lightning_hooks.diagnostics.routers.rules import *
-from lightning_hooks.diagnostics.setup.checks import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
+from lightning_hooks.diagnostics.setup.checks import BatchCounts, ModelSetup, UnregisteredModules, VectorDecay
 from lightning_hooks.diagnostics.setup.initial_rules import *
 from lightning_hooks.diagnostics.setup.mode_rules import *
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
@@ -82,6 +84,7 @@ __all__ = [
     "Rule",
     "RuleBook",
     "SoftmaxUse",
+    "TargetCopies",
     "TargetStats",
     "UnregisteredModules",
     "UnusualBatch",

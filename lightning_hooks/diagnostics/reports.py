@@ -17,6 +17,7 @@ from lightning_hooks.diagnostics.features.table_ids import MissedRow
 from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.diagnostics.loss.report import LossReport
+from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopies
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
@@ -64,6 +65,7 @@ class FeatureReport(Report):
         dropout: Calls of ``dropout`` with ``p`` above 0, and of ``sdpa`` with ``dropout_p``, to the modes in which they drop.
         id_out_of_range: The id beyond an embedding's table with which training ended; None where it did not end so.
         feature_scales: Linear layer that is given data to how the sizes of its features differ.
+        copies: Calls of losses whose targets stand in the batch's input to how often they do.
         precision: In which precision linear and convolution layers compute; None where half precision was not asked for.
     """
 
@@ -93,6 +95,7 @@ class FeatureReport(Report):
     id_out_of_range: MissedRow | None = None
     targets: dict[str, TargetStats] = field(default_factory=dict)
     feature_scales: dict[str, FeatureScales] = field(default_factory=dict)
+    copies: dict[str, TargetCopies] = field(default_factory=dict)
 
     @override
     def moment_of(self, alert: Alert) -> Moment:

@@ -102,7 +102,7 @@ class Windows:
             setattr(self, name, state[name])
 
 
-LAYOUT = 12
+LAYOUT = 13
 """Of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped."""
 
 

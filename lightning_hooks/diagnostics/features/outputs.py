@@ -8,9 +8,10 @@ from typing import Any
 from torch import nn
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
+from lightning_hooks.declare.functional import CallTable, FunctionalCall, FunctionalSite
 from lightning_hooks.diagnostics.calls.table import CheckedCalls, PrecisionTable
 from lightning_hooks.diagnostics.features.table import FeatureTable
+from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopyTable
 from lightning_hooks.diagnostics.loss_inputs.predictions import LossInputs
 from lightning_hooks.diagnostics.loss_inputs.targets import LossTargets
 from lightning_hooks.diagnostics.representations.table import RepresentationTable, batch_size_of
@@ -40,21 +41,29 @@ class OutputParts:
         self._context = context
         self._representations = RepresentationTable([name for name, _ in sites], context.host.setup.device)
         self._precisions = PrecisionTable(sites, str(context.host.setup.description.get("precision", "")))
-        self._losses = None if functional is None else LossInputs(functional, context)
-        self._targets = None if functional is None else LossTargets(functional, context)
-        self._calls = None if functional is None else CheckedCalls(functional, context)
         self.tables: dict[str, ReportedTable] = {"representations": self._representations, "precisions": self._precisions}
-        if self._losses is not None and self._targets is not None and self._calls is not None:
-            self.tables |= {"loss_inputs": self._losses, "loss_targets": self._targets, "calls": self._calls}
+        self._calls = self._copies = None
+        self._of_calls: Sequence[CallTable] = ()
+        if functional is not None:
+            self._calls, self._copies = CheckedCalls(functional, context), TargetCopyTable(functional, context)
+            losses, targets = LossInputs(functional, context), LossTargets(functional, context)
+            self._of_calls = losses, targets, self._calls, self._copies
+            self.tables |= {"loss_inputs": losses, "loss_targets": targets, "calls": self._calls, "copies": self._copies}
         self.batch_start: Callable[..., None] = context.guard(self._batch_start, "the batch (its samples)")
-        self.batch_end: Callable[..., None] = context.guard(self._representations.finish, "outputs (whether samples differ)")
+        self.batch_end: Callable[..., None] = context.guard(self._batch_end, "outputs (whether samples differ)")
         self.compares = False
 
     def _batch_start(self, batch: Any) -> None:
         self.compares = self._context.sampled_batches <= COMPARED_BATCHES
         size = self._representations.size = batch_size_of(batch)
-        if self._calls is not None:
+        if self._calls is not None and self._copies is not None:
             self._calls.batch_start(batch, size)
+            self._copies.batch_start(batch if self.compares else None)
+
+    def _batch_end(self) -> None:
+        self._representations.finish()
+        if self._copies is not None:
+            self._copies.batch_start(None)
 
     def take(self, index: int, output: Any) -> None:
         """Record the output of a module."""
@@ -63,9 +72,8 @@ class OutputParts:
 
     def renumbered(self) -> None:
         """Ranks have changed the numbers of the sites of functional calls."""
-        for part in (self._losses, self._targets, self._calls):
-            if part is not None:
-                part.renumbered()
+        for table in self._of_calls:
+            table.renumbered()
 
 
 MEASURED = tuple(name for name in FUNCTIONS if name not in UNMEASURED)

@@ -37,6 +37,23 @@ def label_tensors(batch: Any) -> list[Tensor]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class LabelCounts:
+    """Targets that a cross entropy ignores, in the sampled batches.
+
+    Attributes:
+        batches: Sampled batches (or calls of a loss module) with integer targets.
+        ignored_batches: Those of them all of whose targets were ``ignore_index``.
+        targets: All targets.
+        ignored: Those of them that were ``ignore_index``.
+    """
+
+    batches: int
+    ignored_batches: int
+    targets: int
+    ignored: int
+
+
 class LabelColumn(Columns):
     """What each number holds."""
 
@@ -74,6 +91,12 @@ class LabelTable(RowTable):
             ignored, all_of_them = torch.stack([count.to(self.rows.device) for count in counts]).sum(0)
             row = torch.stack((torch.ones_like(ignored), ignored == all_of_them, all_of_them, ignored))
             self.rows[0] += row.to(self.rows.dtype)
+
+
+def label_counts(row: Tensor) -> LabelCounts | None:
+    """Name the numbers of a :class:`LabelTable`, if there were targets."""
+    counts = LabelCounts(*map(int, row.tolist()))
+    return counts if counts.batches else None
 
 
 def _is_integer(tensor: Tensor) -> bool:

@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.batches.hashes import BatchHashes
-from lightning_hooks.diagnostics.loss_inputs.targets import IGNORED, LabelTable, label_tensors
+from lightning_hooks.diagnostics.loss_inputs.targets import IGNORED, LabelCounts, LabelTable, label_counts, label_tensors
+from lightning_hooks.diagnostics.setup.copies import copies_in, standing_still
 from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, first_weights, nonfinite_weights, still_alike
 from lightning_hooks.diagnostics.setup.module_modes import AS_MADE, ModuleModes, unusual_settings, values_per_channel
 from lightning_hooks.hooks import Recorder
@@ -27,23 +28,6 @@ FEW_VALUES = 16
 """Values per channel below which a batch norm is named in the report."""
 MOST_UNREGISTERED = 8
 """Attributes with modules or tensors that are registered nowhere, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class LabelCounts:
-    """Targets that a cross entropy ignores, in the sampled batches.
-
-    Attributes:
-        batches: Sampled batches (or calls of a loss module) with integer targets.
-        ignored_batches: Those of them all of whose targets were ``ignore_index``.
-        targets: All targets.
-        ignored: Those of them that were ``ignore_index``.
-    """
-
-    batches: int
-    ignored_batches: int
-    targets: int
-    ignored: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +100,8 @@ class ModelSetup:
         one_sign_weights: Linear or convolution layer to the mean of its weights when training started, where all of them were above
             0, or all below.
         untrained: Frozen linear or convolution layers that are as they were initialised.
+        still_copies: Module that no optimizer holds, and whose weights have not changed, to the one that had the same weights when
+            training started and has changed since.
         updating: Each frozen batch norm in training mode, to how far its running statistics have moved since training started, in
             the standard deviations that they had then (2-Wasserstein distance, root mean square over the channels). One without
             parameters is frozen if all parameters of the part around it are. Not where they were never trained.
@@ -137,6 +123,7 @@ class ModelSetup:
     constant_weights: dict[str, float] = field(default_factory=dict)
     one_sign_weights: dict[str, float] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
+    still_copies: dict[str, str] = field(default_factory=dict)
     updating: dict[str, float] = field(default_factory=dict)
     values_per_channel: dict[str, float] = field(default_factory=dict)
     settings: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -160,7 +147,7 @@ class SetupChecks(Tables):
         self._ranks, self._device = host.setup.data_parallel_size, device
         self._modes = ModuleModes(model, device)
         self._host, self._settings, self._first = host, unusual_settings(model), first_weights(model)
-        self._nonfinite = nonfinite_weights(model)
+        self._nonfinite, self._copies = nonfinite_weights(model), copies_in(model, host.optimizers)
         tensors = unregistered_tensors(model) if context.steps.shards is None else {}  # shards are kept so by FSDP
         modules = unregistered_modules(model)
         hidden: dict[str, list[nn.Module]] = {**modules, **{name: [] for name in tensors if name not in modules}}
@@ -265,24 +252,25 @@ class SetupChecks(Tables):
         levels, moved = self._modes.read(parts["modes"])
         updating = [name for name in moved if levels.get(name) == 0 and moved[name] > 0]
         pairs, on_ranks = self._hashes.read(parts["hashes"])
-        found = dict(zip(self._hidden, map(bool, parts["reached"].tolist()), strict=False))
+        reached = dict(zip(self._hidden, map(bool, parts["reached"].tolist()), strict=False))
         return ModelSetup(
             eval_modes={name: level for name, level in levels.items() if level},
             unestimated=tuple(name for name in moved if levels.get(name) and moved[name] == AS_MADE),
             constant_weights=still_alike(model, self._first.constant),
             one_sign_weights=dict(self._first.one_sign),
             untrained=self._first.untrained,
+            still_copies=standing_still(model, self._copies),
             updating={name: moved[name] for name in _in_frozen_parts(updating, model)},
             values_per_channel=values_per_channel(self._modes, levels, modules, FEW_VALUES),
             settings=dict(self._settings),
             unregistered={
-                **{name: self._unregistered(name, found[name]) for name in self._hidden},
+                **{name: self._unregistered(name, reached[name]) for name in self._hidden},
                 **{name: UnregisteredModules(0, size, reached=True, held=False) for name, size in temporary.items() if size},
             },
             vector_decay=self._decay,
             nonfinite_weights=self._nonfinite,
             foreign=self._foreign,
-            labels=_label_counts(parts["losses"]) or _label_counts(parts["batches"]),
+            labels=label_counts(parts["losses"]) or label_counts(parts["batches"]),
             batches=BatchCounts(*pairs, self._ranks, *(on_ranks if self._ranks > 1 else ())),
         )
 
@@ -313,11 +301,6 @@ class _TargetRecorder(Recorder):
 
     @override
     def trace(self, number: Tensor, *args: Any) -> None: ...
-
-
-def _label_counts(row: Tensor) -> LabelCounts | None:
-    counts = LabelCounts(*map(int, row.tolist()))
-    return counts if counts.batches else None
 
 
 def _vector_decay(groups: Sequence[Mapping[str, Any]]) -> VectorDecay | None:

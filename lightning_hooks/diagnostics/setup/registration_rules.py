@@ -91,6 +91,26 @@ class NotOptimized(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class StillCopy(Rule):
+    """A copy of a module that stands still while the module trains: an info, since a reference model does so on purpose."""
+
+    kind: ClassVar[str] = "not_optimized"
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an info per copy."""
+        for copy, original in report.model_setup.still_copies.items():
+            yield self.alert(
+                report, copy, 0.0, 0.0, "info",
+                f"it has the weights that {original} had when training started, and {original} has changed since: nothing updates "
+                "the copy.",
+                "A reference model stands still on purpose. Common causes elsewhere: a target network or a moving average whose "
+                "update is not called, a module that was copied where it was to be shared.",
+                advice=(f"Update it from {original} after each step, or every few hundred steps",
+                    "Assign the module itself, without copy.deepcopy, where both are to be one"),
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FrozenHead(Rule):
     """A last layer that is frozen as it was initialised while layers before it train.
 
@@ -191,7 +211,7 @@ def _shapes(report: GradientFlowReport, names: Sequence[str], most: int = 3) -> 
     return ", ".join(shapes[:most]) + ", …" * (len(shapes) > most)
 
 
-__all__ = ["FrozenHead", "NotOptimized", "Shared", "Unregistered"]
+__all__ = ["FrozenHead", "NotOptimized", "Shared", "StillCopy", "Unregistered"]
 
 KINDS = (
     Kind(
@@ -202,8 +222,9 @@ KINDS = (
         formula="alert if requires_grad and in no parameter group of any optimizer\n"
         "or if there are optimizers, and none holds a parameter of the model\n"
         "or if the layer nearest the loss is frozen, others train, and its bias is 0 or weights and bias are uniform in "
-        "±1/sqrt(fan_in)",
-        severities="warning; info while the parameter gets no gradient, or without any optimizer",
+        "±1/sqrt(fan_in)\n"
+        "info if no optimizer holds a module that started as a copy of one that trains, and its weights do not change",
+        severities="warning; info while the parameter gets no gradient, without any optimizer, or for a copy",
         advice=("Give it to an optimizer (optimizer.add_param_group)",
             "Freeze it with requires_grad_(False) if it is not to learn"),
         spreads=from_first(lambda node: (node.place if node.place < math.inf else -1.0, node.number)),  # optimizers first
@@ -237,4 +258,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (NotOptimized(), FrozenHead(), Unregistered(), Shared())
+RULES = (NotOptimized(), FrozenHead(), StillCopy(), Unregistered(), Shared())

@@ -359,6 +359,19 @@ def _on_batch(remedy: Remedy, built: Built, place: str) -> Built:
     return built
 
 
+def _without_column(_: Remedy, built: Built, column: str, at: str) -> Built:
+    transfer = built.module.on_after_batch_transfer
+
+    def changed(batch: Any, dataloader_idx: int) -> Any:
+        batch = list(transfer(batch, dataloader_idx))
+        batch[int(at)] = batch[int(at)].clone()
+        batch[int(at)].view(len(batch[int(at)]), -1)[:, int(column)] = 0
+        return batch
+
+    built.module.on_after_batch_transfer = changed  # type: ignore[method-assign]
+    return built
+
+
 def _moments(built: Built, at: int, to: str) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of a tensor of the batch over the training data; or its middle and half of its range."""
     loader = built.data["train_dataloaders"]
@@ -427,6 +440,7 @@ _ACTS: dict[str, Callable[..., Built | None]] = {
     r"replace nn\.(\w+)": _replace_class,
     r"replace ([\w.]+)": _register,
     r"remove (\S+)": _remove_module,
+    r"fill column (\d+) of batch\[(\d+)\]": _without_column,
     r"(?:fill|scale|initialise) (\S+(?:, \S+)*)": _on_parameters,
     r"set ([\w., ]+)": _set_modules,
 }

@@ -46,6 +46,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("detach_in_the_middle", "unused_branch", "gan_generator_detached", "positions_not_added"), ("cut_path",)),
     **dict.fromkeys(("black_images", "same_image", "constant_labels"), ("constant_data",)),
     **dict.fromkeys(("labels_masked_in_step", "labels_masked", "ignored_class"), ("labels_lost",)),
+    "target_in_the_table": ("target_in_input",),
     **dict.fromkeys(("workers_repeat", "buffer_not_filled"), ("same_batches",)),
     **dict.fromkeys(("encoder_written_back", "stem_written_back"), ("written_back",)),
     **dict.fromkeys(("frozen_body_follows", "frozen_resnet_follows"), ("follows_data",)),

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
 from tests.evidence.faults import data, nets
-from tests.evidence.faults.tasks import Supervised, adam, pretrained
+from tests.evidence.faults.tasks import Supervised, adam, explained, pretrained
 from tests.evidence.faults.zoo import Built, Expected, broken, fault, healthy, worse
 
 EPOCHS = {"max_epochs": 3}
@@ -248,6 +248,15 @@ def ignored_class(seed: int, planted: bool = True) -> Built:
         loaders["train_dataloaders"] = DataLoader(loaders["train_dataloaders"].dataset, 64, drop_last=True)
     module = Supervised(nets.mlp((64, 64, 64, 2)), adam(), nn.CrossEntropyLoss(ignore_index=0 if planted else -100))
     return Built(module, loaders, EPOCHS, Expected(("labels_ignored", "nonfinite")))
+
+
+@fault("MLP", "a table whose target was not taken out, next to ten measurements", reaches=0.3, hurts=None)
+def target_in_the_table(seed: int, planted: bool = True) -> Built:
+    x, y, v, w = data.diabetes()
+    if planted:
+        x, v = torch.cat((x, y), 1), torch.cat((v, w), 1)
+    module = Supervised(nets.mlp((x.shape[1], 32, 32, 1)), adam(3e-3), F.mse_loss, explained)
+    return Built(module, data.loaders((x, y, v, w), 32, seed), {"max_epochs": 10}, Expected(("target_leak",)))
 
 
 class Stream(IterableDataset[Any]):

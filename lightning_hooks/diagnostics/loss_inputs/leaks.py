@@ -1,0 +1,145 @@
+"""Targets of losses that the inputs of the batch hold: as one of their columns, or as the tokens at the same positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
+from lightning_hooks.diagnostics.batches.inputs import tensors_in
+from lightning_hooks.diagnostics.loss_inputs.predictions import CLASSIFICATION, MOST_LOSSES
+from lightning_hooks.diagnostics.loss_inputs.targets import label_tensors
+from lightning_hooks.hooks.functions import BINARY, REGRESSION
+from lightning_hooks.hooks.tensors import in_memory, plain_values
+from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, row_dtype
+
+FEWEST_SAMPLES = 8
+"""With fewer samples in a batch a column may be as the target by chance."""
+ROUNDING = 1e-6
+"""How far the squared correlation with a column may be below 1."""
+MOST_COLUMNS = 1024
+"""Inputs of more numbers a sample are not searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCopies:
+    """Whether the targets of one loss stand in the inputs of the batch, in the first sampled batches of a window.
+
+    Attributes:
+        calls: Calls with one target a sample, not all the same, and an input of several numbers a sample.
+        in_column: Those of them in which a column of the input is the target, but for its mean and its unit.
+        column: Its place among the numbers of a sample; the largest of several.
+        token_calls: Calls with as many labels as the batch has tokens, not all the same.
+        as_tokens: Those of them whose labels are the tokens at the same positions, but for those that are ignored.
+        targets: Targets of all these calls.
+    """
+
+    calls: int
+    in_column: int
+    column: int
+    token_calls: int
+    as_tokens: int
+    targets: int
+
+
+class CopyColumn(Columns):
+    """What each number of a row holds, as :class:`TargetCopies` has them."""
+
+    CALLS = SUM
+    IN_COLUMN = SUM
+    TOKEN_CALLS = SUM
+    AS_TOKENS = SUM
+    TARGETS = SUM
+    COLUMN = MAXIMUM
+
+
+class TargetCopyTable(CallTable):
+    """Compares the target of each loss with the inputs of its batch.
+
+    Args:
+        functional: The calls of the run.
+        context: Of the collector.
+    """
+
+    columns: ClassVar[type[Columns]] = CopyColumn
+    functions: ClassVar[tuple[str, ...]] = (*CLASSIFICATION, *BINARY, *REGRESSION)
+
+    def __init__(self, functional: Functional, context: Context) -> None:
+        super().__init__(functional, MOST_LOSSES, context.host.setup.device)
+        self._table: Tensor | None = None
+        self._tokens: Tensor | None = None
+        context.on_call(self.functions, self._record)
+
+    def batch_start(self, batch: Any) -> None:
+        """A batch starts, as the model gets it; None where losses are not compared from here on."""
+        labels = {id(tensor) for tensor in label_tensors(batch)}
+        found = [tensor for _, tensor in tensors_in(batch) if tensor.dim() > 1 and id(tensor) not in labels]
+        tables = [tensor for tensor in found if tensor.is_floating_point() and is_table(tensor)]
+        tokens = (tensor for tensor in found if tensor.dtype == torch.int64 and tensor.dim() == 2 and tensor.shape[1] > 1)
+        self._table, self._tokens = max(tables, key=Tensor.numel, default=None), next(tokens, None)
+
+    def _record(self, call: FunctionalCall) -> None:
+        target, index = call.arguments.get("target"), self.index_of(call)
+        if index is not None and in_memory(target) and not target.requires_grad:
+            self.add(index, plain_values(target), call.arguments.get("ignore_index", -100))
+
+    def add(self, index: int, target: Tensor, ignored: int = -100) -> None:
+        """Record a call. No host sync.
+
+        Args:
+            index: Of its row.
+            target: Its target.
+            ignored: The label that does not count.
+        """
+        table, tokens = self._table, self._tokens
+        if table is not None and target.numel() == len(table) == len(target):
+            self._count(index, CopyColumn.CALLS, target, *_in_column(plain_values(table), target))
+        elif tokens is not None and not target.is_floating_point() and target.numel() == tokens.numel():
+            self._count(index, CopyColumn.TOKEN_CALLS, target, *_as_tokens(plain_values(tokens), target, ignored))
+
+    def _count(self, index: int, column: CopyColumn, target: Tensor, varied: Tensor, copied: Tensor, place: Tensor) -> None:
+        self.host_row(index)[CopyColumn.TARGETS] += target.numel()
+        found = torch.stack((varied, copied)).to(self.rows.device, self.rows.dtype)
+        self.rows[index, column : column + 2] += found
+        of_row = self.rows[index, CopyColumn.COLUMN]
+        torch.maximum(of_row, place.to(of_row), out=of_row)
+
+    def read(self, packed: Tensor) -> dict[str, Any]:
+        """Return fields of the report."""
+        found = ((name, target_copies(row)) for name, row in self.named_lines(packed))
+        return {"copies": {name: copies for name, copies in found if copies.in_column or copies.as_tokens}}
+
+
+def target_copies(row: Sequence[float]) -> TargetCopies:
+    """Name the numbers of a row."""
+    calls, in_column, token_calls, as_tokens, targets, column = map(int, row)
+    return TargetCopies(calls, in_column, column, token_calls, as_tokens, targets)
+
+
+def is_table(tensor: Tensor) -> bool:
+    """Whether a tensor holds several numbers of each of its samples, few enough to be searched."""
+    return len(tensor) >= FEWEST_SAMPLES and len(tensor) < tensor.numel() <= MOST_COLUMNS * len(tensor)
+
+
+def _in_column(table: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Whether targets differ, whether a column is the target but for units, and which one, from 0; no host sync."""
+    dtype = row_dtype(table.device)
+    columns, targets = table.flatten(1).to(dtype), target.reshape(-1).to(table.device, dtype)
+    columns, targets = columns - columns.mean(0), targets - targets.mean()
+    correlation = (targets @ columns).square() / (columns.square().sum(0) * targets.square().sum())  # squared; NaN of constants
+    equal, varied = correlation >= 1 - ROUNDING, targets.abs().amax() > 0
+    found = varied & equal.any()
+    return varied, found, equal.to(torch.uint8).argmax() * found
+
+
+def _as_tokens(tokens: Tensor, target: Tensor, ignored: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Whether labels that count differ, whether they are the tokens, and 0; no host sync."""
+    labels, own = target.reshape(-1), tokens.reshape(-1).to(target.device)
+    counts = labels != ignored
+    varied = (torch.where(counts, labels, -1).amax() != torch.where(counts, labels, labels.amax()).amin()) & counts.any()
+    return varied, varied & ((labels == own) | ~counts).all(), labels.new_zeros(())

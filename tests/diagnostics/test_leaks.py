@@ -1,0 +1,151 @@
+"""Targets that the inputs of a batch hold, from the loss's call to the alert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_hooks import Alert, watch
+from lightning_hooks.alerts import FeatureReport, TargetCopies
+
+Batch = tuple[Tensor, Tensor]
+
+
+def trained(
+    model: nn.Module, batches: Sequence[Batch], loss: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[FeatureReport, list[Alert]]:
+    """Train in a plain loop for one window; what was compared, and the alerts of the kind."""
+    model = nn.Sequential(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def loss_of(batch: Batch) -> Tensor:
+        return loss(model(batch[0]), batch[1])
+
+    with watch(model, optimizer, loss_function=loss_of, every_n_steps=1, summary=False) as monitor:
+        for batch in monitor.batches(batches):
+            optimizer.zero_grad()
+            found = monitor.loss(batch)
+            found.backward()
+            optimizer.step()
+            monitor.step(found)
+        monitor.end_window()
+        assert monitor.features is not None
+        return monitor.features, [alert for alert in monitor.alerts if alert.kind == "target_leak"]
+
+
+def table(leaks: Callable[[Tensor, Tensor], object], labels: bool = False, samples: int = 16) -> list[Batch]:
+    torch.manual_seed(0)
+    batches = []
+    for _ in range(10):
+        inputs = torch.randn(samples, 5)
+        target = torch.randint(3, (samples,)) if labels else torch.randn(samples)
+        leaks(inputs, target)
+        batches.append((inputs, target))
+    return batches
+
+
+def in_column(place: int) -> Callable[[Tensor, Tensor], object]:
+    return lambda inputs, target: inputs[:, place].copy_(target)
+
+
+def mse(outputs: Tensor, target: Tensor) -> Tensor:
+    return F.mse_loss(outputs[:, 0], target)
+
+
+def test_a_target_that_is_a_column() -> None:
+    report, (alert,) = trained(nn.Linear(5, 1), table(in_column(3)), mse)
+    assert report.copies == {"mse_loss": TargetCopies(8, 8, 3, 0, 0, 128)}
+    assert (alert.site, alert.severity) == ("mse_loss", "warning")
+    assert alert.message.startswith("its target is column 3 of tensor 0 of the batch, but for the unit, in all 8 batches")
+
+
+def test_a_target_in_other_units() -> None:
+    report, alerts = trained(nn.Linear(5, 1), table(lambda inputs, target: inputs[:, 4].copy_(1e3 - 7 * target)), mse)
+    assert report.copies == {"mse_loss": TargetCopies(8, 8, 4, 0, 0, 128)}
+    assert [alert.site for alert in alerts] == ["mse_loss"]
+
+
+def test_labels_that_are_a_column() -> None:
+    report, alerts = trained(nn.Linear(5, 3), table(in_column(0), labels=True), F.cross_entropy)
+    assert report.copies["cross_entropy"].in_column == 8
+    assert [alert.site for alert in alerts] == ["cross_entropy"]
+
+
+@pytest.mark.parametrize(
+    "leaks",
+    [
+        lambda inputs, target: None,
+        lambda inputs, target: inputs[1:, 2].copy_(target[1:]),  # but for one sample
+        lambda inputs, target: inputs[:, 2].copy_(target + 0.01 * torch.randn(len(target))),  # with noise
+        lambda inputs, target: (inputs[:, 1].fill_(1.0), target.fill_(1.0)),  # the same for all samples
+    ],
+)
+def test_other_columns(leaks: Callable[[Tensor, Tensor], object]) -> None:
+    report, alerts = trained(nn.Linear(5, 1), table(leaks), mse)
+    assert not report.copies
+    assert not alerts
+
+
+def test_a_column_of_some_batches_is_no_alert() -> None:
+    batches = table(in_column(3))
+    batches[5][0][3, 3] += 1
+    report, alerts = trained(nn.Linear(5, 1), batches, mse)
+    assert report.copies["mse_loss"] == TargetCopies(8, 7, 3, 0, 0, 128)
+    assert not alerts
+
+
+def test_few_samples_are_not_compared() -> None:
+    assert not trained(nn.Linear(5, 1), table(in_column(3), samples=7), mse)[0].copies
+
+
+def test_few_targets_are_no_alert() -> None:
+    report, alerts = trained(nn.Linear(5, 1), table(in_column(3), samples=10)[:2], mse)
+    assert report.copies["mse_loss"] == TargetCopies(2, 2, 3, 0, 0, 20)
+    assert not alerts
+
+
+def test_what_an_autoencoder_reconstructs_is_no_leak() -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(16, 5) for _ in range(10)]
+    report, alerts = trained(nn.Linear(5, 5), [(x, x) for x in inputs], F.mse_loss)
+    assert not report.copies
+    assert not alerts
+
+
+class Copies(nn.Module):
+    """It puts out logits that are high at the token that it is given."""
+
+    def __init__(self, certain: float) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 20)
+        nn.init.eye_(self.table.weight)
+        self.table.weight.data.mul_(certain)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.table(tokens).flatten(0, 1)
+        return found
+
+
+def of_tokens(logits: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(logits, target.flatten())
+
+
+@pytest.mark.parametrize(
+    ("certain", "shift", "ignored", "found"),
+    [(5.0, 0, 0, True), (5.0, 0, 9, True), (5.0, 1, 0, False), (-5.0, 0, 0, False)],
+)
+def test_labels_that_are_the_tokens(certain: float, shift: int, ignored: int, found: bool) -> None:
+    """They are an alert if they are copied without an error."""
+    torch.manual_seed(0)
+    tokens = [torch.randint(20, (4, 12)) for _ in range(10)]
+    batches = [(rows, rows.roll(-shift, 1).index_fill(1, torch.arange(ignored), -100)) for rows in tokens]
+    report, alerts = trained(Copies(certain), batches, of_tokens)
+    assert [copies.as_tokens for copies in report.copies.values()] == [8] * (shift == 0)
+    assert [alert.site for alert in alerts] == ["cross_entropy"] * found
+    if found:
+        assert "tokens of the batch at the same positions, in all 8 batches" in alerts[0].message
+        assert "tokens[:, 1:]" in alerts[0].advice[0]
