@@ -58,14 +58,14 @@ def mse(outputs: Tensor, target: Tensor) -> Tensor:
 
 def test_a_target_that_is_a_column() -> None:
     report, (alert,) = trained(nn.Linear(5, 1), table(in_column(3)), mse)
-    assert report.copies == {"mse_loss": TargetCopies(8, 8, 3, 0, 0, 128)}
+    assert report.copies == {"mse_loss": TargetCopies(8, 8, 3, 0, 0, 128, "0")}
     assert (alert.site, alert.severity) == ("mse_loss", "warning")
-    assert alert.message.startswith("its target is column 3 of tensor 0 of the batch, but for the unit, in all 8 batches")
+    assert alert.message.startswith("its target is column 3 of what 0 is given, but for the unit, in all 8 batches")
 
 
 def test_a_target_in_other_units() -> None:
     report, alerts = trained(nn.Linear(5, 1), table(lambda inputs, target: inputs[:, 4].copy_(1e3 - 7 * target)), mse)
-    assert report.copies == {"mse_loss": TargetCopies(8, 8, 4, 0, 0, 128)}
+    assert report.copies == {"mse_loss": TargetCopies(8, 8, 4, 0, 0, 128, "0")}
     assert [alert.site for alert in alerts] == ["mse_loss"]
 
 
@@ -94,7 +94,25 @@ def test_a_column_of_some_batches_is_no_alert() -> None:
     batches = table(in_column(3))
     batches[5][0][3, 3] += 1
     report, alerts = trained(nn.Linear(5, 1), batches, mse)
-    assert report.copies["mse_loss"] == TargetCopies(8, 7, 3, 0, 0, 128)
+    assert report.copies["mse_loss"] == TargetCopies(8, 7, 3, 0, 0, 128, "0")
+    assert not alerts
+
+
+class Divided(nn.Module):
+    """It takes the target out of what the batch holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.layer(inputs[:, :4])
+        return found
+
+
+def test_a_target_that_the_model_is_not_given() -> None:
+    report, alerts = trained(Divided(), table(in_column(4)), mse)
+    assert not report.copies
     assert not alerts
 
 
@@ -104,7 +122,7 @@ def test_few_samples_are_not_compared() -> None:
 
 def test_few_targets_are_no_alert() -> None:
     report, alerts = trained(nn.Linear(5, 1), table(in_column(3), samples=10)[:2], mse)
-    assert report.copies["mse_loss"] == TargetCopies(2, 2, 3, 0, 0, 20)
+    assert report.copies["mse_loss"] == TargetCopies(2, 2, 3, 0, 0, 20, "0")
     assert not alerts
 
 
@@ -147,5 +165,5 @@ def test_labels_that_are_the_tokens(certain: float, shift: int, ignored: int, fo
     assert [copies.as_tokens for copies in report.copies.values()] == [8] * (shift == 0)
     assert [alert.site for alert in alerts] == ["cross_entropy"] * found
     if found:
-        assert "tokens of the batch at the same positions, in all 8 batches" in alerts[0].message
+        assert "tokens that the model is given, at the same positions, in all 8 batches" in alerts[0].message
         assert "tokens[:, 1:]" in alerts[0].advice[0]

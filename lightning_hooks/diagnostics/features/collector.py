@@ -298,7 +298,7 @@ class _FeatureRecorder(OutputRecorder):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.table.add(self.index, args, output)
         if self.outputs.compares and not torch.compiler.is_compiling():
-            self.outputs.take(self.index, output)
+            self.outputs.take(self.index, args, output)
         if self.line is not None and module is not None:  # a compiled graph calls without the module
             self.scales.take(self.line, args)
 

@@ -45,7 +45,8 @@ class OutputParts:
         self._calls = self._copies = None
         self._of_calls: Sequence[CallTable] = ()
         if functional is not None:
-            self._calls, self._copies = CheckedCalls(functional, context), TargetCopyTable(functional, context)
+            self._calls = CheckedCalls(functional, context)
+            self._copies = TargetCopyTable(functional, context, [name for name, _ in sites])
             losses, targets = LossInputs(functional, context), LossTargets(functional, context)
             self._of_calls = losses, targets, self._calls, self._copies
             self.tables |= {"loss_inputs": losses, "loss_targets": targets, "calls": self._calls, "copies": self._copies}
@@ -56,19 +57,20 @@ class OutputParts:
     def _batch_start(self, batch: Any) -> None:
         self.compares = self._context.sampled_batches <= COMPARED_BATCHES
         size = self._representations.size = batch_size_of(batch)
-        if self._calls is not None and self._copies is not None:
+        if self._calls is not None:
             self._calls.batch_start(batch, size)
-            self._copies.batch_start(batch if self.compares else None)
 
     def _batch_end(self) -> None:
         self._representations.finish()
         if self._copies is not None:
-            self._copies.batch_start(None)
+            self._copies.forget()
 
-    def take(self, index: int, output: Any) -> None:
-        """Record the output of a module."""
+    def take(self, index: int, args: tuple[Any, ...], output: Any) -> None:
+        """Record the output of a module that was given ``args``."""
         self._representations.take(index, output)
         self._precisions.take(index, output)
+        if self._copies is not None:
+            self._copies.given(index, args)
 
     def renumbered(self) -> None:
         """Ranks have changed the numbers of the sites of functional calls."""

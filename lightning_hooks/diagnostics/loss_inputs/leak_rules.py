@@ -1,4 +1,4 @@
-"""Targets that the inputs of a batch hold: nothing has to be learned to name them."""
+"""Targets that the model is given: nothing has to be learned to name them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.remedy import Remedy
-from lightning_hooks.declare.rule import Rule, in_batch, percent
+from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import SOON
 from lightning_hooks.diagnostics.reports import FeatureReport
@@ -23,7 +23,7 @@ def target_in_input(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     if copies is None:
         return None
     if copies.in_column:
-        place = f"column {copies.column} of batch{facts.features.input_place}"
+        place = f"column {copies.column} of what {copies.site} is given"
         found.add(True, 0.9, f"{place} follows the targets of all {copies.targets} samples that were compared")
         code = f"x.view(len(x), -1)[:, {copies.column}] = 0"
         remedy = Remedy("fill", place, None, 0, "", "a loss that says what the model knows of new data", SOON, code)
@@ -36,7 +36,7 @@ def target_in_input(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetLeak(Rule):
-    """A loss whose target is a column of the batch's input, or whose labels are the tokens that the model is given.
+    """A loss whose target is a column of the model's input, or whose labels are the tokens that the model is given.
 
     Labels that are the tokens at the same positions are usual where a decoder shifts them itself, or where text goes through a
     bottleneck. They count where the model soon names them without an error, as neither does.
@@ -62,8 +62,8 @@ class TargetLeak(Rule):
             if 0 < copies.calls == copies.in_column:
                 yield self.alert(
                     report, site, 1.0, 1.0, "warning",
-                    f"its target is column {copies.column} of {in_batch(report.input_place)}, but for the unit, in all "
-                    f"{copies.calls} batches that were compared.",
+                    f"its target is column {copies.column} of what {copies.site} is given, but for the unit, in all {copies.calls} "
+                    "batches that were compared.",
                     "The model only has to pass that column on, and will not work on data without it. Common causes: a table "
                     "whose target was not taken out, a window of a series that reaches to its target.",
                 )  # fmt: skip
@@ -72,8 +72,8 @@ class TargetLeak(Rule):
             if early and 0 < copies.token_calls == copies.as_tokens and accuracy >= self.accuracy:
                 yield self.alert(
                     report, site, accuracy, self.accuracy, "warning",
-                    f"its labels are the tokens of the batch at the same positions, in all {copies.token_calls} batches that were "
-                    f"compared, and {percent(accuracy)} of them are predicted right.",
+                    "its labels are the tokens that the model is given, at the same positions, in all "
+                    f"{copies.token_calls} batches that were compared, and {percent(accuracy)} of them are predicted right.",
                     "The model copies what it is given. Common cause: labels that are not shifted by one position.",
                     advice=("Compare logits[:, :-1] with tokens[:, 1:]",),
                 )  # fmt: skip
@@ -85,11 +85,11 @@ KINDS = (
     Kind(
         "target_leak", "Targets that the inputs hold", group="Data", rank=236, measures="share",
         hypotheses=(target_in_input,),
-        meaning="What a loss compares outputs with is part of the batch's input: one of its columns, or the tokens at the same "
+        meaning="What a loss compares outputs with is part of the model's input: one of its columns, or the tokens at the same "
         "positions. The loss falls fast, and says nothing of data whose targets are not known.",
-        formula="r = correlation of the target with a column of the batch's largest floating-point tensor, over its samples\n\n"
+        formula="r = correlation of the target with a column of what the first module is given, over the samples of a batch\n\n"
         "alert if r² = 1 but for roundings in all batches that are compared, of at least {TargetLeak.targets} targets in all\n"
-        "or if the labels of a cross entropy are the tokens of the batch, but for those that are ignored, of as many, and\n"
+        "or if the labels of a cross entropy are the tokens that the model is given, but for ignored ones, of as many, and\n"
         "      {TargetLeak.accuracy} of them are predicted right in one of the first {TargetLeak.windows} windows",
         advice=("Take the target out of the inputs", "Where the target is to be passed on, mute this with rules=['-target_leak']"),
     ),

@@ -1,4 +1,4 @@
-"""Targets of losses that the inputs of the batch hold: as one of their columns, or as the tokens at the same positions."""
+"""Targets of losses that the model is given: as a column of its input, or as the tokens at the same positions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from torch import Tensor
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
-from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.diagnostics.loss_inputs.predictions import CLASSIFICATION, MOST_LOSSES
-from lightning_hooks.diagnostics.loss_inputs.targets import label_tensors
 from lightning_hooks.hooks.functions import BINARY, REGRESSION
 from lightning_hooks.hooks.tensors import in_memory, plain_values
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, row_dtype
@@ -28,15 +26,16 @@ MOST_COLUMNS = 1024
 
 @dataclass(frozen=True, slots=True)
 class TargetCopies:
-    """Whether the targets of one loss stand in the inputs of the batch, in the first sampled batches of a window.
+    """Whether the targets of one loss stand in what the first module is given, in the first sampled batches of a window.
 
     Attributes:
         calls: Calls with one target a sample, not all the same, and an input of several numbers a sample.
         in_column: Those of them in which a column of the input is the target, but for its mean and its unit.
         column: Its place among the numbers of a sample; the largest of several.
-        token_calls: Calls with as many labels as the batch has tokens, not all the same.
+        token_calls: Calls with as many labels as an embedding is given tokens, not all the same.
         as_tokens: Those of them whose labels are the tokens at the same positions, but for those that are ignored.
         targets: Targets of all these calls.
+        site: The module that is given the input.
     """
 
     calls: int
@@ -45,6 +44,7 @@ class TargetCopies:
     token_calls: int
     as_tokens: int
     targets: int
+    site: str = ""
 
 
 class CopyColumn(Columns):
@@ -56,32 +56,42 @@ class CopyColumn(Columns):
     AS_TOKENS = SUM
     TARGETS = SUM
     COLUMN = MAXIMUM
+    SITE = MAXIMUM  # the place of the module, from 1
 
 
 class TargetCopyTable(CallTable):
-    """Compares the target of each loss with the inputs of its batch.
+    """Compares the target of each loss with what the first modules are given, data and tokens.
 
     Args:
         functional: The calls of the run.
         context: Of the collector.
+        sites: The names of the modules.
     """
 
     columns: ClassVar[type[Columns]] = CopyColumn
     functions: ClassVar[tuple[str, ...]] = (*CLASSIFICATION, *BINARY, *REGRESSION)
 
-    def __init__(self, functional: Functional, context: Context) -> None:
+    def __init__(self, functional: Functional, context: Context, sites: Sequence[str]) -> None:
         super().__init__(functional, MOST_LOSSES, context.host.setup.device)
-        self._table: Tensor | None = None
+        self._names = sites
+        self._table: tuple[int, Tensor] | None = None
         self._tokens: Tensor | None = None
         context.on_call(self.functions, self._record)
 
-    def batch_start(self, batch: Any) -> None:
-        """A batch starts, as the model gets it; None where losses are not compared from here on."""
-        labels = {id(tensor) for tensor in label_tensors(batch)}
-        found = [tensor for _, tensor in tensors_in(batch) if tensor.dim() > 1 and id(tensor) not in labels]
-        tables = [tensor for tensor in found if tensor.is_floating_point() and is_table(tensor)]
-        tokens = (tensor for tensor in found if tensor.dtype == torch.int64 and tensor.dim() == 2 and tensor.shape[1] > 1)
-        self._table, self._tokens = max(tables, key=Tensor.numel, default=None), next(tokens, None)
+    def forget(self) -> None:
+        """The batch is over."""
+        self._table = self._tokens = None
+
+    def given(self, site: int, args: Sequence[Any]) -> None:
+        """Keep what the first module is given that holds data: numbers without a gradient, a few of each sample, or tokens."""
+        value = args[0] if args else None
+        if (self._table is not None and self._tokens is not None) or not in_memory(value) or value.requires_grad or value.dim() < 2:
+            return
+        if value.is_floating_point():
+            if self._table is None and is_table(value):
+                self._table = site, value
+        elif self._tokens is None and value.dtype == torch.int64 and value.dim() == 2:
+            self._tokens = value
 
     def _record(self, call: FunctionalCall) -> None:
         target, index = call.arguments.get("target"), self.index_of(call)
@@ -97,8 +107,10 @@ class TargetCopyTable(CallTable):
             ignored: The label that does not count.
         """
         table, tokens = self._table, self._tokens
-        if table is not None and target.numel() == len(table) == len(target):
-            self._count(index, CopyColumn.CALLS, target, *_in_column(plain_values(table), target))
+        if table is not None and target.numel() == len(table[1]) == len(target):
+            self._count(index, CopyColumn.CALLS, target, *_in_column(plain_values(table[1]), target))
+            row = self.host_row(index)
+            row[CopyColumn.SITE] = max(row[CopyColumn.SITE], table[0] + 1)
         elif tokens is not None and not target.is_floating_point() and target.numel() == tokens.numel():
             self._count(index, CopyColumn.TOKEN_CALLS, target, *_as_tokens(plain_values(tokens), target, ignored))
 
@@ -111,14 +123,14 @@ class TargetCopyTable(CallTable):
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
-        found = ((name, target_copies(row)) for name, row in self.named_lines(packed))
+        found = ((name, target_copies(row, self._names)) for name, row in self.named_lines(packed))
         return {"copies": {name: copies for name, copies in found if copies.in_column or copies.as_tokens}}
 
 
-def target_copies(row: Sequence[float]) -> TargetCopies:
+def target_copies(row: Sequence[float], sites: Sequence[str]) -> TargetCopies:
     """Name the numbers of a row."""
-    calls, in_column, token_calls, as_tokens, targets, column = map(int, row)
-    return TargetCopies(calls, in_column, column, token_calls, as_tokens, targets)
+    calls, in_column, token_calls, as_tokens, targets, column, site = map(int, row)
+    return TargetCopies(calls, in_column, column, token_calls, as_tokens, targets, sites[site - 1] if site else "")
 
 
 def is_table(tensor: Tensor) -> bool:

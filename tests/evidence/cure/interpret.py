@@ -359,16 +359,13 @@ def _on_batch(remedy: Remedy, built: Built, place: str) -> Built:
     return built
 
 
-def _without_column(_: Remedy, built: Built, column: str, at: str) -> Built:
-    transfer = built.module.on_after_batch_transfer
+def _without_column(_: Remedy, built: Built, column: str, name: str) -> Built:
+    def changed(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        value = args[0].clone()
+        value.view(len(value), -1)[:, int(column)] = 0
+        return (value, *args[1:])
 
-    def changed(batch: Any, dataloader_idx: int) -> Any:
-        batch = list(transfer(batch, dataloader_idx))
-        batch[int(at)] = batch[int(at)].clone()
-        batch[int(at)].view(len(batch[int(at)]), -1)[:, int(column)] = 0
-        return batch
-
-    built.module.on_after_batch_transfer = changed  # type: ignore[method-assign]
+    built.module.get_submodule(name).register_forward_pre_hook(changed)
     return built
 
 
@@ -440,7 +437,7 @@ _ACTS: dict[str, Callable[..., Built | None]] = {
     r"replace nn\.(\w+)": _replace_class,
     r"replace ([\w.]+)": _register,
     r"remove (\S+)": _remove_module,
-    r"fill column (\d+) of batch\[(\d+)\]": _without_column,
+    r"fill column (\d+) of what (\S+) is given": _without_column,
     r"(?:fill|scale|initialise) (\S+(?:, \S+)*)": _on_parameters,
     r"set ([\w., ]+)": _set_modules,
 }
