@@ -154,6 +154,16 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "digits_pairs_of_zeros": ("labels_of_zero",),
     "digits_by_255_twice": ("tiny_inputs",),
     **dict.fromkeys(("frauds_weight_upside_down", "digits_weighed_by_number"), ("weights_upside_down",)),
+    # The exam's eleventh set.
+    **dict.fromkeys(("digits_rate_by_batch_size", "digits_body_forgets"), ("rate_too_high",)),
+    "digits_gain_of_a_hundredth": ("small_start", "initial_scale"),
+    "digits_body_under_no_grad": ("cut_path",),
+    "lines_prompts_are_no_parameters": ("not_registered",),
+    "sensors_without_spread": ("nonfinite_data",),
+    "lines_plateau_upside_down": ("wrong_schedule",),
+    "bags_pooled_over_the_batch": ("wrong_dimension",),
+    "lines_sorted_without_labels": ("unrelated_targets",),
+    "walks_samples_are_steps": ("wrong_axis",),
 }
 """The hypotheses that are right, by family; a family that is not here has a cause that no hypothesis is about."""
 
@@ -249,5 +259,18 @@ REPAIRS: dict[str, str] = {
     "poles_returns_of_the_past": "(?i)revers|backwards|from the end",
     "digits_loaded_without_prefix": "(?i)load_state_dict|strict|prefix|checkpoint",
     "notices_logits_viewed": "(?i)permute|transpose|movedim",
+    # The exam's eleventh set.
+    "digits_body_under_no_grad": "no_grad|detach",
+    "lines_prompts_are_no_parameters": r"nn\.Parameter",
+    "sensors_without_spread": "(?i)samples of a batch|deviation|spread|transforms",
+    "lines_plateau_upside_down": "mode|scheduler",
+    "bags_pooled_over_the_batch": "dim",
+    "lines_last_state_is_padding": "(?i)padding|last state|length",
+    "lines_sorted_without_labels": "one shuffle, sort or loader",
+    "waves_known_places_count": "(?i)mask",
+    "notes_masked_away": "(?i)mask",
+    "walks_samples_are_steps": "batch_first",
+    "symbols_heads_by_view": "(?i)transpose|permute|view",
+    "corridors_target_never_copied": "(?i)copy|update it|load_state_dict",
 }
 """What the text of a remedy in code must name to be the repair, by family: the training is then the one without the fault."""
