@@ -34,19 +34,6 @@ KINDS = {
     "system": "system",
 }
 
-# The fits that `make check` runs: each monitor's numbers, alerts, ways out of a fit, and that training is unaltered.
-CORE = {
-    "callbacks/alerts/test_first_occurrence.py",
-    "callbacks/alerts/test_on_alert.py",
-    "callbacks/loggers/test_loggers.py",
-    "callbacks/optimizers/test_accumulation.py",
-    "callbacks/test_base.py",
-    "callbacks/test_feature_stats.py",
-    "callbacks/test_gradient_flow.py",
-    "callbacks/test_training_monitor.py",
-    "callbacks/trainer/test_training_unaltered.py",
-}
-
 
 def kind_of(path: Path) -> str:
     """The marker of the tests in a file."""
@@ -57,8 +44,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(TESTS):
             item.add_marker(kind_of(item.path))
-            if item.path.relative_to(TESTS).as_posix() in CORE:
-                item.add_marker("core")
 
 
 @pytest.fixture(autouse=True)
