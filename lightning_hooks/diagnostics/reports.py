@@ -65,7 +65,7 @@ class FeatureReport(Report):
         dropout: Calls of ``dropout`` with ``p`` above 0, and of ``sdpa`` with ``dropout_p``, to the modes in which they drop.
         id_out_of_range: The id beyond an embedding's table with which training ended; None where it did not end so.
         feature_scales: Linear layer that is given data to how the sizes of its features differ.
-        copies: Calls of losses whose targets stand in the batch's input to how often they do.
+        copies: Calls of losses whose targets stand in what the model is given to how often they do.
         precision: In which precision linear and convolution layers compute; None where half precision was not asked for.
     """
 

@@ -23,7 +23,7 @@ from lightning_hooks.diagnostics.calls import table as calls
 from lightning_hooks.diagnostics.features import collector as features
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures
 from lightning_hooks.diagnostics.gradients import hooks as measured_step
-from lightning_hooks.diagnostics.loss_inputs import predictions, targets
+from lightning_hooks.diagnostics.loss_inputs import leaks, predictions, targets
 from lightning_hooks.diagnostics.loss_inputs import targets as labels
 from lightning_hooks.diagnostics.optimizer import watch as optimizer_watch
 from lightning_hooks.diagnostics.representations.table import RepresentationTable
@@ -84,7 +84,14 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 CAPABILITIES: dict[str, Capability] = {
     "attention": Capability("attention", [(AttentionCollector, "_record")]),
     "functions": Capability("outputs of functions", [(FunctionalFeatures, "_record")]),
-    "loss-inputs": Capability("loss inputs", [(predictions.LossInputs, "_record"), (targets.LossTargets, "_record")]),
+    "loss-inputs": Capability(
+        "loss inputs",
+        [
+            (predictions.LossInputs, "_record"),
+            (targets.LossTargets, "_record"),
+            *((leaks.TargetCopyTable, name) for name in ("given", "_record")),
+        ],
+    ),
     "checked-calls": Capability("calls of softmax, dropout", [(calls.CheckedCalls, name) for name in ("_softmax", "_dropout")]),
     "representations": Capability("representations", [(RepresentationTable, name) for name in ("take", "finish")]),
     "residual": Capability("residual stream", [(ResidualTable, "add")]),

@@ -62,6 +62,14 @@ def test_a_copy_that_nothing_updates(frozen: bool) -> None:
     assert alert.message.startswith("it has the weights that policy had when training started, and policy has changed since")
 
 
+def test_numbers_that_are_complex() -> None:
+    torch.manual_seed(0)
+    net = Learner()
+    for part in (net.policy, net.target):
+        part.register_parameter("phase", nn.Parameter(torch.ones(3, dtype=torch.complex64)))
+    assert len(alerts_of(net, [*net.policy.parameters()], nothing)) == 1
+
+
 def test_a_copy_that_follows() -> None:
     torch.manual_seed(0)
     net = Learner()

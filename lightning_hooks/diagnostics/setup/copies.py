@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from lightning_hooks.diagnostics.setup.initial import on_host
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.tensors import has_values
+from lightning_hooks.hooks.tensors import as_real, has_values
+from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.weight_sample import is_distributed
 
 
@@ -32,6 +34,8 @@ def copies_in(model: nn.Module, optimizers: Iterable[Any]) -> list[ModuleCopy]:
         optimizers: The optimizers.
     """
     held = {id(p) for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+    if all(id(parameter) in held for parameter in model.parameters()):
+        return []
     originals: dict[tuple[Any, ...], list[tuple[str, nn.Module]]] = {}
     free: list[tuple[tuple[Any, ...], str, nn.Module]] = []
     for name, module in model.named_modules():
@@ -71,5 +75,5 @@ def _are_equal(one: nn.Module, other: nn.Module) -> bool:
 
 
 def _sums(module: nn.Module) -> Sequence[float]:
-    sums: list[Tensor] = [parameter.detach().sum(dtype=torch.float32) for parameter in module.parameters()]
-    return tuple(torch.stack(sums).tolist())
+    values = (as_real(parameter.detach()) for parameter in module.parameters())
+    return on_host([value.sum(dtype=row_dtype(value.device)) for value in values])

@@ -67,10 +67,10 @@ def _is_trained_matrix(weight: Tensor) -> bool:
 def _norms(weights: Sequence[Tensor]) -> list[float]:
     """The L2 norms of weights. Of sharded ones a collective: all ranks start with the same weights."""
     norms = [torch.linalg.vector_norm(w.detach(), dtype=torch.promote_types(w.dtype, torch.float32)) for w in weights]
-    return _on_host([(norm.full_tensor() if is_distributed(norm) else norm).float() for norm in norms])
+    return on_host([(norm.full_tensor() if is_distributed(norm) else norm).float() for norm in norms])
 
 
-def _on_host(rows: Sequence[Tensor]) -> list[Any]:
+def on_host(rows: Sequence[Tensor]) -> list[Any]:
     """Tensors of one shape as plain numbers, by one copy from the device."""
     return torch.stack([row.to(rows[0].device) for row in rows]).tolist() if rows else []
 
@@ -220,11 +220,11 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
     one_sign: dict[str, float] = {}
     untrained = []
     matrices = _recurrent(model, few)
-    for name, (low, high) in zip(matrices, _on_host([torch.stack(w.aminmax()).float() for w in matrices.values()]), strict=True):
+    for name, (low, high) in zip(matrices, on_host([torch.stack(w.aminmax()).float() for w in matrices.values()]), strict=True):
         if low == high != 0:
             constant[name] = low
     layers = [(name, module, weight) for name, module, weight in _layers(model) if weight.numel() >= few]
-    values = _on_host([_summary(weight, stored_tensor(module, "bias")) for _, module, weight in layers])
+    values = on_host([_summary(weight, stored_tensor(module, "bias")) for _, module, weight in layers])
     for (name, module, weight), (low, high, mean, rms, bias) in zip(layers, values, strict=True):
         frozen = not any(parameter.requires_grad for parameter in module.parameters())
         if low == high != 0:
@@ -255,7 +255,7 @@ def still_alike(model: nn.Module, constant: Mapping[str, float], near: float = 0
     for weight in known.values():
         size = near * weight.abs().amax()
         shares.append(torch.stack([(some.diff(dim=0).abs().amax(1) <= size).float().mean() for some in (weight, weight.T)]).amax())
-    return {name: constant[name] for name, share in zip(known, _on_host(shares), strict=True) if share >= 0.5}
+    return {name: constant[name] for name, share in zip(known, on_host(shares), strict=True) if share >= 0.5}
 
 
 def _summary(weight: Tensor, bias: Tensor | None) -> Tensor:
