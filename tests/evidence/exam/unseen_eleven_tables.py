@@ -8,8 +8,10 @@ import sklearn.datasets
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from tests.evidence.exam.cases import Built, Recipe, healthy
+from tests.evidence.exam.optimizers import ByWeight
 from tests.evidence.exam.pictures import digits, in_batches
 from tests.evidence.exam.unseen_eight_tables import WELL, adam, mlp, scaled
 from tests.evidence.exam.unseen_eight_wiring import convolutions
@@ -63,31 +65,21 @@ def friedman_by_members() -> Built:
     return Built(module, in_batches(64, torch.tensor(x, dtype=torch.float32), target), {"max_epochs": 6}, WELL)
 
 
-class Ftrl(torch.optim.Optimizer):
+class Ftrl(ByWeight):
     """Follow the regularised leader, proximal: a rate for each weight, and weights that are exactly 0 until they are worth it."""
 
     def __init__(self, parameters: Any, alpha: float = 0.3, beta: float = 1.0, l1: float = 0.002, l2: float = 0.0) -> None:
         super().__init__(parameters, {"lr": alpha, "beta": beta, "l1": l1, "l2": l2})
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                state = self.state[weight]
-                if not state:
-                    state.update(total=torch.zeros_like(weight), squares=torch.zeros_like(weight))
-                squares = state["squares"] + weight.grad.square()
-                state["total"] += weight.grad - (squares.sqrt() - state["squares"].sqrt()) / group["lr"] * weight
-                state["squares"] = squares
-                over = (state["total"].abs() - group["l1"]).clamp_min(0) * state["total"].sign()
-                weight.copy_(-over / ((group["beta"] + squares.sqrt()) / group["lr"] + group["l2"]))
-        return loss
+    @override
+    def update(self, weight: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        if not state:
+            state.update(total=torch.zeros_like(weight), squares=torch.zeros_like(weight))
+        squares = state["squares"] + weight.grad.square()
+        state["total"] += weight.grad - (squares.sqrt() - state["squares"].sqrt()) / group["lr"] * weight
+        state["squares"] = squares
+        over = (state["total"].abs() - group["l1"]).clamp_min(0) * state["total"].sign()
+        weight.copy_(-over / ((group["beta"] + squares.sqrt()) / group["lr"] + group["l2"]))
 
 
 class Crossed(nn.Module):

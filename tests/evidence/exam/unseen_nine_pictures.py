@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from typing_extensions import override
 
 from tests.evidence.exam.cases import Built, Recipe, healthy
+from tests.evidence.exam.optimizers import ByWeight
 from tests.evidence.exam.pictures import digits, in_batches, views
 from tests.evidence.exam.signals import crops
 from tests.evidence.exam.unseen_eight_tables import WELL, adam, mlp
@@ -36,28 +38,19 @@ def warmed(make: Callable[[Any], Any], steps: int, warm: int = 20) -> Callable[[
     return optimizers
 
 
-class Lion(torch.optim.Optimizer):
+class Lion(ByWeight):
     """Each weight goes a step of one size, in the direction of an average of momentum and gradient."""
 
     def __init__(self, parameters: Any, lr: float, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            first, second = group["betas"]
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
-                weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.sub_(group["lr"] * momentum.lerp(weight.grad, 1 - first).sign())
-                momentum.lerp_(weight.grad, 1 - second)
-        return loss
+    @override
+    def update(self, weight: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        first, second = group["betas"]
+        momentum = state.setdefault("momentum", torch.zeros_like(weight))
+        weight.mul_(1 - group["lr"] * group["weight_decay"])
+        weight.sub_(group["lr"] * momentum.lerp(weight.grad, 1 - first).sign())
+        momentum.lerp_(weight.grad, 1 - second)
 
 
 class OwnGuesses(Recipe):

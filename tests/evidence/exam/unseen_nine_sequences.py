@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
+from typing_extensions import override
 
 from tests.evidence.exam.cases import Built, Recipe, healthy
+from tests.evidence.exam.optimizers import ByWeight
 from tests.evidence.exam.pictures import digits, in_batches
 from tests.evidence.exam.texts import codes_of
 from tests.evidence.exam.unseen_eight_tables import WELL, adam
@@ -32,28 +34,19 @@ def pieces(length: int) -> Tensor:
     return codes[: len(codes) // length * length].view(-1, length)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(ByWeight):
     """Matrices go along the nearest orthogonal matrix of their momentum, found by five steps of Newton and Schulz."""
 
     def __init__(self, parameters: Any, lr: float = 0.02, momentum: float = 0.95) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
-                momentum.mul_(group["momentum"]).add_(weight.grad)
-                way = weight.grad + group["momentum"] * momentum
-                scale = max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5
-                weight.sub_(group["lr"] * scale * orthogonal(way))
-        return loss
+    @override
+    def update(self, weight: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        momentum = state.setdefault("momentum", torch.zeros_like(weight))
+        momentum.mul_(group["momentum"]).add_(weight.grad)
+        way = weight.grad + group["momentum"] * momentum
+        scale = max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5
+        weight.sub_(group["lr"] * scale * orthogonal(way))
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from tests.evidence.exam.cases import Built, Recipe, healthy
+from tests.evidence.exam.optimizers import ByWeight
 from tests.evidence.exam.pictures import digits, in_batches, views
 from tests.evidence.exam.unseen_eight_tables import WELL
 from tests.evidence.exam.unseen_eight_wiring import convolutions
@@ -17,30 +19,21 @@ from tests.evidence.exam.unseen_nine_pictures import warmed
 from tests.evidence.exam.unseen_nine_transfer import taught
 
 
-class Lars(torch.optim.Optimizer):
+class Lars(ByWeight):
     """SGD with momentum; the step of a matrix is in proportion to its own norm."""
 
     def __init__(self, parameters: Any, lr: float, momentum: float = 0.9, weight_decay: float = 1e-5, trust: float = 0.02) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                way = weight.grad
-                if weight.dim() > 1:
-                    way = way + group["weight_decay"] * weight
-                    way = way * group["trust"] * weight.norm() / (way.norm() + 1e-9)
-                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
-                momentum.mul_(group["momentum"]).add_(way)
-                weight.sub_(group["lr"] * momentum)
-        return loss
+    @override
+    def update(self, weight: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        way = weight.grad
+        if weight.dim() > 1:
+            way = way + group["weight_decay"] * weight
+            way = way * group["trust"] * weight.norm() / (way.norm() + 1e-9)
+        momentum = state.setdefault("momentum", torch.zeros_like(weight))
+        momentum.mul_(group["momentum"]).add_(way)
+        weight.sub_(group["lr"] * momentum)
 
 
 def redundancy(first: Tensor, second: Tensor) -> Tensor:
