@@ -21,6 +21,7 @@ from lightning_hooks.declare.kinds import KINDS, STEP, Link, Node, gravity, kind
 from lightning_hooks.declare.links import always, in_a_row
 from lightning_hooks.declare.report import Report, batch_of
 from lightning_hooks.declare.site_names import place_of
+from lightning_hooks.declare.window import Window
 
 MOST_CONSEQUENCES = 200
 """Consequences of one problem of earlier windows, of which further consequences are looked for."""
@@ -33,16 +34,16 @@ class CauseOrder(NamedTuple):
     roots: list[tuple[int, Alert]]  # (place of the report, alert) of the roots of all reports, first causes first
 
 
-def in_order_of_cause(reports: Sequence[Report], books: Sequence[AlertBook] = ()) -> CauseOrder:
-    """Put the alerts of a window's reports in order of cause.
+def in_order_of_cause(window: Window, books: Sequence[AlertBook] = ()) -> CauseOrder:
+    """Put the alerts of a window in order of cause.
 
     Args:
-        reports: The reports of one window, of different monitors.
+        window: The reports of all monitors.
         books: The alert book of each, without this window. What was raised in an earlier window and lasts stays the cause of what
             spread from it: once weights are NaN, the first module is the first to give one, and not why. A problem of an earlier
             window that no rule finds any more, but that has consequences in this one, is among the alerts as it was passed on.
     """
-    places = places_in(reports)
+    reports, places = window.reports, window.places
     found = [(place, alert) for place, report in enumerate(reports) for alert in report.alerts]
     alerts = [alert for _, alert in found]
     nodes = [_node(number, place, reports[place], alert, places) for number, (place, alert) in enumerate(found)]
@@ -50,7 +51,7 @@ def in_order_of_cause(reports: Sequence[Report], books: Sequence[AlertBook] = ()
     for node in nodes:
         node.held = bool(books) and books[node.report].holds(alerts[node.number])
         by_kind.setdefault(node.kind, []).append(node)
-    unaffected = _unaffected_parameters(reports, places)
+    unaffected = _unaffected_parameters(window)
     heads = {kind: _heads(kind, alike, unaffected) for kind, alike in by_kind.items()}
     for kind, effects in heads.items():
         for cause_kind, follows in links().get(kind, {}).items():
@@ -139,18 +140,12 @@ def _earlier_step(node: Node, reports: Sequence[Report]) -> str:
 # When each alert happens.
 
 
-def places_in(reports: Sequence[Report]) -> Mapping[str, float]:
-    """The place of every module along the forward pass, as the report that knows most of them says."""
-    longest = max((report.forward_order for report in reports), key=len, default=[])
-    return {site: place for place, site in enumerate(longest)}
-
-
-def _unaffected_parameters(reports: Sequence[Report], places: Mapping[str, float]) -> list[float]:
+def _unaffected_parameters(window: Window) -> list[float]:
     """The places of the parameters without an alert, in order."""
     kinds = {name for name, kind in KINDS.items() if kind.spreads is in_a_row}
-    affected = {alert.site for report in reports for alert in report.alerts if alert.kind in kinds}
-    known = (name for report in reports for name in getattr(report, "parameters", ()))
-    return sorted(place_of(name, places) for name in known if name not in affected)
+    affected = {alert.site for alert in window.alerts if alert.kind in kinds}
+    known = (name for report in window.reports for name in getattr(report, "parameters", ()))
+    return sorted(place_of(name, window.places) for name in known if name not in affected)
 
 
 def _node(number: int, place: int, report: Report, alert: Alert, places: Mapping[str, float]) -> Node:

@@ -6,26 +6,26 @@ import dataclasses
 from collections.abc import Container, Sequence
 from typing import Any
 
-from lightning_hooks.alerts.causes import places_in
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.excuses import Excuse, lowered
 from lightning_hooks.declare.records import PRECISE
+from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.learning.effect import Effects
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
 NOT_MEASURED = "Its effect on learning is not measured."
 
 
-def _harmless(_: Any, alert: Alert, effects: Effects | None, __: Any) -> str:
+def _harmless(_: Any, alert: Alert, effects: Effects | None) -> str:
     effect = None if effects is None else effects.at(alert.site)
     return "" if effect is None else effect.harmless
 
 
-def _solved(_: Any, __: Alert, effects: Effects | None, ___: Any) -> str:
+def _solved(_: Any, __: Alert, effects: Effects | None) -> str:
     return "" if effects is None else effects.solved
 
 
-def _often_wrong(_: Any, alert: Alert, __: Any, ___: Any) -> str:
+def _often_wrong(_: Any, alert: Alert, __: Any) -> str:
     record = alert.evidence
     if record is None or record.precision is None or record.precision >= PRECISE:
         return ""
@@ -42,29 +42,26 @@ SOFT = (
 """Those of all soft rules, applied to the alerts of all monitors together."""
 
 
-def weighed(reports: Sequence[Any], soft: Sequence[Container[str]]) -> list[Any]:
+def weighed(window: Window, soft: Sequence[Container[str]]) -> Window:
     """Lower the warnings of soft rules that have an excuse; those that are left say what they do to learning.
 
     Args:
-        reports: Those of one window, of different monitors.
+        window: The reports of all monitors.
         soft: Of each, the names of alerts that may do no harm.
     """
-    flow = next((report for report in reports if isinstance(report, GradientFlowReport)), None)
-    effects = None if flow is None else Effects(flow, places_in(reports))
+    flow = window.report(GradientFlowReport)
+    effects = None if flow is None else Effects(flow, window.places)
 
     def left(alert: Alert) -> Alert:
         for excuse in SOFT:
-            why = excuse.holds(None, alert, effects, ())
+            why = excuse.holds(None, alert, effects)
             if why:
                 return lowered(alert, excuse, why)
         effect = None if effects is None else effects.at(alert.site)
         brings = NOT_MEASURED if effect is None else f"{effect.shares}."
         return dataclasses.replace(alert, diagnosis=f"{alert.diagnosis} {brings}".strip())
 
-    return [
-        dataclasses.replace(
-            report,
-            alerts=tuple(left(alert) if alert.severity == "warning" and alert.name in names else alert for alert in report.alerts),
-        )
-        for report, names in zip(reports, soft, strict=True)
-    ]
+    return window.with_alerts(
+        tuple(left(alert) if alert.severity == "warning" and alert.name in names else alert for alert in report.alerts)
+        for report, names in zip(window.reports, soft, strict=True)
+    )

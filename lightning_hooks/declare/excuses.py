@@ -7,7 +7,7 @@ diagnostics are in :mod:`lightning_hooks.diagnostics.excuses`, those of one rule
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,24 +22,23 @@ class Excuse:
     Attributes:
         name: Its name, which is shown with the alert that it lowers.
         because: Why, as a clause.
-        holds: Whether it does, given the rule, the alert, its report and the reports before; a text is shown as the reason.
+        holds: Whether it does, given the rule, the alert and its report, which knows those before; a text is shown as the reason.
         lowers_to: The severity that is left; None for no alert.
     """
 
     name: str
     because: str
-    holds: Callable[[Any, Alert, Any, Sequence[Any]], bool | str]
+    holds: Callable[[Any, Alert, Any], bool | str]
     lowers_to: Severity | None = "info"
 
 
-def excused(rule: Any, alert: Alert, report: Any, history: Sequence[Any]) -> Alert | None:
+def excused(rule: Any, alert: Alert, report: Any) -> Alert | None:
     """An alert as the first excuse of its rule that holds leaves it; a severity that the user has set stays.
 
     Args:
         rule: The rule that found it.
         alert: What it found.
         report: The report that it found it in.
-        history: Those of the windows before, oldest first.
 
     Returns:
         The alert, with the name of the excuse in its diagnosis; None for no alert.
@@ -48,7 +47,7 @@ def excused(rule: Any, alert: Alert, report: Any, history: Sequence[Any]) -> Ale
         lower = excuse.lowers_to
         if lower is not None and (rule.severity is not None or SEVERITIES.index(lower) >= SEVERITIES.index(alert.severity)):
             continue
-        found = excuse.holds(rule, alert, report, history)
+        found = excuse.holds(rule, alert, report)
         if found:
             return None if lower is None else lowered(alert, excuse, found)
     return alert

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar
+
+from typing_extensions import Self
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import STEP
@@ -15,8 +18,39 @@ Moment = tuple[int, float | None, int]
 how many batches its site is sampled."""
 
 
+class ReportWithPast(PlainReport):
+    """A report that knows those of earlier windows, while rules read it; what is kept and written of it does not."""
+
+    __slots__ = ("_earlier",)
+
+    @property
+    def earlier(self) -> tuple[Self, ...]:
+        """The reports of earlier windows, oldest first: that of the training's first window, and the last few."""
+        return getattr(self, "_earlier", ())
+
+    @property
+    def windows(self) -> tuple[Self, ...]:
+        """The earlier reports, and this one."""
+        return (*self.earlier, self)
+
+    @property
+    def first(self) -> Self:
+        """The report of the training's first window; this one where it is that."""
+        return self.windows[0]
+
+    def previous(self, n: int = 1) -> Self | None:
+        """The report ``n`` windows before this one; None where it is not kept."""
+        return self.earlier[-n] if 1 <= n <= len(self.earlier) else None
+
+    def after(self, earlier: Sequence[Self]) -> Self:
+        """This report with those of earlier windows, oldest first."""
+        report = replace(self)  # type: ignore[type-var]  # each report is a dataclass
+        object.__setattr__(report, "_earlier", tuple(earlier))
+        return report
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class Report(PlainReport):
+class Report(ReportWithPast):
     """What a monitor reports, once per window.
 
     Attributes:

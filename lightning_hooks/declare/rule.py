@@ -19,9 +19,9 @@ Judges = Literal["window", "epoch"]
 class Rule:
     """Base class of the built-in rules, and of your own if they are to be chosen by site and tuned in YAML.
 
-    A rule is a pure function of a report: ``rule(report)`` yields alerts. If its ``__call__`` takes a second argument, that is
-    the history: earlier reports, oldest first: that of the training's first epoch, and the last few. The annotation of the first
-    argument decides which reports it gets; without one, all. Its thresholds are fields.
+    A rule is a pure function of a report: ``rule(report)`` yields alerts. The report knows those of earlier windows:
+    ``report.first``, ``report.previous()`` and ``report.earlier``, which is also given as a second argument where ``__call__``
+    takes one. The annotation of the first argument decides which reports it gets; without one, all. Its thresholds are fields.
 
     Attributes:
         sites: Glob patterns of the sites it applies to. The earlier rule of the same class applies to the others.

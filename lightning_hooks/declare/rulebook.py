@@ -90,11 +90,6 @@ class RuleBook:
         return tuple(rule for group in self._groups.values() for rule in group)
 
     @property
-    def wants_history(self) -> bool:
-        """Whether any rule uses earlier reports."""
-        return any(_takes_history(rule) or getattr(rule, "excuses", ()) for rule in self.rules)
-
-    @property
     def kinds_of_epochs(self) -> frozenset[str]:
         """The kinds that only rules which judge epochs raise."""
         rules = [rule for rule in self.rules if isinstance(rule, Rule)]
@@ -110,7 +105,6 @@ class RuleBook:
     def judge(
         self,
         report: Any,
-        history: Sequence[Any] = (),
         on_fault: Callable[[RuleLike, Exception], None] | None = None,
         urgent: bool = False,
         judges: Judges | None = None,
@@ -118,8 +112,7 @@ class RuleBook:
         """Apply the rules to a report.
 
         Args:
-            report: The report.
-            history: Those of the windows before, oldest first.
+            report: The report, which knows those of the windows before.
             on_fault: Called with a rule that raised and its error; the other rules go on. None lets it raise.
             urgent: Apply only rules that are urgent and whose alerts count at once.
             judges: Apply only rules that judge every window, or only those that judge epochs; None for all.
@@ -132,10 +125,10 @@ class RuleBook:
                 if judges not in (None, rule.judges if isinstance(rule, Rule) else "window"):
                     continue
                 try:
-                    given = rule(report, history) if _takes_history(rule) else rule(report)  # type: ignore[operator]
+                    given = rule(report, report.earlier) if _takes_history(rule) else rule(report)  # type: ignore[operator]
                     alerts = [_sound(alert) for alert in given]
                     if isinstance(rule, Rule):
-                        alerts = [left for alert in alerts if (left := excused(rule, alert, report, history)) is not None]
+                        alerts = [left for alert in alerts if (left := excused(rule, alert, report)) is not None]
                 except Exception as error:
                     if on_fault is None:
                         raise

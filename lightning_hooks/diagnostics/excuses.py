@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
@@ -27,18 +26,18 @@ def all_scale_free(report: GradientFlowReport) -> bool:
     return bool(names) and all(map(is_scale_free, names))
 
 
-def has_converged(report: GradientFlowReport, history: Sequence[GradientFlowReport], share: float) -> bool:
+def has_converged(report: GradientFlowReport, share: float) -> bool:
     """Whether the total gradient norm is at most this share of that of the training's first window, or not known."""
-    first = history[0] if history else report
+    first = report.first
     return not report.total_norm > share * first.total_norm
 
 
-def loss_falls(report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> bool:
+def loss_falls(report: GradientFlowReport) -> bool:
     """Whether the loss is lower than in the training's first window; in that one there is nothing to compare with, and it may be.
 
     A loss that is not known, or not finite, does not fall.
     """
-    first = next((earlier.loss for earlier in history if earlier.loss is not None), None)
+    first = next((earlier.loss for earlier in report.earlier if earlier.loss is not None), None)
     if report.loss is None or report.loss.nonfinite_steps:
         return False
     return first is None or report.loss.mean < first.mean
@@ -80,15 +79,15 @@ def first_called(report: FeatureReport) -> list[str]:
 
 CONVERGED = Excuse(
     "converged", "the gradient is small against that of the first epoch",
-    lambda rule, _, report, history: has_converged(report, history, rule.converged), lowers_to=None,
+    lambda rule, _, report: has_converged(report, rule.converged), lowers_to=None,
 )  # fmt: skip
 FIRST_STEP_ONLY = Excuse(
     "first_step_only", "only the first batch of training was sampled, and what starts at zero is still zero",
-    lambda _, __, report, ___: only_the_first_step(report), lowers_to=None,
+    lambda _, __, report: only_the_first_step(report), lowers_to=None,
 )  # fmt: skip
 LOSS_FALLS = Excuse(
     "loss_falls", "the loss falls, and what learns is not lost",
-    lambda _, __, report, history: loss_falls(report, history) if history else falls_within(report, 0.9, 16),  # more than by chance
+    lambda _, __, report: loss_falls(report) if report.earlier else falls_within(report, 0.9, 16),  # more than by chance
     lowers_to="warning",
 )  # fmt: skip
 

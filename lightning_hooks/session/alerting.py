@@ -57,9 +57,9 @@ class Alerting:
         """
         known = {(alert.kind, alert.site): alert for alert in early}
         candidates = []
-        found = self.rules.judge(report, tuple(self.history), self._fault_of_rule, judges=None if whole is report else "window")
+        found = self.rules.judge(report.after(self.history), self._fault_of_rule, judges=None if whole is report else "window")
         if whole is not report and whole is not None:
-            found += self.rules.judge(whole, tuple(self.long_history), self._fault_of_rule, judges="epoch")
+            found += self.rules.judge(whole.after(self.long_history), self._fault_of_rule, judges="epoch")
         self.soft -= {candidate.alert.name for candidate in found}
         self.soft |= {candidate.alert.name for candidate in found if candidate.soft}
         for candidate in found:
@@ -72,14 +72,14 @@ class Alerting:
         alerts = tuple(self.book.confirmed([*candidates, *map(Candidate, known.values())], waiting))
         if whole is not None:
             self._lasting = tuple(alert for alert in alerts if alert.kind in self.rules.kinds_of_epochs)
-        if self.rules.wants_history:
+        if self.rules.rules:
             self.history = _with(self.history, report)
             self.long_history = self.long_history if whole is None else _with(self.long_history, whole)
         return alerts if whole is not None else (*alerts, *self._lasting)
 
     def urgent(self, report: Any) -> tuple[Alert, ...]:
         """Apply the urgent rules to what is known in the middle of a window; infos can wait."""
-        found = self.rules.judge(report, tuple(self.history), self._fault_of_rule, urgent=True)
+        found = self.rules.judge(report.after(self.history), self._fault_of_rule, urgent=True)
         alerts = (candidate.alert for candidate in found if candidate.alert.severity != "info")
         return tuple(a if a.since_step is not None else dataclasses.replace(a, since_step=a.step) for a in alerts)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.kinds import gravity
+from lightning_hooks.declare.window import Window
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.run_report.lines import FOLDER, REPORTS
 from lightning_hooks.run_report.page import PAGE, RunReport
@@ -141,11 +141,5 @@ def run_report(members: Sequence[Member]) -> RunReport:
     windows: dict[int, list[Any]] = {}
     for report in (report for found in reports.values() for report in found):
         windows.setdefault(report.at, []).append(report)
-    losses = {at: loss for at, found in sorted(windows.items()) if (loss := mean_loss(found)) is not None}
+    losses = {at: loss for at, found in sorted(windows.items()) if (loss := Window(found).loss) is not None}
     return RunReport(run_of_reports(reports, losses, members[0].end), None)
-
-
-def mean_loss(reports: Iterable[Any]) -> float | None:
-    """The mean loss of the window, from the report that has it; None where none has."""
-    losses = [report.loss for report in reports if getattr(report, "loss", None) is not None]
-    return next((loss.mean for loss in losses if math.isfinite(loss.mean)), None)

@@ -15,9 +15,11 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import ranked
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.warn import warn
-from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts, of_reports
+from lightning_hooks.declare.window import Window
+from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
 from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
 from lightning_hooks.diagnostics.optimizer.watch import schedules_of, settings_of
+from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import as_number, has_values
@@ -57,18 +59,18 @@ class Diagnosis:
             }
 
     def explained(
-        self, alerts: Sequence[Alert], reports: Sequence[Any], bad_step: BadStep | None, earlier: Sequence[Alert] = ()
+        self, alerts: Sequence[Alert], window: Window, bad_step: BadStep | None, earlier: Sequence[Alert] = ()
     ) -> list[Alert]:
         """Alerts with their causes and remedies. What fails leaves them as they are, with a warning.
 
         Args:
             alerts: Root causes that are new.
-            reports: The last reports of all monitors.
+            window: The reports of all monitors.
             bad_step: What running the first bad step again has shown.
             earlier: Alerts of earlier windows that are open.
         """
         try:
-            facts = self._facts(alerts, reports, bad_step, earlier) if alerts else Facts()
+            facts = self._facts(alerts, window, bad_step, earlier) if alerts else Facts()
         except Exception as error:  # noqa: BLE001  it is no part of the training
             self._warn("the facts", error)
             return list(alerts)
@@ -79,17 +81,16 @@ class Diagnosis:
             self._faulty.add(what)
             warn(f"The causes of alerts: {what} raised {type(error).__name__}: {error}; training goes on.")
 
-    def _facts(self, alerts: Sequence[Alert], reports: Sequence[Any], bad_step: BadStep | None, earlier: Sequence[Alert]) -> Facts:
-        host, known = self._host, of_reports(reports)
-        read = Facts(**known)
+    def _facts(self, alerts: Sequence[Alert], window: Window, bad_step: BadStep | None, earlier: Sequence[Alert]) -> Facts:
+        host, read = self._host, Facts.of(window)
         classes = {clean_name(name): type(module).__name__ for name, module in host.model.named_modules() if name}
         called = [site for site in read.features.sites if site in classes]
         facts = dataclasses.replace(
             read,
-            optimizers=read.flow.optimizers if "flow" in known else self._optimizers(),
+            optimizers=self._optimizers() if window.report(GradientFlowReport) is None else read.flow.optimizers,
             modules={name: classes[name] for name in (*called, *(name for name in classes if name not in called))},
             start=self._start,
-            others=[(alert.kind, alert.site) for alerts in (*(report.alerts for report in reports), earlier) for alert in alerts],
+            others=[(alert.kind, alert.site) for alert in (*window.alerts, *earlier)],
             setup=host.setup,
             precision=str(host.setup.description.get("precision", "")),
             schedules=[each for scheduled in host.schedulers for each in schedules_of(scheduled)],

@@ -12,6 +12,7 @@ from lightning_hooks.alerts import Alert, AlertBook, AlertError
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.harm import weighed
 from lightning_hooks.declare.warn import info
+from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_range
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.hosts.host import Host
@@ -49,9 +50,8 @@ class RunAlerts:
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
         """
-        dated = [self._dated(member.report) for member in members]
-        reports = weighed(dated, [member.alerting.soft for member in members])
-        _, notices = self._enter(members, reports, Member.enter)
+        window = Window(self._dated(member.report) for member in members)
+        _, notices = self._enter(members, weighed(window, [member.alerting.soft for member in members]), Member.enter)
         ended = [
             Notice(dataclasses.replace(over.passed_on, epoch=member.report.epoch, step=member.report.step), member, over=over)
             for member in members
@@ -86,13 +86,15 @@ class RunAlerts:
             alerts = member.urgent(report)
             member.alerting.book.early.update({(alert.kind, alert.site): alert for alert in alerts})
             reports.append(self._dated(dataclasses.replace(report, alerts=alerts)))
-        complete, notices = self._enter(members, reports, lambda member, report: member.alerting.book.at_once(report.alerts))
+        complete, notices = self._enter(
+            members, Window(reports), lambda member, report: member.alerting.book.at_once(report.alerts)
+        )
         for member in members:
             member.alerting.book.reported.update(notice.alert.kind for notice in notices)
         if not notices:
             return False
         if last or any("raise" in notice.actions for notice in notices):  # there will be no end of this window
-            for member, report in zip(members, complete, strict=True):
+            for member, report in zip(members, complete.reports, strict=True):
                 member.enter(report)
         self._pass_on(notices)
         return any("stop" in notice.actions for notice in notices)
@@ -115,43 +117,41 @@ class RunAlerts:
                 self.judge_urgent(observed, last=True, lookup=found)
 
     def _enter(
-        self, members: Sequence[Member], reports: Sequence[Any], enter: Callable[[Member, Any], list[Alert]]
-    ) -> tuple[list[Any], list[Notice]]:
-        """Put the alerts of reports in order of cause, each as it is passed on and shown, and enter them into the books.
+        self, members: Sequence[Member], window: Window, enter: Callable[[Member, Any], list[Alert]]
+    ) -> tuple[Window, list[Notice]]:
+        """Put the alerts of a window in order of cause, each as it is passed on and shown, and enter them into the books.
 
         Args:
-            members: Those that made the reports.
-            reports: Their reports.
+            members: Those that made its reports.
+            window: The reports.
             enter: Enters a report into its member's book; returns the alerts to pass on.
 
         Returns:
-            The reports with their alerts in order, and the root causes that are new, with the actions of the affected members.
+            The window with its alerts in order, and the root causes that are new, with the actions of the affected members.
         """
         books = [member.alerting.book for member in members]
-        ordered = in_order_of_cause(reports, books)
+        ordered = in_order_of_cause(window, books)
         earlier = [alert for book in books for alert in book.open]
-        alerts = [self._completed(found, book, reports, earlier) for found, book in zip(ordered.of_report, books, strict=True)]
-        grouped = [book.grouped(found) for book, found in zip(books, alerts, strict=True)]
-        complete = [dataclasses.replace(report, alerts=found) for report, found in zip(reports, grouped, strict=True)]
-        found = [report.alerts for report in reports]
+        alerts = [self._completed(found, book, window, earlier) for found, book in zip(ordered.of_report, books, strict=True)]
+        complete = window.with_alerts(book.grouped(found) for book, found in zip(books, alerts, strict=True))
         fresh = {
             (place, alert.name): alert
-            for place, (member, report) in enumerate(zip(members, complete, strict=True))
+            for place, (member, report) in enumerate(zip(members, complete.reports, strict=True))
             for alert in enter(member, report)
         }
         notices = [
-            Notice(fresh[place, root.name], members[place], actions_on(root, members, found))
+            Notice(fresh[place, root.name], members[place], actions_on(root, members, window))
             for place, root in ordered.roots
             if (place, root.name) in fresh
         ]
         return complete, notices
 
-    def _completed(self, alerts: Sequence[Alert], book: AlertBook, reports: Sequence[Any], earlier: Sequence[Alert]) -> list[Alert]:
+    def _completed(self, alerts: Sequence[Alert], book: AlertBook, window: Window, earlier: Sequence[Alert]) -> list[Alert]:
         """Root causes with what running their step again has shown, and those that are to be passed on with their causes."""
         results = self._evidence.results
         known = [alert if alert.cause else results.explained(alert) for alert in alerts]
         new = book.fresh(known)
-        explained = self._diagnosis.explained(new, reports, results.bad_step, earlier)
+        explained = self._diagnosis.explained(new, window, results.bad_step, earlier)
         diagnosed = dict(zip(map(id, new), explained, strict=True))
         return [diagnosed.get(id(alert), alert) for alert in known]
 
@@ -172,7 +172,7 @@ class RunAlerts:
             raise AlertError(fatal)
 
 
-def actions_on(root: Alert, members: Sequence[Member], found: Sequence[Sequence[Alert]]) -> frozenset[str]:
+def actions_on(root: Alert, members: Sequence[Member], window: Window) -> frozenset[str]:
     """What the members that found a root cause, or a consequence of it, are to do.
 
     A member that is to stop the run does so where what it found is a consequence of what another found: alone it would have.
@@ -180,10 +180,10 @@ def actions_on(root: Alert, members: Sequence[Member], found: Sequence[Sequence[
     Args:
         root: The root cause.
         members: The members.
-        found: What each of them found, with the severities of its rules.
+        window: Their reports, with the severities of their rules.
     """
     if root.severity == "info":
         return frozenset()
     names = {root.name, *root.consequences}
-    serious = (any(alert.name in names and alert.severity != "info" for alert in alerts) for alerts in found)
+    serious = (any(alert.name in names and alert.severity != "info" for alert in report.alerts) for report in window.reports)
     return frozenset[str]().union(*(member.settings.actions for member, affected in zip(members, serious, strict=True) if affected))

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.warn import info, warn
+from lightning_hooks.declare.window import Window
 from lightning_hooks.hooks.attributes import contents, stored
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.hooks.tensors import read_number
@@ -41,7 +42,7 @@ from lightning_hooks.run_report.lines import (
 from lightning_hooks.run_report.page import write_health
 from lightning_hooks.run_report.recorded import Source
 from lightning_hooks.run_report.run import MOST_EPOCHS, read_run, run_name
-from lightning_hooks.session.closing import command_for, mean_loss, print_closing, verdict_of
+from lightning_hooks.session.closing import command_for, print_closing, verdict_of
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.sources import Sources
@@ -176,7 +177,7 @@ class RunRecord(Sink):
             self._memory.forget_names()
 
     def _of_training(self) -> dict[str, Any]:
-        loss = mean_loss(member.report for member in self.members)
+        loss = Window(member.report for member in self.members).loss
         return {**({} if loss is None else {"loss": loss}), "lr": learning_rates(self._host.optimizers)}
 
     def _new_reports(self) -> Iterator[tuple[Member, Any]]:

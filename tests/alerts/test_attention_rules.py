@@ -19,6 +19,7 @@ from lightning_hooks.alerts import (
     Rule,
 )
 from lightning_hooks.alerts.causes import in_order_of_cause
+from lightning_hooks.declare.window import Window
 
 HEAD = HeadStats(max_logit=4.0, entropy=0.8, first_token_share=0.1, masked_rows=0.0, nonfinite_rows=0.0)
 STATS = AttentionStats(
@@ -162,6 +163,6 @@ def test_masked_rows_message() -> None:
 def test_a_collapse_follows_from_large_logits() -> None:
     given = report(heads=heads(0.01), max_logit=99.0, half_precision=True)
     judged = replace(given, alerts=(*AttentionCollapse()(given), *AttentionLogits()(given)))
-    ((root, effect),) = in_order_of_cause([judged]).of_report
+    ((root, effect),) = in_order_of_cause(Window([judged])).of_report
     assert (root.kind, root.consequences) == ("attention_logits", ("attention_collapse at block.attn/sdpa",))
     assert effect.severity == "info"

@@ -11,6 +11,7 @@ import pytest
 from lightning_hooks.alerts import Alert, AlertBook, ClipReport, NonfiniteSteps
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.clipping import StepEvents
+from lightning_hooks.declare.window import Window
 
 
 def with_alerts(report: Any, *names: str, values: dict[str, float] | None = None) -> Any:
@@ -21,7 +22,7 @@ def with_alerts(report: Any, *names: str, values: dict[str, float] | None = None
 
 
 def roots(*reports: Any) -> dict[str, tuple[str, ...]]:
-    return {alert.name: alert.consequences for _, alert in in_order_of_cause(reports).roots}
+    return {alert.name: alert.consequences for _, alert in in_order_of_cause(Window(reports)).roots}
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_forward(model: Any, names: list[str], values: Any, expected: Any) -> No
 def test_one_report_explains_another(model: Any) -> None:
     features = with_alerts(model[0], "dead at site2")
     flow = with_alerts(model[1], *(f"zero at site{i}.weight" for i in range(4)), "vanishing at site0")
-    ordered = in_order_of_cause([features, flow])
+    ordered = in_order_of_cause(Window([features, flow]))
     ((place, root),) = ordered.roots
     assert (place, root.name) == (0, "dead at site2")
     assert root.follows == ("Consequences: zero at 4 sites (site0.weight, site1.weight, site2.weight, …); vanishing at site0.")
@@ -70,7 +71,7 @@ def test_what_was_delivered_before_stays_the_cause_of_what_spread_from_it(model:
     assert list(roots(report)) == ["nonfinite at site0"]
     before = AlertBook()
     before.new_alerts(alert for alert in report.alerts if alert.site == "site2")
-    ordered = in_order_of_cause([report], [before])
+    ordered = in_order_of_cause(Window([report]), [before])
     ((_, root),) = ordered.roots
     assert root.name == "nonfinite at site2"
     assert set(root.consequences) == {"nonfinite at site0", "nonfinite at site1", "nonfinite at site3"}
@@ -101,7 +102,7 @@ def test_it_is_quick_for_large_models(features: Any, gradients: Any) -> None:
     flow = gradients(*[{}] * 5000, parameters=[{}] * 5000)
     flow = with_alerts(flow, *(f"{kind} at {name}" for name in flow.parameters for kind in ("zero", "missing")))
     start = time.process_time()
-    ordered = in_order_of_cause([affected, flow])
+    ordered = in_order_of_cause(Window([affected, flow]))
     assert time.process_time() - start < 5  # comparing each with each would take minutes
     assert [alert.kind for _, alert in ordered.roots] == ["missing", "nonfinite", "dead"]
 
@@ -111,7 +112,7 @@ def test_kinds_that_nothing_is_known_of_and_optimizers_stand_alone(model: Any) -
     features = with_alerts(model[0], "loud at site3", "dead at site0")
     assert roots(features, clip) == {"dead at site0": (), "steps_skipped at 0-SGD": (), "loud at site3": ()}
     assert roots(clip) == {"steps_skipped at 0-SGD": ()}
-    assert in_order_of_cause([]) == ([], [])
+    assert in_order_of_cause(Window([])) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_the_step_at_which_a_nan_was_born(model: Any) -> None:
 def test_a_step_that_names_no_layer_is_reported_with_the_first_that_is_found(model: Any, batch: int) -> None:
     whole = nonfinite_step(1.0, batch, "site0.weight", "site3.weight")
     assert roots(whole) == {"nonfinite at 0-SGD": ()}
-    ((_, root),) = in_order_of_cause([nonfinite_modules(model, site1=10), whole]).roots
+    ((_, root),) = in_order_of_cause(Window([nonfinite_modules(model, site1=10), whole])).roots
     assert (root.name, root.consequences) == ("nonfinite at site1", ("nonfinite at 0-SGD",))
     earlier = (
         " A step with such a gradient was taken at training batch 3, before this site was sampled: the fault may have begun "
@@ -183,5 +184,5 @@ def test_no_warning_follows_from_an_info(model: Any) -> None:
     report = with_alerts(model[1], "missing at weight0", "missing at weight1")
     unused, cut = report.alerts[1], report.alerts[0]
     report = replace(report, alerts=(cut, replace(unused, severity="info")))
-    assert [alert.name for _, alert in in_order_of_cause([report]).roots] == ["missing at weight0", "missing at weight1"]
-    assert [alert.severity for _, alert in in_order_of_cause([report]).roots] == ["warning", "info"]
+    assert [alert.name for _, alert in in_order_of_cause(Window([report])).roots] == ["missing at weight0", "missing at weight1"]
+    assert [alert.severity for _, alert in in_order_of_cause(Window([report])).roots] == ["warning", "info"]

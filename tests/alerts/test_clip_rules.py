@@ -55,9 +55,11 @@ def test_a_step_that_does_not_depend_on_the_gradients_size_may_be_clipped(clips,
     def later(norm):
         return replace(adam, optimizers={optimizer: replace(adam.optimizers[optimizer], norm_before=norm)})
 
-    assert [alert.severity for alert in AlwaysClipped()(later(20.0), [adam, later(0.1)])] == ["info"]
-    assert [alert.severity for alert in AlwaysClipped()(later(21.0), [later(0.1)])] == ["info"]  # from branches that start at zero
-    (grown,) = AlwaysClipped()(later(21.0), [later(0.1), adam, later(20.0)])
+    assert [alert.severity for alert in AlwaysClipped()(later(20.0).after([adam, later(0.1)]))] == ["info"]
+    assert [alert.severity for alert in AlwaysClipped()(later(21.0).after([later(0.1)]))] == [
+        "info"
+    ]  # from branches that start at zero
+    (grown,) = AlwaysClipped()(later(21.0).after([later(0.1), adam, later(20.0)]))
     assert grown.severity == "warning"
     assert "In the first two epochs the norm before clipping was at most 2: it grows." in grown.text
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_hooks import Alert, TrainingMonitor
 from lightning_hooks.alerts import AlertBook, AttentionReport, GradientFlowReport
 from lightning_hooks.alerts.causes import in_order_of_cause
+from lightning_hooks.declare.window import Window
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.verdict import courses
@@ -47,7 +48,7 @@ def story(
         attention = replace(AttentionReport(epoch, 10, {}), alerts=tuple(a for a in alerts if "attention" in a.kind))
         shown: dict[str, str] = {}
         new: list[str] = []
-        for book, ordered in zip(books, in_order_of_cause([flow, attention], books).of_report, strict=True):
+        for book, ordered in zip(books, in_order_of_cause(Window([flow, attention]), books).of_report, strict=True):
             grouped = book.grouped(ordered)
             new += [alert.name for alert in book.new_alerts(grouped, epoch)]
             shown.update({alert.name: alert.cause for alert in grouped if alert.severity != "info" or alert.cause})
@@ -74,7 +75,7 @@ def test_the_alert_is_the_one_that_was_passed_on_with_what_follows_now() -> None
     book = AlertBook()
     book.new_alerts([replace(found(RATE, 0), message="a step changes it by 131%")])
     report = replace(AttentionReport(3, 10, {}), alerts=(found(COLLAPSE, 3), found("attention_collapse at b", 3)))
-    ordered = in_order_of_cause([replace(GradientFlowReport(3, 10, MODULES, {}, 1.0)), report], [book, AlertBook()])
+    ordered = in_order_of_cause(Window([replace(GradientFlowReport(3, 10, MODULES, {}, 1.0)), report]), [book, AlertBook()])
     ((alert,), _) = ordered.of_report
     assert (alert.message, alert.epoch, alert.since_step, alert.severity) == ("a step changes it by 131%", 0, 10, "warning")
     assert alert.consequences == (COLLAPSE, "attention_collapse at b")
@@ -114,7 +115,7 @@ def test_what_began_in_the_same_window_before_its_cause_stays_a_root_cause() -> 
     book, roots = AlertBook(), []
     for epoch, alerts in enumerate([(leap, spike), (spike,)]):
         report = replace(GradientFlowReport(epoch, 10, {}, {}, 1.0), alerts=alerts)
-        ordered = in_order_of_cause([report], [book])
+        ordered = in_order_of_cause(Window([report]), [book])
         roots.append({alert.name for _, alert in ordered.roots})
         book.new_alerts(book.grouped(ordered.of_report[0]))
     assert roots == [{leap.name, spike.name}, {spike.name}]

@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lightning_hooks.alerts import RULES, Alert, FeatureReport, Missing, ParameterSetup, Rule, RuleBook, UpdatesLost, Zero
+from lightning_hooks.alerts import RULES, Alert, FeatureReport, Missing, ParameterSetup, Rule, Zero
 from lightning_hooks.alerts.explain import excuses_of, explain
 from lightning_hooks.declare.excuses import Excuse, excused
-from lightning_hooks.diagnostics.excuses import CONVERGED
 from tests.support.judged import judged
 
 EXCUSES = {excuse.name: excuse for rules in RULES.values() for rule in rules for excuse in rule.excuses}
@@ -23,11 +22,13 @@ class Loud(Rule):
 
     kind: ClassVar[str] = "loud"
     excuses: ClassVar[tuple[Excuse, ...]] = (
-        Excuse("mumbles", "it is quiet", lambda rule, alert, report, _: report.step < rule.soon and alert.site == "a"),
+        Excuse("mumbles", "it is quiet", lambda rule, alert, report: report.step < rule.soon and alert.site == "a"),
         Excuse(
-            "settles", "it was louder", lambda _, __, ___, history: f"it was louder in {len(history)} windows" if history else ""
+            "settles",
+            "it was louder",
+            lambda _, __, report: f"it was louder in {len(report.earlier)} windows" if report.earlier else "",
         ),
-        Excuse("whispers", "it is next to nothing", lambda _, alert, __, ___: alert.value < 1, lowers_to=None),
+        Excuse("whispers", "it is next to nothing", lambda _, alert, __: alert.value < 1, lowers_to=None),
     )
 
     soon: int = 10
@@ -65,15 +66,10 @@ def test_an_excuse_never_makes_an_alert_more_severe() -> None:
     assert held.lowers_to == "warning"
     rule = Loud()
     info = rule.alert(window(9), "a", 2.0, 1.0, "info", "it is loud.")
-    assert excused(rule, info, window(9), ()) is info
+    assert excused(rule, info, window(9)) is info
 
 
 RULES_OF = {rule.kind: rule for rules in RULES.values() for rule in rules if rule.excuses}
-
-
-def test_a_book_with_an_excuse_wants_the_history() -> None:
-    assert RuleBook([UpdatesLost()]).wants_history
-    assert UpdatesLost.excuses == (CONVERGED,)
 
 
 def test_every_excuse_has_one_name_and_a_clause_and_is_on_the_page_of_its_kind() -> None:

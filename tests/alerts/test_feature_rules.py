@@ -72,7 +72,7 @@ def test_of_few_units_more_may_be_dead(features, units, share, found):
 def test_units_that_die_in_training_count_earlier_and_the_limit_is_the_same(features):
     first, now = features({"dead_fraction": 0.3}), features({"dead_fraction": 0.65})
     assert not list(Dead()(now))
-    (alert,) = Dead()(now, [first])
+    (alert,) = Dead()(now.after([first]))
     assert alert.threshold == 0.7
     assert "(limit 70%; 30% at first)" in alert.message
 

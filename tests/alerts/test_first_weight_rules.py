@@ -88,4 +88,4 @@ def test_a_first_loss_far_above_that_of_a_constant(
     loss = LossReport(20, 10.0, 1.0, 5.0, start, 5.0, start=start)
     given = replace(report({}, epoch), loss=loss, learning=LearningReport(over_constant=over), loss_sign=sign)
     assert [(alert.site, alert.value, alert.severity) for alert in FirstLossFar()(given)] == found
-    assert not [*FirstLossFar()(given, [given])]
+    assert not [*FirstLossFar()(given.after([given]))]

@@ -294,7 +294,7 @@ def rules_that_raise(report, history=(), given=()):
     """Which rules raise an alert, of the three that gradients of any size concern."""
     book = RuleBook([Exploding(), Stretching(), Vanishing()], given)
     names = {"grows by a factor": "Stretching", "hardly learn": "Vanishing", "weights may become NaN": "Exploding"}
-    found = (candidate.alert.message for candidate in book.judge(report, history))
+    found = (candidate.alert.message for candidate in book.judge(report.after(history)))
     return {name for message in found for text, name in names.items() if text in message}
 
 

@@ -19,6 +19,7 @@ from lightning_hooks.alerts.harm import weighed
 from lightning_hooks.declare import records
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.records import Record, record_of
+from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.learning.effect import Effects
 from lightning_hooks.session.alerting import Alerting
 from tests.evidence.cure.records import FILE as CURES
@@ -127,7 +128,7 @@ def alert(kind: str = "dead", site: str = "act", severity: Any = "warning") -> A
 def test_soft_warnings_are_weighed_and_the_others_stay_as_they_are() -> None:
     given = [alert(), alert(site="b"), alert("zero"), alert(site="0-Adam"), alert(site="head", severity="critical")]
     report = replace(flow({"b.weight": 1.0}), alerts=tuple(given))
-    (found,) = weighed([report], [{"dead at act", "dead at b", "dead at 0-Adam", "dead at head"}])
+    (found,) = weighed(Window([report]), [{"dead at act", "dead at b", "dead at 0-Adam", "dead at head"}]).reports
     assert [(one.severity, one.diagnosis.removeprefix("A common cause.").strip()) for one in found.alerts] == [
         ("info", f"It is an info: {harmless('act', report)} (harmless)."),
         ("warning", "50% of the parameters, in b, bring 0.1% of the fall of the loss."),
@@ -135,7 +136,7 @@ def test_soft_warnings_are_weighed_and_the_others_stay_as_they_are() -> None:
         ("warning", "Its effect on learning is not measured."),
         ("critical", ""),
     ]
-    (alone,) = weighed([replace(report, learning=None)], [{"dead at act"}])
+    (alone,) = weighed(Window([replace(report, learning=None)]), [{"dead at act"}]).reports
     assert alone.alerts[0] == replace(given[0], diagnosis="A common cause. Its effect on learning is not measured.")
 
 
@@ -241,7 +242,7 @@ def test_a_soft_kind_that_is_often_wrong_is_an_info(monkeypatch: pytest.MonkeyPa
     numbers = {"dead": [2, 9, 12, 3, 2], "zero": [2, 9, 12, 3, 2], "saturated": [2, 9, 12, 4, 1]}
     monkeypatch.setattr(records, "_records", lambda: {"date": "2026-11-24", "healthy": 300, "kinds": numbers})
     report = replace(flow({"a.weight": 1.0, "a.bias": 0.0}), alerts=(alert(), alert("zero"), alert("saturated")))
-    (found,) = weighed([report], [{"dead at act", "saturated at act"}])
+    (found,) = weighed(Window([report]), [{"dead at act", "saturated at act"}]).reports
     assert [one.severity for one in found.alerts] == ["info", "warning", "warning"]
     assert found.alerts[0].diagnosis.endswith(
         "It is an info: on trainings that nothing was tuned on 60% of such alerts were right (often_wrong)."

@@ -119,7 +119,7 @@ def test_a_loss_that_was_at_the_level_of_a_constant_for_half_of_the_training() -
             replace(report(replace(STEP, over_constant=level), step=begun + every * place, **fields), loss=falls)
             for place, level in enumerate(levels)
         ]
-        return [*NoProgress()(given[-1], given[:-1])]
+        return [*NoProgress()(given[-1].after(given[:-1]))]
 
     (alert,) = found((1.3, 1.03, 1.02, 1.01, 1.012), begun=50)
     assert alert.message == (

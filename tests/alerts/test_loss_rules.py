@@ -35,6 +35,7 @@ from lightning_hooks.alerts import (
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.clipping import StepEvents
 from lightning_hooks.declare.rulebook import RuleBook
+from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.loss.report import ValidationLoss
 from lightning_hooks.diagnostics.loss.rules import rising
 from lightning_hooks.diagnostics.loss.table import LossTable
@@ -244,13 +245,13 @@ def test_under_a_loss_scaler_it_is_an_info_if_the_loss_is_finite_as_often(losses
 def test_a_loss_that_stands_still() -> None:
     noise = 0.05 * np.random.default_rng(0).standard_normal(400)
     made = reports((2.3 + noise).tolist(), 100)
-    (alert,) = LossPlateau()(made[3], made[:3])
+    (alert,) = LossPlateau()(made[3].after(made[:3]))
     assert (alert.kind, alert.severity) == ("loss_plateau", "info")
-    assert not list(LossPlateau()(made[2], made[:2]))  # three windows
-    assert not list(LossPlateau(min_steps=401)(made[3], made[:3]))
+    assert not list(LossPlateau()(made[2].after(made[:2])))  # three windows
+    assert not list(LossPlateau(min_steps=401)(made[3].after(made[:3])))
     for other in (falling(400), np.concatenate((falling(100), 0.2 + noise[:300])), 2.3 - np.arange(400) / 500):
         learning = reports(other, 100)
-        assert not list(LossPlateau()(learning[3], learning[:3]))
+        assert not list(LossPlateau()(learning[3].after(learning[:3])))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +302,7 @@ def test_learned_by_heart(validations: list[float], training: float, over: float
     assert [(alert.kind, alert.severity) for alert in alerts] == [("overfitting", "warning")] * found
     assert not list(LearnedByHeart()(replace(report, loss=replace(loss, optimized=False))))
     better = replace(report, loss=replace(loss, validations=(ValidationLoss(1.0, 1.0),)))
-    assert not list(LearnedByHeart()(report, [better]))
+    assert not list(LearnedByHeart()(report.after([better])))
 
 
 class Guesser(Classifier):
@@ -341,7 +342,7 @@ def roots(
     books = [AlertBook() for _ in reports]
     for book, report in zip(books, reports, strict=True):
         book.new_alerts(found for found in report.alerts if found.kind == held)
-    return {one.name: one.consequences for _, one in in_order_of_cause(reports, books).roots}
+    return {one.name: one.consequences for _, one in in_order_of_cause(Window(reports), books).roots}
 
 
 @pytest.mark.parametrize(

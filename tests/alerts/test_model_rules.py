@@ -204,7 +204,7 @@ def test_targets_far_from_zero_are_not_constant_ones() -> None:
 
     def severity(report: GradientFlowReport, *history: GradientFlowReport) -> str:
         """In the first epoch, or in a later one."""
-        (alert,) = ConstantTargets()(report, history)
+        (alert,) = ConstantTargets()(report.after(history))
         return alert.severity
 
     assert severity(lossy(regression, 5.0), lossy(regression, 8.0)) == "info"

@@ -102,4 +102,4 @@ def test_a_codebook_that_collapses(book: CodebookStats, found: bool) -> None:
 )
 def test_batches_count_and_not_windows(now: Any, history: list[Any], found: set[str]) -> None:
     last, *earlier = (report(batches, routers={"gate": stats(*load, top_k=2)}) for batches, load in (now, *history[::-1]))
-    assert {alert.kind for rule in (RouterCollapse(), DeadExperts()) for alert in rule(last, earlier[::-1])} == found
+    assert {alert.kind for rule in (RouterCollapse(), DeadExperts()) for alert in rule(last.after(earlier[::-1]))} == found

@@ -35,6 +35,7 @@ from lightning_hooks.alerts import (
 )
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.declare.rulebook import reports_of, rules_by_report
+from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.loss.report import LossReport
 from tests.support.judged import judged
@@ -318,7 +319,7 @@ def test_a_report_with_a_setup_survives_json() -> None:
 def test_a_loss_over_no_label_follows_from_the_labels() -> None:
     given = report(loss=NAN, labels=LabelCounts(10, 1, 100, 60))
     nan = Alert("loss_nonfinite", "the loss", 1.0, 0.0, 0, 40, "critical")
-    (roots,) = in_order_of_cause([replace(given, alerts=(nan, *LabelsIgnored()(given)))]).of_report
+    (roots,) = in_order_of_cause(Window([replace(given, alerts=(nan, *LabelsIgnored()(given)))])).of_report
     assert [(alert.kind, alert.cause) for alert in roots] == [
         ("labels_ignored", ""),
         ("loss_nonfinite", "labels_ignored at the data"),

@@ -44,7 +44,7 @@ def test_paired_targets() -> None:
     ],
 )
 def test_same_targets(report: FeatureReport, history: list[FeatureReport], found: bool) -> None:
-    alerts = list(SameTargets()(report, history))
+    alerts = list(SameTargets()(report.after(history)))
     assert [(alert.kind, alert.site, alert.severity) for alert in alerts] == [("constant", "loss/mse_loss", "warning")] * found
 
 

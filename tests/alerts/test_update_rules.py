@@ -70,7 +70,7 @@ def test_one_optimizer_of_two_takes_no_step(steps: int, before: int, gradient: b
         setups = {1: {"steps": steps, "optimizers": ("1-SGD",)}}
         return report(1e-3, None, setups=setups, batches=10, modules={"1" if gradient else "0": GRADIENT})
 
-    assert [alert.site for alert in NeverStepped()(window(steps), [window(before)])] == found
+    assert [alert.site for alert in NeverStepped()(window(steps).after([window(before)]))] == found
     assert list(NeverStepped()(window(0))) == []  # of 10 batches
 
 
@@ -160,8 +160,8 @@ def test_update_too_large() -> None:
 def test_a_step_of_lbfgs_is_many() -> None:
     setups = {0: {"optimizers": ("0-LBFGS",)}}
     fast = report(0.9, setups=setups, loss=LossReport(1, 0.5, 0.1, 0.1, 0.9, 0.5))
-    assert list(UpdateTooLarge()(fast, [report(0.1, loss=LossReport(1, 1.0, 0.1, 0.1, 0.9, 1.0))])) == []
-    assert list(UpdateTooLarge()(fast, [report(0.1, loss=LossReport(1, 0.4, 0.1, 0.1, 0.9, 0.4))])) != []
+    assert list(UpdateTooLarge()(fast.after([report(0.1, loss=LossReport(1, 1.0, 0.1, 0.1, 0.9, 1.0))]))) == []
+    assert list(UpdateTooLarge()(fast.after([report(0.1, loss=LossReport(1, 0.4, 0.1, 0.1, 0.9, 0.4))]))) != []
 
 
 @pytest.mark.parametrize(("steps", "largest", "found"), [(3, 1.3, False), (3, 0.6, True), (2, 0.9, True), (3, None, True)])
@@ -182,7 +182,7 @@ def test_the_first_step_of_sgd_may_be_large_where_the_loss_falls(falls: bool, st
     loss = LossReport(8, 1.0, 0.1, 0.1, 0.9, 0.5, recent=tuple(range(8, 0, -1) if falls else range(8)))
     setups = {index: {"optimizers": ("0-SGD",)} for index in range(3)}
     window = report(5.0, 5.0, 5.0, parameters=dict.fromkeys(("0.weight", "1.weight", "2.weight"), given), setups=setups, loss=loss)
-    assert len(list(UpdateTooLarge()(window, [] if first else [window]))) == found
+    assert len(list(UpdateTooLarge()(window.after([] if first else [window])))) == found
     lasting = replace(window, parameters=dict.fromkeys(window.parameters, replace(given, update_ratio_max=5.1)))
     assert len(list(UpdateTooLarge()(lasting))) == 3
 
@@ -236,8 +236,8 @@ def test_a_weight_that_starts_at_zero_is_judged_once_it_has_grown() -> None:
     at_zero = {0: {"starts_at_zero": True}}
     assert names(UpdateTooLarge(), 0.9, setups=at_zero) == []
     now, before = report(0.9, setups=at_zero), report(None, setups=at_zero)
-    assert list(UpdateTooLarge()(now, [before])) == []  # it has not moved before
-    assert [alert.site for alert in UpdateTooLarge()(now, [now])] == ["0.weight"]
+    assert list(UpdateTooLarge()(now.after([before]))) == []  # it has not moved before
+    assert [alert.site for alert in UpdateTooLarge()(now.after([now]))] == ["0.weight"]
 
 
 def test_a_parameter_that_loses_its_gradient_is_a_warning_whatever_it_is_part_of() -> None:
@@ -316,12 +316,12 @@ def test_a_part_whose_own_optimizer_never_moves_it() -> None:
     held = {name: replace(HELD, optimizers=("0-Adam" if name != "decoder.weight" else "1-SGD",)) for name in ratios}
     now = GradientFlowReport(3, 120, {}, measured, 1.0, sampled_batches=4, batches=40, setups=held)
     assert list(NotUpdated()(now)) == []  # 4 steps are few
-    (alert,) = NotUpdated()(now, [now])
+    (alert,) = NotUpdated()(now.after([now]))
     assert alert.site == "encoder"  # with the weight of zeros, whose ratio is not defined
     assert alert.seen.startswith(
         "encoder.0.weight and 1 more of its weights did not change in 4 measured steps, while other weights (of 1-SGD) did"
     )
     moved = replace(now, parameters={name: replace(stats, moved=True, update_ratio=1e-3) for name, stats in measured.items()})
-    assert list(NotUpdated()(now, [moved])) == []
+    assert list(NotUpdated()(now.after([moved]))) == []
     nothing = replace(now, parameters={name: replace(stats, moved=False, update_ratio=0.0) for name, stats in measured.items()})
-    assert list(NotUpdated()(nothing, [nothing])) == []  # another rule's
+    assert list(NotUpdated()(nothing.after([nothing]))) == []  # another rule's

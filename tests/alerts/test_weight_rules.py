@@ -17,6 +17,7 @@ from lightning_hooks.alerts import (
     WeightsGrowing,
 )
 from lightning_hooks.alerts.causes import in_order_of_cause
+from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.gradients.update_rules import UpdateTooSmall
 from tests.support.judged import judged
@@ -72,7 +73,7 @@ def test_updates_lost_after_convergence_and_its_message() -> None:
 def test_lost_updates_are_why_updates_are_too_small() -> None:
     lost = report(lost_fraction=1.0, update_ratio=0.0)
     given = replace(lost, alerts=(*judged(UpdateTooSmall(), lost), *judged(UpdatesLost(), lost)))
-    ((root, effect),) = in_order_of_cause([given]).of_report
+    ((root, effect),) = in_order_of_cause(Window([given])).of_report
     assert (root.kind, root.consequences) == ("updates_lost", ("update_too_small at 0-Adam",))
     assert effect.severity == "info"
 
@@ -101,7 +102,7 @@ def test_update_spike(stats: Any, setup: Any, before: Any, alerts: Any) -> None:
 
 
 def test_update_spike_message() -> None:
-    (alert,) = UpdateSpike()(report(update_ratio_max=0.5, update_ratio=0.12575), [report(3), report(4)])
+    (alert,) = UpdateSpike()(report(update_ratio_max=0.5, update_ratio=0.12575).after([report(3), report(4)]))
     assert (alert.value, alert.threshold) == (0.5, pytest.approx(0.02))
     assert alert.seen == (
         "one step changed it by 50% of its size; 0.1% is usual for it (limit 20 times that), and its learning rate has not risen. "
@@ -136,7 +137,7 @@ def test_weights_growing(norms: Any, setup: Any, alerts: Any) -> None:
 
 def test_weights_growing_message() -> None:
     *past, now = (report(epoch, weight_norm=norm) for epoch, norm in enumerate((10.0, 10.0, 12.0, 30.0)))
-    (alert,) = WeightsGrowing()(now, past)
+    (alert,) = WeightsGrowing()(now.after(past))
     assert alert.seen == (
         "its norm grew 2.5 times in this window, from 12 to 30 (limit 2 times; 1.2 times in the window before). Common causes: a "
         "learning rate that is too high, a loss that falls as outputs grow, or a weight that nothing holds back."
@@ -185,7 +186,7 @@ def test_growth_while_the_loss_falls_again() -> None:
 
 def test_growth_without_gain_says_what_made_it_sure() -> None:
     *past, now = with_loss([10.0, 10.8, 11.7, 12.6], RISEN)
-    (alert,) = GrowthWithoutGain()(now, past)
+    (alert,) = GrowthWithoutGain()(now.after(past))
     assert alert.seen.startswith(
         "its norm grew 1.26 times over three windows (limit 1.25 times), no more slowly from one to the next, and the loss "
         "rises: it was 1 at its lowest. 1 of the weights grow so."

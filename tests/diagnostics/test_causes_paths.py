@@ -19,6 +19,7 @@ from lightning_hooks.alerts import (
     OptimizerStats,
     ParameterSetup,
 )
+from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.attention import rules as attention
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
 from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
@@ -102,7 +103,7 @@ def test_codes_between_two_layers(before: float, behind: float, rms: float, scor
 @pytest.mark.parametrize(("share", "found"), [(0.0, True), (0.1, False)])
 def test_a_mask_that_hides_the_first_key_of_all_samples(share: float, found: bool) -> None:
     known = AttentionReport(0, 10, {"net.a/sdpa": dataclasses.replace(ATTENDS, first_token_share=share)})
-    cause = attention.inverted_mask.judge(alert("no_progress"), facts(reports={AttentionReport: known}))
+    cause = attention.inverted_mask.judge(alert("no_progress"), facts(window=Window([known])))
     assert (cause is not None and cause.decisive) is found
 
 
@@ -127,7 +128,7 @@ def test_positions_for_sequences_with_their_places_first(shape: tuple[int, ...],
 def test_scores_that_are_not_scaled(logit: float, gain: float, score: float | None) -> None:
     sites = {"net.a/sdpa": dataclasses.replace(ATTENDS, max_logit=logit), "net.b/sdpa": ATTENDS}
     given = features(initial_gains={"net.a": gain, "net.b": 1.0, "net.c": 1.0})
-    known = facts(given, reports={AttentionReport: AttentionReport(0, 10, sites)})
+    known = facts(given, window=Window([AttentionReport(0, 10, sites)]))
     cause = attention.unscaled_scores.judge(alert("attention_collapse", "net.a/sdpa"), known)
     assert (None if cause is None else cause.score) == score
 
@@ -183,7 +184,7 @@ def test_a_loss_that_is_smallest_where_outputs_are_the_same(last: float, known: 
 def test_a_mask_that_is_missing_or_the_opposite() -> None:
     for shown, to in ((("net.a/sdpa",), "a causal one"), ((), "its opposite, if that was meant")):
         known = AttentionReport(0, 10, {"net.a/sdpa": ATTENDS}, target_shown=shown)
-        cause = attention.wrong_mask.judge(alert("masked_rows", "net.a/sdpa"), facts(reports={AttentionReport: known}))
+        cause = attention.wrong_mask.judge(alert("masked_rows", "net.a/sdpa"), facts(window=Window([known])))
         assert cause is not None
         assert cause.decisive
         assert cause.remedies[0].to == to

@@ -10,4 +10,4 @@ from lightning_hooks.alerts import Alert, Rule, RuleBook
 
 def judged(rule: Rule, report: Any, history: Sequence[Any] = ()) -> list[Alert]:
     """The alerts of one rule on a report."""
-    return [candidate.alert for candidate in RuleBook([rule]).judge(report, history)]
+    return [candidate.alert for candidate in RuleBook([rule]).judge(report.after(history))]

@@ -22,7 +22,7 @@ from lightning_hooks.diagnostics.causes.weights import constant_weights, initial
 
 def _last(facts: Facts) -> AttentionReport:
     """The last report of attention; an empty one where there is none."""
-    found: AttentionReport | None = facts.reports.get(AttentionReport)
+    found = facts.window.report(AttentionReport)
     return AttentionReport(0, 0, {}) if found is None else found
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.excuses import weight_ratios
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, ScheduleStats
@@ -127,7 +127,7 @@ class Facts:
         time_first: Modules with ``batch_first=False``, such as attention and recurrent layers.
         strided: Parameters that are not contiguous in memory.
         places_first: Tensors of the shape (places, 1, width), next to attention of that width with ``batch_first=True``.
-        reports: The last report of each monitor, by its class.
+        window: The reports of all monitors.
     """
 
     features: FeatureReport = field(default_factory=lambda: FeatureReport(0, 0, {}))
@@ -146,7 +146,18 @@ class Facts:
     time_first: Sequence[str] = ()
     strided: Sequence[str] = ()
     places_first: Sequence[str] = ()
-    reports: Mapping[type, Any] = field(default_factory=dict)
+    window: Window = field(default_factory=Window)
+
+    @classmethod
+    def of(cls, window: Window) -> Facts:
+        """What a window says."""
+        facts = cls(window=window)
+        return replace(
+            facts,
+            features=window.report(FeatureReport) or facts.features,
+            flow=window.report(GradientFlowReport) or facts.flow,
+            clip=window.report(ClipReport) or facts.clip,
+        )
 
     def is_set(self, advice: str) -> bool:
         """Whether what advice names is set already."""
@@ -229,9 +240,3 @@ class Facts:
     def parameters_of(self, module: str) -> list[str]:
         """The parameters of a module itself."""
         return [name for name in self.start if name.rpartition(".")[0] == module]
-
-
-def of_reports(reports: Iterable[Any]) -> dict[str, Any]:
-    """Those of the facts that are the last reports of monitors."""
-    kinds, found = {FeatureReport: "features", GradientFlowReport: "flow", ClipReport: "clip"}, {type(one): one for one in reports}
-    return {kinds[kind]: report for kind, report in found.items() if kind in kinds} | {"reports": found}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,13 +41,13 @@ class AlwaysClipped(Rule):
     left: float = 0.1
     growth: float = 10.0
 
-    def __call__(self, report: ClipReport, history: Sequence[ClipReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
         """Yield an info per optimizer whose steps were nearly all clipped; a warning where that is harmful."""
         for site, stats in report.optimizers.items():
             if stats.steps < self.min_steps or not stats.rate > self.threshold:
                 continue
             top = stats.top_parameters[0][0] if stats.top_parameters else "?"
-            before = [earlier.optimizers[site].norm_before for earlier in history if site in earlier.optimizers]
+            before = [earlier.optimizers[site].norm_before for earlier in report.earlier if site in earlier.optimizers]
             first = max(before[:2]) if len(before) > 1 else math.nan
             grown = stats.norm_before > self.growth * first
             little = stats.coefficient < self.left and not is_scale_free(site)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,7 +37,7 @@ class Constant(Rule):
         FIRST_STEP_ONLY,
         Excuse(
             "inside_library", "a library's class holds it, and it has been so from the start",
-            lambda _, alert, report, history: all(alert.site in window.of_libraries for window in (*history, report)),
+            lambda _, alert, report: all(alert.site in window.of_libraries for window in report.windows),
         ),
     )  # fmt: skip
 
@@ -129,16 +129,17 @@ class ConstantTargets(Rule):
     min_samples: int = 8
     learned: float = 0.01
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert at the module nearest the loss."""
         found = self._agreement(report)
         if found is None:
             return
         site, agreement, cancels = found
-        first = next((earlier.loss.mean for earlier in history if earlier.loss is not None), math.nan)
+        first = next((earlier.loss.mean for earlier in report.earlier if earlier.loss is not None), math.nan)
         learned = report.loss is not None and report.loss.mean < self.learned * first
-        lasts = bool(history) and self._agreement(history[-1]) is not None
-        stuck = lasts and (learned or not loss_falls(report, history))
+        before = report.previous()
+        lasts = before is not None and self._agreement(before) is not None
+        stuck = lasts and (learned or not loss_falls(report))
         yield self.alert(
             report, site, agreement, self.threshold, "warning" if (cancels and not report.loss_aligns) or stuck else "info",
             f"the gradient at its output has the same direction for all samples ({percent(agreement)} of full agreement, limit "
@@ -179,9 +180,9 @@ class SameTargets(Rule):
 
     min_calls: int = 3
 
-    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per loss, where the samples of the first batch of each window differ."""
-        if any(window.same_samples is not False for window in (*history, report)):
+        if any(window.same_samples is not False for window in report.windows):
             return
         for site, stats in report.targets.items():
             if self.min_calls <= stats.compared == stats.constant:

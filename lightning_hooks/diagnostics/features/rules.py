@@ -45,13 +45,13 @@ class Dead(Rule):
     min_units: int = 64
     of_few: float = 0.8
 
-    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per rectifier with more dead units than the threshold."""
         for site, stats in report.sites.items():
             dead = stats.dead_fraction
             if dead is None:
                 continue
-            first = next((earlier.sites[site].dead_fraction for earlier in history if site in earlier.sites), None)
+            first = next((earlier.sites[site].dead_fraction for earlier in report.earlier if site in earlier.sites), None)
             limit = min(self.dying, self.threshold) if first is not None and dead - first > self.growth else self.threshold
             if stats.unit_samples and stats.count / stats.unit_samples < self.min_units:
                 limit = max(limit, self.of_few)
@@ -88,9 +88,9 @@ class Saturated(Rule):
     learned: float = 0.9
     min_values: int = 8
 
-    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per activation that is saturated more often than the threshold."""
-        first = history[0].sites if history else {}
+        first = report.first.sites
         for site, stats in report.sites.items():
             saturated = stats.saturated_fraction
             if saturated is None or report.functions.get(site) == "softmax" or stats.count < self.min_values * stats.calls:

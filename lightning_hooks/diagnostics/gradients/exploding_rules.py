@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar
@@ -91,9 +91,9 @@ class Exploding(Rule):
     absolute: float = HUGE
     spares: float = 1e-3
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert where the gradient grows, and one per module or parameter whose gradient explodes."""
-        exempt = self.absolute == HUGE and all_scale_free(report) and loss_falls(report, history)
+        exempt = self.absolute == HUGE and all_scale_free(report) and loss_falls(report)
         absolute = math.inf if exempt else self.absolute
         flow = GradientCourse(report)
         near_loss = max(flow.rms[-max(1, len(flow.rms) // 8) :], default=0.0)
@@ -159,10 +159,10 @@ class Stretching(Rule):
         "Use a larger eps if it divides",
     )
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per such module, and per parameter of a module inside which they grow."""
         flow = GradientCourse(report)
-        threshold = self.threshold * (self.scale_free if all_scale_free(report) and loss_falls(report, history) else 1.0)
+        threshold = self.threshold * (self.scale_free if all_scale_free(report) and loss_falls(report) else 1.0)
         largest_from = list(accumulate(reversed(flow.norm), max))[::-1]
         for site, norm, arriving in zip(flow.sites[1:], flow.norm, largest_from[1:], strict=False):
             if norm > threshold * arriving:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -116,7 +116,7 @@ class UpdateTooLarge(Rule):
     usual: float = 0.1
     decay: float = 0.01
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per weight whose updates are too large, the largest first, and per optimizer that decays too much."""
         decays = {name: setup.decay for setup in report.setups.values() for name in setup.optimizers if setup.decay >= self.decay}
         for optimizer, decay in decays.items():
@@ -129,8 +129,8 @@ class UpdateTooLarge(Rule):
             )  # fmt: skip
         if only_the_first_step(report):
             return  # an optimizer that solves for its step, as LBFGS does, makes a large first one
-        grown = {name for earlier in history for name in weight_ratios(earlier)}
-        falls = loss_falls(report, history)
+        grown = {name for earlier in report.earlier for name in weight_ratios(earlier)}
+        falls = loss_falls(report)
         ratios = {}
         for name, ratio in weight_ratios(report).items():
             setup = report.setups[name]
@@ -138,7 +138,7 @@ class UpdateTooLarge(Rule):
             if not searches and (name in grown or not setup.starts_at_zero):
                 ratios[name] = ratio
         usual = statistics.median(ratios.values()) if ratios else 0.0
-        starts_well = not history and falls_within(report)
+        starts_well = not report.earlier and falls_within(report)
         if usual < self.usual or starts_well:
             ratios = {name: _without_largest(report, name, ratio, 2 if starts_well else 3) for name, ratio in ratios.items()}
         for name in sorted(ratios, key=lambda name: -ratios[name]):
@@ -181,14 +181,14 @@ class UpdateSpike(Rule):
     least: float = 0.1
     rise: float = 1.2
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per weight, the one with the largest update first."""
-        if len(history) < 2:
+        if len(report.earlier) < 2:
             return
         ratios = weight_ratios(report)
         tops = {name: report.parameters[name].update_ratio_max or 0.0 for name in ratios}
         for name in sorted(ratios, key=lambda name: -tops[name]):
-            usual = self._usual(report, history, name)
+            usual = self._usual(report, name)
             if usual is not None and tops[name] > max(self.factor * usual, self.least):
                 yield self.alert(
                     report, name, tops[name], self.factor * usual, "warning",
@@ -198,10 +198,10 @@ class UpdateSpike(Rule):
                     "weight.",
                 )  # fmt: skip
 
-    def _usual(self, report: GradientFlowReport, history: Sequence[GradientFlowReport], name: str) -> float | None:
+    def _usual(self, report: GradientFlowReport, name: str) -> float | None:
         """The usual update ratio of a weight; None where it is not known, or where its largest one is explained."""
         stats, rate = report.parameters[name], report.setups[name].lr
-        past = [earlier for earlier in history[-3:] if name in earlier.parameters and name in earlier.setups]
+        past = [earlier for earlier in report.earlier[-3:] if name in earlier.parameters and name in earlier.setups]
         known = [earlier.parameters[name] for earlier in past if earlier.parameters[name].update_ratio is not None]
         top, mean = stats.update_ratio_max, stats.update_ratio
         if top is None or mean is None or rate is None or len(known) < 2:

@@ -132,7 +132,7 @@ def _role_in_block(site: str) -> str:
     return f"{outer[numbers[-1] :]}.{role}".lstrip(".") if role and numbers else role
 
 
-def _small_part(rule: Zero, alert: Alert, report: GradientFlowReport, _: Sequence[GradientFlowReport]) -> str:
+def _small_part(rule: Zero, alert: Alert, report: GradientFlowReport) -> str:
     """Why a parameter of a library's model may be meant to have a gradient of zeros, where few of those that train have."""
     unused = _unused(report, alert.site)
     if not unused:
@@ -149,7 +149,7 @@ def _unused(report: GradientFlowReport, site: str) -> str:
 
 WEIGHT_LEARNS = Excuse(
     "weight_learns", "the weight of its module has a gradient, so the loss does not depend on an offset",
-    lambda _, alert, report, __: _weight_learns(report, alert.site),
+    lambda _, alert, report: _weight_learns(report, alert.site),
 )  # fmt: skip
 """Of a bias: the module is used, and its weight learns."""
 
@@ -224,14 +224,14 @@ class Missing(Rule):
     excuses: ClassVar[tuple[Excuse, ...]] = (
         Excuse(
             "unused_part", "a small or unused part, or a target network, may be meant to have no gradient",
-            lambda _, alert, report, history: (
-                "" if any(had_gradient(earlier, alert.site) for earlier in history) else _unused(report, alert.site)
+            lambda _, alert, report: (
+                "" if any(had_gradient(earlier, alert.site) for earlier in report.earlier) else _unused(report, alert.site)
             ),
         ),
         WEIGHT_LEARNS,
     )  # fmt: skip
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per parameter whose gradient was None at every measured step."""
         left_out = any(setup.has_gradient and not setup.optimizers for setup in report.setups.values())
         replaced = unused_tensors(report) if left_out else []  # not_optimized names them, at what they were replaced by
@@ -239,7 +239,7 @@ class Missing(Rule):
             if site in replaced or (site in report.setups and report.setups[site].has_gradient):
                 continue  # the latter at a step that was not sampled: a branch that is taken by chance
             if gradient.missing_steps and not gradient.steps and not gradient.nonfinite_steps:
-                last = next((earlier.epoch for earlier in history[::-1] if had_gradient(earlier, site)), None)
+                last = next((earlier.epoch for earlier in report.earlier[::-1] if had_gradient(earlier, site)), None)
                 known = "" if last is None else f"It last had one in epoch {last}. "
                 yield self.alert(
                     report, site, gradient.missing_steps, 0.0, "warning",

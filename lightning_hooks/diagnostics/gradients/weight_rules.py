@@ -47,14 +47,17 @@ class NotUpdated(Rule):
     sparse: float = 0.9
     rounding: float = 6e-8
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per weight, or per module none of whose weights moves."""
         moves = _moving_weights(report)
         moving = {held for name, moved in moves.items() if moved for held in report.setups[name].optimizers}
-        stood = [name for name, moved in _moving_weights(history[-1]).items() if not moved] if history else []
+        earlier = report.previous()
+        stood = [] if earlier is None else [name for name, moved in _moving_weights(earlier).items() if not moved]
         still = []
         for name in [name for name, moved in moves.items() if moving and not moved and self._could_move(report, name)]:
-            steps = report.parameters[name].steps + (history[-1].parameters[name].steps if name in stood else 0)
+            steps = report.parameters[name].steps
+            if earlier is not None and name in stood:
+                steps += earlier.parameters[name].steps
             if steps >= self.min_steps_of_all or moving.issuperset(report.setups[name].optimizers):
                 still.append(name)
         for site, names in _by_module(still, moves).items():
@@ -93,9 +96,9 @@ class NeverStepped(Rule):
 
     min_batches: int = 20
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if there are optimizers and gradients, and no steps."""
-        windows = (*history, report)
+        windows = report.windows
         batches = sum(window.batches for window in windows)
         held = {name: setup for name, setup in report.setups.items() if setup.optimizers and setup.trains}
         stepping = {name for window in windows for setup in window.setups.values() if setup.steps for name in setup.optimizers}
@@ -196,13 +199,13 @@ class WeightsGrowing(Rule):
     rise: float = 1.01
     slowing: float = 0.9
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per weight, the one that grew most first."""
-        if len(history) < self.min_windows:
+        if len(report.earlier) < self.min_windows:
             return
-        before = history[-1].setups
+        before = report.earlier[-1].setups
         found: dict[str, tuple[float, float, float]] = {}
-        for name, (earlier, then, now) in _norms(report, history, 2).items():
+        for name, (earlier, then, now) in _norms(report, 2).items():
             setup, rate = report.setups[name], before[name].lr if name in before else None
             steady = setup.lr is not None and rate is not None and setup.lr <= self.rise * rate
             if now > self.factor * then and now / then > self.slowing * then / earlier and steady:
@@ -239,14 +242,14 @@ class GrowthWithoutGain(Rule):
     slowing: float = 0.8
     noise: float = 0.75
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per weight, the one that grew most first."""
-        if len(history) < 3 or report.loss is None or not rises(report.loss, self.noise):
+        if len(report.earlier) < 3 or report.loss is None or not rises(report.loss, self.noise):
             return
         if rising(report.loss.recent[-2 * BLOCK :]) < -1:
             return  # it falls again: other data, or another task, have raised it once
         found: dict[str, float] = {}
-        for name, norms in _norms(report, history, 3).items():
+        for name, norms in _norms(report, 3).items():
             rates = [math.log(later / earlier) for earlier, later in pairwise(norms)]
             if norms[-1] > self.factor * norms[0] and all(now > self.slowing * then > 0 for then, now in pairwise(rates)):
                 found[name] = norms[-1] / norms[0]
@@ -260,7 +263,7 @@ class GrowthWithoutGain(Rule):
             )  # fmt: skip
 
 
-def _norms(report: GradientFlowReport, history: Sequence[GradientFlowReport], windows: int) -> dict[str, list[float]]:
+def _norms(report: GradientFlowReport, windows: int) -> dict[str, list[float]]:
     """The norms of weights over the last so many windows and this one.
 
     Left out are weights that start at or near zero, that have come back from a norm below half of the first window's, or whose norm
@@ -268,7 +271,7 @@ def _norms(report: GradientFlowReport, history: Sequence[GradientFlowReport], wi
     """
     found: dict[str, list[float]] = {}
     for name in [name for name, setup in report.setups.items() if setup.dimensions > 1 and not setup.starts_at_zero]:
-        known = [each.parameters.get(name) for each in (history[0], *history[-windows:], report)]
+        known = [each.parameters.get(name) for each in (report.first, *report.windows[-windows - 1 :])]
         first, *norms = [0.0 if stats is None else stats.weight_norm or 0.0 for stats in known]
         if min(norms) >= first / 2 > 0:
             found[name] = norms

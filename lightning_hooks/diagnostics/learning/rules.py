@@ -136,7 +136,7 @@ class NoProgress(Rule):
     stays: float = 0.5
     long: int = 100
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if the loss makes no progress."""
         learning, loss = report.learning, report.loss
         if learning is None or loss is None or not loss.optimized or report.step < self.min_steps:
@@ -148,7 +148,7 @@ class NoProgress(Rule):
             change, error = loss.change(self.min_steps) or (math.inf, 0.0)
             still = abs(change) + error < self.still and change >= -error  # it does not fall, however slowly
             waits = _warms_up(report) or report.step < self.begun * (report.planned_steps or 0)
-            steps, level = self._at_constant((*history, report))
+            steps, level = self._at_constant(report.windows)
             if still and self.over_constant < constant < 1 + self.still:
                 yield self._found(
                     report, constant, self.over_constant, "info" if waits else "warning",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -42,9 +42,9 @@ class LossPlateau(Rule):
     remains: float = 0.8
     min_steps: int = 200
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport]) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if the loss stands still."""
-        losses = [one.loss for one in (*history[-3:], report) if one.loss is not None and math.isfinite(one.loss.mean)]
+        losses = [one.loss for one in report.windows[-4:] if one.loss is not None and math.isfinite(one.loss.mean)]
         if len(losses) < 4 or sum(loss.count for loss in losses) < self.min_steps or not losses[-1].optimized:
             return
         means, loss = [one.mean for one in losses], losses[-1]
@@ -114,12 +114,12 @@ class LearnedByHeart(Rule):
     worse: float = 1.02
     validations: int = 3
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield a warning if nothing was learned that holds for new samples."""
         loss = report.loss
         if loss is None or not loss.optimized or len(loss.validations) < self.validations:
             return
-        known = [one.loss for earlier in (*history, report) if earlier.loss is not None for one in earlier.loss.validations]
+        known = [one.loss for earlier in report.windows if earlier.loss is not None for one in earlier.loss.validations]
         over = None if report.learning is None else report.learning.over_constant
         guessing = loss.mean / over if over else loss.start  # over that is of a sample of the batches
         last, now = loss.validations[-2:]

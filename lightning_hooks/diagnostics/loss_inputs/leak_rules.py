@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,7 +54,7 @@ class TargetLeak(Rule):
     accuracy: float = 0.98
     windows: int = 4
 
-    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per loss."""
         for site, copies in report.copies.items():
             if copies.targets < self.targets:
@@ -68,7 +68,7 @@ class TargetLeak(Rule):
                     "whose target was not taken out, a window of a series that reaches to its target.",
                 )  # fmt: skip
             accuracy = report.outputs[site].accuracy if site in report.outputs else 0.0
-            early = len(history) < self.windows
+            early = len(report.earlier) < self.windows
             if early and 0 < copies.token_calls == copies.as_tokens and accuracy >= self.accuracy:
                 yield self.alert(
                     report, site, accuracy, self.accuracy, "warning",

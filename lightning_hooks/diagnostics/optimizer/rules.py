@@ -39,9 +39,9 @@ class SecondMomentStale(Rule):
     at_once: float = 0.9
     converged: float = 1e-2
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per optimizer."""
-        limit = self.threshold if history else self.at_once
+        limit = self.threshold if report.earlier else self.at_once
         for name, stats in report.optimizers.items():
             if stats.stale_fraction is None or stats.stale_fraction <= limit or not any(rate > 0 for rate in stats.lr):
                 continue
@@ -82,9 +82,9 @@ class LrZero(Rule):
     initial: float = 0.1
     converged: float = 1e-2
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per optimizer."""
-        planned, first = report.planned_steps, history[0] if history else report
+        planned, first = report.planned_steps, report.first
         for name, stats in report.optimizers.items():
             groups = [group for group in stats.groups if group.lr is not None]
             if not groups:

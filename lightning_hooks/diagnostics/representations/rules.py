@@ -53,35 +53,36 @@ class RepresentationCollapse(Rule):
     batches: int = 3
     rises: float = 1.5
 
-    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert where it begins, per part of the model whose end has collapsed and is so for sure."""
         for part in _parts([site for site in report.sites if site not in report.functions]):
             end, measured = part[-1], [site for site in reversed(part) if site in report.representations]
-            collapsed = list(takewhile(lambda site: self._collapsed(report, site, history), measured))
-            if end in collapsed and self._lasts(report, end, history):
+            collapsed = list(takewhile(lambda site: self._collapsed(report, site), measured))
+            if end in collapsed and self._lasts(report, end):
                 site = collapsed[-1]
                 ratio = report.representations[site].ratio
                 yield self.alert(
                     report, site, ratio, self.threshold, "warning",
                     f"its output is the same for all samples of a batch, and so it stays up to {end}: variance over samples is "
                     f"{ratio:.2g} of that within a sample (limit {self.threshold:.2g}), and was "
-                    f"{self._first(report, site, history):.2g}.",
+                    f"{self._first(report, site):.2g}.",
                     _CAUSES,
                 )  # fmt: skip
 
-    def _collapsed(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> bool:
-        return report.representations[site].ratio <= self.threshold and self._first(report, site, history) >= self.started
+    def _collapsed(self, report: FeatureReport, site: str) -> bool:
+        return report.representations[site].ratio <= self.threshold and self._first(report, site) >= self.started
 
-    def _lasts(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> bool:
+    def _lasts(self, report: FeatureReport, site: str) -> bool:
         """Whether it was so in the report before, and no less, or whether all samples are the same but for roundings."""
         now = report.representations[site]
-        before = history[-1].representations.get(site) if history else None
+        earlier = report.previous()
+        before = None if earlier is None else earlier.representations.get(site)
         surely = now.calls >= self.batches and now.largest_ratio <= self.at_once
         return surely or (before is not None and now.ratio <= self.rises * before.ratio <= self.rises * self.threshold)
 
-    def _first(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> float:
+    def _first(self, report: FeatureReport, site: str) -> float:
         """The largest ratio of any batch so far."""
-        return max(r.representations[site].largest_ratio for r in (*history, report) if site in r.representations)
+        return max(r.representations[site].largest_ratio for r in report.windows if site in r.representations)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -45,12 +45,12 @@ class DeadExperts(Rule):
     min_batches: int = 20
     of_few: int = 40
 
-    def __call__(self, report: RouterReport, history: Sequence[RouterReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: RouterReport) -> Iterator[Alert]:
         """Yield an alert per router with such experts."""
         for site, stats in report.routers.items():
             dead = self._dead(report, site)
             needed = self.min_batches if 2 * len(dead) >= stats.experts else self.of_few
-            if dead and _batches_in_a_row(report, history, partial(self._lasts, site, dead)) >= needed:
+            if dead and _batches_in_a_row(report, partial(self._lasts, site, dead)) >= needed:
                 shown = ", ".join(map(str, sorted(dead)[:8])) + (", …" if len(dead) > 8 else "")
                 share = len(dead) / stats.experts
                 yield self.alert(
@@ -99,10 +99,10 @@ class RouterCollapse(Rule):
     least_codes: int = 16
     min_batches: int = 20
 
-    def __call__(self, report: RouterReport, history: Sequence[RouterReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: RouterReport) -> Iterator[Alert]:
         """Yield a warning per router and quantiser that has collapsed."""
         for site in (*report.routers, *report.codebooks):
-            if _batches_in_a_row(report, history, partial(self._has_collapsed, site)) >= self.min_batches:
+            if _batches_in_a_row(report, partial(self._has_collapsed, site)) >= self.min_batches:
                 yield self._of_router(report, site) if site in report.routers else self._of_book(report, site)
 
     def _has_collapsed(self, site: str, window: RouterReport) -> bool:
@@ -151,9 +151,9 @@ def _experts_in_effect(stats: RouterStats) -> float:
     return float(stats.experts**stats.balance)
 
 
-def _batches_in_a_row(report: RouterReport, history: Sequence[RouterReport], holds: Callable[[RouterReport], bool]) -> int:
+def _batches_in_a_row(report: RouterReport, holds: Callable[[RouterReport], bool]) -> int:
     """The training batches of the last windows in a row in which something holds."""
-    return sum(window.batches for window in takewhile(holds, (report, *reversed(history))))
+    return sum(window.batches for window in takewhile(holds, reversed(report.windows)))
 
 
 def _is_judged(stats: RouterStats, min_choices: int) -> bool:

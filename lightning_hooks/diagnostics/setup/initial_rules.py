@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -201,10 +201,12 @@ class FirstLossFar(Rule):
 
     factor: float = 1000.0
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert in training's first window."""
         loss, over = report.loss, None if report.learning is None else report.learning.over_constant
-        if history or report.epoch or loss is None or over is None or not (loss.optimized and report.loss_sign and loss.mean > 0):
+        if report.earlier or report.epoch or loss is None or over is None:
+            return
+        if not (loss.optimized and report.loss_sign and loss.mean > 0):
             return
         ratio = over * loss.start / loss.mean
         if ratio > self.factor:

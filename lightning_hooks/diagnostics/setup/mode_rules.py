@@ -40,7 +40,7 @@ class EvalMode(Rule):
     excuses: ClassVar[tuple[Excuse, ...]] = (
         Excuse(
             "thawed", "in an earlier window it was frozen in eval mode, and its norms stay as they were then",
-            lambda _, alert, __, history: any(_rested(earlier, alert.site) for earlier in history),
+            lambda _, alert, report: any(_rested(earlier, alert.site) for earlier in report.earlier),
         ),
     )  # fmt: skip
 

@@ -1,0 +1,64 @@
+"""A window: reports of all monitors, each of which knows those of earlier windows while rules read it."""
+
+import copy
+import math
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from lightning_hooks.alerts import AttentionReport, ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.declare.window import Window
+from lightning_hooks.diagnostics.loss.report import LossReport
+from tests.support.made_reports import alert, features, flow, layer_names
+
+NAMES = layer_names(3)
+
+
+def test_a_report_knows_those_of_earlier_windows() -> None:
+    now = FeatureReport(9, 90, {})
+    assert (now.first, now.previous(), now.earlier, now.windows) == (now, None, (), (now,))
+    then = [FeatureReport(epoch, epoch * 10, {}) for epoch in (0, 7, 8)]
+    with_past = now.after(then)
+    assert with_past == now
+    assert with_past.first is then[0]
+    assert [with_past.previous(), with_past.previous(2), with_past.previous(3)] == then[::-1]
+    assert with_past.previous(4) is with_past.previous(0) is None
+    assert with_past.windows == (*then, with_past)
+
+
+@pytest.mark.parametrize("kept", [copy.deepcopy, lambda report: pickle.loads(pickle.dumps(report)), replace], ids=["copied", "pickled", "replaced"])
+def test_what_is_kept_of_a_report_does_not_hold_its_past(kept) -> None:
+    """Else each report would keep all before it alive."""
+    with_past = features(3, NAMES).after([features(2, NAMES)])
+    assert kept(with_past).earlier == ()
+    assert "earlier" not in repr(with_past)
+    assert with_past.to_dict() == features(3, NAMES).to_dict()
+
+
+def test_a_window_holds_one_report_of_each_monitor() -> None:
+    outputs, gradients = features(1, NAMES, alerts=(alert("dead", NAMES[0], 1, "warning"),)), flow(1, NAMES)
+    window = Window([outputs, gradients])
+    assert window.report(FeatureReport) is outputs
+    assert window.report(GradientFlowReport) is gradients
+    assert window.report(AttentionReport) is None
+    assert [found.name for found in window.alerts] == [f"dead at {NAMES[0]}"]
+    other = window.with_alerts([(), (alert("zero", NAMES[1], 1, "info"),)])
+    assert [found.kind for found in other.alerts] == ["zero"]
+    assert [found.kind for found in window.alerts] == ["dead"]
+    with pytest.raises(ValueError, match="shorter"):
+        window.with_alerts([()])
+
+
+def test_places_are_those_of_the_report_that_knows_most_modules() -> None:
+    some = FeatureReport(0, 1, {}, order=("a", "b"))
+    more = GradientFlowReport(0, 1, dict.fromkeys("cba"), {}, 1.0, order=("c", "b", "a"))  # type: ignore[arg-type]
+    assert Window([some, more]).places == {"a": 0, "b": 1, "c": 2}
+    assert Window().places == {}
+
+
+def test_the_loss_is_that_of_the_report_that_has_one() -> None:
+    without, broken = flow(0, NAMES), replace(flow(0, NAMES), loss=LossReport(1, math.nan, 0.0, 0.0, 0.0, 0.0))
+    known = replace(flow(0, NAMES), loss=LossReport(2, 0.5, 0.1, 0.4, 0.6, 0.5))
+    assert Window([ClipReport(0, 1, {}), without, broken, known]).loss == 0.5
+    assert Window([features(0, NAMES), without, broken]).loss is None
