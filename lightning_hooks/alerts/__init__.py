@@ -1,11 +1,9 @@
 """Reports, the rules that read them, and the alerts that come out."""
 
 from lightning_hooks.alerts.defaults import ALERT_KINDS, FILES, RULES
-from lightning_hooks.alerts.observers import AlertObservers
-from lightning_hooks.declare.alert import Alert, AlertError
+from lightning_hooks.declare.alert import Alert, AlertError, AlertObservers
 from lightning_hooks.declare.book import AlertBook
-from lightning_hooks.declare.excuses import Excuse
-from lightning_hooks.declare.rule import Rule
+from lightning_hooks.declare.rule import Excuse, Rule
 from lightning_hooks.declare.rulebook import Mute, RuleBook
 from lightning_hooks.diagnostics.attention.rules import *
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats, HeadStats

@@ -17,11 +17,9 @@ from typing import NamedTuple
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook, Occurrence
-from lightning_hooks.declare.kinds import KINDS, STEP, Link, Node, gravity, kind_of
-from lightning_hooks.declare.links import always, in_a_row
-from lightning_hooks.declare.report import Report, batch_of
+from lightning_hooks.declare.kinds import KINDS, STEP, Link, Node, always, gravity, in_a_row, kind_of
 from lightning_hooks.declare.site_names import place_of
-from lightning_hooks.declare.window import Window
+from lightning_hooks.declare.window import Report, Window, batch_of
 
 MOST_CONSEQUENCES = 200
 """Consequences of one problem of earlier windows, of which further consequences are looked for."""

@@ -12,10 +12,9 @@ from typing import Any
 from lightning_hooks.alerts.causes import links
 from lightning_hooks.alerts.defaults import RULES
 from lightning_hooks.alerts.harm import SOFT
-from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.records import record_of
-from lightning_hooks.declare.rule import Rule
+from lightning_hooks.declare.rule import Excuse, Rule
 
 _OF_EVERY_RULE = {field.name for field in dataclasses.fields(Rule)}
 

@@ -7,8 +7,8 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.excuses import Excuse, lowered
 from lightning_hooks.declare.records import PRECISE
+from lightning_hooks.declare.rule import Excuse, lowered
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.learning.effect import Effects
 from lightning_hooks.diagnostics.reports import GradientFlowReport

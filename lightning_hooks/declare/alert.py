@@ -1,20 +1,19 @@
-"""The alert: which site has which problem, since when, its consequences, and what to try."""
+"""The alert: which site has which problem, since when, its consequences, and what to try; and who is called with each."""
 
 from __future__ import annotations
 
 import dataclasses
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2s
 from typing import Any
 
-from lightning_hooks.declare.hypothesis import Cause
+from lightning_hooks.declare.hypothesis import Cause, Remedy
 from lightning_hooks.declare.kinds import Severity, inside_a_sentence, kind_of
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.declare.records import Record, record_of
-from lightning_hooks.declare.remedy import Remedy
 from lightning_hooks.declare.site_names import readable
 
 MOST_SAMPLES = 8
@@ -183,3 +182,56 @@ class AlertError(RuntimeError):
     def __init__(self, alerts: Sequence[Alert]) -> None:
         self.alerts = tuple(alerts)
         super().__init__("\n".join(str(alert) for alert in self.alerts))
+
+
+Observer = Callable[[Alert], object]
+
+
+class AlertObservers:
+    """Functions that are called with each alert, in the order in which they subscribed.
+
+    An error of one affects neither the others nor training: it goes to ``on_fault``.
+
+    Example:
+        >>> from lightning_hooks.alerts import Alert, AlertObservers
+        >>> observers, seen = AlertObservers(), []
+        >>> observers.subscribe(lambda alert: seen.append(alert.name))
+        >>> observers.notify(Alert("dead", "relu", 1.0, 0.5, 0, 9, "critical", "…"), on_fault=print)
+        >>> seen
+        ['dead at relu']
+    """
+
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
+
+    def subscribe(self, observer: Observer) -> None:
+        """Call ``observer`` with every alert from now on; a second subscription changes nothing.
+
+        Raises:
+            TypeError: If it cannot be called.
+        """
+        if not callable(observer):
+            raise TypeError(f"An observer is a function of an Alert; got {observer!r}.")
+        if observer not in self._observers:
+            self._observers.append(observer)
+
+    def unsubscribe(self, observer: Observer) -> None:
+        """Call ``observer`` no more.
+
+        Raises:
+            ValueError: If it is not subscribed.
+        """
+        if observer not in self._observers:
+            raise ValueError(f"{observer!r} is not subscribed; the subscribers are {self._observers!r}.")
+        self._observers.remove(observer)
+
+    def notify(self, alert: Alert, on_fault: Callable[[Observer, Exception], None]) -> None:
+        """Call all of them, in order."""
+        for observer in list(self._observers):
+            try:
+                observer(alert)
+            except Exception as error:  # noqa: BLE001  an error of a subscriber must not end training
+                on_fault(observer, error)
+
+    def __len__(self) -> int:
+        return len(self._observers)

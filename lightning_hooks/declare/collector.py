@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.step import EarlierOptimizers, Step
+from lightning_hooks.declare.window import Report
 from lightning_hooks.statistics.histograms import Histogram, HistogramTable
 from lightning_hooks.statistics.reduction import added, largest
 from lightning_hooks.statistics.tables import HostNumbers, PackedTable, Tables

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.excuses import excused
 from lightning_hooks.declare.kinds import KINDS, SEVERITIES
-from lightning_hooks.declare.rule import Judges, Rule, check_patterns, matches
+from lightning_hooks.declare.rule import Judges, Rule, check_patterns, excused, matches
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,15 +1,96 @@
-"""One window of a run: what all monitors report of the same training batches."""
+"""A window: what each monitor reports of it, and what all of them report together."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+from typing_extensions import Self
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.report import Report
+from lightning_hooks.declare.kinds import STEP
+from lightning_hooks.declare.plain import PlainReport
+
+Moment = tuple[int, float | None, int]
+"""FORWARD, BACKWARD or STEP; of what is not finite, the batch at which it first was not, None where that is the alert's own; every
+how many batches its site is sampled."""
+
+
+class ReportWithPast(PlainReport):
+    """A report that knows those of earlier windows, while rules read it; what is kept and written of it does not."""
+
+    __slots__ = ("_earlier",)
+
+    @property
+    def earlier(self) -> tuple[Self, ...]:
+        """The reports of earlier windows, oldest first: that of the training's first window, and the last few."""
+        return getattr(self, "_earlier", ())
+
+    @property
+    def windows(self) -> tuple[Self, ...]:
+        """The earlier reports, and this one."""
+        return (*self.earlier, self)
+
+    @property
+    def first(self) -> Self:
+        """The report of the training's first window; this one where it is that."""
+        return self.windows[0]
+
+    def previous(self, n: int = 1) -> Self | None:
+        """The report ``n`` windows before this one; None where it is not kept."""
+        return self.earlier[-n] if 1 <= n <= len(self.earlier) else None
+
+    def after(self, earlier: Sequence[Self]) -> Self:
+        """This report with those of earlier windows, oldest first."""
+        report = replace(self)  # type: ignore[type-var]  # each report is a dataclass
+        object.__setattr__(report, "_earlier", tuple(earlier))
+        return report
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(ReportWithPast):
+    """What a monitor reports, once per window.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        step: The trainer's ``global_step`` at the end of the window.
+        alerts: What the rules found, root causes first.
+        overhead: What the monitor added to the training batches, as a share of their time without it (0.01 is 1 %), on this rank;
+            None where it is not known.
+        every_n_steps: The sampling in force at the end of the window.
+        window: The window of the epoch, from 0, where windows are shorter than epochs; None for the report of a whole epoch.
+    """
+
+    subject: ClassVar[str] = "Output"
+    """What its statistics are of, in titles."""
+
+    epoch: int
+    step: int
+    _: KW_ONLY
+    alerts: tuple[Alert, ...] = ()
+    overhead: float | None = field(default=None, compare=False, repr=False)
+    every_n_steps: int = 1
+    window: int | None = None
+
+    def moment_of(self, alert: Alert) -> Moment:
+        """When in a training batch what an alert is about happens."""
+        return STEP, None, 1
+
+    @property
+    def forward_order(self) -> list[str]:
+        """The modules in the order of the forward pass, as far as the report knows it."""
+        return []
+
+
+def batch_of(stats: Any) -> float:
+    """The batch at which statistics first were not finite; infinite without any."""
+    batch = getattr(stats, "first_nonfinite_batch", None)
+    return math.inf if batch is None else float(batch)
+
 
 R = TypeVar("R", bound=Report)
 

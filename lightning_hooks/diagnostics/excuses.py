@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lightning_hooks.declare.excuses import Excuse
+from lightning_hooks.declare.rule import Excuse
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 _SCALE_FREE = re.compile(r"ada|rmsprop|rprop|lion|lamb|novograd|muon|prodigy|shampoo|soap|sophia|adopt", re.IGNORECASE)

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.report import Report
+from lightning_hooks.declare.window import Report
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.quantization import ActivationRange, RangeTable
 from lightning_hooks.statistics.tables import Tables

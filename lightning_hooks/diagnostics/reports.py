@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import BACKWARD, FORWARD, STEP
-from lightning_hooks.declare.report import Moment, Report, batch_of
+from lightning_hooks.declare.window import Moment, Report, batch_of
 from lightning_hooks.diagnostics.batches.inputs import FeatureScales
 from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
 from lightning_hooks.diagnostics.features.stats import FeatureStats

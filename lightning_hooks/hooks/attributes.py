@@ -1,4 +1,4 @@
-"""Reading the attributes of other people's objects without running their code.
+"""Attributes of other people's objects: read without running their code, and exchanged for a while.
 
 ``getattr`` may call a property, a descriptor or ``__getattr__``. The weight of a parametrised layer is one: each read computes it,
 which advances a spectral norm's power iteration, or draws random numbers where the parametrisation adds noise.
@@ -6,7 +6,7 @@ which advances a spectral norm's power iteration, or draws random numbers where 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType, MemberDescriptorType
 from typing import Any
 
@@ -90,3 +90,26 @@ def _in_slot(slot: Any, holder: object, default: Any) -> Any:
         return slot.__get__(holder)
     except AttributeError:  # nothing was assigned yet
         return default
+
+
+def exchange(holder: object, **values: Any) -> Callable[[], None]:
+    """Set attributes of an object in its dictionary, where no ``__setattr__`` sees it; return what puts back those before.
+
+    An attribute that somebody else has exchanged since then stays: what they put there calls ours, or does without it.
+
+    Args:
+        holder: Any object with a dictionary.
+        **values: The attributes by name.
+    """
+    own = vars(holder)
+    before = {name: own[name] for name in values if name in own}
+    own.update(values)
+
+    def put_back() -> None:
+        for name in [name for name, value in values.items() if own.get(name) is value]:
+            if name in before:
+                own[name] = before[name]
+            else:
+                del own[name]
+
+    return put_back

@@ -15,8 +15,7 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER
-from lightning_hooks.hooks.attributes import stored
-from lightning_hooks.hooks.exchange import exchange
+from lightning_hooks.hooks.attributes import exchange, stored
 from lightning_hooks.hosts.host import GradientChanges, Scheduled
 from lightning_hooks.hosts.loop_setup import replicated
 from lightning_hooks.statistics.weight_sample import is_distributed

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import HookManager, Listener
-from lightning_hooks.hooks.exchange import exchange
+from lightning_hooks.hooks.attributes import exchange
 from lightning_hooks.hooks.listener import all_closed
 from lightning_hooks.hooks.modes import insert_mode, lowest_place, outside_modes, remove_mode
 from lightning_hooks.hosts.plain import PlainHost

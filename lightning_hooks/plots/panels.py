@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_hooks.declare.report import Report
+from lightning_hooks.declare.window import Report
 from lightning_hooks.plots.canvas import (
     BLUE,
     GREY,

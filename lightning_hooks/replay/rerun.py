@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.hooks.exchange import exchange
+from lightning_hooks.hooks.attributes import exchange
 from lightning_hooks.hooks.listener import all_closed
 from lightning_hooks.replay.generators import Generators, set_generators
 from lightning_hooks.replay.state import ModelSnapshot, NotRestoredError

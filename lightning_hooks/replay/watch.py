@@ -21,12 +21,11 @@ from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame, blame, describe_inputs
-from lightning_hooks.replay.buffers import ChangedBuffers
 from lightning_hooks.replay.capsule import CapsuleMoment, CapsuleWriter
 from lightning_hooks.replay.generators import GeneratorWatch
 from lightning_hooks.replay.rerun import StepRerun, shallow
 from lightning_hooks.replay.results import ReplayResults
-from lightning_hooks.replay.ring import Ring, StepEvidence
+from lightning_hooks.replay.ring import ChangedBuffers, Ring, StepEvidence
 from lightning_hooks.replay.rows import rows_of
 from lightning_hooks.statistics.host_copies import number
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_hooks.declare.plain import from_plain
-from lightning_hooks.declare.report import Report
+from lightning_hooks.declare.window import Report
 
 MOST = 1_000_000
 """Names in a list; what is longer is damaged."""

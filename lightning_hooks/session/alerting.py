@@ -9,9 +9,9 @@ from typing import Any
 
 from lightning_hooks.alerts import Alert, AlertBook, AlertObservers, Rule, RuleBook
 from lightning_hooks.declare.plain import from_plain
-from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.rulebook import Candidate
 from lightning_hooks.declare.warn import warn
+from lightning_hooks.declare.window import Report
 from lightning_hooks.trackers import some
 
 HISTORY = 4

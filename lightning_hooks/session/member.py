@@ -25,8 +25,7 @@ from lightning_hooks.session.history import History
 from lightning_hooks.session.logged import MemberLog
 from lightning_hooks.session.member_context import OpenSession, compiled_before, new_context, step_observer
 from lightning_hooks.session.optimizer_state import StepObserver
-from lightning_hooks.session.overhead import BatchTime
-from lightning_hooks.session.sampling import Sampling
+from lightning_hooks.session.sampling import BatchTime, Sampling
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.windows import Windows, load_window, merged, save_window, window_length

@@ -16,8 +16,7 @@ from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.logged import MemberLog
 from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.optimizer_state import StepObserver
-from lightning_hooks.session.overhead import Overhead
-from lightning_hooks.session.sampling import Sampling
+from lightning_hooks.session.sampling import Overhead, Sampling
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.step_probe import StepProbe
 

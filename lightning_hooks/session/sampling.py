@@ -1,15 +1,168 @@
-"""Which batches one member samples."""
+"""Which batches one member samples, and what that costs: the stride, or one chosen by the measured overhead."""
 
 from __future__ import annotations
 
+import math
+import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import Gate, Meter
-from lightning_hooks.session.overhead import PROBES, BatchTime, Overhead, stride_within
+
+PROBES = 2
+"""Sampled batches after the first (which warms up) from which the first stride is found."""
+
+
+KEPT = 1000
+"""Batches of an epoch, sampled ones and others each, whose times are kept: what it costs is the medians of them."""
+
+
+BatchTime = tuple[Any, Any]
+"""When a training batch started, and when it ended: seconds, or events."""
+
+
+class BatchClock:
+    """Times each training batch, once for all members: by the host's clock, or on CUDA by events on the device's stream.
+
+    Args:
+        device: Where training runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._now = _event if device.type == "cuda" else time.perf_counter
+        self._begin: Any = None
+
+    def start(self) -> None:
+        """A training batch starts."""
+        self._begin = self._now()
+
+    def stop(self) -> BatchTime | None:
+        """A training batch ends; return its times, None where none had started."""
+        begin, self._begin = self._begin, None
+        return None if begin is None else (begin, self._now())
+
+
+class Overhead:
+    """Measures a monitor's share of the time that training batches take. No host sync.
+
+    On the CPU the time inside its hooks is summed. On an accelerator, where a hook returns before its kernels ran, and under
+    ``torch.compile``, where hooks are part of the graph, sampled batches are compared with the others: their median durations, by
+    events on the device's stream, which are looked at only once they have happened.
+
+    Args:
+        device: Where training runs.
+        inside: Whether time inside the hooks can be measured: on the CPU, not compiled.
+        thins: Whether the monitor does less at a step that is not sampled.
+    """
+
+    def __init__(self, device: torch.device, inside: bool, thins: bool = True) -> None:
+        self._thins = thins
+        self._cuda = device.type == "cuda"
+        self._inside = inside and device.type == "cpu"
+        self.meter = Meter() if self._inside else None  # what hooks take in the batch under way
+        self._pending: list[tuple[bool, Any, Any]] = []
+        self.epochs = 0
+        self._last: tuple[float, float, float] | None = None
+        self._begin_epoch()
+
+    def epoch_ends(self) -> None:
+        """Start a new epoch, of which nothing is known; until it is, :meth:`costs` are those of the one before."""
+        self._last = self.costs()
+        self.epochs += 1
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self.sampled: list[float] = []  # seconds each batch took
+        self.others: list[float] = []
+        self.own_sampled: list[float] = []  # of these, inside hooks
+        self.own_others: list[float] = []
+        self._pending.clear()
+        self.batches = self.sampled_batches = 0
+
+    def batch_ends(self, sampled: bool, taken: BatchTime) -> None:
+        """A training batch ends.
+
+        Args:
+            sampled: Whether it was sampled.
+            taken: Its times.
+        """
+        self.batches += 1
+        self.sampled_batches += sampled
+        if len(self.sampled if sampled else self.others) >= KEPT:
+            return
+        if self._cuda:
+            self._pending.append((sampled, *taken))
+            while self._pending and self._pending[0][2].query():
+                was_sampled, begin, end = self._pending.pop(0)
+                (self.sampled if was_sampled else self.others).append(begin.elapsed_time(end) / 1e3)
+        else:
+            (self.sampled if sampled else self.others).append(taken[1] - taken[0])
+            if self.meter is not None:
+                (self.own_sampled if sampled else self.own_others).append(self.meter.seconds)
+
+    def costs(self) -> tuple[float, float, float] | None:
+        """Seconds of a batch without the monitor, what it adds to every batch, and what it adds to a sampled one on top.
+
+        None while it is not known: there must be a sampled batch, and where batches are compared several, and others too.
+        """
+        return self._costs() or self._last
+
+    def _costs(self) -> tuple[float, float, float] | None:
+        if self._inside:
+            # The first sampled batch of a fit warms up and is left out where there are more.
+            own, taken = (self.own_sampled[1:] or self.own_sampled), (self.sampled[1:] or self.sampled)
+            if not taken:
+                return None
+            always = statistics.median(self.own_others) if self.own_others else 0.0
+            plain = [a - b for a, b in zip(self.others, self.own_others, strict=True)] or [
+                a - b for a, b in zip(taken, own, strict=True)
+            ]
+            if not self._thins:
+                return statistics.median(plain), statistics.median(own), 0.0
+            return statistics.median(plain), always, max(statistics.median(own) - always, 0.0)
+        if len(self.sampled) < 2 or not self.others:
+            return None
+        plain_seconds = statistics.median(self.others)
+        return plain_seconds, 0.0, max(statistics.median(self.sampled[1:]) - plain_seconds, 0.0)
+
+    def share(self) -> float | None:
+        """What the monitor added to the epoch's training batches, as a share of their time without it."""
+        costs = self._costs()
+        if costs is None or costs[0] <= 0:
+            return None
+        plain, always, more = costs
+        return (always * self.batches + more * self.sampled_batches) / (plain * self.batches)
+
+
+def _event() -> Any:
+    """The moment that the device's stream gets to, behind what is queued."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def stride_within(budget: float, costs: list[tuple[float, float, float]], at_least: int) -> int | None:
+    """Every how many steps to sample so that several monitors together stay within a share of the step's time.
+
+    Args:
+        budget: The share, as 0.01 for one in a hundred.
+        costs: What :meth:`Overhead.costs` says of each.
+        at_least: The smallest stride that is wanted.
+
+    Returns:
+        The stride; None where what they add to every batch is over the budget already.
+    """
+    plain = statistics.median([cost[0] for cost in costs])
+    left = budget * plain - sum(cost[1] for cost in costs)
+    more = sum(cost[2] for cost in costs)
+    if left <= 0:
+        return None
+    return max(at_least, math.ceil(more / left))
 
 
 class Sampling:

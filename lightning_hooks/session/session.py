@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -14,20 +14,60 @@ from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import SkippedCalls
 from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hosts.host import Host
-from lightning_hooks.session.batch_events import CollectorEvents
 from lightning_hooks.session.closing import ending, print_summaries, verdict_of
 from lightning_hooks.session.evidence import SessionEvidence
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
-from lightning_hooks.session.overhead import BatchClock, Overhead
 from lightning_hooks.session.run_alerts import RunAlerts
 from lightning_hooks.session.run_record import open_record
+from lightning_hooks.session.sampling import BatchClock, Overhead
 from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.terminal import Terminal
 from lightning_hooks.session.tracker_sink import TrackerSink
 from lightning_hooks.session.windows import check_ranks_agree, merged
+
+
+class CollectorEvents:
+    """Calls the methods of collectors at each event, but those that do nothing.
+
+    Args:
+        members: Whose collectors.
+    """
+
+    def __init__(self, members: Sequence[Member] = ()) -> None:
+        def of(event: str) -> list[Callable[..., None]]:
+            return [getattr(member.live, event) for member in members if member.live.follows(event)]
+
+        self._starts, self._ends = of("batch_start"), of("batch_end")
+        self._before_backward, self._after_backward = of("before_backward"), of("after_backward")
+        self._paused = [member.gate for member in members if not member.live.records_recomputation]
+
+    def batch_start(self, batch: Any) -> None:
+        """A training batch starts."""
+        for start in self._starts:
+            start(batch)
+
+    def pause(self) -> None:
+        """Backward starts: what fires now is recomputation."""
+        for gate in self._paused:
+            gate.pause()
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Backward starts."""
+        for start in self._before_backward:
+            start(loss)
+
+    def after_backward(self) -> None:
+        """Backward is done."""
+        for end in self._after_backward:
+            end()
+
+    def batch_end(self, outputs: Any) -> None:
+        """A training batch ends; with what ``training_step`` returned."""
+        for end in self._ends:
+            end(outputs)
 
 
 def merging_times(member: Member) -> dict[str, int | None]:

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_hooks.alerts import RULES, Alert, FeatureReport, Missing, ParameterSetup, Rule, Zero
 from lightning_hooks.alerts.explain import excuses_of, explain
-from lightning_hooks.declare.excuses import Excuse, excused
+from lightning_hooks.declare.rule import Excuse, excused
 from tests.support.judged import judged
 
 EXCUSES = {excuse.name: excuse for rules in RULES.values() for rule in rules for excuse in rule.excuses}

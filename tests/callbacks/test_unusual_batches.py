@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import GradientClipMonitor, GradientFlowMonitor, TrainingMonitor
-from lightning_hooks.diagnostics.loss import largest, table
+from lightning_hooks.diagnostics import unusual
+from lightning_hooks.diagnostics.loss import table
 from lightning_hooks.diagnostics.unusual import MOST_SAMPLES, LargestBatches, UnusualBatch
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.health import health_of
@@ -152,4 +153,4 @@ def test_equal_values_are_in_order_and_many_samples_are_cut() -> None:
 
 
 def test_as_many_steps_are_remembered_as_losses() -> None:
-    assert largest.SLOTS == table.SLOTS
+    assert unusual.SLOTS == table.SLOTS

@@ -27,7 +27,9 @@ def test_a_report_knows_those_of_earlier_windows() -> None:
     assert with_past.windows == (*then, with_past)
 
 
-@pytest.mark.parametrize("kept", [copy.deepcopy, lambda report: pickle.loads(pickle.dumps(report)), replace], ids=["copied", "pickled", "replaced"])
+@pytest.mark.parametrize(
+    "kept", [copy.deepcopy, lambda report: pickle.loads(pickle.dumps(report)), replace], ids=["copied", "pickled", "replaced"]
+)
 def test_what_is_kept_of_a_report_does_not_hold_its_past(kept) -> None:
     """Else each report would keep all before it alive."""
     with_past = features(3, NAMES).after([features(2, NAMES)])

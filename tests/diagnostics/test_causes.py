@@ -23,10 +23,9 @@ from lightning_hooks.alerts import (
 )
 from lightning_hooks.alerts.explain import explain
 from lightning_hooks.clipping.stats import ClipStats
-from lightning_hooks.declare.hypothesis import Cause, Hypothesis, ranked
+from lightning_hooks.declare.hypothesis import OPS, Cause, Hypothesis, Remedy, ranked
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.plain import from_plain
-from lightning_hooks.declare.remedy import OPS, Remedy
 from lightning_hooks.diagnostics.causes import code, rates, weights
 from lightning_hooks.diagnostics.causes.facts import BadStep, TensorFacts
 from lightning_hooks.diagnostics.causes.facts import Facts as AllFacts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_hooks.hooks.exchange import exchange
+from lightning_hooks.hooks.attributes import exchange
 
 
 class Loop:

@@ -14,8 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from lightning_hooks.alerts import ALERT_KINDS, Alert
-from lightning_hooks.declare.hypothesis import Cause
-from lightning_hooks.declare.remedy import Remedy
+from lightning_hooks.declare.hypothesis import Cause, Remedy
 from lightning_hooks.diagnostics.features.table_ids import MissedRow
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.health import MOST_ALERTS, MOST_SITES, Health, MonitorScope, health_of

@@ -13,9 +13,9 @@ from typing_extensions import override
 from lightning_hooks.declare.collector import Collector, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallSites, FunctionalCall
-from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.warn import warn
+from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.attention.heads import is_half, product_heads, written_out_heads
 from lightning_hooks.diagnostics.attention.next_tokens import NextTokens
 from lightning_hooks.diagnostics.attention.table import (

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
-from lightning_hooks.declare.kinds import Kind, Node, Severity
-from lightning_hooks.declare.links import not_later
-from lightning_hooks.declare.remedy import Remedy
+from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
+from lightning_hooks.declare.kinds import Kind, Node, Severity, not_later
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
 from lightning_hooks.diagnostics.causes.facts import Facts

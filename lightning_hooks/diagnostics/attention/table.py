@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.declare.report import Report
+from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.attention.heads import Head
 from lightning_hooks.hooks.attributes import stored_count
 from lightning_hooks.statistics.columns import Columns, RowTable

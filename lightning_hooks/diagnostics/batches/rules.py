@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.links import always, downstream, from_first
+from lightning_hooks.declare.kinds import Kind, always, downstream, from_first
 from lightning_hooks.declare.rule import Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import LABELS_LOST, SAME_BATCHES
 from lightning_hooks.diagnostics.causes.data import large_inputs, placeholder

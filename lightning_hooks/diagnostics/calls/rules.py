@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.links import downstream
+from lightning_hooks.declare.kinds import Kind, downstream
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import DROPS_IN_EVAL, NOT_CAST, WRONG_DIMENSION
 from lightning_hooks.diagnostics.reports import FeatureReport

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import Cause, CauseEvidence, Hypothesis, Judgement, hypothesis
-from lightning_hooks.declare.remedy import Remedy
+from lightning_hooks.declare.hypothesis import Cause, CauseEvidence, Hypothesis, Judgement, Remedy, hypothesis
 from lightning_hooks.diagnostics.causes.data import large_inputs
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import SOON, rate_too_high

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
-from lightning_hooks.declare.remedy import Remedy
+from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import SOON, rounded
 from lightning_hooks.diagnostics.causes.weights import in_code

@@ -7,8 +7,7 @@ import statistics
 from typing import NamedTuple
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
-from lightning_hooks.declare.remedy import Remedy, Setting
+from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, Setting, hypothesis
 from lightning_hooks.diagnostics.causes.facts import Facts, Rate
 from lightning_hooks.diagnostics.excuses import is_scale_free
 from lightning_hooks.diagnostics.setup.parameters import L2

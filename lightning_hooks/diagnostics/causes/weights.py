@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
-from lightning_hooks.declare.remedy import Remedy
+from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
 from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
 from lightning_hooks.diagnostics.causes.rates import SOON, clip_at, rounded
 

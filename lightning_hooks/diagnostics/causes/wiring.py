@@ -6,8 +6,7 @@ import math
 import statistics
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
-from lightning_hooks.declare.remedy import Remedy
+from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import SOON, usual
 from lightning_hooks.diagnostics.causes.weights import in_code

@@ -18,11 +18,10 @@ from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, ClipColumn
 from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn
 from lightning_hooks.declare.collector import Collector, LoggedStatistics
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale
 from lightning_hooks.declare.warn import warn
-from lightning_hooks.diagnostics.clipping_events.largest import LargestSteps, found_in
-from lightning_hooks.diagnostics.clipping_events.report import ClipReport, clip_history
+from lightning_hooks.declare.window import Report
+from lightning_hooks.diagnostics.clipping_events.report import ClipReport, LargestSteps, clip_history, found_in
 from lightning_hooks.diagnostics.unusual import LargestBatches
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.tensors import as_real, plain_values

@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from lightning_hooks.declare.collector import Collector, LoggedStatistics
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
+from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.batches.inputs import InputTable, ScaleTable
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, OutputParts
 from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureTable

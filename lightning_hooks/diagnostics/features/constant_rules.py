@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.excuses import Excuse
-from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.links import downstream_of_whole, forward, from_first
-from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
+from lightning_hooks.declare.kinds import Kind, downstream_of_whole, forward, from_first
+from lightning_hooks.declare.rule import Excuse, Judges, Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import softmax_of_one
 from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, tiny_inputs
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE

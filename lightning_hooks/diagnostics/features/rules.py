@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, Node, Severity
-from lightning_hooks.declare.links import downstream, downstream_of_whole, forward, from_first
+from lightning_hooks.declare.kinds import Kind, Node, Severity, downstream, downstream_of_whole, forward, from_first
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import softmax_of_one
 from lightning_hooks.diagnostics.causes.data import large_inputs

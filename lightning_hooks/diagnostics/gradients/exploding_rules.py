@@ -10,10 +10,8 @@ from itertools import accumulate, pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.excuses import Excuse
-from lightning_hooks.declare.kinds import Kind, Severity
-from lightning_hooks.declare.links import backward, from_first, upstream
-from lightning_hooks.declare.rule import Rule
+from lightning_hooks.declare.kinds import Kind, Severity, backward, from_first, upstream
+from lightning_hooks.declare.rule import Excuse, Rule
 from lightning_hooks.diagnostics.causes.code import bad_batch
 from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, large_targets, placeholder
 from lightning_hooks.diagnostics.causes.rates import LARGE_STEP

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.excuses import Excuse
-from lightning_hooks.declare.kinds import Kind, Node
-from lightning_hooks.declare.links import always, from_first, of_whole
-from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.declare.kinds import Kind, Node, always, from_first, of_whole
+from lightning_hooks.declare.rule import Excuse, Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import bad_batch, written_back
 from lightning_hooks.diagnostics.causes.rates import LARGE_STEP, SMALL_STEPS, STEP_SIZE
 from lightning_hooks.diagnostics.causes.wiring import cut_gradients, idle_step

@@ -10,10 +10,8 @@ from itertools import accumulate
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.excuses import Excuse
-from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.links import backward, from_first, in_a_row, of_whole, upstream
-from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.declare.kinds import Kind, backward, from_first, in_a_row, of_whole, upstream
+from lightning_hooks.declare.rule import Excuse, Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import activation_before_loss, fact
 from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inputs
 from lightning_hooks.diagnostics.causes.rates import group_too_fast

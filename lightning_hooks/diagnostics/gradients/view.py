@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from lightning_hooks.declare.collector import Collector, LoggedStatistics
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
+from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
 from lightning_hooks.diagnostics.learning.report import PARAMETER_STATS as LEARNING_PARAMETER_STATS
 from lightning_hooks.diagnostics.learning.report import learning_scalars

@@ -9,10 +9,8 @@ from itertools import pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.excuses import Excuse
-from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.links import always
-from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.declare.kinds import Kind, always
+from lightning_hooks.declare.rule import Excuse, Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import half_weights, written_back, wrong_sign
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low, wrong_schedule
 from lightning_hooks.diagnostics.causes.wiring import another_optimizer, strided_weight

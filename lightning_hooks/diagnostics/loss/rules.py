@@ -10,8 +10,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import FORWARD, Kind, Node
-from lightning_hooks.declare.links import not_later
+from lightning_hooks.declare.kinds import FORWARD, Kind, Node, not_later
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import NONFINITE, bad_batch
 from lightning_hooks.diagnostics.causes.rates import LARGE_STEP

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import loss_scale
-from lightning_hooks.diagnostics.loss.largest import LargestLosses
 from lightning_hooks.diagnostics.loss.report import RECENT, VALIDATIONS, LossReport, LossWindow, ValidationLoss, loss_report
+from lightning_hooks.diagnostics.unusual import LargestLosses
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Merging, Span, Spans, TableIndex, paired
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, hypothesis
+from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.remedy import Remedy
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import SOON

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.links import always
+from lightning_hooks.declare.kinds import Kind, always
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss, blank_label, labels_of_zero, viewed_classes
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.links import from_first
+from lightning_hooks.declare.kinds import Kind, from_first
 from lightning_hooks.declare.rule import Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import NONFINITE
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport

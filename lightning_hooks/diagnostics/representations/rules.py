@@ -8,8 +8,7 @@ from itertools import takewhile
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.links import always, downstream_of_whole, forward, from_first
+from lightning_hooks.declare.kinds import Kind, always, downstream_of_whole, forward, from_first
 from lightning_hooks.declare.rule import Judges, Rule
 from lightning_hooks.diagnostics.causes.data import constant_data, destroyed_inputs, large_inputs, nothing_repels
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE

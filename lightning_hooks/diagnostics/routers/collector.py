@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from lightning_hooks.declare.collector import Collector, LoggedStatistics
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.report import Report
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
+from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.routers.routing import RouterColumn, RouterReport, RoutingTable
 from lightning_hooks.hooks import ModuleSelector, OutputRecorder, select_modules
 from lightning_hooks.hooks.attributes import stored, stored_count

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lightning_hooks.declare.report import Report
+from lightning_hooks.declare.window import Report
 from lightning_hooks.hooks.tensors import tensors_in
 from lightning_hooks.statistics.columns import SUM, Columns, RowTable
 

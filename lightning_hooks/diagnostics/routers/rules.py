@@ -9,8 +9,7 @@ from itertools import takewhile
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.links import at_the_same_site
+from lightning_hooks.declare.kinds import Kind, at_the_same_site
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import wrong_sign
 from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high

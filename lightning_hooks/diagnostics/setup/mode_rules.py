@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule
+from lightning_hooks.declare.rule import Excuse, Rule
 from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.causes.wiring import weights_not_loaded
 from lightning_hooks.diagnostics.excuses import had_gradient

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.links import from_first
+from lightning_hooks.declare.kinds import Kind, from_first
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.causes.wiring import frozen_by_mistake, in_no_optimizer, not_registered

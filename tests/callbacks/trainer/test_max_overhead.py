@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor, monitors
 from lightning_hooks.diagnostics.features import collector as features
-from lightning_hooks.session.overhead import Overhead, stride_within
+from lightning_hooks.session.sampling import Overhead, stride_within
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import assert_stats, reference_stats
 

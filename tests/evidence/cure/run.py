@@ -31,7 +31,7 @@ import tests.evidence.exam  # noqa: F401 - before Lightning, which imports torch
 # isort: split
 import torch
 
-from lightning_hooks.declare.remedy import Remedy
+from lightning_hooks.declare.hypothesis import Remedy
 from tests.evidence.cure.interpret import any_remedies, apply, tenth_of_rate
 from tests.evidence.cure.planted import CAUSES, REPAIRS
 from tests.evidence.cure.trainings import Trainings, trainings
