@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import KINDS, kind_of
+from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.declare.rulebook import reports_of
 from lightning_hooks.diagnostics import modules
@@ -35,9 +33,3 @@ def rules_of(report: type[Any] | None) -> tuple[Rule, ...]:
 def kinds_of(report: type[Any] | None) -> tuple[str, ...]:
     """The kinds that the built-in rules raise on a class of reports."""
     return tuple(dict.fromkeys(rule.kind for rule in rules_of(report)))
-
-
-def limit_of(kind: str, alerts: Iterable[Alert]) -> float:
-    """The threshold of a rule: that of its last alert, which the user may have set, or the default."""
-    thresholds = [alert.threshold for alert in alerts if alert.kind == kind]
-    return thresholds[-1] if thresholds else kind_of(kind).limit

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import html
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2s
 from typing import Any
 
 from lightning_hooks.declare.hypothesis import Cause, Remedy
-from lightning_hooks.declare.kinds import Severity, inside_a_sentence, kind_of
+from lightning_hooks.declare.kinds import Severity, inside_a_sentence, kind_of, known_kind
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.declare.records import Record, record_of
 from lightning_hooks.declare.site_names import readable
@@ -170,6 +170,13 @@ def _grouped(names: Sequence[str], most: int = 3) -> str:
         shown = ", ".join(map(readable, affected[:most])) + (", …" if len(affected) > most else "")
         parts.append(f"{kind} at {shown}" if len(affected) == 1 else f"{kind} at {len(affected)} sites ({shown})")
     return "; ".join(parts)
+
+
+def limit_of(kind: str, alerts: Iterable[Alert]) -> float:
+    """The threshold of a rule: that of its last alert, which the user may have set, or the default; 0 without one."""
+    thresholds = [alert.threshold for alert in alerts if alert.kind == kind]
+    known = known_kind(kind)
+    return thresholds[-1] if thresholds else 0.0 if known is None else known.limit
 
 
 class AlertError(RuntimeError):

@@ -13,6 +13,7 @@ from torch import nn
 from lightning_hooks.declare.alert import AlertError
 from lightning_hooks.declare.book import EarlyChecks
 from lightning_hooks.declare.functional import Functional, FunctionalCall, FunctionalSite
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.measured import MeasuredLoss
 from lightning_hooks.declare.step import OptimizerSteps
 from lightning_hooks.declare.warn import loading_state
@@ -20,7 +21,6 @@ from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, ModuleSelecto
 from lightning_hooks.hooks.selection import selects_call
 from lightning_hooks.hooks.tensors import UnreadableError
 from lightning_hooks.hooks.wrappers import is_transformed, skipping
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.statistics.histograms import HistogramTable
 
 

@@ -129,12 +129,13 @@ class ShownKind(NamedTuple):
 
     measures: str  # as of :class:`Kind`
     urgency: int  # as of :class:`Kind`
+    limit: float  # as of :class:`Kind`
 
 
 def known_kind(kind: str) -> ShownKind | None:
     """What is known of a kind, also where its declaration is not imported, as without torch; None for a user's own."""
     known = KINDS.get(kind)
-    return _shown_kinds().get(kind) if known is None else ShownKind(known.measures, known.urgency)
+    return _shown_kinds().get(kind) if known is None else ShownKind(known.measures, known.urgency, known.limit)
 
 
 @cache

@@ -13,9 +13,18 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from typing_extensions import override
 
+from lightning_hooks.declare.host import (
+    Console,
+    GradientChanges,
+    LossScaling,
+    Metrics,
+    Position,
+    RunFiles,
+    Scheduled,
+    TrainingSetup,
+)
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts import lightning_api
-from lightning_hooks.hosts.host import Console, GradientChanges, LossScaling, Metrics, Position, RunFiles, Scheduled, TrainingSetup
 from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
 from lightning_hooks.hosts.lightning_replay import LightningStepAgain, TrainerHost
 from lightning_hooks.trackers import Trackers

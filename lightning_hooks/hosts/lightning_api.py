@@ -14,9 +14,9 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
+from lightning_hooks.declare.host import GradientChanges, Scheduled
 from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER
 from lightning_hooks.hooks.attributes import exchange, stored
-from lightning_hooks.hosts.host import GradientChanges, Scheduled
 from lightning_hooks.hosts.loop_setup import replicated
 from lightning_hooks.statistics.weight_sample import is_distributed
 

@@ -11,9 +11,9 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
+from lightning_hooks.declare.host import Host, StepAgain
 from lightning_hooks.hooks.attributes import exchange
 from lightning_hooks.hosts import lightning_api
-from lightning_hooks.hosts.host import Host, StepAgain
 from lightning_hooks.replay.rerun import without_logging
 from lightning_hooks.replay.rows import LoaderRows
 

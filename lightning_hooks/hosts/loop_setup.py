@@ -11,7 +11,7 @@ import torch.distributed
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_hooks.hosts.host import TrainingSetup
+from lightning_hooks.declare.host import TrainingSetup
 
 UNREADABLE = ("FullyShardedDataParallel", "DeepSpeedEngine")
 """Wrappers whose parameters are shards that do not say how they are spread."""
@@ -25,7 +25,7 @@ def setup_of(model: nn.Module, **known: Any) -> TrainingSetup:
 
     Args:
         model: The model.
-        **known: What is known otherwise, by the names of :class:`~lightning_hooks.hosts.host.TrainingSetup`.
+        **known: What is known otherwise, by the names of :class:`~lightning_hooks.declare.host.TrainingSetup`.
     """
     grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
     ranks = torch.distributed.get_world_size() if grouped else 1

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from lightning_hooks.diagnostics.attention.collector import attention_heads
     from lightning_hooks.diagnostics.clipping_events.report import clip_history
     from lightning_hooks.diagnostics.features.collector import dead_units
+    from lightning_hooks.diagnostics.gradients.figures import gradient_flow, update_ratios
+    from lightning_hooks.diagnostics.residual_stream.figure import residual_stream
     from lightning_hooks.diagnostics.routers.collector import expert_load
     from lightning_hooks.plots.heat import heatmap
     from lightning_hooks.plots.histograms import colourful_dimension
-    from lightning_hooks.plots.layers import gradient_flow, residual_stream, update_ratios
     from lightning_hooks.plots.maps import cam_figure, feature_map
     from lightning_hooks.plots.profile import layer_times
 
@@ -40,10 +41,11 @@ __getattr__ = names_from(
         "..diagnostics.attention.collector": ("attention_heads",),
         "..diagnostics.clipping_events.report": ("clip_history",),
         "..diagnostics.features.collector": ("dead_units",),
+        "..diagnostics.gradients.figures": ("gradient_flow", "update_ratios"),
+        "..diagnostics.residual_stream.figure": ("residual_stream",),
         "..diagnostics.routers.collector": ("expert_load",),
         ".heat": ("heatmap",),
         ".histograms": ("colourful_dimension",),
-        ".layers": ("gradient_flow", "residual_stream", "update_ratios"),
         ".maps": ("cam_figure", "feature_map"),
         ".profile": ("layer_times",),
     },

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.alerts.defaults import limit_of
+from lightning_hooks.declare.alert import limit_of
 from lightning_hooks.declare.window import Report
 from lightning_hooks.plots.canvas import (
     BLUE,

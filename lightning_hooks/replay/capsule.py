@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.declare.warn import info, warn
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.generators import Generators
 from lightning_hooks.replay.ring import Ring, StepEvidence

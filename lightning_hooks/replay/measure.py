@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.measured import MeasuredLoss, is_measured
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.selection import compiled_regions
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.generators import Generators, GeneratorWatch
 from lightning_hooks.replay.rerun import StepRerun, shallow
 from lightning_hooks.replay.state import TRAINER, ModelSnapshot, NotRestoredError

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch.distributed
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.diagnostics.causes.facts import BadStep
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.ring import Ring, StepEvidence
 

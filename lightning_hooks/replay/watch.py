@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
 from lightning_hooks.hooks.selection import compiled_regions
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame, blame, describe_inputs
 from lightning_hooks.replay.capsule import CapsuleMoment, CapsuleWriter
 from lightning_hooks.replay.generators import GeneratorWatch

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_hooks.declare.alert import limit_of
 from lightning_hooks.declare.section import Panel, Section
 from lightning_hooks.diagnostics import modules
 from lightning_hooks.plots.series import FRACTIONS
@@ -62,8 +63,6 @@ def _chart(record: MonitorRecord, panel: Panel, numbers: Mapping[str, Sequence[f
     limit = getattr(stats, panel.limit) if panel.limit else None
     limits = {f"configured limit {number(limit)}": limit} if limit else {}
     if panel.rule:
-        from lightning_hooks.alerts.defaults import limit_of  # with torch, which the numbers do without
-
         alerts = (alert for alerts in record.alerts.values() for alert in alerts)
         limits[f"limit of {panel.rule}"] = limit_of(panel.rule, alerts)
     lines += [Line(text, [at] * len(epochs), "var(--soft)", dashed=True) for text, at in limits.items()]

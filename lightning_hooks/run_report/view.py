@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from lightning_hooks.alerts import FeatureReport, GradientFlowReport
-from lightning_hooks.alerts.defaults import limit_of
+from lightning_hooks.declare.alert import limit_of
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.declare.section import Section
 from lightning_hooks.run_report.charts import Row, Rows, rows

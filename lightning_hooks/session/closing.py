@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning_hooks.alerts import Alert
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.declare.window import Window
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.run_report.lines import FOLDER, REPORTS
 from lightning_hooks.run_report.page import PAGE, RunReport
 from lightning_hooks.run_report.run import read_run, run_of_reports

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.hypothesis import ranked
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.warn import warn
@@ -23,7 +24,6 @@ from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import as_number, has_values
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.statistics.weight_sample import is_distributed
 
 MOST_ELEMENTS = 1 << 22

@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from lightning_hooks.hosts.host import Host
+from lightning_hooks.declare.host import Host
 from lightning_hooks.replay.capsule import CapsuleWriter
 from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.replay.watch import StepWatch

@@ -13,12 +13,12 @@ from torch import nn
 
 from lightning_hooks.declare.collector import BatchEvents
 from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import info, warn
 from lightning_hooks.hooks import DetailGate, Gate, guarded
 from lightning_hooks.hooks.functional import CallObserver, FunctionCall
 from lightning_hooks.hooks.functions import FUSED, is_calling_layer
 from lightning_hooks.hooks.selection import compiled_regions
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.statistics.reduction import all_ranks
 
 SITES_PER_CALLER = 3

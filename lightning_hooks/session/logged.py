@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from lightning_hooks.declare.collector import LoggedStatistics, ReportView
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import info
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.settings import Logged, Settings
 from lightning_hooks.statistics.histograms import Histogram, HistogramTable
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from lightning_hooks.declare.book import EarlyChecks
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.host import Host
 from lightning_hooks.hooks import DetailGate, Faults
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.evidence import SessionEvidence
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.logged import MemberLog

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale, small_ones, versions
 from lightning_hooks.hooks.tensors import addresses_of, is_freed
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.statistics.weight_sample import Shards
 
 

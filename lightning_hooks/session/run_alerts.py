@@ -11,11 +11,11 @@ from typing import Any
 from lightning_hooks.alerts import Alert, AlertBook, AlertError
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.harm import weighed
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import info
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_range
 from lightning_hooks.diagnostics.reports import FeatureReport
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.diagnosis import Diagnosis
 from lightning_hooks.session.member import Member

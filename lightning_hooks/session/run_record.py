@@ -18,12 +18,12 @@ from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from lightning_hooks.alerts import Alert
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import info, warn
 from lightning_hooks.declare.window import Window
 from lightning_hooks.hooks.attributes import contents, stored
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.hooks.tensors import read_number
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.run_report.budget import MOST_BYTES, thin
 from lightning_hooks.run_report.health import HEALTH, Health, MonitorScope
 from lightning_hooks.run_report.lines import (

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from lightning_hooks.alerts import AlertError
 from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import SkippedCalls
 from lightning_hooks.hooks.modes import outside_modes
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.closing import ending, print_summaries, verdict_of
 from lightning_hooks.session.evidence import SessionEvidence
 from lightning_hooks.session.functional_calls import FunctionalCalls

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import info, warn
 from lightning_hooks.hooks.checks import check_bools
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.run_report.lines import FOLDER, REPORTS
 from lightning_hooks.run_report.run import Run, run_name
 from lightning_hooks.session.closing import run_report

@@ -16,9 +16,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_hooks.declare.host import GradientChanges, Host
 from lightning_hooks.declare.step import EarlierOptimizers, Step
 from lightning_hooks.hooks import HookManager
-from lightning_hooks.hosts.host import GradientChanges, Host
 from lightning_hooks.session.optimizer_state import GradientTrace, OptimizerState, StepObserver, UndoneUpdate
 from lightning_hooks.session.parameter_places import ParameterPlaces, holders
 from lightning_hooks.session.step_hooks import AfterUpdate, BeforeUpdate, UnseenSteps, has_step_hooks

@@ -8,9 +8,9 @@ from typing import Any
 
 from typing_extensions import override
 
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.site_names import readable
 from lightning_hooks.declare.warn import info, warn
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.closing import print_closing
 from lightning_hooks.session.member import Member
 from lightning_hooks.sinks.sink import Notice, Sink

@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import Alert
 from lightning_hooks.alerts.defaults import kinds_of
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.selection import clean_name, named_sites
-from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.closing import open_alerts, verdict_of
 from lightning_hooks.session.logged import MOST_PICTURED, evenly
 from lightning_hooks.session.member import Member

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from lightning_hooks.plots.canvas import Figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 PALETTE = 256
 """Colours a figure is reduced to: a third of the bytes, and no eye sees it in a plot."""

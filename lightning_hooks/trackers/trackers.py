@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import numpy as np
 
-from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.trackers.adapters import CSVTracker, MLflowTracker, TensorBoardTracker, WandbTracker
 from lightning_hooks.trackers.tracker import Histogram, Picture, Tracker
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ADAPTERS: tuple[type[Tracker], ...] = (TensorBoardTracker, WandbTracker, MLflowTracker, CSVTracker)
 

@@ -23,6 +23,7 @@ from lightning_hooks.alerts import (
 )
 from lightning_hooks.alerts.explain import explain
 from lightning_hooks.clipping.stats import ClipStats
+from lightning_hooks.declare.host import TrainingSetup
 from lightning_hooks.declare.hypothesis import OPS, Cause, Hypothesis, Remedy, ranked
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.plain import from_plain
@@ -33,7 +34,6 @@ from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.diagnostics.optimizer.table import ScheduleStats
-from lightning_hooks.hosts.host import TrainingSetup
 from lightning_hooks.session.diagnosis import measured, with_causes
 
 NAN = math.nan

@@ -19,6 +19,7 @@ from lightning_hooks.alerts import (
     OptimizerStats,
     ParameterSetup,
 )
+from lightning_hooks.declare.host import TrainingSetup
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.attention import rules as attention
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
@@ -34,7 +35,6 @@ from lightning_hooks.diagnostics.optimizer.table import ScheduleStats
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 from lightning_hooks.diagnostics.setup.checks import ModelSetup
-from lightning_hooks.hosts.host import TrainingSetup
 from lightning_hooks.session.diagnosis import _places_first
 
 MODULES = {"net.a": "Linear", "net.b": "Linear", "net.norm": "BatchNorm1d", "net": "Sequential"}

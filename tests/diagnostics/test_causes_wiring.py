@@ -14,6 +14,7 @@ from lightning_hooks import TrainingMonitor
 from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport, LossReport, OptimizerStats, ParameterSetup
 from lightning_hooks.alerts.causes import links
 from lightning_hooks.clipping.stats import ClipStats
+from lightning_hooks.declare.host import TrainingSetup
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.diagnostics.batches.inputs import FeatureScales
 from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
@@ -25,7 +26,6 @@ from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, ScheduleStats
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from lightning_hooks.diagnostics.setup.checks import ModelSetup, UnregisteredModules
-from lightning_hooks.hosts.host import TrainingSetup
 from tests.support.models import Classifier, loader, trainer
 
 MODULES = {"net.a": "Linear", "net.b": "Linear", "net": "Sequential"}

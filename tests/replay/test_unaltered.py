@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks import GradientFlowMonitor, TrainingMonitor
-from lightning_hooks.hosts.host import TrainingSetup
+from lightning_hooks.declare.host import TrainingSetup
 from lightning_hooks.replay import watch
 from tests.replay.planted import BAD, Net, fit
 from tests.support.models import trainer

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lightning_hooks import FeatureStatsMonitor, TrainingMonitor
-from lightning_hooks.hosts.host import TrainingSetup
+from lightning_hooks.declare.host import TrainingSetup
 from lightning_hooks.run_report.page import MOST_NOTEBOOK_BYTES
 from tests.support.models import Classifier, loader, mlp, trainer
 

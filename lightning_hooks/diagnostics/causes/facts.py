@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from lightning_hooks.declare.host import TrainingSetup
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.excuses import weight_ratios
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, ScheduleStats
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
-from lightning_hooks.hosts.host import TrainingSetup
 
 
 @dataclass(frozen=True, slots=True)

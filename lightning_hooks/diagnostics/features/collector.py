@@ -21,6 +21,7 @@ from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, Out
 from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureTable
 from lightning_hooks.diagnostics.nonfinite.checks import BatchChecks
 from lightning_hooks.diagnostics.reports import FeatureReport
+from lightning_hooks.diagnostics.residual_stream.figure import residual_stream
 from lightning_hooks.diagnostics.residual_stream.table import BlockRecorder, ResidualTable, blocks_around
 from lightning_hooks.diagnostics.setup.initial import initial_gains, initial_rms, initial_sizes, roles, shared_modules
 from lightning_hooks.hooks import OutputRecorder
@@ -28,7 +29,6 @@ from lightning_hooks.hooks.parameters import of_libraries
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.heat import heatmap, share_figure
-from lightning_hooks.plots.layers import residual_stream
 from lightning_hooks.plots.series import as_reports
 from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.rows import never_recorded

@@ -14,13 +14,13 @@ from lightning_hooks.declare.collector import Collector, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.window import Report
+from lightning_hooks.diagnostics.gradients.figures import gradient_flow, update_ratios
 from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
 from lightning_hooks.diagnostics.learning.report import PARAMETER_STATS as LEARNING_PARAMETER_STATS
 from lightning_hooks.diagnostics.learning.report import learning_scalars
 from lightning_hooks.diagnostics.loss.report import loss_scalars
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.plots.heat import heatmap
-from lightning_hooks.plots.layers import gradient_flow, update_ratios
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.tracker import Band, Chart, Layout, by_statistic, margins, of_model

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.host import Scheduled
 from lightning_hooks.declare.step import EarlierOptimizers, Step
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, OptimizerTable, ScheduleStats, second_moments
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.tensors import as_number, read_number
-from lightning_hooks.hosts.host import Scheduled
 
 LOW = 1e-4
 """Share of its peak below which a learning rate counts as low."""

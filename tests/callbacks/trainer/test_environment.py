@@ -235,7 +235,7 @@ def test_where_gradients_are_sharded_the_others_stay(monkeypatch: pytest.MonkeyP
     def refuse(*args: Any) -> None:
         raise RuntimeError("needs whole gradients")
 
-    monkeypatch.setattr("lightning_hooks.hosts.host.TrainingSetup.check_gradients", refuse)
+    monkeypatch.setattr("lightning_hooks.declare.host.TrainingSetup.check_gradients", refuse)
     run = trainer([MonitorsFromEnvironment(summary=False)])
     with pytest.warns(
         UserWarning, match="LIGHTNING_HOOKS: .* without .*, because of RuntimeError: needs whole gradients"
