@@ -11,6 +11,7 @@ from lightning_hooks.diagnostics.batches.rules import *
 from lightning_hooks.diagnostics.batches.validation_rules import *
 from lightning_hooks.diagnostics.calls.rules import *
 from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
+from lightning_hooks.diagnostics.clipping_events.norm_rules import *
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.clipping_events.rules import *
 from lightning_hooks.diagnostics.features.constant_rules import *
