@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -174,24 +174,12 @@ def loss_report(window: LossWindow, optimized: bool = True, scaled: bool = False
         first_nonfinite_step=step,
         recent=tuple(known[-RECENT:].tolist()),
         validations=(*window.earlier_validations, *_validations(window))[-VALIDATIONS:],
-        start=start_of(sound) if math.isnan(begun) else begun,
+        start=float(np.median(sound[:FIRST])) if math.isnan(begun) and len(sound) >= FIRST else begun,
         lowest=float(np.fmin(lowest, lowest_level(sound))),
-        spike=_spike(window, finite) if optimized else None,
+        spike=largest_spike(window, finite) if optimized else None,
         optimized=optimized,
         scaled=scaled,
     )
-
-
-def _spike(window: LossWindow, finite: npt.NDArray[np.bool_]) -> LossSpike | None:
-    """The largest spike of the window, with its batch."""
-    earlier = window.earlier[np.isfinite(window.earlier)]
-    found = largest_spike(np.concatenate((earlier, window.values[finite])), int(finite.sum()))
-    if found is None:
-        return None
-    place, spike = found
-    places = window.first + np.flatnonzero(finite)
-    ahead = place - len(earlier)
-    return replace(spike, batch=int(places[ahead]) if ahead >= 0 else int(places[0]) + ahead if len(places) else -1)
 
 
 def _validations(window: LossWindow) -> list[ValidationLoss]:
@@ -239,11 +227,6 @@ class LossSpike:
     before: int
 
 
-def start_of(losses: Values) -> float:
-    """Where a training began: the median of its first losses; NaN while there are too few."""
-    return float(np.median(losses[:FIRST])) if len(losses) >= FIRST else math.nan
-
-
 def lowest_level(losses: Values) -> float:
     """The lowest median of losses in a row; NaN where there are too few."""
     if len(losses) < BLOCK:
@@ -252,17 +235,16 @@ def lowest_level(losses: Values) -> float:
     return float(np.median(blocks, axis=1).min())
 
 
-def largest_spike(losses: Values, new: int) -> tuple[int, LossSpike] | None:
-    """The batches in a row that are farthest above those before them.
+def largest_spike(window: LossWindow, finite: npt.NDArray[np.bool_]) -> LossSpike | None:
+    """The batches in a row that are farthest above those before them, of those with a batch of the window; None for too few.
 
     Args:
-        losses: Finite ones, in order.
-        new: How many of them, the last, were not looked at before.
-
-    Returns:
-        The place of the first among the losses, and the spike with batch 0; None where there are too few.
+        window: The window.
+        finite: Which of its batches have a finite loss.
     """
-    first = max(FEWEST_BEFORE, len(losses) - new - LASTING + 1)
+    earlier = window.earlier[np.isfinite(window.earlier)]
+    losses = np.concatenate((earlier, window.values[finite]))
+    first = max(FEWEST_BEFORE, len(earlier) - LASTING + 1)
     if len(losses) < first + LASTING:
         return None
     runs = np.lib.stride_tricks.sliding_window_view(losses, LASTING).min(1)[first:]
@@ -275,6 +257,7 @@ def largest_spike(losses: Values, new: int) -> tuple[int, LossSpike] | None:
     place = int(np.argmax(ratios))
     if not ratios[place] > 0:
         return None
-    number = min(BEFORE, first + place)
+    numbers, ahead = window.first + np.flatnonzero(finite), first + place - len(earlier)
+    batch = int(numbers[ahead]) if ahead >= 0 else int(numbers[0]) + ahead if len(numbers) else -1
     found = float(runs[place]), float(mean[place]), float(sigmas[place]), float(ratios[place])
-    return first + place, LossSpike(0, *found, number)
+    return LossSpike(batch, *found, before=min(BEFORE, first + place))

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
@@ -19,6 +19,8 @@ from lightning_hooks.diagnostics.reports import GradientFlowReport
 
 SITE = "loss"
 """The site of alerts on the training loss."""
+MEANS = 16
+"""Means of losses in a row of which the trend is tested."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,25 +223,17 @@ def rises(loss: LossReport, noise: float, min_steps: int = 64) -> bool:
     return judged and statistics.median(known[-BLOCK:]) - loss.lowest > noise * _noise(known)
 
 
-def rising(losses: Sequence[float], blocks: int = 16) -> float:
+def rising(losses: Sequence[float]) -> float:
     """The Mann-Kendall score of a rise: standard normal where there is no trend.
 
     Args:
-        losses: In order; at least as many as ``blocks``.
-        blocks: Into so many means they are taken together: neighbours may depend on each other.
+        losses: In order; at least 16, into so many means of which they are taken together: neighbours may depend on each other.
     """
-    size = len(losses) // blocks
-    means = [statistics.fmean(losses[len(losses) - size * (block + 1) : len(losses) - size * block]) for block in range(blocks)][
-        ::-1
-    ]
-    pairs = [(means[i], means[j]) for i in range(blocks) for j in range(i + 1, blocks)]
-    score = sum((later > earlier) - (later < earlier) for earlier, later in pairs)
-    return score / math.sqrt(blocks * (blocks - 1) * (2 * blocks + 5) / 18)
-
-
-def _earlier(effect: Node, cause: Node) -> bool:
-    """At a batch before; both must be known."""
-    return cause.began < effect.began < math.inf
+    size = len(losses) // MEANS
+    last = losses[len(losses) - size * MEANS :]
+    means = [statistics.fmean(last[start : start + size]) for start in range(0, len(last), size)]
+    score = sum((later > earlier) - (later < earlier) for earlier, later in combinations(means, 2))
+    return score / math.sqrt(MEANS * (MEANS - 1) * (2 * MEANS + 5) / 18)
 
 
 def _loss_was_first(loss: Node, other: Node) -> bool:
@@ -255,14 +249,6 @@ def _loss_was_first(loss: Node, other: Node) -> bool:
     return loss.began <= other.began
 
 
-def _from_loss(effect: Node, cause: Node) -> bool:
-    return _loss_was_first(cause, effect)
-
-
-def _before_loss(effect: Node, cause: Node) -> bool:
-    return not _loss_was_first(effect, cause)
-
-
 __all__ = ["LossDiverging", "LossMaximized", "LossNonfinite", "LossSpiking", "LossWithoutBound"]
 
 KINDS = (
@@ -276,8 +262,8 @@ KINDS = (
         severities="critical; info where a loss scaler skips the step",
         advice=("Check that batch and the arguments of the loss (log of 0, division by 0, an empty mask)",
             "Set every_n_steps=1 to see which layer was first"),
-        follows={"nonfinite": _before_loss, "labels_ignored": not_later},
-        causes={"nonfinite": _from_loss},
+        follows={"nonfinite": lambda loss, cause: not _loss_was_first(loss, cause), "labels_ignored": not_later},
+        causes={"nonfinite": lambda effect, loss: _loss_was_first(loss, effect)},
     ),
     Kind(
         "loss_spike", "A loss far above that before", group="Loss", rank=910, about="batch",
@@ -294,7 +280,7 @@ KINDS = (
         advice=("Try a lower learning rate, a longer warm-up or gradient_clip_val=1.0", "Check the data of that batch",
             "Restart from a checkpoint before it if the loss does not come back"),
         follows={"update_too_large": not_later, "update_spike": not_later, "exploding": not_later, "spike": not_later},
-        causes={"spike": _earlier},
+        causes={"spike": lambda effect, cause: cause.began < effect.began < math.inf},  # at a batch before; both are known
     ),
     Kind(
         "loss_diverging", "A loss that rises again", group="Loss", rank=920, stops_learning=True, measures="share",

@@ -16,7 +16,7 @@ from lightning_hooks.declare.step import loss_scale
 from lightning_hooks.diagnostics.loss.report import RECENT, VALIDATIONS, LossReport, LossWindow, ValidationLoss, loss_report
 from lightning_hooks.diagnostics.unusual import LargestLosses
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import Merging, Span, Spans, TableIndex, paired
+from lightning_hooks.statistics.reduction import Merging, Span, Spans, TableIndex, added, largest, paired, together
 
 PAGE = 64
 """Losses kept as they are before they enter the table: one operation a batch, and a few more every 64 batches."""
@@ -59,8 +59,7 @@ class LossTable:
         self._course: tuple[float, ...] = (math.nan, math.nan)  # where the loss began, and its lowest level
         self._latest: LossReport | None = None
         self._passes: list[Tensor] = []
-        self._page: list[Tensor] = []
-        self._numbers: list[tuple[int, int, int]] = []  # of each loss of the page: batch in the window, in the epoch, step
+        self._page: list[tuple[Tensor, tuple[int, int, int]]] = []  # a loss; its batch in the window, in the epoch, and step
         self._validated_at: list[int] = []  # batches of the window before each validation
         self.step, self.optimized, self.scaled = 0, True, False
         self.reset()
@@ -84,8 +83,7 @@ class LossTable:
             batch: Its index in the epoch.
             returned: Its loss as ``training_step`` returned it, which goes before that of its backward passes.
         """
-        passes = self._passes.copy()
-        self._passes.clear()
+        passes, self._passes = self._passes, []
         self._batches, self._first = number + 1, batch - number
         if returned is not None:
             loss = returned.detach().to(self._device, non_blocking=True).mean().clone()
@@ -93,8 +91,7 @@ class LossTable:
             loss = passes[0] if len(passes) == 1 else torch.stack(passes).mean()
         else:
             return
-        self._page.append(loss)
-        self._numbers.append((number, batch, self.step))
+        self._page.append((loss, (number, batch, self.step)))
         if len(self._page) == PAGE:
             self._close_page()
 
@@ -109,27 +106,17 @@ class LossTable:
     def _close_page(self) -> None:
         if not self._page:
             return
-        losses = torch.stack(self._page).to(self._sums)
-        numbers = torch.tensor(self._numbers, dtype=losses.dtype).T.to(losses.device, non_blocking=True)
+        losses = torch.stack([loss for loss, _ in self._page]).to(self._sums)
+        numbers = torch.tensor([places for _, places in self._page], dtype=losses.dtype).T.to(losses.device, non_blocking=True)
         unknown = losses.new_full((1,), -math.inf)
         self._bounds[2:] = torch.maximum(self._bounds[2:], torch.where(torch.isfinite(losses), unknown, -numbers[1:]).amax(1))
-        slots = numbers[0].long() % SLOTS
-        if self._numbers[-1][0] >= SLOTS:
-            self._leave(self._slots[:, slots])
-        self._slots[:, slots] = torch.stack((losses, torch.ones_like(losses)))
+        slots, kept = numbers[0].long() % SLOTS, _slots(self._sums)
+        if self._page[-1][1][0] >= SLOTS:
+            moments, bounds = left_out(kept[:, slots])
+            self._sums[:N_MOMENTS] += moments
+            self._bounds[:2] = torch.maximum(self._bounds[:2], bounds)
+        kept[:, slots] = torch.stack((losses, torch.ones_like(losses)))
         self._page.clear()
-        self._numbers.clear()
-
-    @property
-    def _slots(self) -> Tensor:
-        """Losses and their ranks, shape ``(2, SLOTS)``; a view."""
-        return self._sums[N_MOMENTS : N_MOMENTS + 2 * SLOTS].view(2, SLOTS)
-
-    def _leave(self, slots: Tensor) -> None:
-        """Add losses that leave their slot to the moments."""
-        moments, bounds = left_out(slots)
-        self._sums[:N_MOMENTS] += moments
-        self._bounds[:2] = torch.maximum(self._bounds[:2], bounds)
 
     @property
     def spans(self) -> Spans:
@@ -180,8 +167,7 @@ class LossTable:
             self._course = self._latest.start, self._latest.lowest
         self._sums = torch.zeros(N_SUMS, device=self._device, dtype=self._dtype)
         self._bounds = torch.full((N_BOUNDS,), -math.inf, device=self._device, dtype=self._dtype)
-        for kept in (self._passes, self._page, self._numbers, self._validated_at):
-            kept.clear()
+        self._passes, self._page, self._validated_at = [], [], []
         self._batches = self._first = 0
 
 
@@ -206,12 +192,10 @@ def left_out(slots: Tensor) -> tuple[Tensor, Tensor]:
     return moments, torch.where(finite, signed, unknown).amax(1)
 
 
-def _merged_over_ranks(own: Tensor, _among: TableIndex) -> Merging:
+def _merged_over_ranks(own: Tensor, among: TableIndex) -> Merging:
     """The tables of all ranks."""
-    bounds = yield own[N_SUMS:]
-    sums = yield own[:N_SUMS]
-    yield own.new_empty(0)
-    return torch.cat((sums, bounds))
+    merged = yield from together([added(own[:N_SUMS], among), largest(own[N_SUMS:], among)])
+    return torch.cat(merged)
 
 
 def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
@@ -219,17 +203,17 @@ def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
     sums, bounds, known = (torch.stack(two) for two in zip(_parts(earlier), _parts(later), strict=True))
     batches, more = int(known[0, 0]), int(known[1, 0])
     losses = torch.cat((_in_order(sums[0], batches), _in_order(sums[1], more)), 1)
-    moments, largest = left_out(losses[:, :-SLOTS]) if losses.shape[1] > SLOTS else (sums.new_zeros(N_MOMENTS), bounds[0, :2])
+    moments, extremes = left_out(losses[:, :-SLOTS]) if losses.shape[1] > SLOTS else (sums.new_zeros(N_MOMENTS), bounds[0, :2])
     merged = sums.new_zeros(N_SUMS)
     merged[:N_MOMENTS] = sums[:, :N_MOMENTS].sum(0) + moments
     kept = losses[:, -SLOTS:]
     slots = torch.arange(batches + more - kept.shape[1], batches + more) % SLOTS
-    merged[N_MOMENTS : N_MOMENTS + 2 * SLOTS].view(2, SLOTS)[:, slots] = kept
+    _slots(merged)[:, slots] = kept
     places, values = _validations(sums[0], known[0]), _validations(sums[1], known[1])
     entries = [*places, *((place + batches, value, ranks) for place, value, ranks in values)][-MOST_VALIDATIONS:]
     both = torch.tensor([[value, ranks] for _, value, ranks in entries], dtype=sums.dtype).view(-1, 2).T
     merged[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS)[:, MOST_VALIDATIONS - len(entries) :] = both
-    top = torch.cat((torch.stack((*bounds[:, :2], largest)).amax(0), bounds[:, 2:].amax(0)))
+    top = torch.cat((torch.stack((*bounds[:, :2], extremes)).amax(0), bounds[:, 2:].amax(0)))
     merged_known = known[0].clone()
     merged_known[0], merged_known[2] = batches + more, len(entries)
     merged_known[N_COUNTS : N_COUNTS + MOST_VALIDATIONS] = torch.tensor(
@@ -268,7 +252,12 @@ def _parts(packed: Tensor) -> tuple[Tensor, ...]:
 def _in_order(sums: Tensor, batches: int) -> Tensor:
     """Losses and their ranks by batch, of the last batches of a window with so many."""
     slots = torch.arange(max(0, batches - SLOTS), batches) % SLOTS
-    return sums[N_MOMENTS : N_MOMENTS + 2 * SLOTS].view(2, SLOTS)[:, slots]
+    return _slots(sums)[:, slots]
+
+
+def _slots(sums: Tensor) -> Tensor:
+    """Losses and their ranks, shape ``(2, SLOTS)``; a view."""
+    return sums[N_MOMENTS : N_MOMENTS + 2 * SLOTS].view(2, SLOTS)
 
 
 def _validations(sums: Tensor, known: Tensor) -> list[tuple[float, float, float]]:
