@@ -23,18 +23,14 @@ LABELS = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, -100])
     ],
 )
 def test_how_much_labels_weigh_over_classes(weights: list[float], ratio: float) -> None:
-    found = class_weights(torch.tensor(weights), LABELS, -100, False)
+    found = class_weights(torch.tensor(weights), LABELS, -100)
     assert found is not None
-    of_labels, of_classes, viewed = found.tolist()
+    of_labels, of_classes = found.tolist()
     assert of_labels / of_classes == pytest.approx(ratio)
-    assert viewed == 0
 
 
-def test_without_weights_only_a_view_counts() -> None:
-    assert class_weights(None, LABELS, -100, False) is None
-    found = class_weights(None, LABELS, -100, True)
-    assert found is not None
-    assert found.tolist() == [0.0, 0.0, 1.0]
+def test_without_weights_nothing_counts() -> None:
+    assert class_weights(None, LABELS, -100) is None
 
 
 @pytest.mark.parametrize(

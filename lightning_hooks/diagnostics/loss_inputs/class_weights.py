@@ -15,23 +15,21 @@ RARE = 0.25
 """The share of positive targets below which they are rare."""
 
 
-def class_weights(weight: Any, target: Tensor, ignored: int, viewed: bool) -> Tensor | None:
-    """The weights of the labels of a cross entropy, added up, as many times the mean weight of the classes, and ``viewed``.
+def class_weights(weight: Any, target: Tensor, ignored: int) -> Tensor | None:
+    """The weights of the labels of a cross entropy, added up, and as many times the mean weight of the classes.
 
     Args:
         weight: Of each class; None without.
         target: The labels; class probabilities are not judged.
         ignored: The label that does not count. Nor does a class of weight 0.
-        viewed: Whether its input is a view of a tensor with the classes last.
     """
-    unknown = torch.tensor([0.0, 0.0, 1.0]) if viewed else None
     if not in_memory(weight) or weight.dim() != 1 or target.is_floating_point() or not weight.numel():
-        return unknown
+        return None
     weights, labels = weight.detach(), target.reshape(-1)
     counts = (labels != ignored) & (labels >= 0) & (labels < len(weights))
     each = weights[labels.clamp(0, len(weights) - 1)] * counts
     mean = weights.sum() / (weights > 0).sum().clamp_min(1)
-    return torch.stack((each.sum(), mean * (each > 0).sum(), torch.full_like(mean, viewed)))
+    return torch.stack((each.sum(), mean * (each > 0).sum()))
 
 
 def weighted_down(weight: Any, target: Tensor) -> Tensor | None:

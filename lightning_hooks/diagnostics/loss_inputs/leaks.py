@@ -116,7 +116,7 @@ class TargetCopyTable(CallTable):
 
     def _count(self, index: int, column: CopyColumn, target: Tensor, varied: Tensor, copied: Tensor, place: Tensor) -> None:
         self.host_row(index)[CopyColumn.TARGETS] += target.numel()
-        found = torch.stack((varied, copied)).to(self.rows.device, self.rows.dtype)
+        found = torch.stack((varied, copied)).to(self.rows)
         self.rows[index, column : column + 2] += found
         of_row = self.rows[index, CopyColumn.COLUMN]
         torch.maximum(of_row, place.to(of_row), out=of_row)

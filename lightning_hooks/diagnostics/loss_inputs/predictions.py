@@ -163,9 +163,11 @@ class LossInputs(CallTable):
             first = not self._begun and self._context.host.position.global_step == 0  # not of a resumed run
             self._begun = True
             self.add(index, plain_values(given), plain_values(target), ignored, call.output, call.function == "nll_loss", first)
-            weights = class_weights(call.arguments.get("weight"), target, ignored, viewed_from_last(given))
+            weights = class_weights(call.arguments.get("weight"), target, ignored)
             if weights is not None:
-                self.rows[index, OutputColumn.WEIGHT : OutputColumn.CLASSES] += weights.to(self.rows.device, self.rows.dtype)
+                self.rows[index, OutputColumn.WEIGHT : OutputColumn.VIEWED] += weights.to(self.rows)
+            if viewed_from_last(given):
+                self.rows[index, OutputColumn.VIEWED] += 1
 
     def add(
         self,
@@ -190,7 +192,7 @@ class LossInputs(CallTable):
         """
         if not logits.numel() or not logits.is_floating_point():
             return
-        found = measure(logits, target, ignore_index, loss, of_logarithms, first).to(self.rows.device, self.rows.dtype)
+        found = measure(logits, target, ignore_index, loss, of_logarithms, first).to(self.rows)
         (sums, maxima, minimum, labels), new = torch.split(self.rows[index], _SIZES), torch.split(found, _SIZES)
         sums += new[0]
         torch.maximum(maxima, new[1], out=maxima)
@@ -315,12 +317,10 @@ def output_stats(row: Sequence[float]) -> OutputStats:
     Args:
         row: As Python numbers; its CALLS are not 0.
     """
-    of = OutputColumn
-    rows, labels = row[of.ROWS], row[of.LABELS]
-    labelled = sum(row[N_NUMBERS:])
+    of, rows, of_labels = OutputColumn, row[OutputColumn.ROWS], row[N_NUMBERS:]
 
-    def mean(column: OutputColumn) -> float:
-        return row[column] / rows if rows else math.nan
+    def mean(column: OutputColumn, whole: float = rows) -> float:
+        return row[column] / whole if whole else math.nan
 
     return OutputStats(
         calls=int(row[of.CALLS]),
@@ -331,20 +331,20 @@ def output_stats(row: Sequence[float]) -> OutputStats:
         max_log_z=row[of.MAX_LOG_Z] if rows else math.nan,
         max_logit=row[of.MAX_LOGIT] if rows else math.nan,
         min_logit=row[of.MIN_LOGIT] if rows else math.nan,
-        zero_fraction=row[of.ZEROS] / (rows * row[of.CLASSES]) if rows else math.nan,
+        zero_fraction=mean(of.ZEROS, rows * row[of.CLASSES]),
         probabilities=mean(of.PROBABILITIES),
         log_probabilities=mean(of.LOG_PROBABILITIES),
         mixed_signs=mean(of.MIXED_SIGNS),
         same=int(row[of.SAME]),
         across=int(row[of.ACROSS]),
-        ignored_fraction=row[of.IGNORED] / labels if labels else math.nan,
+        ignored_fraction=mean(of.IGNORED, row[of.LABELS]),
         ignored_calls=int(row[of.IGNORED_CALLS]),
         lost_calls=int(row[of.LOST_CALLS]),
-        labels=int(labels),
+        labels=int(row[of.LABELS]),
         accuracy=mean(of.CORRECT),
         unnormalized=row[of.UNNORMALIZED] / rows if rows else 0.0,
-        majority=max(row[N_NUMBERS:]) / labelled if labelled else math.nan,
-        first_loss=row[of.FIRST_LOSS] / row[of.FIRST_ROWS] if row[of.FIRST_ROWS] else math.nan,
-        frequent_weight=row[of.WEIGHT] / row[of.CLASS_WEIGHT] if row[of.CLASS_WEIGHT] else math.nan,
+        majority=max(of_labels) / sum(of_labels) if any(of_labels) else math.nan,
+        first_loss=mean(of.FIRST_LOSS, row[of.FIRST_ROWS]),
+        frequent_weight=mean(of.WEIGHT, row[of.CLASS_WEIGHT]),
         viewed=int(row[of.VIEWED]),
     )

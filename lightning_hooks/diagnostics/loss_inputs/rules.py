@@ -187,43 +187,47 @@ class UnreachableTargets(Rule):
             limit = 0.0 if stats.bound == BLANK else self.share
             if stats.bounded < self.min_targets or stats.outside <= limit * stats.bounded:
                 continue
-            advice: tuple[str, ...]
             share, (low, high) = stats.outside / stats.bounded, BOUNDS[stats.bound]
             values = "below 0" if high == math.inf else f"outside of {low:g} to {high:g}"
-            message = f"{percent(share)} of its targets are {values} (limit {percent(self.share)}; {stats.bounded} were seen)"
-            if stats.bound == KL_DIVERGENCE:
-                message = (
-                    f"{percent(share)} of the numbers of its input are above 0 (limit {percent(self.share)}), where logarithms of "
-                    "probabilities never are."
-                )
-                diagnosis = (
-                    "It takes no logarithm itself: what it compares is no divergence and may be below 0. Common causes: softmax "
-                    "instead of log_softmax, logits."
-                )
-                advice = ("Give kl_div the log_softmax of the logits", "Pass log_target=True if the target is a logarithm as well")
-            elif stats.bound == BLANK:
-                message = f"{percent(share)} of its labels are the blank, which no label may be ({stats.bounded} were seen)."
-                diagnosis = (
-                    "Blanks are removed from what outputs spell: such a label is never read, and it is not learned when to write "
-                    "none. Common cause: labels that begin at 0, which is the blank by default."
-                )
-                advice = ("Add 1 to the labels, and a class to the outputs", "Pass blank= with a class that is no label")
-            elif stats.bound == SIGNS:
-                message = f"{percent(share)} of its targets are 0 ({stats.bounded} were seen): it expects -1 and 1."
-                diagnosis = "What has the target 0 counts for nothing, or for both. Common cause: labels of 0 and 1."
-                advice = ("Pass 2 * labels - 1",)
-            elif stats.bound == BINARY_CROSS_ENTROPY:
-                message += ": it expects probabilities."
-                diagnosis = (
-                    "Outside of them it has no lowest value and falls without end. Common causes: labels of -1 and 1, class "
-                    "numbers, pictures that are standardised."
-                )
-                advice = ("Pass targets from 0 to 1, such as (labels + 1) / 2",)
-            else:
-                message += f", and a {stats.bound} comes right before it."
-                diagnosis = "No weights reach these targets, and outputs are driven to its bound, where its gradient vanishes."
-                advice = (f"Remove the {stats.bound} before the loss", "Scale the targets to the range of the outputs")
+            message, diagnosis, advice = _UNREACHABLE.get(stats.bound, _BEYOND_A_FUNCTION)
+            message = message.format(
+                share=percent(share), limit=percent(self.share), seen=stats.bounded, values=values, function=stats.bound
+            )
+            advice = tuple(text.format(function=stats.bound) for text in advice)
             yield self.alert(report, site, share, limit, "warning", message, diagnosis, advice=advice)
+
+
+_BEYOND_A_FUNCTION: tuple[str, str, tuple[str, ...]] = (
+    "{share} of its targets are {values} (limit {limit}; {seen} were seen), and a {function} comes right before it.",
+    "No weights reach these targets, and outputs are driven to its bound, where its gradient vanishes.",
+    ("Remove the {function} before the loss", "Scale the targets to the range of the outputs"),
+)
+_UNREACHABLE: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    KL_DIVERGENCE: (
+        "{share} of the numbers of its input are above 0 (limit {limit}), where logarithms of probabilities never are.",
+        "It takes no logarithm itself: what it compares is no divergence and may be below 0. Common causes: softmax instead of "
+        "log_softmax, logits.",
+        ("Give kl_div the log_softmax of the logits", "Pass log_target=True if the target is a logarithm as well"),
+    ),
+    BLANK: (
+        "{share} of its labels are the blank, which no label may be ({seen} were seen).",
+        "Blanks are removed from what outputs spell: such a label is never read, and it is not learned when to write none. Common "
+        "cause: labels that begin at 0, which is the blank by default.",
+        ("Add 1 to the labels, and a class to the outputs", "Pass blank= with a class that is no label"),
+    ),
+    SIGNS: (
+        "{share} of its targets are 0 ({seen} were seen): it expects -1 and 1.",
+        "What has the target 0 counts for nothing, or for both. Common cause: labels of 0 and 1.",
+        ("Pass 2 * labels - 1",),
+    ),
+    BINARY_CROSS_ENTROPY: (
+        "{share} of its targets are {values} (limit {limit}; {seen} were seen): it expects probabilities.",
+        "Outside of them it has no lowest value and falls without end. Common causes: labels of -1 and 1, class numbers, pictures "
+        "that are standardised.",
+        ("Pass targets from 0 to 1, such as (labels + 1) / 2",),
+    ),
+}
+"""What bounds targets to the message, the diagnosis and the advice where they are outside; of a function before the loss above."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

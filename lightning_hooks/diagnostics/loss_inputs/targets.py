@@ -30,11 +30,7 @@ _LABELS = re.compile(r"label|target", re.IGNORECASE)
 
 def label_tensors(batch: Any) -> list[Tensor]:
     """The integer tensors of a batch that are targets: the second of a pair, and those whose key has "label" or "target" in it."""
-    found = []
-    for place, tensor in tensors_in(batch):
-        if _is_integer(tensor) and (_LABELS.search(place) or place == "[1]"):
-            found.append(tensor)
-    return found
+    return [tensor for place, tensor in tensors_in(batch) if _is_integer(tensor) and (_LABELS.search(place) or place == "[1]")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +213,8 @@ class LossTargets(CallTable):
                 self.add_labels(index, labels, lengths, call.arguments.get("blank", 0))
         elif index is not None and call.function in SIGNED:
             if in_memory(target) and target.numel():
-                self._count(index, target == 0, SIGNS)
+                self.host_row(index)[TargetColumn.CALLS] += 1
+                self._count_outside(index, target == 0, SIGNS)
         elif index is not None and in_memory(given) and in_memory(target):
             if call.function in REGRESSION and target.requires_grad and not given.requires_grad:
                 given, target = target, given  # the order does not matter to these losses, and is often the other one
@@ -226,7 +223,7 @@ class LossTargets(CallTable):
             self.add(index, given.detach(), target.detach(), not each, bound)
             down = weighted_down(call.arguments.get("pos_weight"), target)
             if down is not None:
-                self.rows[index, TargetColumn.DOWN] += down.to(self.rows.device, self.rows.dtype)
+                self.rows[index, TargetColumn.DOWN] += down.to(self.rows)
 
     def add(self, index: int, given: Tensor, target: Tensor, reduced: bool, bound: str = "") -> None:
         """Record a call. No host sync; of a target with samples to compare some numbers are kept until the next call.
@@ -249,10 +246,10 @@ class LossTargets(CallTable):
                 row[measured] = map(max, row[measured], map(float, sizes))
         if given.shape == target.shape and given.dim() > 1 and len(given) >= FEWEST_COMPARED and given[0].numel() > 1:
             self._look_for_same(index, given, target)
-        if bound == KL_DIVERGENCE:
-            self._bounded(index, given, bound, near=ROUNDING)
-        elif bound in BOUNDS:
-            self._bounded(index, target, bound)
+        if bound in BOUNDS:
+            bounded, near = (given, ROUNDING) if bound == KL_DIVERGENCE else (target, NEAR)
+            low, high = BOUNDS[bound]
+            self._count_outside(index, (bounded < low - near) | (bounded > high + near), bound)
         if target.dim() > 2 and len(target) > 1 and target[0].numel() >= VARIED and target.is_floating_point():
             self._compare(index, target)
 
@@ -269,30 +266,22 @@ class LossTargets(CallTable):
         if labels.dim() == 2 and lengths is not None:
             counts = torch.as_tensor(lengths).to(labels.device, non_blocking=True)
             found &= torch.arange(labels.shape[1], device=labels.device) < counts[:, None]
-        self._count(index, found, BLANK)
+        self.host_row(index)[TargetColumn.CALLS] += 1
+        self._count_outside(index, found, BLANK)
 
-    def _count(self, index: int, found: Tensor, bound: str) -> None:
-        """Count a call, and those of its targets that may not be there."""
+    def _count_outside(self, index: int, outside: Tensor, bound: str) -> None:
+        """Count numbers that are bounded, and those of them that are outside."""
         row = self.host_row(index)
-        row[TargetColumn.CALLS] += 1
-        row[TargetColumn.BOUNDED] += found.numel()
+        row[TargetColumn.BOUNDED] += outside.numel()
         row[TargetColumn.BOUND] = [*BOUNDS].index(bound) + 1
-        self.rows[index, TargetColumn.OUTSIDE] += found.sum().to(self.rows.device, self.rows.dtype)
-
-    def _bounded(self, index: int, numbers: Tensor, bound: str, near: float = NEAR) -> None:
-        """Count the numbers that are not within some bounds, nor near them."""
-        row, (low, high) = self.host_row(index), BOUNDS[bound]
-        row[TargetColumn.BOUNDED] += numbers.numel()
-        row[TargetColumn.BOUND] = [*BOUNDS].index(bound) + 1
-        outside = ((numbers < low - near) | (numbers > high + near)).sum()
-        self.rows[index, TargetColumn.OUTSIDE] += outside.to(self.rows.device, self.rows.dtype)
+        self.rows[index, TargetColumn.OUTSIDE] += outside.sum().to(self.rows)
 
     def _look_for_same(self, index: int, given: Tensor, target: Tensor) -> None:
         """Count a call whose input is the same for all samples, while its target is not."""
         inputs, targets = (_sampled(samples).to(row_dtype(given.device)) for samples in (given, target))
         counts = torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
         same = same_rows(inputs, counts) & (targets != targets[:1]).any()
-        self.rows[index, TargetColumn.SAME] += same.to(self.rows.device, self.rows.dtype)
+        self.rows[index, TargetColumn.SAME] += same.to(self.rows)
 
     def _compare(self, index: int, target: Tensor) -> None:
         """Compare the samples of a target with one another, and the first one with that of the call before."""
@@ -303,8 +292,7 @@ class LossTargets(CallTable):
             return
         varied = (first.sort().values.diff() != 0).sum() + 1 >= VARIED
         constant = varied & (samples == before).all()
-        found = torch.stack((varied, constant)).to(self.rows.device, self.rows.dtype)
-        self.rows[index, TargetColumn.COMPARED : TargetColumn.OUTSIDE] += found
+        self.rows[index, TargetColumn.COMPARED : TargetColumn.OUTSIDE] += torch.stack((varied, constant)).to(self.rows)
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
