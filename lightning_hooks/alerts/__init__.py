@@ -8,7 +8,6 @@ from lightning_hooks.declare.rulebook import Mute, RuleBook
 from lightning_hooks.diagnostics.attention.rules import *
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats, HeadStats
 from lightning_hooks.diagnostics.batches.rules import *
-from lightning_hooks.diagnostics.batches.validation_rules import *
 from lightning_hooks.diagnostics.calls.rules import *
 from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
 from lightning_hooks.diagnostics.clipping_events.norm_rules import *

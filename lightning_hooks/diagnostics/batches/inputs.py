@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.features.stats import feature_stats
-from lightning_hooks.hooks.attributes import stored_count
+from lightning_hooks.hooks.attributes import contents, stored_count
 from lightning_hooks.hooks.tensors import MAX_DEPTH, in_memory, plain_values
 from lightning_hooks.statistics.columns import MAXIMUM, Columns, RowTable
 from lightning_hooks.statistics.host_copies import number
@@ -157,7 +157,7 @@ def tensors_in(batch: Any, place: str = "", depth: int = 0) -> Iterator[tuple[st
 def _entries(batch: Any, kind: type) -> Iterable[tuple[str, Any]]:
     """What a container stores, with its place in it."""
     if issubclass(kind, UserDict):  # such as transformers' BatchEncoding
-        batch = _stored(batch).get("data")
+        batch = contents(batch).get("data")
         kind = type(batch)
     if issubclass(kind, dict):
         return [(f"[{key!r}]", inner) for key, inner in dict.items(batch) if isinstance(key, str | int)]
@@ -166,16 +166,9 @@ def _entries(batch: Any, kind: type) -> Iterable[tuple[str, Any]]:
     if issubclass(kind, tuple):
         return [(f"[{number}]", inner) for number, inner in enumerate(tuple.__iter__(batch))]
     if is_dataclass(kind):
-        stored = _stored(batch)
+        stored = contents(batch)
         return [(f".{field.name}", stored[field.name]) for field in fields(kind) if field.name in stored]
     return ()
-
-
-def _stored(batch: Any) -> Mapping[str, Any]:
-    try:
-        return object.__getattribute__(batch, "__dict__")  # type: ignore[no-any-return]
-    except AttributeError:  # it has slots
-        return {}
 
 
 def unexpanded(values: Tensor) -> Tensor:
@@ -234,19 +227,17 @@ class ScaleTable(RowTable):
         return self._lines.get(name)
 
     def take(self, line: int, args: tuple[Any, ...]) -> None:
-        """Record the input of a layer, in a batch in which costly statistics are taken."""
-        given = args[0] if args else None
-        if self._context.details.detailed and torch.is_grad_enabled() and in_memory(given) and not given.requires_grad:
-            self.add(line, given)
-
-    def add(self, line: int, values: Tensor) -> None:
-        """Record the input of a layer, features last. No host sync."""
-        if values.dim() < 2 or not values.numel() or not values.is_floating_point():
+        """Record the input of a layer, features last, in a batch in which costly statistics are taken. No host sync."""
+        values = args[0] if args else None
+        wanted = self._context.details.detailed and torch.is_grad_enabled()
+        if not (wanted and in_memory(values) and values.is_floating_point()) or values.requires_grad:
+            return
+        if values.dim() < 2 or not values.numel():
             return
         sizes = values.detach().reshape(-1, values.shape[-1]).to(self.rows.dtype).square().mean(0).sqrt()
         usual = torch.where(sizes > 0, sizes, torch.nan).nanmedian()
         largest, feature = sizes.max(0)
-        found = torch.stack((largest / usual, feature, largest)).nan_to_num(0.0, 0.0, 0.0).to(self.rows.device, self.rows.dtype)
+        found = torch.stack((largest / usual, feature, largest)).nan_to_num(0.0, 0.0, 0.0).to(self.rows)
         torch.maximum(self.rows[line], found, out=self.rows[line])
 
     def read(self, packed: Tensor) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Batches: labels all ignored, batches that repeat, features of very different sizes, other data in validation; and ranks."""
+"""Batches: labels all ignored, batches that repeat, features of very different sizes, ids out of range; and ranks."""
 
 from __future__ import annotations
 

@@ -91,7 +91,9 @@ class CheckedCalls(CallTable):
 
     def batch_start(self, batch: Any, size: int | None) -> None:
         """A sampled batch starts, of so many samples."""
-        self._samples = size if size and any(_one_per_sample(tensor, size) for _, tensor in tensors_in(batch)) else None
+        tensors = (tensor for _, tensor in tensors_in(batch) if tensor.dim())
+        one_each = bool(size) and any(tensor.numel() == size == len(tensor) for tensor in tensors)  # as targets do
+        self._samples = size if one_each else None
 
     def _softmax(self, call: FunctionalCall) -> None:
         given, index = call.arguments.get("input"), self.index_of(call)
@@ -109,7 +111,7 @@ class CheckedCalls(CallTable):
         """
         if not values.dim() or not values.is_floating_point():
             return
-        along = (0 if values.dim() in (0, 1, 3) else 1) if dim is None else dim % values.dim()
+        along = (0 if values.dim() in (1, 3) else 1) if dim is None else dim % values.dim()
         row = self.host_row(index)
         row[CallColumn.SOFTMAX] += 1
         row[CallColumn.OVER_BATCH] += is_over_batch(values, along, samples)
@@ -148,11 +150,6 @@ class CheckedCalls(CallTable):
             "softmax": {name: use for name, use in softmax.items() if use is not None},
             "dropout": {name: use for name, use in dropout.items() if use is not None},
         }
-
-
-def _one_per_sample(tensor: Tensor, size: int) -> bool:
-    """Whether a tensor of a batch holds one number for each of its samples, as targets do."""
-    return tensor.numel() == size == tensor.shape[0] if tensor.dim() else False
 
 
 def softmax_use(row: list[float]) -> SoftmaxUse | None:
@@ -233,42 +230,38 @@ class PrecisionTable(HostNumbers):
 
     def __init__(self, sites: Sequence[tuple[str, nn.Module]], asked: str) -> None:
         self._asked = asked
-        layers = {
+        self._layers = {
             index: (name, weight.numel())
             for index, (name, module) in enumerate(sites)
-            if asked in HALF_PRECISION and (weight := _multiplied(module)) is not None
+            if asked in HALF_PRECISION and isinstance(module, nn.Linear | _ConvNd)
+            if (weight := stored_tensor(module, "weight")) is not None
         }
-        self._lines = {index: line for line, index in enumerate(layers)}
-        self._layers = list(layers.values())
-        super().__init__(lambda: [count for line in self._calls for count in line], added, load=self._load_calls)
+        super().__init__(lambda: [count for counts in self._calls.values() for count in counts], added, load=self._load_calls)
         self.reset()
 
     def take(self, index: int, output: Any) -> None:
         """Record the output of a module."""
-        line = self._lines.get(index)
-        if line is not None and isinstance(output, Tensor):
-            self._calls[line][0] += 1
-            self._calls[line][1] += output.dtype in (torch.float32, torch.float64)
+        counts = self._calls.get(index)
+        if counts is not None and isinstance(output, Tensor):
+            counts[0] += 1
+            counts[1] += output.dtype in (torch.float32, torch.float64)
 
     def _load_calls(self, counts: list[float]) -> None:
-        self._calls = [counts[place : place + 2] for place in range(0, len(counts), 2)]
+        self._calls = {index: counts[2 * line : 2 * line + 2] for line, index in enumerate(self._layers)}
 
     @override
     def reset(self) -> None:
-        self._calls = [[0.0, 0.0] for _ in self._layers]
+        self._calls = {index: [0.0, 0.0] for index in self._layers}
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report; None where no layer was called."""
         rows = packed.view(-1, 2).tolist()
-        called = [(name, size, full / calls) for (name, size), (calls, full) in zip(self._layers, rows, strict=True) if calls]
+        called = [
+            (name, size, full / calls) for (name, size), (calls, full) in zip(self._layers.values(), rows, strict=True) if calls
+        ]
         total = sum(size for _, size, _ in called)
         if not total:
             return {"precision": None}
         share = sum(size * full for _, size, full in called) / total
         full_layers = tuple(name for name, _, full in called if full)
         return {"precision": PrecisionStats(self._asked, share, full_layers, len(called))}
-
-
-def _multiplied(module: nn.Module) -> Tensor | None:
-    """What a linear or convolution layer multiplies with."""
-    return stored_tensor(module, "weight") if isinstance(module, nn.Linear | _ConvNd) else None

@@ -128,25 +128,22 @@ class ConstantTable(RowTable):
 
     def read(self, packed: Tensor) -> tuple[float | None, str]:
         """The loss over that of the best constant answer, or why it is not known."""
-        return _over_constant(self.lines(packed)[0])
-
-
-def _over_constant(row: Sequence[float]) -> tuple[float | None, str]:
-    loss, constant, weight, undefined, kind, other = row[: len(ConstantColumn)]
-    if not kind:
-        return None, "no loss was seen whose best constant answer follows from its targets"
-    if other:
-        return None, "there are several losses"
-    if undefined or not weight:
-        return None, "the best constant answer does not follow from what the loss is given"
-    if SEEN[int(kind) - 1] in CLASSES:
-        counts = [count for count in row[len(ConstantColumn) :] if count]
-        if weight < FEWEST_LABELS * len(counts):
-            return None, "too few labels were seen for their entropy"
-        smoothing = constant / weight
-        shares = [(1 - smoothing) * count / weight + smoothing / len(counts) for count in counts]
-        constant = weight * (-sum(share * math.log(share) for share in shares) + (len(counts) - 1) / (2 * weight))  # Miller 1955
-    return (loss / constant, "") if constant > 0 else (None, "all targets are the same")
+        ((loss, constant, weight, undefined, kind, other, *counts),) = self.lines(packed)
+        if not kind:
+            return None, "no loss was seen whose best constant answer follows from its targets"
+        if other:
+            return None, "there are several losses"
+        if undefined or not weight:
+            return None, "the best constant answer does not follow from what the loss is given"
+        if SEEN[int(kind) - 1] in CLASSES:
+            counts = [count for count in counts if count]
+            if weight < FEWEST_LABELS * len(counts):
+                return None, "too few labels were seen for their entropy"
+            smoothing = constant / weight
+            shares = [(1 - smoothing) * count / weight + smoothing / len(counts) for count in counts]
+            entropy = -sum(share * math.log(share) for share in shares)
+            constant = weight * (entropy + (len(counts) - 1) / (2 * weight))  # Miller 1955
+        return (loss / constant, "") if constant > 0 else (None, "all targets are the same")
 
 
 def _weighted(arguments: Mapping[str, Any]) -> bool:
@@ -187,8 +184,8 @@ class MeasuredSteps:
             error: The standard error of that.
         """
         gain = measured.before - measured.after
-        known = measured.other_before is not None and measured.other_after is not None
-        transfer = (measured.other_before or 0.0) - (measured.other_after or 0.0) if known else math.nan
+        before, after = measured.other_before, measured.other_after
+        transfer = math.nan if before is None or after is None else before - after
         if not all(map(math.isfinite, (gain, predicted, error, measured.level))):
             return
         self._recent.append((gain, predicted, error + measured.rounding, transfer))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -117,8 +117,7 @@ class GradientSample:
         self.key: Hashable = tuple((step.indices[part.place], part.numel) for part in spread)
         self._n_spread, self._n_paired = len(spread), sum(part.gradient.numel() for part in spread)
         self._before = self._weights()
-        values = [_precise(part.gradient) for part in self._parts]
-        self._gradient = torch.cat(values) if values else torch.zeros(0)
+        self._gradient = _joined(part.gradient for part in self._parts)
         if step.carries_scale and step.loss_scale is not None:
             self._gradient = self._gradient / step.loss_scale
 
@@ -138,11 +137,8 @@ class GradientSample:
         return _Part(place, index, numel, flat.index_select(0, index), whole=False)
 
     def _weights(self) -> Tensor:
-        found = []
-        for part in self._parts:
-            flat = as_real(plain_values(self._parameters[part.place])).reshape(-1)
-            found.append(_precise(flat if part.index is None else flat.index_select(0, part.index)))
-        return torch.cat(found) if found else torch.zeros(0)
+        of_parts = ((part.index, as_real(plain_values(self._parameters[part.place])).reshape(-1)) for part in self._parts)
+        return _joined(values if index is None else values.index_select(0, index) for index, values in of_parts)
 
     def rows(self, before: Tensor | None) -> Tensor:
         """The rows of the step, which was taken.
@@ -211,8 +207,10 @@ def _cosine(dot: Tensor, square: Tensor, other: Tensor) -> Tensor:
     return torch.where(norms > 0, dot / norms, 0)
 
 
-def _precise(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
+def _joined(parts: Iterable[Tensor]) -> Tensor:
+    """One after the other, in float32 at least."""
+    values = [part if part.dtype == torch.float64 else part.float() for part in parts]
+    return torch.cat(values) if values else torch.zeros(0)
 
 
 def _summed(rows: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:

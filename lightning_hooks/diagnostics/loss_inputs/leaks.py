@@ -123,14 +123,13 @@ class TargetCopyTable(CallTable):
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
-        found = ((name, target_copies(row, self._names)) for name, row in self.named_lines(packed))
-        return {"copies": {name: copies for name, copies in found if copies.in_column or copies.as_tokens}}
-
-
-def target_copies(row: Sequence[float], sites: Sequence[str]) -> TargetCopies:
-    """Name the numbers of a row."""
-    calls, in_column, token_calls, as_tokens, targets, column, site = map(int, row)
-    return TargetCopies(calls, in_column, column, token_calls, as_tokens, targets, sites[site - 1] if site else "")
+        found = {}
+        for name, row in self.named_lines(packed):
+            calls, in_column, token_calls, as_tokens, targets, column, site = map(int, row)
+            if in_column or as_tokens:
+                module = self._names[site - 1] if site else ""
+                found[name] = TargetCopies(calls, in_column, column, token_calls, as_tokens, targets, module)
+        return {"copies": found}
 
 
 def is_table(tensor: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +12,9 @@ from typing_extensions import override
 from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.batches.hashes import BatchHashes
 from lightning_hooks.diagnostics.loss_inputs.targets import IGNORED, LabelCounts, LabelTable, label_counts, label_tensors
-from lightning_hooks.diagnostics.setup.copies import copies_in, standing_still
 from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, first_weights, nonfinite_weights, still_alike
 from lightning_hooks.diagnostics.setup.module_modes import AS_MADE, ModuleModes, unusual_settings, values_per_channel
+from lightning_hooks.diagnostics.setup.parameters import copies_in, groups_of, held_by, standing_still
 from lightning_hooks.hooks import Recorder
 from lightning_hooks.hooks.attributes import in_training_mode, stored
 from lightning_hooks.hooks.parameters import own_parameters, unregistered_modules, unregistered_tensors
@@ -24,8 +23,6 @@ from lightning_hooks.hooks.tensors import as_number
 from lightning_hooks.statistics.reduction import largest
 from lightning_hooks.statistics.tables import HostNumbers, Tables
 
-FEW_VALUES = 16
-"""Values per channel below which a batch norm is named in the report."""
 MOST_UNREGISTERED = 8
 """Attributes with modules or tensors that are registered nowhere, at most."""
 
@@ -144,7 +141,6 @@ class SetupChecks(Tables):
 
     def __init__(self, context: Context) -> None:
         host, model, device = context.host, context.host.model, context.host.setup.device
-        self._ranks, self._device = host.setup.data_parallel_size, device
         self._modes = ModuleModes(model, device)
         self._host, self._settings, self._first = host, unusual_settings(model), first_weights(model)
         self._nonfinite, self._copies = nonfinite_weights(model), copies_in(model, host.optimizers)
@@ -170,7 +166,7 @@ class SetupChecks(Tables):
             modes=self._modes,
         )
         self._take_batch = context.guard(self._hashes.add, "the batch (whether it is repeated)")
-        self._take_labels = context.guard(self._count_labels, "the batch's labels")
+        self._take_labels = context.guard(lambda batch: self._of_batches.add(label_tensors(batch), IGNORED), "the batch's labels")
         for name, module in model.named_modules():
             if isinstance(module, nn.CrossEntropyLoss | nn.NLLLoss):
                 context.listen(clean_name(name), module, _TargetRecorder(self._of_losses))
@@ -194,9 +190,6 @@ class SetupChecks(Tables):
         if detailed:
             self._take_labels(batch)
 
-    def _count_labels(self, batch: Any) -> None:
-        self._of_batches.add(label_tensors(batch), IGNORED)
-
     def before_backward(self, sampled: bool) -> None:
         """Backward starts."""
         if sampled:
@@ -210,18 +203,15 @@ class SetupChecks(Tables):
 
     def window_end(self, optimizers: Sequence[Any]) -> None:
         """The window ends: note what the optimizers hold."""
-        held = {id(p) for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+        held = held_by(optimizers)
         self._optimized = {name for name, parameters in self._hidden_parameters.items() if any(id(p) in held for p in parameters)}
-        self._decay = {
-            f"{place}-{type(optimizer).__name__}": found
-            for place, optimizer in enumerate(optimizers)
-            if (found := _vector_decay(getattr(optimizer, "param_groups", ()))) is not None
-        }
+        named = groups_of(optimizers)
+        self._decay = {name: found for name, groups in named if (found := _vector_decay(groups)) is not None}
         own = {id(parameter) for parameter in self._host.model.parameters()}
         self._foreign = {
-            f"{place}-{type(optimizer).__name__}.group{number}.{index}": tuple(parameter.shape)
-            for place, optimizer in enumerate(optimizers)
-            for number, group in enumerate(getattr(optimizer, "param_groups", ()))
+            f"{name}.group{number}.{index}": tuple(parameter.shape)
+            for name, groups in named
+            for number, group in enumerate(groups)
             for index, parameter in enumerate(group["params"])
             if parameter.requires_grad and id(parameter) not in own and not nn.parameter.is_lazy(parameter)
         }
@@ -248,7 +238,7 @@ class SetupChecks(Tables):
             modules: Site to the statistics of the gradient at its output.
             temporary: Module to how many numbers have the parameters that it uses and that were gone after the first step.
         """
-        parts = self.split(packed)
+        parts, ranks = self.split(packed), self._host.setup.data_parallel_size
         levels, moved = self._modes.read(parts["modes"])
         updating = [name for name in moved if levels.get(name) == 0 and moved[name] > 0]
         pairs, on_ranks = self._hashes.read(parts["hashes"])
@@ -261,7 +251,7 @@ class SetupChecks(Tables):
             untrained=self._first.untrained,
             still_copies=standing_still(model, self._copies),
             updating={name: moved[name] for name in _in_frozen_parts(updating, model)},
-            values_per_channel=values_per_channel(self._modes, levels, modules, FEW_VALUES),
+            values_per_channel=values_per_channel(self._modes, levels, modules),
             settings=dict(self._settings),
             unregistered={
                 **{name: self._unregistered(name, reached[name]) for name in self._hidden},
@@ -271,7 +261,7 @@ class SetupChecks(Tables):
             nonfinite_weights=self._nonfinite,
             foreign=self._foreign,
             labels=label_counts(parts["losses"]) or label_counts(parts["batches"]),
-            batches=BatchCounts(*pairs, self._ranks, *(on_ranks if self._ranks > 1 else ())),
+            batches=BatchCounts(*pairs, ranks, *(on_ranks if ranks > 1 else ())),
         )
 
     def _unregistered(self, name: str, reached: bool) -> UnregisteredModules:
@@ -318,15 +308,10 @@ def _vector_decay(groups: Sequence[Mapping[str, Any]]) -> VectorDecay | None:
 
 def _in_frozen_parts(names: Sequence[str], model: nn.Module) -> list[str]:
     """The modules none of whose parameters requires a gradient. One without any is as the innermost part that has some."""
-    counts: Counter[str] = Counter()
+    holds: set[str] = set()
     trains: set[str] = set()
     for raw, parameter in model.named_parameters() if names else ():
         around = outwards(clean_name(raw).rpartition(".")[0])
-        counts.update(around)
+        holds.update(around)
         trains.update(around if parameter.requires_grad else ())
-    found = []
-    for name in names:
-        part = next((outer for outer in outwards(name) if counts[outer]), name)
-        if part not in trains:
-            found.append(name)
-    return found
+    return [name for name in names if next((outer for outer in outwards(name) if outer in holds), name) not in trains]

@@ -282,7 +282,7 @@ class NonfiniteWeight:
 
 def nonfinite_weights(model: nn.Module) -> dict[str, NonfiniteWeight]:
     """The parameters with numbers that are NaN or infinite, by name. One copy from the device where there are none."""
-    weights = {clean_name(name): p.detach() for name, p in model.named_parameters() if _is_known(p) and p.is_floating_point()}
+    weights = {clean_name(name): p.detach() for name, p in model.named_parameters() if is_known(p) and p.is_floating_point()}
     norms = _norms([*weights.values()])
     found = {}
     for name in [name for name, norm in zip(weights, norms, strict=True) if not math.isfinite(norm)]:
@@ -321,9 +321,10 @@ def _recurrent(model: nn.Module, few: int) -> dict[str, Tensor]:
         for name, module in model.named_modules()
         if isinstance(module, nn.RNNBase | nn.RNNCellBase)
         for inner, parameter in module.named_parameters(recurse=False)
-        if parameter.dim() > 1 and _is_known(parameter) and parameter.numel() >= few
+        if parameter.dim() > 1 and is_known(parameter) and parameter.numel() >= few
     }
 
 
-def _is_known(parameter: Tensor) -> bool:
+def is_known(parameter: Tensor) -> bool:
+    """Whether all values of a parameter are here to be read: it has some, and is not spread over ranks."""
     return has_values(parameter) and not is_distributed(parameter)

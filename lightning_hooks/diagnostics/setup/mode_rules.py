@@ -53,7 +53,7 @@ class EvalMode(Rule):
         single, raw = list[str](), list[str]()
         for site, levels in modes.items():
             around = next((outer for outer in outwards(site)[1:] if elements[outer] > elements[site]), "")
-            if site in report.model_setup.unestimated and _as_made(report, outwards(site)[max(levels, 1) - 1]):
+            if site in report.model_setup.unestimated and _as_made(report, outwards(site)[levels - 1]):
                 raw.append(site)
             elif not trained[around] or trained[around] < self.trains * elements[around]:
                 continue

@@ -27,6 +27,8 @@ FRESH = -1.0
 """How far running statistics have moved that were never trained before this fit."""
 AS_MADE = -2.0
 """The same of those that still are as they were made: 0 and 1."""
+FEW_VALUES = 16
+"""Values per channel below which a batch norm is named in the report."""
 
 _RUNNING = ("running_mean", "running_var")
 
@@ -60,10 +62,8 @@ class ModuleModes:
         self._last: deque[list[float]] = deque(maxlen=LAST)
         self._first = True
         self.norms = {name: module for name, module in dependent.items() if isinstance(module, _NormBase)}
-        self._known = [module for module in self.norms.values() if _channels(module)]  # others are lazy
-        of = {id(module): place for place, module in enumerate(self.norms.values())}
-        self._sizes = {id(module): _channels(module) for module in self._known}
-        owners = [of[id(module)] for module in self._known for _ in range(self._sizes[id(module)])]
+        self._sizes = [(norm, _channels(norm)) for norm in self.norms.values()]  # none while it is lazy
+        owners = [place for place, (_, size) in enumerate(self._sizes) for _ in range(size)]
         self._owners = torch.tensor(owners, dtype=torch.int64, device=device)
         self._mean, self._std = self._running()
         self._trained = self._per_norm((self._mean != 0) | (self._std != 1))
@@ -132,14 +132,14 @@ class ModuleModes:
 
     def _running(self) -> tuple[Tensor, Tensor]:
         """The running means and standard deviations of all norms, one after the other."""
-        if not self._known:
-            return torch.zeros(0, dtype=self._dtype, device=self._device), torch.ones(0, dtype=self._dtype, device=self._device)
-        mean, var = (torch.cat([self._buffer(norm, name) for norm in self._known]).to(self._dtype) for name in _RUNNING)
+        none = torch.zeros(0, device=self._device)
+        of_norms = ([self._buffer(norm, name, size) for norm, size in self._sizes] for name in _RUNNING)
+        mean, var = (torch.cat([none, *buffers]).to(self._dtype) for buffers in of_norms)
         return mean, var.sqrt()
 
-    def _buffer(self, norm: nn.Module, name: str) -> Tensor:
+    def _buffer(self, norm: nn.Module, name: str, size: int) -> Tensor:
         """A norm's buffer, as long as it was at the start; zeros where it is gone."""
-        buffer, size = stored_tensor(norm, name), self._sizes[id(norm)]
+        buffer = stored_tensor(norm, name) if size else None
         if buffer is None or buffer.numel() != size:
             return torch.zeros(size, device=self._device)
         return buffer.detach().to(self._device)
@@ -181,29 +181,25 @@ def _share_dropped(module: nn.Module) -> float:
     return 0.0
 
 
-def values_per_channel(modes: ModuleModes, levels: Mapping[str, int], stats: Mapping[str, Any], below: float) -> dict[str, float]:
+def values_per_channel(modes: ModuleModes, levels: Mapping[str, int], stats: Mapping[str, Any]) -> dict[str, float]:
     """The values from which each batch norm in training mode computed a mean, where those are few.
 
     Args:
         modes: The norms.
         levels: Module to its levels; 0 in training mode.
         stats: Site to the statistics of the gradient at its output, which has as many numbers.
-        below: How many are few.
     """
     found = {}
     for name, norm in modes.norms.items():
+        # The means of an instance norm are over a sample, those of a synchronised one over all ranks.
+        over_the_batch = isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
         # Numbers that are not finite are not counted.
         whole = name in stats and stats[name].calls and not stats[name].nonfinite_fraction
-        if levels.get(name) == 0 and whole and _over_the_batch(norm) and (size := _channels(norm)):
+        if levels.get(name) == 0 and whole and over_the_batch and (size := _channels(norm)):
             values = stats[name].count / stats[name].calls / size
-            if values < below:
+            if values < FEW_VALUES:
                 found[name] = values
     return found
-
-
-def _over_the_batch(norm: nn.Module) -> bool:
-    """Whether its means are over this rank's batch: an instance norm's are over a sample, a synchronised one's over all ranks."""
-    return isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
 
 
 def _depends_on_mode(module: nn.Module) -> bool:

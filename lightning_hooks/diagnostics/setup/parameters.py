@@ -1,19 +1,22 @@
-"""How each parameter is set up: whether it trains and had a gradient, which optimizers hold it, with what learning rate."""
+"""How each parameter is set up: whether it trains and had a gradient, which optimizers hold it; copies that none holds."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from lightning_hooks.declare.step import EarlierOptimizers, Step
-from lightning_hooks.diagnostics.setup.initial import starting_at_zero
+from lightning_hooks.diagnostics.setup.initial import is_known, on_host, starting_at_zero
 from lightning_hooks.hooks.parameters import of_libraries, unused_parts
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.tensors import as_number
+from lightning_hooks.hooks.tensors import as_number, as_real
+from lightning_hooks.statistics.columns import row_dtype
 
 DECOUPLED = ("AdamW", "SGD", "Lion", "Muon", "NAdamW", "LAMB")
 """Optimizers whose weight decay takes ``lr * weight_decay`` of a weight at each step. In Adam's it goes through its moments."""
@@ -77,19 +80,18 @@ class SetupWatch:
         self._peaks: dict[int, float] = {}  # of each parameter group, by number, the largest learning rate so far
         self._unheld: dict[str, nn.Parameter] | None = None
         self._reached: set[str] = set()
-        self._steps: dict[str, int] = {}
-        self._unzeroed: dict[str, int] = {}
+        self._steps: Counter[str] = Counter()
+        self._unzeroed: Counter[str] = Counter()
         self._never: dict[int, set[int]] = {}  # optimizer -> parameters without a gradient at any step so far
 
     def batch_start(self, optimizers: Sequence[Any], model: nn.Module) -> None:
         """A sampled batch starts: note the learning rates in force and those that schedulers leave in the groups."""
-        groups = _groups(optimizers)
-        for number, (*_, group) in enumerate(groups):
+        for number, group in enumerate(group for _, groups in groups_of(optimizers) for group in groups):
             known = [self._peaks.get(number), *(as_number(group.get(name)) for name in ("lr", "initial_lr", "max_lr"))]
             if rates := [rate for rate in known if rate is not None]:
                 self._peaks[number] = max(rates)
         if self._unheld is None:
-            held = {id(parameter) for *_, group in groups for parameter in group["params"]}
+            held = held_by(optimizers)
             self._unheld = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in held}
 
     def follow(self, kept: EarlierOptimizers) -> None:
@@ -107,8 +109,8 @@ class SetupWatch:
 
     def step_taken(self, step: Step, optimizer: str) -> None:
         """An optimizer has stepped, sampled or not."""
-        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
-        self._unzeroed[optimizer] = self._unzeroed.get(optimizer, 0) + step.unzeroed
+        self._steps[optimizer] += 1
+        self._unzeroed[optimizer] += step.unzeroed
         never = self._never.get(step.optimizer)
         if never is None:
             self._never[step.optimizer] = {*step.missing}
@@ -128,9 +130,9 @@ class SetupWatch:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the :meth:`state` of an earlier run."""
-        self._peaks, self._steps = dict(state.get("peaks", {})), dict(state.get("steps", {}))
-        self._reached = set(state.get("reached", ()))
-        self._unzeroed, self._at_zero = dict(state.get("unzeroed", {})), {*self._at_zero, *state.get("at_zero", ())}
+        self._peaks, self._reached = dict(state.get("peaks", {})), set(state.get("reached", ()))
+        self._steps, self._unzeroed = Counter(state.get("steps", {})), Counter(state.get("unzeroed", {}))
+        self._at_zero = {*self._at_zero, *state.get("at_zero", ())}
         self._never = {place: set(missing) for place, missing in state.get("never", {}).items()}
 
     def window_end(self, optimizers: Sequence[Any], model: nn.Module) -> dict[str, ParameterSetup]:
@@ -138,10 +140,10 @@ class SetupWatch:
 
         Why one without a gradient may be meant to have none is left open: see :func:`with_reasons`.
         """
-        groups = _groups(optimizers)
         held: dict[int, list[_Held]] = {}
-        for number, (name, decay, l2, group) in enumerate(groups):
-            holder = _Held(name, decay, as_number(group.get("lr")), self._peaks.get(number), l2)
+        in_order = ((optimizer, group) for optimizer, groups in groups_of(optimizers) for group in groups)
+        for number, (optimizer, group) in enumerate(in_order):
+            holder = _held(optimizer, group, self._peaks.get(number))
             for parameter in group["params"]:
                 held.setdefault(id(parameter), []).append(holder)
         never = {self._names[index] for missing in self._never.values() for index in missing}
@@ -161,18 +163,18 @@ class SetupWatch:
                 **known,
             )
         self._unheld = None
-        self._reached, self._steps, self._unzeroed, self._never = set(), {}, {}, {}
+        self._reached, self._steps, self._unzeroed, self._never = set(), Counter(), Counter(), {}
         return setups
 
     def _of_holders(self, holders: Sequence[_Held]) -> dict[str, Any]:
         return {
             "optimizers": tuple(holder.optimizer for holder in holders),
-            "steps": max((self._steps.get(holder.optimizer, 0) for holder in holders), default=0),
+            "steps": max((self._steps[holder.optimizer] for holder in holders), default=0),
             "lr": max((holder.lr for holder in holders if holder.lr is not None), default=None),
             "lr_peak": max((holder.lr_peak for holder in holders if holder.lr_peak is not None), default=None),
             "decay": max((holder.decay for holder in holders), default=0.0),
             "l2": max((holder.l2 for holder in holders), default=0.0),
-            "unzeroed_steps": max((self._unzeroed.get(holder.optimizer, 0) for holder in holders), default=0),
+            "unzeroed_steps": max((self._unzeroed[holder.optimizer] for holder in holders), default=0),
         }
 
 
@@ -211,15 +213,84 @@ class _Held(NamedTuple):
     l2: float
 
 
-def _groups(optimizers: Sequence[Any]) -> list[tuple[str, float, float, dict[str, Any]]]:
-    """Each parameter group, with its optimizer's name, what decoupled weight decay takes of a weight at each step, and L2's."""
-    found = []
-    for place, optimizer in enumerate(optimizers):
-        kind = type(optimizer).__name__
-        for group in getattr(optimizer, "param_groups", ()):
-            decoupled = kind in DECOUPLED or group.get("decoupled_weight_decay") is True
-            weight_decay = as_number(group.get("weight_decay")) or 0.0
-            decay = (as_number(group.get("lr")) or 0.0) * weight_decay if decoupled else 0.0
-            l2 = weight_decay if kind in L2 and not decoupled else 0.0
-            found.append((f"{place}-{kind}", decay, l2, group))
+def _held(optimizer: str, group: Mapping[str, Any], peak: float | None) -> _Held:
+    kind, lr = optimizer.partition("-")[2], as_number(group.get("lr"))
+    decoupled = kind in DECOUPLED or group.get("decoupled_weight_decay") is True
+    weight_decay = as_number(group.get("weight_decay")) or 0.0
+    decay = (lr or 0.0) * weight_decay if decoupled else 0.0
+    l2 = weight_decay if kind in L2 and not decoupled else 0.0
+    return _Held(optimizer, decay, lr, peak, l2)
+
+
+def groups_of(optimizers: Iterable[Any]) -> list[tuple[str, Sequence[dict[str, Any]]]]:
+    """The name of each optimizer, such as ``0-Adam``, with its parameter groups."""
+    return [(f"{place}-{type(one).__name__}", getattr(one, "param_groups", ())) for place, one in enumerate(optimizers)]
+
+
+def held_by(optimizers: Iterable[Any]) -> set[int]:
+    """The identities of the parameters that optimizers hold."""
+    return {id(parameter) for _, groups in groups_of(optimizers) for group in groups for parameter in group["params"]}
+
+
+class ModuleCopy(NamedTuple):
+    """Two modules with the same weights when training started, of which no optimizer holds the second."""
+
+    original: str
+    copy: str
+    sums: Sequence[float]  # of the weights of the copy, then
+
+
+def copies_in(model: nn.Module, optimizers: Iterable[Any]) -> list[ModuleCopy]:
+    """Find the modules that are copies of one that an optimizer holds, and that no optimizer holds themselves.
+
+    Compared are modules of one class whose parameters have the same names and shapes, with a weight of two dimensions or more.
+    Where all parameters are in optimizers, as they usually are, nothing is read; else some numbers of such pairs are.
+
+    Args:
+        model: The model.
+        optimizers: The optimizers.
+    """
+    held = held_by(optimizers)
+    if all(id(parameter) in held for parameter in model.parameters()):
+        return []
+    originals: dict[tuple[Any, ...], list[tuple[str, nn.Module]]] = {}
+    free: list[tuple[tuple[Any, ...], str, nn.Module]] = []
+    for name, module in model.named_modules():
+        parameters = dict(module.named_parameters())
+        if all(map(is_known, parameters.values())) and any(p.dim() > 1 for p in parameters.values()):
+            key = (type(module), *((inner, p.shape) for inner, p in parameters.items()))
+            if all(id(p) in held for p in parameters.values()):
+                originals.setdefault(key, []).append((clean_name(name), module))
+            elif not any(id(p) in held for p in parameters.values()):
+                free.append((key, clean_name(name), module))
+    found: list[ModuleCopy] = []
+    for key, name, module in free:
+        if not any(name.startswith(f"{known.copy}.") for known in found):  # a part of a copy
+            original = next((other for other, first in originals.get(key, ()) if _are_equal(first, module)), None)
+            if original is not None:
+                found.append(ModuleCopy(original, name, _sums(module)))
     return found
+
+
+def standing_still(model: nn.Module, copies: Sequence[ModuleCopy]) -> dict[str, str]:
+    """The copies whose weights are as they were when training started, though those of the original are not, each to that."""
+    if not copies:
+        return {}
+    modules = {clean_name(name): module for name, module in model.named_modules()}
+    return {
+        copy.copy: copy.original
+        for copy in copies
+        if {copy.original, copy.copy} <= modules.keys()
+        and _sums(modules[copy.copy]) == copy.sums
+        and not _are_equal(modules[copy.original], modules[copy.copy])
+    }
+
+
+def _are_equal(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(a.device == b.device and torch.equal(a.detach(), b.detach()) for a, b in pairs)
+
+
+def _sums(module: nn.Module) -> Sequence[float]:
+    values = (as_real(parameter.detach()) for parameter in module.parameters())
+    return on_host([value.sum(dtype=row_dtype(value.device)) for value in values])

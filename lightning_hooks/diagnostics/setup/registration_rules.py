@@ -37,22 +37,22 @@ class NotOptimized(Rule):
                 held.setdefault(optimizer, []).append(name)
         # Lightning's stand-in for no optimizer has no learning rate.
         others = [name for name, stats in report.optimizers.items() if any(group.lr for group in stats.groups)]
-        if report.setups and not held and others:
-            yield self.alert(
-                report, "the model", float(len(others)), 0.0, "warning",
-                f"none of its parameters is held by an optimizer: what {', '.join(others)} holds is not this model's.",
-                "Common causes: an optimizer made for a copy of the model, or before its layers were replaced.",
-                advice=("Create the optimizer from self.parameters() in configure_optimizers",),
-            )  # fmt: skip
-            return
+        total = sum(setup.elements for setup in report.setups.values() if setup.trains)
         if report.setups and not held:
-            elements = sum(setup.elements for setup in report.setups.values() if setup.trains)
-            yield self.alert(
-                report, "the model", float(elements), 0.0, "info",
-                "there is no optimizer: parameters change only where your own code changes them, and update ratios and clipping "
-                "are not measured.",
-                advice=("Return an optimizer from configure_optimizers to have them measured",),
-            )  # fmt: skip
+            if others:
+                yield self.alert(
+                    report, "the model", float(len(others)), 0.0, "warning",
+                    f"none of its parameters is held by an optimizer: what {', '.join(others)} holds is not this model's.",
+                    "Common causes: an optimizer made for a copy of the model, or before its layers were replaced.",
+                    advice=("Create the optimizer from self.parameters() in configure_optimizers",),
+                )  # fmt: skip
+            else:
+                yield self.alert(
+                    report, "the model", float(total), 0.0, "info",
+                    "there is no optimizer: parameters change only where your own code changes them, and update ratios and "
+                    "clipping are not measured.",
+                    advice=("Return an optimizer from configure_optimizers to have them measured",),
+                )  # fmt: skip
             return
         for optimizer, names in held.items():
             if not any(report.setups[name].trains or had_gradient(report, name) for name in names):
@@ -64,14 +64,13 @@ class NotOptimized(Rule):
                     advice=("Unfreeze what it holds, or give it the parameters that train",),
                 )  # fmt: skip
         left_out = {name: setup for name, setup in report.setups.items() if setup.trains and not setup.optimizers}
-        total = sum(setup.elements for setup in report.setups.values() if setup.trains)
         share = sum(setup.elements for setup in left_out.values() if setup.has_gradient) / max(total, 1)
         most = f" So {percent(share)} of what trains is in no optimizer." if share >= self.most else ""
-        causes = (
-            "configure_optimizers that passes only a part of the parameters, or a layer that was unfrozen after the optimizer was"
-        )
         advice: tuple[str, ...] = ()
-        before = f"Common causes: {causes} created."
+        before = (
+            "Common causes: configure_optimizers that passes only a part of the parameters, or a layer that was unfrozen after the "
+            "optimizer was created."
+        )
         old = unused_tensors(report)
         if old and any(setup.has_gradient for setup in left_out.values()):
             before = (

@@ -39,41 +39,30 @@ class ModuleSettings(Rule):
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per setting and value, at the first module that has it."""
         setup = report.model_setup
+        found: list[tuple[str, float, float, list[str]]] = []  # the setting, its value, the limit, the modules that have it
         few = {site: values for site, values in setup.values_per_channel.items() if values < self.values}
         if few:
-            least = min(few.values())
-            yield self._alert(
-                report, [*few], least, self.values,
-                f"batch norm has {least:.3g} values per channel and batch (limit {self.values:.3g}): its mean and variance are "
-                "noise, and unlike those of validation.",
-                "Common cause: very small batches.",
-                ("Use larger batches", "Use GroupNorm or LayerNorm in its place"),
-            )  # fmt: skip
+            found.append(("values", min(few.values()), self.values, [*few]))
         known = {site: values for site, values in setup.settings.items() if site not in setup.eval_modes}
         for setting, limit in (("p", self.dropout), ("eps", self.eps), ("momentum", 0.0)):
             by_value: dict[float, list[str]] = {}
             for site in [site for site, values in known.items() if values.get(setting, -1.0) >= limit]:
                 by_value.setdefault(known[site][setting], []).append(site)
-            for value, sites in by_value.items():
-                message, diagnosis, advice = _EXTREME[setting]
-                message = message.format(value=value, limit=limit, share=percent(value), most=percent(limit))
-                yield self._alert(report, sites, value, limit, message, diagnosis, advice)
-
-    def _alert(
-        self,
-        report: GradientFlowReport,
-        sites: list[str],
-        value: float,
-        limit: float,
-        message: str,
-        diagnosis: str,
-        advice: tuple[str, ...],
-    ) -> Alert:
-        more = f"The same: {some(sites[1:], 3)}. " if len(sites) > 1 else ""
-        return self.alert(report, sites[0], value, limit, "warning", message, more + diagnosis, advice=advice)
+            found += [(setting, value, limit, sites) for value, sites in by_value.items()]
+        for setting, value, limit, (site, *others) in found:
+            message, diagnosis, advice = _EXTREME[setting]
+            message = message.format(value=value, limit=limit, share=percent(value), most=percent(limit))
+            more = f"The same: {some(others, 3)}. " if others else ""
+            yield self.alert(report, site, value, limit, "warning", message, more + diagnosis, advice=advice)
 
 
-_EXTREME = {
+_EXTREME: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "values": (
+        "batch norm has {value:.3g} values per channel and batch (limit {limit:.3g}): its mean and variance are noise, and unlike "
+        "those of validation.",
+        "Common cause: very small batches.",
+        ("Use larger batches", "Use GroupNorm or LayerNorm in its place"),
+    ),
     "p": (
         "dropout, or stochastic depth, drops {share} of its input (limit {most}): little of it is left.",
         "Common cause: the share to keep was given, where PyTorch takes the share to drop.",
