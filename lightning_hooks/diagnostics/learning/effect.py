@@ -11,6 +11,7 @@ from lightning_hooks.declare.rule import percent
 from lightning_hooks.declare.site_names import place_of
 from lightning_hooks.diagnostics.loss.report import fallen
 from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.hooks.selection import outwards
 
 LEAST, MOST = 0.1, 10.0
 """Share of the fall over share of the parameters between which weights bring what is usual: four fifths of healthy layers do."""
@@ -85,9 +86,8 @@ class Effects:
         self._total = sum(elements for _, elements, _ in self._modules.values())
         self._within: dict[str, list[str]] = {}  # by the name of each module, those of its modules that hold parameters, itself too
         for name in self._modules:
-            parts = name.split(".")
-            for depth in range(1, len(parts) + 1):
-                self._within.setdefault(".".join(parts[:depth]), []).append(name)
+            for module in outwards(name)[:-1] or [name]:  # without the root, but for its own parameters
+                self._within.setdefault(module, []).append(name)
         self._ordered = sorted(self._modules, key=lambda name: self._modules[name][2])
         self._places_of = [self._modules[name][2] for name in self._ordered]
         self._densities = [math.inf]  # of the modules up to each of them, the median

@@ -94,18 +94,11 @@ class TargetCopyTable(CallTable):
             self._tokens = value
 
     def _record(self, call: FunctionalCall) -> None:
-        target, index = call.arguments.get("target"), self.index_of(call)
-        if index is not None and in_memory(target) and not target.requires_grad:
-            self.add(index, plain_values(target), call.arguments.get("ignore_index", -100))
-
-    def add(self, index: int, target: Tensor, ignored: int = -100) -> None:
-        """Record a call. No host sync.
-
-        Args:
-            index: Of its row.
-            target: Its target.
-            ignored: The label that does not count.
-        """
+        """Record a call. No host sync."""
+        given, index = call.arguments.get("target"), self.index_of(call)
+        if index is None or not in_memory(given) or given.requires_grad:
+            return
+        target, ignored = plain_values(given), call.arguments.get("ignore_index", -100)
         table, tokens = self._table, self._tokens
         if table is not None and target.numel() == len(table[1]) == len(target):
             self._count(index, CopyColumn.CALLS, target, *_in_column(plain_values(table[1]), target))
