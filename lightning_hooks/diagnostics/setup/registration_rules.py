@@ -203,10 +203,10 @@ class Shared(Rule):
             )  # fmt: skip
 
 
-def _shapes(report: GradientFlowReport, names: Sequence[str], most: int = 3) -> str:
-    """The shapes of tensors: ``5x64, 5``; of many the first."""
+def _shapes(report: GradientFlowReport, names: Sequence[str]) -> str:
+    """The shapes of tensors: ``5x64, 5``; of many the first three."""
     shapes = ["x".join(map(str, report.model_setup.foreign[name])) or "1" for name in names]
-    return ", ".join(shapes[:most]) + ", …" * (len(shapes) > most)
+    return ", ".join(shapes[:3]) + ", …" * (len(shapes) > 3)
 
 
 __all__ = ["FrozenHead", "NotOptimized", "Shared", "StillCopy", "Unregistered"]
