@@ -135,17 +135,15 @@ def modules_with_compiled_calls(modules: Mapping[str, nn.Module]) -> list[str]:
     Args:
         modules: By name.
     """
-    classes: dict[type[nn.Module], bool] = {}
+    known: dict[object, bool] = {}
     found = []
     for name, module in modules.items():
-        own = [step for step in _STEPS if step in module.__dict__]
-        if own or type(module) not in classes:
-            known = _calls_compiled(module)
-            if not own:
-                classes[type(module)] = known
-        else:
-            known = classes[type(module)]
-        found += [name] if known else []
+        # A class is searched once; a module with a step of its own by itself.
+        searched = module if any(step in module.__dict__ for step in _STEPS) else type(module)
+        if searched not in known:
+            known[searched] = _calls_compiled(module)
+        if known[searched]:
+            found.append(name)
     return found
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -18,8 +17,8 @@ MOST = 20_000
 
 # An operation that applies a softmax or sigmoid itself -> the operations that must not come right before it.
 _SQUASHED = {
-    "LogSoftmaxBackward": ("SoftmaxBackward", "SigmoidBackward"),
-    "BinaryCrossEntropyWithLogitsBackward": ("SigmoidBackward", "SoftmaxBackward"),
+    "LogSoftmax": ("Softmax", "Sigmoid"),
+    "BinaryCrossEntropyWithLogits": ("Sigmoid", "Softmax"),
 }
 # Losses that say how far outputs are from targets.
 _DISTANCES = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy")
@@ -54,7 +53,7 @@ def squashed_twice(loss: Tensor) -> Any | None:
 def made_by(tensor: Tensor) -> str:
     """Return the operation that computed a tensor, such as ``"sigmoid"``, not one that only moved its values; empty without one."""
     node = _unmoved(tensor.grad_fn)
-    return "" if node is None else _name(node).removesuffix("Backward").lower()
+    return "" if node is None else _name(node).lower()
 
 
 def viewed_from_last(tensor: Tensor) -> bool:
@@ -83,7 +82,7 @@ def distance_sign(loss: Tensor) -> int:
     """
     node, sign = _unmoved(loss.grad_fn), 1
     while node is not None:
-        name = _name(node).removesuffix("Backward")
+        name = _name(node)
         if name.startswith(_DISTANCES):
             return sign
         if name not in ("Div", "Mean", "Sum", "Neg"):
@@ -103,10 +102,10 @@ def linear_layers(loss: Tensor) -> list[nn.Parameter]:
         Two weights and more, of layers none of which is narrower than what is before and after it: a narrow one is an own model, as
         a linear autoencoder is, and an adapter of low rank.
     """
-    last = next((node for node in _nearest(loss.grad_fn) if _name(node).removesuffix("Backward") in _PRODUCTS), None)
+    last = next((node for node in _nearest(loss.grad_fn) if _name(node) in _PRODUCTS), None)
     weights: dict[int, nn.Parameter] = {}
     for node, _ in _paths(last, MOST):
-        name = _name(node).removesuffix("Backward")
+        name = _name(node)
         variable = getattr(node, "variable", None)
         if isinstance(variable, nn.Parameter):
             weights |= {id(variable): variable} if variable.dim() > 1 else {}
@@ -154,19 +153,16 @@ def weights_of_targets(loss: Tensor, compared: Sequence[tuple[Any, Any, Any]]) -
     """
     cut = set[tuple[Any, Any]]()
     for output, given, target in compared:
-        stops = partial(_stays_before, (given, target))
-        cut |= {(node, target) for node, _ in _paths(output, NEAR, stops)}
-    elsewhere = {node for node, _ in _paths(loss.grad_fn, MOST, lambda *edge: edge not in cut)} if cut else set()
+        cut |= {(node, target) for node, _ in _paths(output, NEAR, ends=(given, target))}
+    if not cut:
+        return []
+    elsewhere = {node for node, _ in _paths(loss.grad_fn, MOST, cut=cut)}
     found = []
-    for node, user in _paths(loss.grad_fn, MOST) if cut else ():
+    for node, user in _paths(loss.grad_fn, MOST):
         variable = getattr(node, "variable", None)
-        if isinstance(variable, nn.Parameter) and node not in elsewhere and _name(user).removesuffix("Backward") in _MULTIPLIES:
+        if isinstance(variable, nn.Parameter) and node not in elsewhere and _name(user) in _MULTIPLIES:
             found.append(variable)
     return found
-
-
-def _stays_before(ends: tuple[Any, ...], _: Any, following: Any) -> bool:
-    return following not in ends
 
 
 def _nearest(node: Any) -> Iterator[Any]:
@@ -174,13 +170,14 @@ def _nearest(node: Any) -> Iterator[Any]:
     return (current for current, _ in _paths(node, NEAR))
 
 
-def _paths(node: Any, most: int, enters: Callable[[Any, Any], bool] | None = None) -> Iterator[tuple[Any, Any]]:
+def _paths(node: Any, most: int, ends: Collection[Any] = (), cut: Collection[tuple[Any, Any]] = ()) -> Iterator[tuple[Any, Any]]:
     """Yield the nodes of a graph from ``node`` on, nearest first, each with one that uses it.
 
     Args:
         node: Where to begin.
         most: How many.
-        enters: Whether to go on from one node to another; None for always.
+        ends: Nodes that are not entered.
+        cut: Edges, from a node to one before it, that are not followed.
     """
     queue, seen = deque([(node, None)] if node is not None else []), {node}
     for _ in range(most):
@@ -189,14 +186,14 @@ def _paths(node: Any, most: int, enters: Callable[[Any, Any], bool] | None = Non
         current, before = queue.popleft()
         yield current, before
         for following, _ in current.next_functions:
-            if following is not None and following not in seen and (enters is None or enters(current, following)):
+            if following is not None and not (following in seen or following in ends or (current, following) in cut):
                 seen.add(following)
                 queue.append((following, current))
 
 
 def _unmoved(node: Any | None) -> Any | None:
     """The operation that computed values, from one on that may only have moved them."""
-    while node is not None and _name(node).removesuffix("Backward") in _MOVES:
+    while node is not None and _name(node) in _MOVES:
         node = _input(node)
     return node
 
@@ -206,4 +203,5 @@ def _input(node: Any) -> Any | None:
 
 
 def _name(node: Any) -> str:
-    return str(node.name()).rstrip("0123456789")
+    """The operation of a node, such as ``Addmm``."""
+    return str(node.name()).rstrip("0123456789").removesuffix("Backward")

@@ -8,7 +8,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, TypeAlias
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks.attributes import contents, entries_of, stored
 from lightning_hooks.hooks.graph import parameters_behind
-from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.selection import clean_name, outwards
 from lightning_hooks.hooks.tensors import has_values
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
@@ -203,16 +203,17 @@ def unused_parts(
     modules = dict(root.named_modules())
     trained = {name for name, parameter in root.named_parameters() if parameter.requires_grad and name not in without}
     sizes = {name: p.numel() for name, p in root.named_parameters() if p.requires_grad and has_values(p)}
-    body = _body(root, trained, called, recording)
+    training = {around for name in trained for around in outwards(name)[1:]}
+    body = _body(root, training, called, recording)
     found: dict[str, str] = {}
     reasons: dict[str, str] = {}
     for parameter in without:
-        part = _largest(parameter, trained)
+        part = _largest(parameter, training)
         if part not in reasons:
             runs = _runs_blocks(part, modules, [site for site in called if site in recording])
             runs = runs or any(f"{site}.".startswith(f"{clean_name(part)}.") for site in body)
             unused = "" if runs else _by_library(part, modules)
-            reasons[part] = unused or _copy_of(part, modules, trained) or _small_part(part, sizes, called)
+            reasons[part] = unused or _copy_of(part, modules, training) or _small_part(part, sizes, called)
         if reasons[part]:
             found[parameter] = reasons[part]
     return found
@@ -237,20 +238,15 @@ def of_libraries(root: nn.Module, names: Iterable[str]) -> dict[str, str]:
     return {name: reason for name in names if (reason := _by_library(name, modules))}
 
 
-def _largest(parameter: str, trained: Set[str]) -> str:
+def _largest(parameter: str, training: Set[str]) -> str:
     """The largest module around a parameter in which nothing trains; the parameter itself if its module trains."""
-    part, outer = parameter, parameter.rpartition(".")[0]
-    while outer and not any(name.startswith(f"{outer}.") for name in trained):
-        part, outer = outer, outer.rpartition(".")[0]
-    return part
+    return [parameter, *takewhile(lambda outer: outer not in training, outwards(parameter)[1:-1])][-1]
 
 
 def _by_library(part: str, modules: Mapping[str, nn.Module]) -> str:
     """The reason if a library's class holds the part. PyTorch's classes are skipped: they are only containers."""
     own = type(modules[""]).__module__.partition(".")[0]
-    holder = part
-    while holder:
-        holder = holder.rpartition(".")[0]
+    for holder in outwards(part)[1:]:
         kind = type(modules[holder])
         package = kind.__module__.partition(".")[0]
         if package != "torch":
@@ -279,43 +275,40 @@ def _runs_blocks(part: str, modules: Mapping[str, nn.Module], called: Sequence[s
     return any(site.startswith(f"{blocks}.") for blocks in lists for site in called)
 
 
-def _body(root: nn.Module, trained: Set[str], called: Sequence[str], recording: Set[str]) -> Sequence[str]:
+def _body(root: nn.Module, training: Set[str], called: Sequence[str], recording: Set[str]) -> Sequence[str]:
     """The modules that were called before any that trains, if they hold most of the model: what comes after has its input of them.
 
     A branch that a task does not use is called after others, if at all: a pooler follows its encoder. Modules under ``no_grad``
     are a body whose features are meant to stay as they are, and so are those whose output is no function of a parameter.
     """
     modules = {clean_name(name): module for name, module in root.named_modules()}
-    training = {clean_name(name).rpartition(".")[0] for name in trained}
-    first: list[str] = []
-    elements = 0
-    for site in called:
-        if any(f"{holder}.".startswith(f"{site}.") for holder in training):
-            break
-        if site in recording and site in modules:
-            first.append(site)
-            elements += sum(p.numel() for p in modules[site].parameters() if p.requires_grad and not nn.parameter.is_lazy(p))
-    all_elements = sum(p.numel() for p in root.parameters() if p.requires_grad and not nn.parameter.is_lazy(p))
-    return first if elements >= BODY_SHARE * all_elements else ()
+    sites = {clean_name(name) for name in training}
+    first = [site for site in takewhile(lambda site: site not in sites, called) if site in recording and site in modules]
+    elements = sum(_elements(modules[site]) for site in first)
+    return first if elements >= BODY_SHARE * _elements(root) else ()
 
 
-def _copy_of(part: str, modules: Mapping[str, nn.Module], trained: Set[str]) -> str:
+def _elements(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad and not nn.parameter.is_lazy(p))
+
+
+def _copy_of(part: str, modules: Mapping[str, nn.Module], training: Set[str]) -> str:
     """The reason if the part is a copy of a module that trains: same shapes, and names that differ by more than a number."""
     if part not in modules:
         return ""
     shapes = _shapes(modules[part])
     for name, module in modules.items():
         same = type(module) is type(modules[part]) and _plain(name) != _plain(part) and _shapes(module) == shapes
-        if name and same and any(known.startswith(f"{name}.") for known in trained) and _follows(modules[part], module):
+        if name and same and name in training and _follows(modules[part], module):
             return f"built like {name}, which trains: a target or teacher network that follows it"
     return ""
 
 
-def _follows(one: nn.Module, other: nn.Module, limit: float = 0.9) -> bool:
+def _follows(one: nn.Module, other: nn.Module) -> bool:
     """Whether the first weights of two modules of the same shapes are similar. Waits for the device."""
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     for weight, like in ((p.detach(), q.detach()) for p, q in pairs if p.dim() > 1 and has_values(p) and has_values(q)):
-        return bool(torch.linalg.vector_norm(weight - like) < limit * torch.linalg.vector_norm(like))
+        return bool(torch.linalg.vector_norm(weight - like) < 0.9 * torch.linalg.vector_norm(like))
     return False
 
 

@@ -87,16 +87,15 @@ def register(hook: Callable[..., Any]) -> Tensor:
     return torch.tensor(number, device="cpu")
 
 
+def _record(number: Tensor, *args: Any) -> None:
+    """Call the hook that has a number, if it is still there."""
+    hook = _hooks.get(int(number))
+    if hook is not None:
+        hook(*args)
+
+
 def _record_output(number: Tensor, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-    hook = _hooks.get(int(number))
-    if hook is not None:
-        hook(None, tuple(inputs), outputs[0] if len(outputs) == 1 else outputs)
-
-
-def _record_gradient(number: Tensor, gradient: Tensor) -> None:
-    hook = _hooks.get(int(number))
-    if hook is not None:
-        hook(gradient)
+    _record(number, None, tuple(inputs), outputs[0] if len(outputs) == 1 else outputs)
 
 
 def _define(library: torch.library.Library, signature: str, function: Callable[..., None]) -> Any:
@@ -118,7 +117,7 @@ def _registered() -> torch.library.Library | None:
         library = torch.library.Library("lightning_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]
         for signature, function in (
             ("record_output(Tensor number, Tensor[] inputs, Tensor[] outputs)", _record_output),
-            ("record_gradient(Tensor number, Tensor gradient)", _record_gradient),
+            ("record_gradient(Tensor number, Tensor gradient)", _record),
         ):
             _register_effectful_op(_define(library, signature, function), _EffectType.ORDERED)
     except Exception:  # noqa: BLE001  a private name may change in any version of torch, and the package must still be imported

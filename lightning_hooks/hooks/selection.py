@@ -129,8 +129,7 @@ def select_modules(root: nn.Module, modules: ModuleSelector | None = None, *, ca
                 "It is called with (name, module) and returns True for the modules to observe."
             )
         return chosen
-    every = _entries(modules)
-    entries = [entry for entry in every if not _is_of_calls(entry)]
+    entries = [entry for entry in _entries(modules) if not (isinstance(entry, str) and "/" in entry)]  # else of calls
     if not entries and not calls:
         raise ValueError(
             f"modules={modules!r} selects functional calls only, and modules are observed here. Name modules as well; functional "
@@ -156,18 +155,13 @@ def selects_call(modules: ModuleSelector | None, name: str, caller: str, module:
     if not isinstance(modules, str | Sequence) and not _is_module_type(modules):
         predicate: Callable[[str, nn.Module], bool] = modules  # type: ignore[assignment]  # narrowed by check_selector
         return bool(predicate(caller, module))
-    for entry in _entries(modules):
-        if _matches(entry, name, module) or (isinstance(entry, str) and _matches(entry, caller, module)):
-            return True
-    return False
+    return any(
+        _matches(entry, name, module) or (isinstance(entry, str) and _matches(entry, caller, module)) for entry in _entries(modules)
+    )
 
 
 def _entries(modules: ModuleSelector) -> list[str | type[nn.Module]]:
     return [modules] if isinstance(modules, str | type) else list(modules)  # type: ignore[arg-type]
-
-
-def _is_of_calls(entry: str | type[nn.Module]) -> bool:
-    return isinstance(entry, str) and "/" in entry
 
 
 def named_sites(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -176,11 +170,10 @@ def named_sites(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     Wrappers are left out, and so are ``torch.jit`` modules, which take no hooks.
     """
     for name, module in root.named_modules():
-        if name and isinstance(module, torch.jit.ScriptModule):
-            continue
-        if any(prefix in module._modules for prefix in _WRAPPER_PREFIXES):
-            continue  # the wrapped module itself comes next, under the same clean name
-        yield clean_name(name), module
+        jitted = bool(name) and isinstance(module, torch.jit.ScriptModule)
+        # Of a wrapper the wrapped module itself comes next, under the same clean name.
+        if not jitted and module._modules.keys().isdisjoint(_WRAPPER_PREFIXES):
+            yield clean_name(name), module
 
 
 def clean_name(name: str) -> str:
@@ -203,11 +196,7 @@ def outwards(name: str) -> list[str]:
 
 def compiled_regions(root: nn.Module) -> list[str]:
     """Return the clean names of the modules of ``root`` that run under ``torch.compile``; "" for the root itself."""
-    # There is no public way to find this out: module.compile() leaves _compiled_call_impl, torch.compile(module) wraps, and
-    # Lightning, given a compiled LightningModule, keeps how it was compiled in _compiler_ctx and unwraps it.
-    if stored(root, "_compiler_ctx") is not None:
-        return [""]
-    return [clean_name(name) for name, module in root.named_modules() if _is_compiled(module)]
+    return [clean_name(name) for name, _ in _compiled(root)]
 
 
 def compiled_around(name: str, regions: Iterable[str]) -> str | None:
@@ -217,13 +206,19 @@ def compiled_around(name: str, regions: Iterable[str]) -> str | None:
 
 def inside_compiled(root: nn.Module) -> list[nn.Module]:
     """Return the modules of ``root`` that run under ``torch.compile``, with all their submodules."""
+    return [inner for _, module in _compiled(root) for inner in module.modules()]
+
+
+def _compiled(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    # There is no public way to find this out: module.compile() leaves _compiled_call_impl, torch.compile(module) wraps, and
+    # Lightning, given a compiled LightningModule, keeps how it was compiled in _compiler_ctx and unwraps it.
     if stored(root, "_compiler_ctx") is not None:
-        return list(root.modules())
-    return [inner for module in root.modules() if _is_compiled(module) for inner in module.modules()]
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return "_orig_mod" in module._modules or stored(module, "_compiled_call_impl") is not None
+        return [("", root)]
+    return [
+        (name, module)
+        for name, module in root.named_modules()
+        if "_orig_mod" in module._modules or stored(module, "_compiled_call_impl") is not None
+    ]
 
 
 def _computes(module: nn.Module) -> bool:

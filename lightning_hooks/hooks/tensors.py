@@ -113,10 +113,9 @@ def plain_values(tensor: Tensor) -> Tensor:
     if values.layout != torch.strided:
         return _computed(values.values())
     if type(values) is not Tensor:  # a distributed tensor, one whose collective is still running, a subclass
-        to_local = getattr(values, "to_local", None)
-        values = values if to_local is None else to_local()
-        trigger_wait = getattr(values, "trigger_wait", None)
-        values = values if trigger_wait is None else trigger_wait()
+        for name in ("to_local", "trigger_wait"):
+            method = getattr(values, name, None)
+            values = values if method is None else method()
         values = values if type(values) is Tensor else values.as_subclass(Tensor)
     return _computed(values)
 
