@@ -100,10 +100,7 @@ def extract(
 
     def take(module: nn.Module, result: Any) -> Tensor | None:
         tensor = output_tensor(result, output)
-        if tensor is None:
-            return None
-        taken = tensor if pool is None else pooled(tensor, pool, module)
-        return taken.clone() if taken is tensor else taken.detach().clone()  # later modules may change it in place
+        return None if tensor is None else pooled(tensor, pool, module).detach().clone()  # later modules may change it in place
 
     return capture(model, batch, select_modules(model, modules), take, modules=modules, forward=forward)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -257,12 +257,9 @@ class CallObserver:
         kind = output.device.type if isinstance(output, Tensor) else "cpu"
         if kind == "meta":  # there are no values
             return
-        with torch.no_grad():
-            if torch.is_autocast_enabled(kind):
-                with torch.autocast(kind, enabled=False):
-                    self._record(call)
-            else:
-                self._record(call)
+        full_precision = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+        with torch.no_grad(), full_precision:
+            self._record(call)
 
 
 class _Enter(Listener):

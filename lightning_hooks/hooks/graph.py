@@ -15,11 +15,9 @@ NEAR = 64
 MOST = 20_000
 """How many are where its parameters are looked for."""
 
-# An operation that applies a softmax or sigmoid itself -> the operations that must not come right before it.
-_SQUASHED = {
-    "LogSoftmax": ("Softmax", "Sigmoid"),
-    "BinaryCrossEntropyWithLogits": ("Sigmoid", "Softmax"),
-}
+# Operations that apply a softmax or sigmoid themselves, and those that must not come right before them.
+_SQUASHING = ("LogSoftmax", "BinaryCrossEntropyWithLogits")
+_SQUASHED = ("Softmax", "Sigmoid")
 # Losses that say how far outputs are from targets.
 _DISTANCES = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy")
 _PRODUCTS = ("Addmm", "Mm", "Linear")
@@ -42,11 +40,9 @@ def squashed_twice(loss: Tensor) -> Any | None:
         The graph node of that softmax or sigmoid, or None.
     """
     for node in _nearest(loss.grad_fn):
-        wrong = _SQUASHED.get(_name(node))
-        if wrong is not None:
-            before = _unmoved(_input(node))
-            if before is not None and _name(before) in wrong:
-                return before
+        before = _unmoved(_input(node)) if _name(node) in _SQUASHING else None
+        if before is not None and _name(before) in _SQUASHED:
+            return before
     return None
 
 

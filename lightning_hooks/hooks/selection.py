@@ -65,15 +65,14 @@ def check_selector(modules: object) -> None:
         raise TypeError(f"{expected}; got the module {type(modules).__name__} itself: give its name.")
     if modules is None or callable(modules):
         return
-    if isinstance(modules, Sequence):
-        entries = [modules] if isinstance(modules, str) else list(modules)
-        if not entries or any(entry == "" for entry in entries):
-            raise ValueError(f"{expected}; got {modules!r}, which names nothing.")
-        wrong = [entry for entry in entries if not isinstance(entry, str) and not _is_module_type(entry)]
-        if not wrong:
-            return
+    if not isinstance(modules, Sequence):
+        raise TypeError(f"{expected}; got {modules!r}.")
+    entries = [modules] if isinstance(modules, str) else list(modules)
+    if not entries or any(entry == "" for entry in entries):
+        raise ValueError(f"{expected}; got {modules!r}, which names nothing.")
+    wrong = [entry for entry in entries if not isinstance(entry, str) and not _is_module_type(entry)]
+    if wrong:
         raise TypeError(f"{expected}; got {wrong[0]!r} in {modules!r}.")
-    raise TypeError(f"{expected}; got {modules!r}.")
 
 
 def describe_selector(modules: ModuleSelector | None) -> str:
@@ -282,13 +281,11 @@ def _matches(entry: str | type[nn.Module], name: str, module: nn.Module) -> bool
     return isinstance(module, entry)
 
 
-def _type_names(kind: type[nn.Module]) -> frozenset[str]:
+def _type_names(kind: type[nn.Module]) -> set[str]:
     """The full names of a type and its base classes, as configuration files write them."""
     bases = kind.__mro__[: kind.__mro__.index(nn.Module)]
     written = {f"{base.__module__}.{base.__qualname__}" for base in bases}
-    return frozenset(
-        written | {f"torch.nn.{base.__qualname__}" for base in bases if base.__module__.startswith("torch.nn.modules.")}
-    )
+    return written | {f"torch.nn.{base.__qualname__}" for base in bases if base.__module__.startswith("torch.nn.modules.")}
 
 
 def _no_match(entry: str | type[nn.Module], root: nn.Module, named: list[tuple[str, nn.Module]]) -> str:

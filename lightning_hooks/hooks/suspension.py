@@ -58,8 +58,15 @@ class Suspension:
             return
         compiled = {id(module) for module in inside_compiled(root)}
         for module, handle in self._hooks:
-            if id(module()) not in compiled:
-                self._take_out(handle)
+            hooks = handle.hooks_dict_ref()
+            if id(module()) in compiled or hooks is None or handle.id not in hooks:  # or removed by others
+                continue
+            order = list(hooks)
+            known = [reference() for reference in handle.extra_dict_ref]
+            flags = tuple(options for options in known if options is not None and options.pop(handle.id, False))
+            place = order.index(handle.id)
+            ahead, behind = frozenset(order[:place]), frozenset(order[place + 1 :])
+            self._out.append(_Suspended(handle, hooks.pop(handle.id), flags, ahead, behind))
 
     def restore(self) -> None:
         """Register the hooks again. Idempotent."""
@@ -81,17 +88,6 @@ class Suspension:
     def forget(self) -> None:
         """Forget the hooks: none is registered again."""
         self._hooks, self._out = [], []
-
-    def _take_out(self, handle: RemovableHandle) -> None:
-        hooks = handle.hooks_dict_ref()
-        if hooks is None or handle.id not in hooks:  # removed by others
-            return
-        order = list(hooks)
-        known = [reference() for reference in handle.extra_dict_ref]
-        flags = tuple(options for options in known if options is not None and options.pop(handle.id, False))
-        place = order.index(handle.id)
-        ahead, behind = frozenset(order[:place]), frozenset(order[place + 1 :])
-        self._out.append(_Suspended(handle, hooks.pop(handle.id), flags, ahead, behind))
 
     def __reduce__(self) -> tuple[type[Suspension], tuple[()]]:
         return (Suspension, ())

@@ -57,18 +57,12 @@ def float_tensors(output: Any) -> list[Tensor]:
     """
     if type(output) is Tensor:  # the common case, without a search
         return [output] if output.is_floating_point() else []
+    floating = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
+    if not torch.compiler.is_compiling():
+        return list({id(tensor): tensor for tensor in floating}.values())
     found: list[Tensor] = []
-    known: set[int] = set()
-    compiling = torch.compiler.is_compiling()
-    for tensor in tensors_in(output):
-        if not tensor.is_floating_point():
-            continue
-        if compiling:  # a traced tensor has no id
-            known_already = any(tensor is other for other in found)
-        else:
-            known_already = id(tensor) in known
-            known.add(id(tensor))
-        if not known_already:
+    for tensor in floating:  # a traced tensor has no id
+        if not any(tensor is other for other in found):
             found.append(tensor)
     return found
 

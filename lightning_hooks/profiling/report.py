@@ -177,13 +177,12 @@ class StepSamples:
         self._turn += 1
         return (self._turn - 1) % self.stride == 0
 
-    def add(self, steps: Iterable[TracedStep]) -> None:
-        """Add traced steps."""
-        for step in steps:
-            if step.reads_memory:
-                self.memory = {site: tally.memory_bytes for site, tally in step.tallies.items()}
-            if step.counts:
-                self.steps.append(step)
+    def add(self, step: TracedStep) -> None:
+        """Add a traced step."""
+        if step.reads_memory:
+            self.memory = {site: tally.memory_bytes for site, tally in step.tallies.items()}
+        if step.counts:
+            self.steps.append(step)
         if len(self.steps) >= LIMIT:
             self.steps, self.stride = self.steps[::2], 2 * self.stride
 

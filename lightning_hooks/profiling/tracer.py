@@ -101,7 +101,7 @@ class StepTracer:
         for times in self.clock.take(wait):
             step = self._ended.pop(0)
             step.accounts, step.overhead = times
-            self.samples.add([step])
+            self.samples.add(step)
 
     def before_backward(self, loss: Tensor) -> None:
         """Begin backward at ``loss``: the remaining nodes of the graph belong to no module."""

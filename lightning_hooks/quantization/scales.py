@@ -15,6 +15,7 @@ from torch.ao.quantization.observer import HistogramObserver
 from torch.ao.quantization.utils import determine_qparams
 
 from lightning_hooks.hooks.checks import check_choice
+from lightning_hooks.statistics.histograms import counts_of
 from lightning_hooks.statistics.host_copies import number
 
 LEVELS = {"int8": (torch.qint8, -128, 127), "uint8": (torch.quint8, 0, 255)}
@@ -104,8 +105,6 @@ def check_levels(dtype: object, scheme: object) -> None:
 UPSAMPLING = 16
 """The number of parts into which a bin is split when its counts move to wider bins."""
 
-_CHUNK = 1 << 22  # values binned at a time on an accelerator: each takes eight bytes for its int64 index
-
 
 def add_values(histogram: Tensor, ends: Tensor, values: Tensor, found: Tensor) -> None:
     """Add values to a histogram, in place; its range grows as needed.
@@ -169,15 +168,13 @@ def _counts(flat: Tensor, ends: Tensor, bins: int) -> Tensor:
     """Return ``torch.histc`` of the finite values, without its host sync."""
     distinct = (ends[1] > ends[0]).to(ends.dtype)
     low, high = ends[0] - (1 - distinct), ends[1] + (1 - distinct)  # a single value: as histc does
-    counts = torch.zeros(bins + 1, dtype=torch.int64, device=flat.device)  # the last bin is for nonfinite values
-    one = torch.ones((), dtype=torch.int64, device=flat.device)
-    for start in range(0, flat.shape[0], _CHUNK):
-        chunk = flat[start : start + _CHUNK]
+
+    def places_of(chunk: Tensor) -> Tensor:
         finite = torch.isfinite(chunk)
         places = torch.where(finite, (chunk - low) * bins / (high - low), 0.0).to(torch.int64).clamp(0, bins - 1)
-        places = torch.where(finite, places, bins)
-        counts.scatter_add_(0, places, one.expand(places.shape))
-    return counts[:bins].to(torch.float32)
+        return torch.where(finite, places, bins)
+
+    return counts_of(flat, places_of, bins).to(torch.float32)
 
 
 def percentile_range(histogram: Tensor, ends: Tensor, percentile: float) -> tuple[float, float]:

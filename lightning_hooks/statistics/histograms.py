@@ -6,7 +6,7 @@ they are small, and read straight off a float32's bits (its exponent and the fir
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import numpy as np
@@ -127,12 +127,23 @@ def bin_counts(values: Tensor) -> Tensor:
         counts = np.zeros(N_BINS + 1, dtype=np.int64)
         np.add.at(counts, _bin_of_key(), by_key)
         return torch.from_numpy(counts[:N_BINS])
-    counted = torch.zeros(N_BINS + 1, dtype=torch.int64, device=flat.device)
+    return counts_of(flat, _places, N_BINS)
+
+
+def counts_of(flat: Tensor, places_of: Callable[[Tensor], Tensor], bins: int) -> Tensor:
+    """How many values fall in each bin, without a host sync: int64, ``(bins,)``.
+
+    Args:
+        flat: The values, in one dimension.
+        places_of: Gives the bin of each of some values, int64; ``bins`` for one that does not count.
+        bins: How many bins there are.
+    """
+    counted = torch.zeros(bins + 1, dtype=torch.int64, device=flat.device)
     one = torch.ones((), dtype=torch.int64, device=flat.device)
     for chunk in torch.split(flat, _CHUNK):
-        places = _places(chunk)
+        places = places_of(chunk)
         counted.scatter_add_(0, places, one.expand(places.shape))
-    return counted[:N_BINS]
+    return counted[:bins]
 
 
 def _places(values: Tensor) -> Tensor:

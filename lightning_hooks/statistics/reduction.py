@@ -74,11 +74,9 @@ def largest(own: Tensor, _among: TableIndex) -> Merging:
     return found
 
 
-def smallest(own: Tensor, _among: TableIndex) -> Merging:
+def smallest(own: Tensor, among: TableIndex) -> Merging:
     """The smallest of each number."""
-    found = yield -own
-    yield _nothing(own)
-    yield _nothing(own)
+    found = yield from largest(-own, among)
     return -found
 
 
@@ -92,9 +90,7 @@ def added(own: Tensor, _among: TableIndex) -> Merging:
 
 def latest(own: Tensor, among: TableIndex) -> Merging:
     """The numbers of the last table."""
-    yield _nothing(own)
-    found = yield own if among.number == among.count - 1 else torch.zeros_like(own)
-    yield _nothing(own)
+    found = yield from added(own if among.number == among.count - 1 else torch.zeros_like(own), among)
     return found
 
 
@@ -260,7 +256,12 @@ def _merging(spans: Spans, packed: Tensor, among: TableIndex, windows: bool = Fa
 
 def merge_tables(merge: Merge, tables: Sequence[Tensor] | Tensor) -> Tensor:
     """Merge the numbers of several tables, in order, in this process."""
-    return _in_process([merge(table, TableIndex(number, len(tables))) for number, table in enumerate(tables)])
+    mergings = [merge(table, TableIndex(number, len(tables))) for number, table in enumerate(tables)]
+    sent = [next(merging) for merging in mergings]
+    for reduction in REDUCTIONS[:-1]:
+        reduced = _reduced(sent, reduction)
+        sent = [merging.send(reduced) for merging in mergings]
+    return _ended(mergings[:1], [_reduced(sent, REDUCTIONS[-1])])[0]
 
 
 def merge_ranks(spans: Spans, tables: Sequence[Tensor]) -> Tensor:
@@ -271,14 +272,6 @@ def merge_ranks(spans: Spans, tables: Sequence[Tensor]) -> Tensor:
 def merge_windows(spans: Spans, earlier: Tensor, later: Tensor) -> Tensor:
     """Merge the packed tables of two consecutive windows."""
     return merge_tables(lambda packed, table: _merging(spans, packed, table, windows=True), (earlier, later))
-
-
-def _in_process(mergings: Sequence[Merging]) -> Tensor:
-    sent = [next(merging) for merging in mergings]
-    for reduction in REDUCTIONS[:-1]:
-        reduced = _reduced(sent, reduction)
-        sent = [merging.send(reduced) for merging in mergings]
-    return _ended(mergings, [_reduced(sent, REDUCTIONS[-1])] * len(mergings))[0]
 
 
 def _reduced(tensors: Sequence[Tensor], reduction: Reduction) -> Tensor:

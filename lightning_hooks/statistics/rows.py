@@ -105,6 +105,15 @@ def never_recorded(names: Sequence[str], *tables: Tensor) -> list[str]:
     return [name for name, count in zip(names, calls, strict=True) if not count]
 
 
+_POWERS = {
+    1: (Column.MEAN, Column.MIN, Column.MAX, Column.NORM, Column.NORM_MAX, Column.MOMENT_MEAN),
+    2: (Column.M2, Column.MOMENT_M2),
+    3: (Column.MOMENT_M3,),
+    4: (Column.MOMENT_M4,),
+}
+"""With which power of a factor the columns of scaled values grow."""
+
+
 def scaled(rows: Tensor, factor: Tensor | float) -> Tensor:
     """Return the rows of the same values multiplied by a positive ``factor``: what the row of ``factor * x`` would be.
 
@@ -116,12 +125,9 @@ def scaled(rows: Tensor, factor: Tensor | float) -> Tensor:
         A new tensor of the shape of ``rows``.
     """
     result = rows.clone()
-    for column in (Column.MEAN, Column.MIN, Column.MAX, Column.NORM, Column.NORM_MAX):
-        result[..., column] *= factor
-    result[..., Column.MOMENT_MEAN] *= factor
-    for power, columns in ((2, (Column.M2, Column.MOMENT_M2)), (3, (Column.MOMENT_M3,)), (4, (Column.MOMENT_M4,))):
+    for power, columns in _POWERS.items():
         for column in columns:
-            result[..., column] *= factor**power
+            result[..., column] *= factor if power == 1 else factor**power
     return result
 
 

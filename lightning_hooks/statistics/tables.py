@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from lightning_hooks.hooks.selection import outwards
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import (
     REST,
@@ -210,10 +211,8 @@ def positions(called: Iterable[int], n_sites: int) -> list[float]:
     Returns:
         For each site its position from 0, or ``NEVER``.
     """
-    numbers = [NEVER] * n_sites
-    for position, site in enumerate(called):
-        numbers[site] = position
-    return numbers
+    places = {site: position for position, site in enumerate(called)}
+    return [places.get(site, NEVER) for site in range(n_sites)]
 
 
 def sites_in_order(numbers: Iterable[float]) -> list[int]:
@@ -283,15 +282,6 @@ def parameters_in_order(names: Iterable[str], order: Sequence[str]) -> list[str]
     place = {site: number for number, site in enumerate(order)}
     placed, last = [], -1
     for name in names:
-        last = _place_of(name, place, last)
+        last = next((place[owner] for owner in outwards(name)[1:-1] if owner in place), last)
         placed.append((last, name))
     return [name for _, name in sorted(placed, key=lambda entry: entry[0])]
-
-
-def _place_of(name: str, place: Mapping[str, int], last: int) -> int:
-    owner = name.rpartition(".")[0]
-    while owner:
-        if owner in place:
-            return place[owner]
-        owner = owner.rpartition(".")[0]
-    return last

@@ -86,25 +86,28 @@ class Saturation:
         return Bounds(values, self.low, self.high, values.numel() // max(distribution, 1))
 
 
+_GELU = Saturation(-3.07, None, reads="input")
+_SILU = Saturation(-6.26, None, reads="input")
+
 # Bounded activations: within 1 % of their range of a bound. Tails: where the slope's size falls below 0.01.
 _SATURATIONS: tuple[tuple[type[nn.Module], Saturation], ...] = (
     (nn.Sigmoid, Saturation(0.01, 0.99, masks=True)),
     (nn.Tanh, Saturation(-0.98, 0.98)),
     (nn.Softsign, Saturation(-0.98, 0.98)),
-    (nn.GELU, Saturation(-3.07, None, reads="input")),
-    (nn.SiLU, Saturation(-6.26, None, reads="input")),
-    (nn.Mish, Saturation(-6.26, None, reads="input")),
+    (nn.GELU, _GELU),
+    (nn.SiLU, _SILU),
+    (nn.Mish, _SILU),
     (nn.Hardswish, Saturation(-3.0, None, reads="input")),
     (nn.Hardsigmoid, Saturation(0.0, 1.0)),
 )
 _SATURATION_NAMES: dict[str, Saturation] = {
-    "GELUActivation": Saturation(-3.07, None, reads="input"),
-    "NewGELUActivation": Saturation(-3.07, None, reads="input"),
-    "PytorchGELUTanh": Saturation(-3.07, None, reads="input"),
-    "GELUTanh": Saturation(-3.07, None, reads="input"),
-    "FastGELUActivation": Saturation(-3.07, None, reads="input"),
+    "GELUActivation": _GELU,
+    "NewGELUActivation": _GELU,
+    "PytorchGELUTanh": _GELU,
+    "GELUTanh": _GELU,
+    "FastGELUActivation": _GELU,
     "QuickGELUActivation": Saturation(-6.26 / 1.702, None, reads="input"),
-    "SiLUActivation": Saturation(-6.26, None, reads="input"),
+    "SiLUActivation": _SILU,
 }
 
 
@@ -116,10 +119,7 @@ def saturation_of(module: nn.Module) -> Saturation | None:
     family in the left tail, where the slope is below 0.01.
     """
     found = _SATURATION_NAMES.get(type(module).__name__)
-    if found is None:
-        found = next((spec for kind, spec in _SATURATIONS if isinstance(module, kind)), None)
-    if found is None:
-        found = _from_arguments(module)
+    found = found or next((spec for kind, spec in _SATURATIONS if isinstance(module, kind)), None) or _from_arguments(module)
     if found is not None and found.reads == "input" and stored(module, "inplace"):
         return None
     return found
@@ -128,8 +128,8 @@ def saturation_of(module: nn.Module) -> Saturation | None:
 _FUNCTIONS: dict[str, Saturation] = {
     "sigmoid": Saturation(0.01, 0.99, masks=True),
     "tanh": Saturation(-0.98, 0.98),
-    "gelu": Saturation(-3.07, None, reads="input"),
-    "silu": Saturation(-6.26, None, reads="input"),
+    "gelu": _GELU,
+    "silu": _SILU,
 }
 
 

@@ -37,7 +37,7 @@ class WeightSample:
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         parameters = _real(parameters)
-        self._strides = _strides(tuple([parameter.shape for parameter in parameters]))
+        self._strides = strides_of(tuple([parameter.shape for parameter in parameters]))
         self._kernels = kernels_for(parameters[0].device.type)
         self._taken = self._kernels.sample(parameters, self._strides)
 
@@ -90,7 +90,7 @@ def every(parameter: Tensor, stride: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=256)
-def _strides(shapes: tuple[torch.Size, ...]) -> tuple[int, ...]:
+def strides_of(shapes: tuple[torch.Size, ...]) -> tuple[int, ...]:
     """The distance between the elements that are taken of parameters of these shapes: the same at every step."""
     return tuple(spacing(shape.numel(), shape.numel() // shape[0] if shape and shape[0] else 1)[1] for shape in shapes)
 
@@ -158,9 +158,8 @@ class RowSample:
         scale = self._others / self._counted.sum(dtype=dtype).clamp(min=1)
 
         def square(whole: Tensor, part: Tensor) -> Tensor:
-            others: Tensor = torch.linalg.vector_norm(torch.where(self._counted, part, 0), dtype=dtype).square() * scale
-            rows_square: Tensor = torch.linalg.vector_norm(whole, dtype=dtype).square()
-            both: Tensor = rows_square + others
+            others = torch.linalg.vector_norm(torch.where(self._counted, part, 0), dtype=dtype).square() * scale
+            both: Tensor = torch.linalg.vector_norm(whole, dtype=dtype).square() + others
             return both
 
         before = square(rows, spread)
@@ -246,7 +245,7 @@ class ShardedWeightSample:
     def __init__(self, parameters: Sequence[Tensor], indices: Tensor, n_parameters: int, shards: Shards) -> None:
         self._indices, self._n_parameters, self._shards = indices, n_parameters, shards
         local = [as_real(plain_values(parameter)) for parameter in parameters]
-        self._strides = [spacing(p.numel(), p.numel() // p.shape[0] if p.dim() and p.shape[0] else 1)[1] for p in local]
+        self._strides = strides_of(tuple([p.shape for p in local]))
         self._taken = self._sampled(local)
         # A sample's square stands for that of its shard.
         scales = [p.numel() / max(taken.numel(), 1) for p, taken in zip(local, self._taken, strict=True)]

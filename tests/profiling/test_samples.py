@@ -17,7 +17,7 @@ from lightning_hooks.profiling.report import StepSamples, Tally, TracedStep
 def fill(found: StepSamples, times: list[float], place: Place) -> None:
     for index, value in enumerate(times):
         tallies = {0: Tally(calls=1 + index % 2, output_bytes=8)}
-        found.add([TracedStep(tallies, accounts={(place, FORWARD): value, ((), OTHER): 1.0}, overhead=0.5)])
+        found.add(TracedStep(tallies, accounts={(place, FORWARD): value, ((), OTHER): 1.0}, overhead=0.5))
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -49,7 +49,7 @@ def test_the_spread_is_that_of_the_steps() -> None:
 
 def test_steps_that_do_not_count_leave_only_what_they_weighed() -> None:
     found = StepSamples(["a"], "cuda:0")
-    found.add([TracedStep({0: Tally(calls=1, memory_bytes=1000)}, True, False, {((0,), FORWARD): 2.0})])
+    found.add(TracedStep({0: Tally(calls=1, memory_bytes=1000)}, True, False, {((0,), FORWARD): 2.0}))
     assert not found.steps
     fill(found, [4.0, 5.0], (0,))
     report = found.report(0, 0, 3)

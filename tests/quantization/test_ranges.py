@@ -17,6 +17,7 @@ from torch.ao.quantization import HistogramObserver, MinMaxObserver, MovingAvera
 from lightning_hooks.quantization import RangeTable, quantization_parameters
 from lightning_hooks.quantization import scales as rh
 from lightning_hooks.quantization.ranges import finite_extremes
+from lightning_hooks.statistics import histograms
 from lightning_hooks.statistics.reduction import merge_ranks
 
 AO_DTYPES = {"int8": torch.qint8, "uint8": torch.quint8}
@@ -199,7 +200,7 @@ def test_many_values_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     ends = torch.stack(torch.aminmax(x))
     whole = rh._counts(x, ends, 64)
-    monkeypatch.setattr(rh, "_CHUNK", 7)
+    monkeypatch.setattr(histograms, "_CHUNK", 7)
     assert torch.equal(rh._counts(x, ends, 64), whole)
     assert whole.sum() == 1000
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_hooks.hooks.tensors import as_real, is_freed, plain_values
 from lightning_hooks.statistics.columns import SUM, Columns, RowTable, row_dtype
 from lightning_hooks.statistics.host_copies import number
-from lightning_hooks.statistics.weight_sample import spacing
+from lightning_hooks.statistics.weight_sample import strides_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
         return None
     parameters, moments, steps = zip(*found, strict=True)
     local = [as_real(plain_values(parameter)) for parameter in parameters]
-    strides = [spacing(p.numel(), p.numel() // p.shape[0] if p.dim() and p.shape[0] else 1)[1] for p in local]
+    strides = strides_of(tuple([p.shape for p in local]))
     v, counts = _sampled(moments, strides)
     g, _ = _sampled([parameter.grad for parameter in parameters], strides)
     if group.get("maximize"):

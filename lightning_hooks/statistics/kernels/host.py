@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +41,7 @@ _FEW = 1 << 12
 """Up to so many values numpy sums sooner than torch: a call of it costs a third."""
 
 _local = threading.local()
-_ROWS = Lock()  # a layer may be called in several threads: a row is for one at a time
+_ROWS = threading.Lock()  # a layer may be called in several threads: a row is for one at a time
 
 
 class HostSummary(NamedTuple):

@@ -72,28 +72,18 @@ class NativeKernels(HostKernels):
         if freely.source() != zlib.crc32(SOURCE.read_bytes()):  # its functions may take other arguments
             raise OSError("it was built from another native.c")
         address, integer, real, kind = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
-        self._accumulate = at_once.accumulate
-        self._accumulate.argtypes = (address, integer, kind, kind, address, real, real, real, real, real)
-        self._measure = freely.measure
-        self._measure.argtypes = (address, integer, kind, kind, address)
-        self._stream = freely.stream
-        self._stream.argtypes = (address, address, integer, integer, integer, kind, address, address)
-        self._merge = at_once.merge
-        self._merge.argtypes = (address, kind, address, real, real, real, real, real)
-        self._beyond = freely.beyond
-        self._beyond.argtypes, self._beyond.restype = (address, integer, kind, real, real), integer
-        self._fired = at_once.fired
-        self._fired.argtypes, self._fired.restype = (address, kind, integer, integer, integer, address), integer
-        self._norms = freely.norms
-        self._norms.argtypes = (address, address, integer, kind, address, address)
-        self._sample = freely.sample
-        self._sample.argtypes = (address, address, address, integer, kind, address)
-        self._updates = freely.updates
-        self._updates.argtypes = (address, address, address, address, integer, kind, address, address)
-        self._enter = at_once.enter
-        self._enter.argtypes = (address, address, integer, address, address, address, real, address)
-        self._enter_updates = at_once.enter_updates
-        self._enter_updates.argtypes = (address, address, integer, address)
+        self._accumulate = _taking(at_once.accumulate, address, integer, kind, kind, address, real, real, real, real, real)
+        self._measure = _taking(freely.measure, address, integer, kind, kind, address)
+        self._stream = _taking(freely.stream, address, address, integer, integer, integer, kind, address, address)
+        self._merge = _taking(at_once.merge, address, kind, address, real, real, real, real, real)
+        self._beyond = _taking(freely.beyond, address, integer, kind, real, real)
+        self._fired = _taking(at_once.fired, address, kind, integer, integer, integer, address)
+        self._beyond.restype = self._fired.restype = integer
+        self._norms = _taking(freely.norms, address, address, integer, kind, address, address)
+        self._sample = _taking(freely.sample, address, address, address, integer, kind, address)
+        self._updates = _taking(freely.updates, address, address, address, address, integer, kind, address, address)
+        self._enter = _taking(at_once.enter, address, address, integer, address, address, address, real, address)
+        self._enter_updates = _taking(at_once.enter_updates, address, address, integer, address)
         self.types: dict[torch.dtype, int] = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
         if freely.reads_half():
             self.types[torch.float16] = 3
@@ -234,6 +224,12 @@ class NativeKernels(HostKernels):
     def enter_updates(self, rows: Tensor, indices: Tensor, updates: Tensor, valid: Tensor | None = None) -> None:
         if valid is None or number(valid):
             self._enter_updates(rows.data_ptr(), indices.data_ptr(), len(indices), updates.data_ptr())
+
+
+def _taking(function: Any, *types: Any) -> Any:
+    """A function of the library, with the types of its arguments."""
+    function.argtypes = types
+    return function
 
 
 def _at(numbers: array[int]) -> int:
