@@ -256,7 +256,7 @@ def _optimizers(content: Mapping[Any, Any]) -> Iterator[tuple[str, Mapping[str, 
     for key, value in content.items():
         entries = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
         found = [entry for entry in entries if _is_optimizer(entry)]
-        yield from ((f"optimizer {place}" if len(found) > 1 else f"{_cut(str(key))}", entry) for place, entry in enumerate(found))
+        yield from ((f"optimizer {place}" if len(found) > 1 else _cut(str(key)), entry) for place, entry in enumerate(found))
 
 
 def _is_optimizer(value: Any) -> bool:

@@ -218,15 +218,13 @@ def around(function: Callable[P, R], context: Context) -> Callable[P, R]:
         function: A function, generator function, coroutine function or asynchronous generator function.
         context: Called with the positional arguments of a call; returns the context manager to enter.
     """
-    if inspect.isasyncgenfunction(function):
-        wrapped: Any = _around_async_generator(function, context)
-    elif inspect.iscoroutinefunction(function):
-        wrapped = _around_coroutine(function, context)
-    elif inspect.isgeneratorfunction(function):
-        wrapped = _around_generator(function, context)
-    else:
-        wrapped = _around_function(function, context)
-    return cast("Callable[P, R]", wraps(function)(wrapped))
+    kinds: tuple[tuple[Callable[..., bool], Callable[..., Any]], ...] = (
+        (inspect.isasyncgenfunction, _around_async_generator),
+        (inspect.iscoroutinefunction, _around_coroutine),
+        (inspect.isgeneratorfunction, _around_generator),
+    )
+    wrap = next((wrap for is_kind, wrap in kinds if is_kind(function)), _around_function)
+    return cast("Callable[P, R]", wraps(function)(wrap(function, context)))
 
 
 def _around_function(function: Callable[..., R], context: Context) -> Callable[..., R]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import re
 import sys
 import sysconfig
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks.attributes import contents, entries_of, stored
 from lightning_hooks.hooks.graph import parameters_behind
-from lightning_hooks.hooks.selection import clean_name, outwards
+from lightning_hooks.hooks.selection import clean_name, closest_names, fits, outwards
 from lightning_hooks.hooks.tensors import has_values
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
@@ -73,23 +71,16 @@ def select_parameters(root: nn.Module, parameters: ParameterSelector) -> list[tu
         return chosen
     patterns = [parameters] if isinstance(parameters, str) else list(parameters)
     for pattern in patterns:
-        if not any(_matches(pattern, name) for name, _ in named):
+        if not any(fits(name, pattern) for name, _ in named):
             names = [name for name, _ in named]
             inside = [name for name in names if name.startswith(f"{pattern}.")]
-            closest = (
-                inside[:3] or difflib.get_close_matches(pattern.replace("*", "").strip("."), names, n=3, cutoff=0.3) or names[:3]
-            )
-            listed = ", ".join(map(repr, closest)) or "none: the model has no parameters"
+            listed = ", ".join(map(repr, inside[:3] or closest_names(pattern, names))) or "none: the model has no parameters"
             hint = f"{pattern}.*" if inside else "encoder.*"
             raise ValueError(
                 f"parameters={pattern!r} matches no parameter of {type(root).__name__}. Closest names: {listed}. Patterns are "
                 f"globs on the names of named_parameters(), such as {hint!r}."
             )
-    return [(name, parameter) for name, parameter in named if any(_matches(pattern, name) for pattern in patterns)]
-
-
-def _matches(pattern: str, name: str) -> bool:
-    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+    return [(name, parameter) for name, parameter in named if any(fits(name, pattern) for pattern in patterns)]
 
 
 MOST = 256

@@ -274,10 +274,19 @@ def _is_module_type(entry: object) -> bool:
     return isinstance(entry, type) and issubclass(entry, nn.Module)
 
 
+def fits(name: str, pattern: str) -> bool:
+    """Whether a name fits a glob pattern; a name may contain the brackets of one."""
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
+def closest_names(pattern: str, names: Sequence[str]) -> Sequence[str]:
+    """The names that are most like a glob pattern, up to three; the first ones if none is."""
+    return difflib.get_close_matches(pattern.replace("*", "").strip("."), names, n=3, cutoff=0.3) or names[:3]
+
+
 def _matches(entry: str | type[nn.Module], name: str, module: nn.Module) -> bool:
     if isinstance(entry, str):
-        # A name may contain the brackets of a pattern.
-        return name == entry or fnmatch.fnmatchcase(name, entry) or ("." in entry and entry in _type_names(type(module)))
+        return fits(name, entry) or ("." in entry and entry in _type_names(type(module)))
     return isinstance(module, entry)
 
 
@@ -293,16 +302,10 @@ def _no_match(entry: str | type[nn.Module], root: nn.Module, named: list[tuple[s
         kinds = ", ".join(sorted({type(module).__name__ for _, module in named}))
         return f"modules={entry.__name__} matches no module of {type(root).__name__}; its modules are of type {kinds}."
     names = [name for name, _ in named]
-    jitted = [
-        name
-        for name, module in root.named_modules()
-        if isinstance(module, torch.jit.ScriptModule) and (name == entry or fnmatch.fnmatchcase(name, entry))
-    ]
+    jitted = [name for name, module in root.named_modules() if isinstance(module, torch.jit.ScriptModule) and fits(name, entry)]
     if jitted:
         return f"modules={entry!r} matches {jitted[0]!r}, a torch.jit module, which takes no hooks. Choose a module around it."
-    plain = entry.replace("*", "").strip(".")
-    closest = difflib.get_close_matches(plain, names, n=3, cutoff=0.3) or names[:3]
-    listed = ", ".join(repr(name) for name in closest)
+    listed = ", ".join(map(repr, closest_names(entry, names)))
     return (
         f"modules={entry!r} matches no module of {type(root).__name__}. Closest names: {listed}. "
         "Patterns are globs on the names of named_modules(), such as 'encoder.*' or '*.conv?'."

@@ -169,18 +169,12 @@ def once(merge: Merge, width: int) -> Merge:
             yield _nothing(own)
             yield _nothing(own)
             return own
-        merged = yield from _continued(others, found[: sent.numel()].view_as(sent))
+        sums = yield others.send(found[: sent.numel()].view_as(sent))
+        more = yield others.send(sums)
+        (merged,) = _ended([others], [more])
         return torch.where(same[..., None], rows, merged.view_as(rows)).reshape(own.shape)
 
     return merging
-
-
-def _continued(merging: Merging, largest_of_all: Tensor) -> Merging:
-    """The rest of a merge, from the result of its maximum on."""
-    sums = yield merging.send(largest_of_all)
-    more = yield merging.send(sums)
-    (merged,) = _ended([merging], [more])
-    return merged
 
 
 def _marks(rows: Tensor) -> Tensor:
