@@ -29,7 +29,7 @@ class HostCopies:
 
     def __init__(self, polls: bool = True) -> None:
         self._polls = polls
-        self._under_way: deque[tuple[Tensor, Any, Any]] = deque()  # each with the event after which it is there, and its note
+        self._under_way: deque[tuple[Tensor, Any, Any]] = deque()
 
     def send(self, values: Tensor, note: Any = None) -> None:
         """Start a copy of ``values`` to the host. They may be overwritten afterwards.
@@ -38,14 +38,18 @@ class HostCopies:
             values: Outside autograd.
             note: Comes back with the copy.
         """
+        there, event = self.post(values)
+        self._under_way.append((there, event, note))
+
+    def post(self, values: Tensor) -> tuple[Tensor, Any]:
+        """Start one copy; return where it will be, and the event after which it is there (None if it is there now)."""
         if not values.is_cuda:
-            self._under_way.append((values.to("cpu", copy=True), None, note))
-            return
+            return values.to("cpu", copy=True), None
         there = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         there.copy_(values, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(values.device))
-        self._under_way.append((there, event, note))
+        return there, event
 
     def arrived(self, wait: bool = False) -> list[tuple[np.ndarray[Any, Any], Any]]:
         """Return the copies that are there, oldest first, each with its note; each is returned once.
