@@ -43,7 +43,8 @@ def load_checkpoint(path: Path) -> Any:
         )
     zipped = zipfile.is_zipfile(path)
     try:
-        _check_size(path, zipped)
+        if zipped:
+            _check_size(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, on formats that it wrote earlier
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
@@ -68,10 +69,8 @@ def _unreadable(path: Path, error: Exception) -> str:
     return f"{path} cannot be read as a checkpoint: {type(error).__name__}: {text[:160]}. Expected a file that torch.save wrote."
 
 
-def _check_size(path: Path, zipped: bool) -> None:
+def _check_size(path: Path) -> None:
     """Check that what a file holds is not larger than the file: ``torch.save`` does not compress."""
-    if not zipped:
-        return
     with zipfile.ZipFile(path) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
     if size > path.stat().st_size:

@@ -167,7 +167,7 @@ class Tracer:
             return
         record, handled = ended
         raised = sys.exc_info()[1]
-        error = raised if output is None and raised is not None and raised is not handled else None
+        error = raised if output is None and raised is not handled else None
         record = replace(record, phase="recompute" if in_backward() else "forward")
         if error is None:
             record = replace(record, outputs=tuple(describe(output, "", self.statistics)))

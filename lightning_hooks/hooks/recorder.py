@@ -98,28 +98,22 @@ def _record_output(number: Tensor, inputs: list[Tensor], outputs: list[Tensor]) 
     _record(number, None, tuple(inputs), outputs[0] if len(outputs) == 1 else outputs)
 
 
-def _define(library: torch.library.Library, signature: str, function: Callable[..., None]) -> Any:
-    """Define an operator that returns and changes nothing."""
-    name = signature.partition("(")[0]
-    # A CUDA graph would replay kernels without asking whether to record.
-    tags = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None), getattr(torch.Tag, "flexible_layout", None)) if tag]
-    library.define(f"{signature} -> ()", tags=tags)  # type: ignore[no-untyped-call]
-    library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"{library.ns}::{name}", lambda *_: None, lib=library)
-    return getattr(torch.ops.lightning_hooks, name).default
-
-
 def _registered() -> torch.library.Library | None:
     """Register the operators, each with an effect: a call that returns nothing is left out of a graph otherwise, or moved."""
     try:
         from torch._higher_order_ops.effects import _EffectType, _register_effectful_op  # has no public name
 
         library = torch.library.Library("lightning_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]
-        for signature, function in (
-            ("record_output(Tensor number, Tensor[] inputs, Tensor[] outputs)", _record_output),
-            ("record_gradient(Tensor number, Tensor gradient)", _record),
+        # A CUDA graph would replay kernels without asking whether to record.
+        tags = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None), getattr(torch.Tag, "flexible_layout", None)) if tag]
+        for name, arguments, function in (
+            ("record_output", "Tensor number, Tensor[] inputs, Tensor[] outputs", _record_output),
+            ("record_gradient", "Tensor number, Tensor gradient", _record),
         ):
-            _register_effectful_op(_define(library, signature, function), _EffectType.ORDERED)
+            library.define(f"{name}({arguments}) -> ()", tags=tags)  # type: ignore[no-untyped-call]
+            library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+            torch.library.register_fake(f"{library.ns}::{name}", lambda *_: None, lib=library)
+            _register_effectful_op(getattr(torch.ops.lightning_hooks, name).default, _EffectType.ORDERED)
     except Exception:  # noqa: BLE001  a private name may change in any version of torch, and the package must still be imported
         return None
     return library
