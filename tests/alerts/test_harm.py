@@ -102,7 +102,7 @@ def test_a_loss_that_rose_at_once_has_not_fallen() -> None:
     assert effect.fallen == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize("wrong", [{"loss": 0.7}, {"over_constant": 0.9}, {"step_ratio": 0.05}])
+@pytest.mark.parametrize("wrong", [{"loss": 0.7}, {"over_constant": 0.9}, {"step_ratio": 0.05}, {"step_ratio": 0.0}])
 def test_shares_alone_clear_nothing(wrong: Any) -> None:
     assert harmless("act", flow())
     assert not harmless("act", flow(**wrong))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import BatchEncoding
 
-from lightning_hooks.diagnostics.batches.inputs import COMPARED, LEAST, InputTable, tensors_in
+from lightning_hooks.diagnostics.batches.inputs import COMPARED, LEAST, InputTable, indices_of, tensors_in
 from lightning_hooks.statistics.reduction import merge_ranks
 from lightning_hooks.statistics.rows import Clock
 from tests.support.reference import assert_stats, reference_stats
@@ -20,6 +20,12 @@ from tests.support.reference import assert_stats, reference_stats
 
 def table() -> InputTable:
     return InputTable(Clock())
+
+
+def test_indices_are_those_of_torch() -> None:
+    places, shape = torch.arange(0, 4 * 3 * 5, 7), (4, 3, 5)
+    assert all(map(torch.equal, indices_of(places, shape), torch.unravel_index(places, shape)))
+    assert [int(index) for index in indices_of(torch.tensor(13), (20,))] == [13]
 
 
 def test_moments_of_both_parts() -> None:

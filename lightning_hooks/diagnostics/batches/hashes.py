@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.diagnostics.batches.inputs import tensors_in
+from lightning_hooks.diagnostics.batches.inputs import indices_of, tensors_in
 from lightning_hooks.hooks.tensors import as_real, dense, plain_values
 from lightning_hooks.statistics.columns import SUM, Columns, Reduction, RowTable
 from lightning_hooks.statistics.reduction import largest, paired
@@ -76,11 +76,7 @@ def _sample(tensor: Tensor) -> Tensor:
     if dense(values):
         some = values.as_strided((count,), (1,))[::step].contiguous()
     else:  # such as a mask that is expanded over all queries, whose copy may be as large as the memory
-        left, places = torch.arange(0, count, step, device=values.device), []
-        for size in reversed(values.shape):
-            places.append(left % size)
-            left = left // size
-        some = values[tuple(reversed(places))]
+        some = values[indices_of(torch.arange(0, count, step, device=values.device), values.shape)]
     return (some if some.dtype == torch.bool else some.view(_INTEGERS[some.element_size()])).to(torch.int64)
 
 

@@ -87,7 +87,7 @@ class InputTable(Tables):
         if rows.is_cpu and (known is not None or not number(rows[0, Column.NONFINITE])):
             return
         bad = values.isfinite().logical_not()
-        new = torch.stack((bad.any().long(), *torch.unravel_index(bad.flatten().to(torch.uint8).argmax(), values.shape)))
+        new = torch.stack((bad.any().long(), *indices_of(bad.flatten().to(torch.uint8).argmax(), values.shape)))
         self._nonfinite = new if known is None or known.shape != new.shape else torch.where(known[0] > 0, known, new)
 
     def _compare(self, tensors: Mapping[str, Tensor]) -> None:
@@ -169,6 +169,15 @@ def _entries(batch: Any, kind: type) -> Iterable[tuple[str, Any]]:
         stored = contents(batch)
         return [(f".{field.name}", stored[field.name]) for field in fields(kind) if field.name in stored]
     return ()
+
+
+def indices_of(places: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
+    """The indices of places in a flattened tensor of a shape: as torch.unravel_index, which waits for the device."""
+    found = []
+    for size in reversed(shape):
+        found.append(places % size)
+        places = places // size
+    return tuple(reversed(found))
 
 
 def unexpanded(values: Tensor) -> Tensor:

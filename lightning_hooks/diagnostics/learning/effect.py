@@ -54,7 +54,9 @@ class Effect:
         """As a clause that the training goes well; empty without evidence of it. A loss that falls alone is none."""
         usual = LEAST <= self.share / self.size <= MOST and self.before >= LEAST_BEFORE and self.size <= PART
         falls = self.fallen is not None and self.fallen <= FALLEN
-        better = (self.over_constant is None or self.over_constant <= FALLEN) and (self.step_ratio or 1.0) >= SHORT
+        better = (self.over_constant is None or self.over_constant <= FALLEN) and (
+            self.step_ratio is None or self.step_ratio >= SHORT
+        )
         if not (usual and falls and better):
             return ""
         return f"the training goes well: {self.shares}, which is at {percent(self.fallen or 0.0)} of its start"
