@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from lightning_hooks.run_report import cli
 from lightning_hooks.sinks.tab.answers import serve
@@ -11,19 +10,24 @@ from lightning_hooks.sinks.tab.answers import serve
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code, 2 if what it is given cannot be read."""
-    return cli.main(arguments, _demo, _replay, serve)
+    return cli.main(arguments, demo=_demo, replay=_replay, serve=_serve)
 
 
-def _replay(options: argparse.Namespace) -> tuple[list[str], int]:
+def _replay(options: argparse.Namespace) -> cli.Done:
     from lightning_hooks.replay.command import replay
 
     return replay(options.capsule, options.model, options.data, options.output)
 
 
-def _demo(folder: Path, healthy: bool) -> list[str]:
+def _demo(options: argparse.Namespace) -> cli.Done:
     from lightning_hooks import demo  # it imports Lightning, which the other commands do not need
 
-    return demo.lines(folder, healthy)
+    return demo.lines(options.output, options.healthy), 0
+
+
+def _serve(options: argparse.Namespace) -> cli.Done:
+    serve(options.logdir, options.port)
+    return [], 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise, takewhile
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -41,13 +41,8 @@ def shared_prefix(names: Sequence[str]) -> str:
     """The leading components that all names share and that name none of them, with the dot: ``"model.net."``."""
     if len(names) < 2:
         return ""
-    parts = [name.split(".")[:-1] for name in names]
-    shared: list[str] = []
-    for level in zip(*parts, strict=False):
-        if len(set(level)) > 1:
-            break
-        shared.append(level[0])
-    return ".".join([*shared, ""]) if shared else ""
+    levels = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    return "".join(f"{level[0]}." for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +63,7 @@ def labels(names: Sequence[str]) -> Labels:
         return Labels(tuple(range(len(bare))), tuple(map(shortened, bare)), (), prefix)
     blocks = _blocks(bare)
     if blocks:
-        ends = [0]
-        for _, size in blocks:
-            ends.append(ends[-1] + size)
+        ends = [0, *accumulate(size for _, size in blocks)]
         middles = tuple((start + end - 1) / 2 for start, end in pairwise(ends))
         return Labels(middles, tuple(shortened(text) for text, _ in blocks), tuple(end - 0.5 for end in ends), prefix)
     step = next(n for n in round_numbers() if len(bare) / n <= MOST_BLOCKS)
@@ -270,7 +263,7 @@ def name_layers(axes: Axes, names: Sequence[str], which: Literal["x", "y"], what
     if chosen.edges:
         axis.set_tick_params(length=0)
         if which == "x":
-            for start, end in list(zip(chosen.edges, chosen.edges[1:], strict=False))[::2]:
+            for start, end in zip(chosen.edges[::2], chosen.edges[1::2], strict=False):
                 axes.axvspan(start, end, color=PALE, alpha=0.7, lw=0, zorder=0)
         else:
             axis.set_ticks(chosen.edges, minor=True)

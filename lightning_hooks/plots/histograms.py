@@ -161,6 +161,8 @@ def _axis(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
     It is linear where most values of an epoch lie within some two decades and epochs are alike, as activations do; else the
     logarithm of the magnitude, on either side of zero, so that what shrinks by orders of magnitude is seen to.
     """
+    from matplotlib.scale import SymmetricalLogTransform
+
     used = [edges[np.flatnonzero(counts)[[0, -1]] + [0, 1]] for edges, counts in columns]
     low, high = min(float(pair[0]) for pair in used), max(float(pair[1]) for pair in used)
     if high <= low:
@@ -172,7 +174,7 @@ def _axis(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
         return np.linspace(low, high, BINS + 1), None
     largest = max(-low, high)
     linear = float(10.0 ** np.floor(np.log10(max(min(smallest for smallest, _ in sizes), largest * 1e-9))))
-    scale = _transform(linear)
+    scale: Any = SymmetricalLogTransform(10, linear, LINEAR_PART)  # without types of its own
     first, last = scale.transform(np.array([low, high]))
     grid: np.ndarray = scale.inverted().transform(np.linspace(first, last, BINS + 1))
     grid[[0, -1]] = low, high
@@ -190,12 +192,6 @@ def _magnitudes(edges: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
         return largest, largest
     smallest = float(sizes[order][np.searchsorted(below, FEW * below[-1])])
     return smallest or largest, largest
-
-
-def _transform(linear: float) -> Any:
-    from matplotlib.scale import SymmetricalLogTransform
-
-    return SymmetricalLogTransform(10, linear, LINEAR_PART)
 
 
 def _signed_log(axes: Axes, grid: np.ndarray, linear: float) -> None:

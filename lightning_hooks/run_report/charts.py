@@ -262,16 +262,6 @@ class Rows:
     thresholds: Sequence[float]  # of rules, drawn as a line where the scale reaches
 
     @property
-    def shown(self) -> list[Row]:
-        """The lines that are not folded."""
-        return self.lines[:SHOWN_ROWS]
-
-    @property
-    def folded(self) -> list[Row]:
-        """Those that are."""
-        return self.lines[SHOWN_ROWS:]
-
-    @property
     def bars(self) -> bool:
         """Whether values are drawn as bars from 0."""
         return self.axis.kind == "share" and all(line.other is None for line in self.lines)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_hooks.alerts.explain import explain
-from lightning_hooks.run_report.compare import Comparison, compare, groups
+from lightning_hooks.run_report.compare import Comparison, compare
 from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.lines import write_whole
 from lightning_hooks.run_report.page import compare_page, write_health
@@ -32,17 +32,13 @@ def compare_lines(found: Comparison) -> list[str]:
     if found.losses:
         rows = [(where, number(a), number(b)) for where, a, b in found.losses]
         lines += ["", "Loss:", *(f"  {line}" for line in table_lines(("", "A", "B"), rows))]
-    lines.append("")
-    different = groups(found)
-    if different:
-        lines.append(f"Largest differences, {found.a.unit} {found.epoch}:")
-    for group in different:
+    differ, at = found.groups, f"{found.a.unit} {found.epoch}"
+    lines += ["", f"Largest differences, {at}:" if differ else f"All numbers of {at} that both runs have are the same."]
+    for group in differ:
         cells = [(shortened(name, 44), *rest) for name, *rest in group.cells]
         lines += [f"  {group.title}:"] * bool(group.title)
         lines += [f"  {line}" for line in table_lines(("layer", "of it", "A", "B", "A to B"), cells)]
         lines += [f"  and {group.more} more"] * bool(group.more)
-    if not different:
-        lines.append(f"All numbers of {found.a.unit} {found.epoch} that both runs have are the same.")
     for title, alerts in (("Alerts only in A", found.alerts_a), ("Alerts only in B", found.alerts_b)):
         if alerts:
             lines += ["", f"{title} ({len(alerts)}):"]
@@ -64,21 +60,12 @@ SIGNS = {"failed": "[failed]", "critical": "[critical]", "warning": "[warning]",
 FAILS = {"warning": ("warning", "critical", "failed"), "critical": ("critical", "failed")}
 """``--fail-on`` to the statuses with which ``report`` returns 1."""
 
-Demo = Callable[[Path, bool], list[str]]
-"""What makes the demo's lines, given the folder for its logs and whether to leave the fault out."""
 Done = tuple[list[str], int]
 """What a command prints, and what it returns."""
-Replay = Callable[[argparse.Namespace], Done]
-"""What runs a bad step again, given the options."""
+Command = Callable[[argparse.Namespace], Done]
 
 
-Serve = Callable[[Path, int], None]
-"""What serves a log directory at a port."""
-
-
-def main(
-    arguments: Sequence[str] | None = None, demo: Demo | None = None, replay: Replay | None = None, serve: Serve | None = None
-) -> int:
+def main(arguments: Sequence[str] | None = None, **others: Command) -> int:
     """Run a command.
 
     Returns:
@@ -87,10 +74,22 @@ def main(
 
     Args:
         arguments: Those after the command's name; None for ``sys.argv``.
-        demo: What runs the demo; None leaves that command out.
-        replay: What runs a capsule; None likewise.
-        serve: What serves a log directory; None leaves that command out.
+        **others: The commands that need more than a run's files: ``demo``, ``replay`` and ``serve``.
     """
+    options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # names may hold what a terminal cannot show
+    try:
+        lines, code = (COMMANDS | others)[options.command](options)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201  a command prints
+        return 2
+    for line in lines:
+        print(visible(line))  # noqa: T201
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lightning-hooks", description="Health reports of training runs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     report = commands.add_parser("report", help="make a run's report.html and report.md again, and print its verdict")
@@ -111,41 +110,18 @@ def main(
     saved.add_argument("checkpoint", type=Path, help="the file, such as last.ckpt")
     of_kind = commands.add_parser("explain", help="say what a kind of alert means, when it is raised and what to try")
     of_kind.add_argument("kind", help="its name, such as dead")
-    if demo is not None:
-        small = commands.add_parser("demo", help="train a small CNN with a planted fault (10 s) and print the path of its report")
-        small.add_argument("--healthy", action="store_true", help="train without the fault")
-        small.add_argument("--output", type=Path, default=Path("runs/demo"), help="the folder for its logs (default: runs/demo)")
-    if replay is not None:
-        again = commands.add_parser(
-            "replay", help="run the bad step of a capsule again: which operation failed, and on which samples"
-        )
-        again.add_argument("capsule", type=Path, help="its folder, in the log directory under lightning_hooks/capsules")
-        again.add_argument("--model", required=True, help="what makes the model, as package.module:factory")
-        again.add_argument("--data", help="the data set, or what makes it, as package.module:name: for a capsule without its batch")
-        again.add_argument("--output", type=Path, help="the HTML file to write (default: next to the run's report)")
-    if serve is not None:
-        live = commands.add_parser("serve", help="show the runs of a log directory in a browser, also while they train")
-        live.add_argument("logdir", type=Path, help="the log directory, such as lightning_logs")
-        live.add_argument("--port", type=int, default=6007, help="the port on this machine's loopback address (default: 6007)")
-    options = parser.parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # names may hold what a terminal cannot show
-    code = 0
-    try:
-        if replay is not None and options.command == "replay":
-            lines, code = replay(options)
-        elif demo is not None and options.command == "demo":
-            lines = demo(options.output, options.healthy)
-        elif serve is not None and options.command == "serve":
-            serve(options.logdir, options.port)
-            return 0
-        else:
-            lines, code = COMMANDS[options.command](options)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201  a command prints
-        return 2
-    print("\n".join(visible(line) for line in lines))  # noqa: T201
-    return code
+    small = commands.add_parser("demo", help="train a small CNN with a planted fault (10 s) and print the path of its report")
+    small.add_argument("--healthy", action="store_true", help="train without the fault")
+    small.add_argument("--output", type=Path, default=Path("runs/demo"), help="the folder for its logs (default: runs/demo)")
+    again = commands.add_parser("replay", help="run the bad step of a capsule again: which operation failed, and on which samples")
+    again.add_argument("capsule", type=Path, help="its folder, in the log directory under lightning_hooks/capsules")
+    again.add_argument("--model", required=True, help="what makes the model, as package.module:factory")
+    again.add_argument("--data", help="the data set, or what makes it, as package.module:name: for a capsule without its batch")
+    again.add_argument("--output", type=Path, help="the HTML file to write (default: next to the run's report)")
+    live = commands.add_parser("serve", help="show the runs of a log directory in a browser, also while they train")
+    live.add_argument("logdir", type=Path, help="the log directory, such as lightning_logs")
+    live.add_argument("--port", type=int, default=6007, help="the port on this machine's loopback address (default: 6007)")
+    return parser
 
 
 def verdict_lines(run: Run) -> list[str]:
@@ -197,7 +173,7 @@ def _check(options: argparse.Namespace) -> Done:
     return found.lines(), int(found.wrong)
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], Done]] = {
+COMMANDS: dict[str, Command] = {
     "report": _report,
     "compare": _compare,
     "verify": _verify,

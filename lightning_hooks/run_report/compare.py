@@ -44,6 +44,10 @@ class Difference:
         """Whether it is a share, from 0 to 1."""
         return self.stat in FRACTIONS
 
+    def text(self, value: float) -> str:
+        """One of the two as it is written."""
+        return percent(value) if self.share else number(value)
+
     @property
     def size(self) -> float:
         """How much they differ: in decades, and shares so that from none to all weighs as much as a thousandfold."""
@@ -71,6 +75,21 @@ class Difference:
             return "zero in A" if self.a <= 0 else "zero in B"
         sign, factor = ("×", self.b / self.a) if self.b >= self.a else ("÷", self.a / self.b)  # noqa: RUF001  of arithmetic
         return f"{sign} {factor:.0f}" if 100 <= factor < 1e6 else f"{sign} {factor:.3g}"
+
+
+MOST = 25
+"""How many differences are shown as those that matter most."""
+MOST_OF_A_CAUSE = 5
+"""How many of them under one cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Differences with one cause."""
+
+    title: str  # the cause; empty where there is but one group without
+    cells: list[tuple[str, str, str, str, str]]  # of each that is shown: name, what, A, B, the change
+    more: int  # how many are not shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +136,23 @@ class Comparison:
             found.append((course, [*own, *follow]))
         return [(course, group) for course, group in (*found, (None, left)) if group]
 
-    def of(self, stat: str, what: str | None = None) -> list[Difference]:
+    @property
+    def groups(self) -> list[Group]:
+        """What differs most, by cause."""
+        by_cause = self.by_cause()
+        made = []
+        for course, differences in by_cause:
+            most = MOST if course is None else MOST_OF_A_CAUSE
+            title = "Without an alert that explains it" if len(by_cause) > 1 else ""
+            if course is not None:
+                title = f"{course.alert.name}, only in {'A' if course in self.alerts_a else 'B'}, and its consequences"
+            cells = [(d.name, d.what, d.text(d.a), d.text(d.b), d.change) for d in differences[:most]]
+            made.append(Group(title, cells, len(differences[most:])))
+        return made
+
+    def of(self, stat: str) -> list[Difference]:
         """The differences of one statistic, in the model's order."""
-        found = [difference for difference in self.differences if difference.stat == stat and what in (None, difference.what)]
+        found = [difference for difference in self.differences if difference.stat == stat]
         names = (name for record in self.a.monitors for names in record.names.values() for name in names)
         order = {name: place for place, name in enumerate(dict.fromkeys(names))}
         return sorted(found, key=lambda difference: order.get(difference.name, len(order)))
@@ -257,36 +290,3 @@ def _layers(run: Run) -> dict[str, str]:
 
 def _listed(run: Run) -> str:
     return ", ".join(f"{record.prefix} ({record.modules})" for record in run.monitors)
-
-
-MOST = 25
-"""How many differences are shown as those that matter most."""
-MOST_OF_A_CAUSE = 5
-"""How many of them under one cause."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Differences with one cause."""
-
-    title: str  # the cause; empty where there is but one group without
-    cells: list[tuple[str, str, str, str, str]]  # of each that is shown: name, what, A, B, the change
-    more: int  # how many are not shown
-
-
-def groups(found: Comparison) -> list[Group]:
-    """What differs most, by cause."""
-    by_cause = found.by_cause()
-    made = []
-    for course, differences in by_cause:
-        most = MOST if course is None else MOST_OF_A_CAUSE
-        title = "Without an alert that explains it" if len(by_cause) > 1 else ""
-        if course is not None:
-            title = f"{course.alert.name}, only in {'A' if course in found.alerts_a else 'B'}, and its consequences"
-        cells = [(d.name, d.what, _shown(d, d.a), _shown(d, d.b), d.change) for d in differences[:most]]
-        made.append(Group(title, cells, len(differences[most:])))
-    return made
-
-
-def _shown(difference: Difference, value: float) -> str:
-    return percent(value) if difference.share else number(value)

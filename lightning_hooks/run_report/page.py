@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_hooks.plots.series import FRACTIONS
-from lightning_hooks.run_report.charts import Chart, Row, Rows, rows, strip
-from lightning_hooks.run_report.compare import Comparison, Group, groups
+from lightning_hooks.run_report.charts import SHOWN_ROWS, Chart, Row, Rows, rows, strip
+from lightning_hooks.run_report.compare import Comparison
 from lightning_hooks.run_report.heat import HEATS
 from lightning_hooks.run_report.lines import write_whole
 from lightning_hooks.run_report.recorded import Limits
@@ -39,11 +39,6 @@ class ComparisonView:
 
     found: Comparison
     limits: Limits
-
-    @cached_property
-    def groups(self) -> list[Group]:
-        """What differs most, by cause."""
-        return groups(self.found)
 
     @cached_property
     def layers(self) -> list[tuple[str, Rows, int]]:
@@ -144,7 +139,7 @@ def environment(html: bool) -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"number": number, "percent": percent, "measured": measured, "blocks": strip}
-    made.globals |= {"dash": DASH, "signs": SIGNS, "style": _style}
+    made.globals |= {"dash": DASH, "signs": SIGNS, "style": _style, "shown_rows": SHOWN_ROWS}
     return made
 
 

@@ -24,7 +24,7 @@ from lightning_hooks.session.member import Member
 from lightning_hooks.sinks.sink import Notice, Sink
 from lightning_hooks.trackers import Trackers, some
 from lightning_hooks.trackers.console import markdown_text
-from lightning_hooks.trackers.tracker import Chart, Lines, Picture, training_charts
+from lightning_hooks.trackers.tracker import Chart, Picture, training_charts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -229,7 +229,7 @@ def _introduce(trackers: Trackers, host: Host, members: Sequence[Member]) -> Non
     }  # the user's own first
     for member in members:
         member.log.introduced = True
-        every = {**member.live.charts(member.log.scalars.written), "Alerts": {"alerts of each kind": Lines((".+/alerts/.+$",))}}
+        every = {**member.live.charts(member.log.scalars.written), "Alerts": {"alerts of each kind": ".+/alerts/.+$"}}
         for category, charts in every.items():
             layout.setdefault(category, {}).update(charts)
     trackers.layout({category: charts for category, charts in layout.items() if charts})

@@ -100,8 +100,7 @@ class TensorBoardTracker(Tracker):
     def _content(self, chart: Chart) -> list[Any]:
         if isinstance(chart, Band):
             return ["Margin", [self.prefixed(tag) for tag in (chart.value, chart.lower, chart.upper)]]
-        prefix = re.escape(self.prefixed(""))
-        return ["Multiline", [f"{prefix}{pattern}" for pattern in chart.patterns]]
+        return ["Multiline", [re.escape(self.prefixed("")) + chart]]
 
     def _writes_plainly(self) -> bool:
         """Whether the logger's log_metrics is Lightning's own, which calls add_scalar for each."""

@@ -76,17 +76,6 @@ def _encoded(image: Any) -> Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """A chart with a line for each tag that matches.
-
-    Attributes:
-        patterns: Regular expressions, matched from a tag's start.
-    """
-
-    patterns: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Band:
     """A chart with a line and a band around it."""
 
@@ -95,7 +84,8 @@ class Band:
     upper: str  # its upper side
 
 
-Chart = Lines | Band
+Chart = str | Band
+"""A regular expression, matched from a tag's start: a chart with a line for each tag that matches; or a band."""
 Layout = Mapping[str, Mapping[str, Chart]]
 """Category to title to chart."""
 
@@ -116,7 +106,7 @@ def training_charts(logged: Collection[str]) -> dict[str, Chart]:
     Args:
         logged: The tags that were logged so far.
     """
-    return {title: Lines((pattern,)) for title, pattern in _USUAL.items() if any(re.match(pattern, tag) for tag in logged)}
+    return {title: pattern for title, pattern in _USUAL.items() if any(re.match(pattern, tag) for tag in logged)}
 
 
 def by_statistic(prefix: str, statistics: Sequence[str], sites: Collection[str] = (), noun: str = "") -> dict[str, Chart]:
@@ -132,7 +122,7 @@ def by_statistic(prefix: str, statistics: Sequence[str], sites: Collection[str] 
     if not 0 < len(pattern) <= LONGEST_PATTERN:
         pattern = "(?!alerts/).+"
     return {
-        f"{statistic} of {noun}" if noun else statistic: Lines((f"{re.escape(prefix)}/{pattern}/{re.escape(statistic)}$",))
+        f"{statistic} of {noun}" if noun else statistic: f"{re.escape(prefix)}/{pattern}/{re.escape(statistic)}$"
         for statistic in statistics
     }
 
@@ -144,8 +134,7 @@ def of_model(prefix: str, statistics: Sequence[str]) -> dict[str, Chart]:
     if shares:
         lines["shares"] = any_of(shares)
     return {
-        f"{title}: median and worst": Lines((f"{re.escape(prefix)}/model/{pattern}_(median|worst)$",))
-        for title, pattern in lines.items()
+        f"{title}: median and worst": f"{re.escape(prefix)}/model/{pattern}_(median|worst)$" for title, pattern in lines.items()
     }
 
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from lightning_hooks.trackers import Trackers
-from lightning_hooks.trackers.tracker import Band, Lines
+from lightning_hooks.trackers.tracker import Band
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 SCALARS = {"features/net.0/rms": 1.5, "features/net.0/mean": math.nan, "gradient_clip/rate": 0.25}
@@ -25,7 +25,7 @@ HOSTILE_TAGS = (
 )
 EDGES, COUNTS = [-1.0, 0.0, 0.5, 2.0], [3.0, 0.0, 5.0]
 COLUMNS, ROWS = ["site", "value"], [["net.0", 0.5], ["<b>|evil", None]]
-LAYOUT = {"Features": {"rms": Lines(("features/.+/rms$",)), "net.0": Band("f/mean", "f/min", "f/max")}}
+LAYOUT = {"Features": {"rms": "features/.+/rms$", "net.0": Band("f/mean", "f/min", "f/max")}}
 STEPS = (6, 13)
 
 

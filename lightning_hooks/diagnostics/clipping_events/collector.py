@@ -29,7 +29,7 @@ from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Merge, Merging, Span, Spans, TableIndex, by_columns, largest
 from lightning_hooks.statistics.tables import Tables
 from lightning_hooks.trackers import Table
-from lightning_hooks.trackers.tracker import Chart, Layout, Lines
+from lightning_hooks.trackers.tracker import Chart, Layout
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -212,8 +212,7 @@ class ClipCollector(Collector[ClipReport]):
     def charts(self, written: LoggedStatistics) -> Layout:
         several = [f"{self.prefix}/{name}" for name in self._optimizer_names] if len(self._optimizer_names) > 1 else [self.prefix]
         shown: dict[str, Chart] = {
-            tags.partition("/")[2] or "rate and norms": Lines((f"{re.escape(tags)}/(rate|norm_before|norm_after)$",))
-            for tags in several
+            tags.partition("/")[2] or "rate and norms": f"{re.escape(tags)}/(rate|norm_before|norm_after)$" for tags in several
         }
         return {"Clipping": shown}
 

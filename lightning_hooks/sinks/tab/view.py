@@ -13,7 +13,7 @@ from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.declare.section import Section
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.charts import strip
-from lightning_hooks.run_report.compare import compare, groups
+from lightning_hooks.run_report.compare import compare
 from lightning_hooks.run_report.heat import DIVERGING, HEATS, VIRIDIS, heat_series
 from lightning_hooks.run_report.recorded import MonitorRecord, Run, chosen, severities
 from lightning_hooks.run_report.sections import SECTIONS, counts_of, numbers_of
@@ -260,7 +260,7 @@ def both(a: Run, b: Run) -> dict[str, Any]:
     return {
         "at": found.epoch,
         "unit": a.unit,
-        "groups": [{"title": group.title, "cells": group.cells, "more": group.more} for group in groups(found)],
+        "groups": [{"title": group.title, "cells": group.cells, "more": group.more} for group in found.groups],
         "alerts": [
             [
                 title,
