@@ -42,6 +42,7 @@ from lightning_hooks.plots.series import (
     relative_to_first,
     series,
     tables,
+    window_of,
 )
 
 
@@ -76,7 +77,7 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
         return nothing(title, f"{stat} applies to none of them.")
     figure, axes = single(_width(table), _height(table))
     hatched = "" if np.isfinite(table.values).all() else "; hatched where nothing finite was measured"
-    against = f"; each row relative to its first {_of(table)}" if relative else ""
+    against = f"; each row relative to its first {window_of(table.unit)}" if relative else ""
     heading(axes, title, _span(table) + against + hatched, figure.get_figwidth() - 2.5)
     _cells(figure, axes, table, stat, relative=relative)
     legend(figure, _beginnings(axes, table, ordered))
@@ -188,7 +189,7 @@ def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool 
     name_epochs(axes, table.epochs, max(2, columns if columns <= 12 else 12), table.unit)
     name_layers(axes, table.names, "y", table.noun)
     if colorbar and not np.ma.getmaskarray(shown).all():
-        label = f"{stat} over that of the first {_of(table)}" if relative else f"{stat}, {_unit(stat)}"
+        label = f"{stat} over that of the first {window_of(table.unit)}" if relative else f"{stat}, {_unit(stat)}"
         color_bar(figure, mesh, axes, label, **ticks)
 
 
@@ -254,10 +255,6 @@ def _beginnings(axes: Axes, table: Series, reports: Sequence[Report]) -> list[An
     size = within(40 / max(len(place), 1), 0.3, 1.0)
     mark_alerts(axes, [(x, place[alert.site], alert.severity) for x, alert in began], size, 0.7 * (len(place) <= 120))
     return alert_handles(alert for _, alert in began)
-
-
-def _of(table: Series) -> str:
-    return "epoch" if table.unit == "epoch" else "window"
 
 
 def _span(table: Series) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lightning_hooks.plots.canvas import INK, VERMILLION, Figure, heading, nothing, plain, sheet, style, within
+from lightning_hooks.plots.canvas import INK, VERMILLION, Figure, heading, nothing, plain, sheet, single, style, within
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -278,12 +278,10 @@ def tiled(
                 top, left = y * (side + gap), x * (width + gap)
                 whole[top : top + side, left : left + width] = resized(picture, side, width)
     across = max(inches * whole.shape[1] / side + 0.9, 5.0)
-    figure = sheet(across, inches * whole.shape[0] / side + (1.25 if below else 1.05))
-    axes = figure.add_subplot()
+    figure, axes = single(across, inches * whole.shape[0] / side + (1.25 if below else 1.05))
     heading(axes, title, line, across - 1.4)
     axes.imshow(whole, interpolation="nearest")
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labeltop=False, labelbottom=bool(column_names), labelcolor=INK)
     axes.set_xticks([x * (width + gap) + width / 2 for x in range(len(column_names))], [plain(name) for name in column_names])
     axes.set_xlabel(below)

@@ -105,6 +105,11 @@ def beginnings(reports: Sequence[Report]) -> list[tuple[int, Alert]]:
     return found
 
 
+def window_of(unit: str) -> str:
+    """What a report covers, in a word, by what numbers it: an ``epoch``, or a ``window`` shorter than that."""
+    return "epoch" if unit == "epoch" else "window"
+
+
 def relative_to_first(values: np.ndarray) -> np.ndarray:
     """The sizes in each row over the first of the row that is finite and not zero; NaN where there is none.
 

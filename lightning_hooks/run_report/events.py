@@ -188,8 +188,7 @@ def checked(event: Any, names: KnownNames) -> dict[str, Any]:
     if not isinstance(event, dict):
         raise TypeError(f"expected an object; got {event!r:.60}")
     kind = from_plain(str, event["event"])
-    needed = NEEDED.get(kind, ())
-    for field in needed:
+    for field in NEEDED.get(kind, ()):
         from_plain(FIELDS[field], event[field])
     new = event.get("new_names")
     if new is not None:
@@ -205,8 +204,10 @@ def checked(event: Any, names: KnownNames) -> dict[str, Any]:
                 raise
     if kind == "report":
         names.whole_tables(kept["monitor"], kept["modules"], kept["report"])
-        for table in kept["report"].values():
-            _check_table(table)
+        for table in filter(is_table, kept["report"].values()):
+            names_of = from_plain(tuple[str, ...], table["name"])
+            if any(isinstance(column, list) and len(column) != len(names_of) for column in table.values()):
+                raise ValueError(f"columns of another length than {len(names_of)} names")
     return kept
 
 
@@ -218,13 +219,3 @@ def _checked(field: str, value: Any, names: KnownNames) -> Any:
         for column, expected in LAYERS.items():
             from_plain(expected, value[column])
     return value
-
-
-def _check_table(table: Any) -> None:
-    """Check that the columns of a table are as long as its names."""
-    if not isinstance(table, dict) or not isinstance(table.get("name"), list):
-        return
-    names = from_plain(tuple[str, ...], table["name"])
-    for column in table.values():
-        if isinstance(column, list) and len(column) != len(names):
-            raise ValueError(f"{len(column)} values for {len(names)} names")

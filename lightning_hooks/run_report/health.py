@@ -19,7 +19,7 @@ from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.run_report.recorded import Source
 from lightning_hooks.run_report.run import Run
 from lightning_hooks.run_report.text import LONGEST_NAME, Sentences, in_a_line, names_in
-from lightning_hooks.run_report.unusual import plain_batches
+from lightning_hooks.run_report.training import plain_batches
 from lightning_hooks.run_report.verdict import Problem, Verdict, judge
 from lightning_hooks.trackers.console import shortened
 

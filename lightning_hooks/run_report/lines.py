@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -85,13 +85,8 @@ def _spans(numbers: Sequence[int]) -> Iterator[str]:
         start = end
 
 
-def _long(texts: Iterable[Any]) -> bool:
-    length = 0
-    for text in texts:
-        if not isinstance(text, str):
-            return False
-        length += len(text)
-    return length > LONG
+def _long(texts: Collection[Any]) -> bool:
+    return all(isinstance(text, str) for text in texts) and sum(map(len, texts)) > LONG
 
 
 FOLDER = "lightning_hooks"

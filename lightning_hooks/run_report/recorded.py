@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.alert import Alert, limit_of
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import gravity
-from lightning_hooks.plots.series import Series
+from lightning_hooks.plots.series import Series, window_of
 from lightning_hooks.run_report.events import is_table, report_of
 
 
@@ -36,13 +36,9 @@ class Limits:
 
 def severities(record: MonitorRecord) -> dict[str, str]:
     """The highest severity of each site's alerts in the last epoch; a parameter's counts for its module too."""
-    found: dict[str, str] = {}
-    alerts = record.alerts[record.epochs[-1]] if record.epochs else ()
-    for alert in sorted(alerts, key=lambda alert: -gravity(alert.severity)):
-        found[alert.site.rpartition(".")[0]] = alert.severity
-    for alert in sorted(alerts, key=lambda alert: -gravity(alert.severity)):
-        found[alert.site] = alert.severity
-    return found
+    alerts = sorted(next(reversed(record.alerts.values()), ()), key=lambda alert: -gravity(alert.severity))
+    of_modules: dict[str, str] = {alert.site.rpartition(".")[0]: alert.severity for alert in alerts}
+    return of_modules | {alert.site: alert.severity for alert in alerts}
 
 
 def chosen(names: Sequence[str], severities: Mapping[str, str], most: int) -> list[str]:
@@ -81,6 +77,13 @@ def source_of(event: Mapping[str, Any]) -> Source:
         for line in (event.get("defined_at"), event.get("created_at"))
     )
     return Source(event["type"], defined, created)
+
+
+def number_of(value: Any) -> float:
+    """A number of the run's file, where what is not finite is a text; NaN for what is none."""
+    with suppress(TypeError, ValueError):
+        return float(value)
+    return math.nan
 
 
 Columns = dict[str, tuple[tuple[str, ...], dict[str, np.ndarray]]]
@@ -137,6 +140,10 @@ class MonitorRecord:
         """Whether anything was; of a kind without tables that is taken to be so."""
         return any(self.names.values()) or not self.names
 
+    def limit(self, kind: str) -> float:
+        """The limit of a kind of alert, as its alerts have it, else the usual one."""
+        return limit_of(kind, (alert for alerts in self.alerts.values() for alert in alerts))
+
     def series(self, table: str, stat: str) -> Series:
         """One statistic of a table (``sites``, ``modules``, ``parameters``, ``optimizers``): names by kept epochs."""
         kept = [columns.get(table, ((), {})) for columns in self.columns.values()]
@@ -190,7 +197,7 @@ class Run:
     @property
     def window(self) -> str:
         """What a report covers, in a word: an ``epoch``, or a ``window`` shorter than that."""
-        return "epoch" if self.unit == "epoch" else "window"
+        return window_of(self.unit)
 
     def of(self, prefix: str) -> list[MonitorRecord]:
         """The monitors of a kind."""
@@ -206,10 +213,7 @@ class Run:
 
     def loss(self, at: int) -> float:
         """The mean loss of an epoch, or of a window shorter than that; NaN where it is not known."""
-        try:
-            return float(self.timing[at]["loss"])
-        except (KeyError, TypeError, ValueError):
-            return math.nan
+        return number_of(self.timing.get(at, {}).get("loss"))
 
     @property
     def epochs(self) -> list[int]:

@@ -45,7 +45,9 @@ def read_run(path: Path | str) -> Run:
     file = find(Path(path))
     with file.open("rb") as lines:
         reader = RunReader(Run(file.parent, run_name(file)), windows_written(lines))
-    run = reader.read(read_lines(file, lambda _: reader.skip()))
+    unread: list[int] = []
+    run = reader.read(read_lines(file, unread.append))
+    run.damaged += len(unread)
     if not run.fit and not run.monitors:
         raise ValueError(f"{file} holds no run: {run.damaged} of its lines could not be read. Was it written by lightning_hooks?")
     return run
@@ -132,12 +134,8 @@ class RunReader:
             try:
                 self.take(event)
             except UNREADABLE:
-                self.skip()
+                self.run.damaged += 1
         return self.run
-
-    def skip(self) -> None:
-        """Count a line that cannot be read."""
-        self.run.damaged += 1
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take the next event.
@@ -276,9 +274,9 @@ class RunFile:
         self._modified = 0
         self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self, windows: int = 0) -> None:
         self.run = Run(self.path.parent, self._name)
-        self._reader = RunReader(self.run, tables=self._tables)
+        self._reader = RunReader(self.run, windows, self._tables)
         self._names = KnownNames()
         self._offset = 0
         self._reports = 0
@@ -300,11 +298,10 @@ class RunFile:
             mark = known.st_dev, known.st_ino, known.st_size
             if mark == self._mark and known.st_mtime_ns == self._modified:
                 return False
-            if mark[:2] != self._mark[:2] or mark[2] <= self._mark[2]:  # another file in its place, as when it was thinned
-                self._begin()
+            another = mark[:2] != self._mark[:2] or mark[2] <= self._mark[2]  # in its place, as when it was thinned
+            if another or not self._offset:
+                self._begin(windows_written(file) if self._tables else 0)
             self._mark, self._modified = mark, known.st_mtime_ns
-            if not self._offset:
-                self._reader = RunReader(self.run, windows_written(file) if self._tables else 0, self._tables)
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n") or len(line) > MOST_LINE:
@@ -325,7 +322,7 @@ class RunFile:
             if self._tables and event["event"] == "report":
                 self._count()
         except UNREADABLE:
-            self._reader.skip()
+            self.run.damaged += 1
 
     def _count(self) -> None:
         """Every so many reports: no more numbers than there is room for."""

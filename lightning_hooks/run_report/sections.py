@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.declare.alert import limit_of
 from lightning_hooks.declare.section import Panel, Section
 from lightning_hooks.diagnostics import modules
 from lightning_hooks.plots.series import FRACTIONS
@@ -63,8 +62,7 @@ def _chart(record: MonitorRecord, panel: Panel, numbers: Mapping[str, Sequence[f
     limit = getattr(stats, panel.limit) if panel.limit else None
     limits = {f"configured limit {number(limit)}": limit} if limit else {}
     if panel.rule:
-        alerts = (alert for alerts in record.alerts.values() for alert in alerts)
-        limits[f"limit of {panel.rule}"] = limit_of(panel.rule, alerts)
+        limits[f"limit of {panel.rule}"] = record.limit(panel.rule)
     lines += [Line(text, [at] * len(epochs), "var(--soft)", dashed=True) for text, at in limits.items()]
     return chart(lines, epochs, 90 if share else 170, "share" if share else "log", record.unit)
 

@@ -1,18 +1,22 @@
-"""The parts of a health report about training itself: the loss, the learning rates, how it was set up, and the layers."""
+"""The parts of a health report about training itself: loss, learning rates, set-up, layers, and the most unusual batches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from lightning_hooks.declare.alert import MOST_SAMPLES
+from lightning_hooks.declare.plain import to_plain
+from lightning_hooks.diagnostics.unusual import UnusualBatch
 from lightning_hooks.plots.canvas import within
 from lightning_hooks.run_report.charts import Chart, Line, chart, numbered
-from lightning_hooks.run_report.recorded import MonitorRecord
+from lightning_hooks.run_report.recorded import MonitorRecord, number_of
 from lightning_hooks.run_report.run import Run
+from lightning_hooks.run_report.text import DASH
 
 COLORS = ("var(--blue)", "var(--amber)", "var(--green)", "var(--red)", "var(--sky)")
 SETTINGS = (
@@ -74,21 +78,13 @@ def rates_by_group(run: Run) -> dict[str, list[float]]:
     epochs = _epochs(run)
     known: list[Mapping[str, Any]] = [found if isinstance(found := run.timing[epoch].get("lr"), dict) else {} for epoch in epochs]
     groups = dict.fromkeys(group for rates in known for group in rates)
-    return {group: [_number(rates.get(group)) for rates in known] for group in groups}
+    return {group: [number_of(rates.get(group)) for rates in known] for group in groups}
 
 
 def _epochs(run: Run, most: int = 300) -> list[int]:
     epochs = sorted(run.timing)
     step = max(1, -(-len(epochs) // most))
     return epochs[::-1][::step][::-1]
-
-
-def _number(value: Any) -> float:
-    """A number of the run's file, where what is not finite is a text."""
-    try:
-        return math.nan if value is None else float(value)
-    except (TypeError, ValueError):
-        return math.nan
 
 
 def settings(run: Run) -> list[tuple[str, Any]]:
@@ -143,3 +139,55 @@ def _shares(record: MonitorRecord) -> list[Line]:
     known = [(name, values) for name, values in rows if np.isfinite(values).any()]
     largest = sorted(known, key=lambda row: -float(np.nanmean(np.abs(row[1]))))[: len(COLORS)]
     return [Line(f"{name}: share", values.tolist(), color) for (name, values), color in zip(largest, COLORS, strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class UnusualBatches:
+    """The batches with the largest of a number, the largest first."""
+
+    measure: str  # "loss", or "gradient_norm"
+    optimizer: str  # whose gradients; empty for the loss
+    batches: tuple[UnusualBatch, ...]
+
+    @property
+    def title(self) -> str:
+        """What they are, for a heading."""
+        return f"Largest gradient norms before clipping, {self.optimizer}" if self.optimizer else "Largest losses"
+
+    @property
+    def rows(self) -> list[tuple[UnusualBatch, str]]:
+        """Each with its samples in a few words."""
+        return [(one, listed_samples(one)) for one in self.batches]
+
+
+def unusual_batches(reports: Iterable[Any]) -> list[UnusualBatches]:
+    """The losses, then the gradient norms of each optimizer; what is not known is left out.
+
+    Args:
+        reports: The last report of each monitor.
+    """
+    known = [report for report in reports if report is not None]
+    losses = [UnusualBatches("loss", "", getattr(report, "largest_losses", ())) for report in known]
+    norms = [
+        UnusualBatches("gradient_norm", optimizer, batches)
+        for report in known
+        for optimizer, batches in getattr(report, "largest_norms", {}).items()
+    ]
+    found = {(one.measure, one.optimizer): one for one in (*losses, *norms) if one.batches}
+    return list(found.values())
+
+
+def plain_batches(reports: Iterable[Any]) -> list[dict[str, Any]]:
+    """The same in plain JSON types, a batch each."""
+    return [
+        {"measure": found.measure, "optimizer": found.optimizer or None, **to_plain(one)}
+        for found in unusual_batches(reports)
+        for one in found.batches
+    ]
+
+
+def listed_samples(one: UnusualBatch) -> str:
+    """The samples of a batch in a few words; a dash where they are not known."""
+    shown = ", ".join(map(str, one.samples[:MOST_SAMPLES]))
+    more = len(one.samples) - MOST_SAMPLES
+    return f"{shown} and {more} more" if more > 0 else shown or DASH

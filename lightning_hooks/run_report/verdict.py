@@ -13,6 +13,7 @@ from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import REARM, gravity, inside_a_sentence, known_kind
 from lightning_hooks.declare.records import record_of
 from lightning_hooks.declare.site_names import readable
+from lightning_hooks.plots.series import window_of
 from lightning_hooks.run_report.run import MonitorRecord, Run
 from lightning_hooks.trackers.console import shortened, some
 
@@ -181,11 +182,8 @@ class Verdict:
 
 def courses(run: Run) -> list[Course]:
     """Follow every alert over the epochs, in the order of the monitors."""
-    found: list[Course] = []
     last = max(run.epochs, default=-1)
-    for record in run.monitors:
-        found += _of_monitor(record, last)
-    return found
+    return [course for record in run.monitors for course in _of_monitor(record, last)]
 
 
 def judge(run: Run) -> Verdict:
@@ -231,33 +229,27 @@ def conclude(books: Sequence[AlertBook], observed: bool, end: Mapping[str, Any] 
 
 
 def _course(books: Sequence[AlertBook], observed: bool, problems: Sequence[Problem]) -> tuple[Status, str, str]:
-    """The status, the headline, and the headline without names of sites."""
-    present = [problem for problem in problems if problem.lasts and problem.severity != "info"]
-    past = [problem for problem in problems if not problem.lasts and problem.severity != "info"]
-    if not books:
-        text = "No report: no window was completed."
+    """The status, the headline, and the headline without names of sites, of problems in order of importance."""
+    if not books or not observed:
+        text = "Nothing was observed: no module, no parameter and no optimizer." if books else "No report: no window was completed."
         return "unknown", text, text
-    if not observed:
-        text = "Nothing was observed: no module, no parameter and no optimizer."
-        return "unknown", text, text
-    if present:
-        first = present[0]
-        more = f"; {len(present) - 1} more problem{'s' * (len(present) > 2)}" if len(present) > 1 else ""
-        status: Status = "critical" if first.severity == "critical" else "warning"
-        rest = f", {first.when}{more}."
-        return status, f"{capital(first.what)} at {first.where}{rest}", f"{capital(first.what)}{rest}"
     longest = max(books, key=lambda book: book.windows)
     fallen, loss = _loss(longest.unit, max((book.losses for book in books), key=len))
-    status = "healthy" if fallen else "unknown"
-    if past:
-        first = past[0]
-        more = f"; {len(past) - 1} more problem{'s' * (len(past) > 2)} ended" if len(past) > 1 else ""
+    status: Status = "healthy" if fallen else "unknown"
+    serious = [problem for problem in problems if problem.severity != "info"]
+    if not serious:
+        infos = some(list(dict.fromkeys(problem.kind for problem in problems)), 3)
+        judged = f"no alert above info ({infos})" if infos else "no rule broken"
+        text = f"{_count(longest.windows, window_of(longest.unit))}, {judged}{loss}."
+        return status, text, text
+    first = serious[0]
+    others = sum(problem.lasts == first.lasts for problem in serious) - 1
+    more = f"; {others} more problem{'s' * (others > 1)}{' ended' * (not first.lasts)}" if others else ""
+    if first.lasts:
+        status, rest = "critical" if first.severity == "critical" else "warning", f", {first.when}{more}."
+    else:
         rest = f", {first.when}, not seen since{more}{loss}."
-        return status, f"{capital(first.what)} at {first.where}{rest}", f"{capital(first.what)}{rest}"
-    infos = some(list(dict.fromkeys(problem.kind for problem in problems)), 3)
-    judged = f"no alert above info ({infos})" if infos else "no rule broken"
-    text = f"{_count(longest.windows, _window(longest.unit))}, {judged}{loss}."
-    return status, text, text
+    return status, f"{capital(first.what)} at {first.where}{rest}", f"{capital(first.what)}{rest}"
 
 
 def _loss(unit: str, losses: Sequence[float]) -> tuple[bool, str]:
@@ -267,11 +259,7 @@ def _loss(unit: str, losses: Sequence[float]) -> tuple[bool, str]:
     first, last = (f"{loss:#.3g}".rstrip(".") for loss in losses)
     if losses[1] < losses[0] and first != last:
         return True, f"; the loss fell from {first} to {last}"
-    return False, f"; the loss has not fallen: {first} in the first {_window(unit)}, {last} in the last"
-
-
-def _window(unit: str) -> str:
-    return "epoch" if unit == "epoch" else "window"
+    return False, f"; the loss has not fallen: {first} in the first {window_of(unit)}, {last} in the last"
 
 
 def _of_monitor(record: MonitorRecord, last: int) -> list[Course]:
@@ -321,13 +309,12 @@ def _extent(run: Run) -> list[str]:
     epochs = run.epochs
     if not epochs:
         return []
-    parts = []
-    for record in run.monitors:
-        names = record.names
-        if record.prefix == "features" and "sites" in names:
-            parts.append(_count(len(names["sites"]), "module"))
-        elif record.prefix == "gradient_flow" and "parameters" in names:
-            parts.append(_count(len(names["parameters"]), "parameter"))
+    parts = [
+        _count(len(record.names[table]), noun)
+        for record in run.monitors
+        for prefix, table, noun in (("features", "sites", "module"), ("gradient_flow", "parameters", "parameter"))
+        if record.prefix == prefix and table in record.names
+    ]
     observed = f"{' and '.join(parts)} observed over " if parts else "Observed over "
     return [f"{capital(observed)}{_count(len(epochs), run.window)}."]
 

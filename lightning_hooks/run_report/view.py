@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from lightning_hooks.alerts import FeatureReport, GradientFlowReport
-from lightning_hooks.declare.alert import limit_of
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.declare.section import Section
 from lightning_hooks.run_report.charts import Row, Rows, rows
@@ -18,8 +17,7 @@ from lightning_hooks.run_report.heat import HeatMap, heat_map, heat_series
 from lightning_hooks.run_report.recorded import Limits, MonitorRecord, Run, chosen, severities
 from lightning_hooks.run_report.sections import SECTIONS, parts_of
 from lightning_hooks.run_report.text import number, percent, seconds
-from lightning_hooks.run_report.training import Training, layers, settings, training
-from lightning_hooks.run_report.unusual import UnusualBatches, unusual_batches
+from lightning_hooks.run_report.training import Training, UnusualBatches, layers, settings, training, unusual_batches
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
 SHARES = (
@@ -142,20 +140,19 @@ class RunView:
     @cached_property
     def coverage(self) -> list[dict[str, Any]]:
         """What each monitor recorded, and how much of training that is."""
-        lines = []
-        for record in self.run.monitors:
-            total = record.fields.get("batches")
-            lines.append(
-                {
-                    "prefix": record.prefix,
-                    "modules": record.modules,
-                    "observed": " + ".join(str(len(names)) for names in record.names.values()),
-                    "silent": len(record.silent),
-                    "batches": f"{record.fields.get('sampled_batches')} of {total}" if total else "every step",
-                    "epochs": len(record.epochs),
-                }
-            )
-        return lines
+        return [
+            {
+                "prefix": record.prefix,
+                "modules": record.modules,
+                "observed": " + ".join(str(len(names)) for names in record.names.values()),
+                "silent": len(record.silent),
+                "batches": f"{record.fields.get('sampled_batches')} of {record.fields['batches']}"
+                if record.fields.get("batches")
+                else "every step",
+                "epochs": len(record.epochs),
+            }
+            for record in self.run.monitors
+        ]
 
     @cached_property
     def cost(self) -> list[tuple[str, str]]:
@@ -220,8 +217,8 @@ def gradient_listings(record: MonitorRecord, report: GradientFlowReport, affecte
         "band reaches from the mean's magnitude to the largest value."
     )
     of_updates = "Norm of an optimizer step's update over the norm of the weight; often near 1e-3 in healthy runs."
-    limits = [_limit(record, kind) for kind in ("update_too_small", "update_too_large")]
-    drawn = rows(modules, "RMS", limits=[_limit(record, "exploding")])
+    limits = [record.limit(kind) for kind in ("update_too_small", "update_too_large")]
+    drawn = rows(modules, "RMS", limits=[record.limit("exploding")])
     return [
         Listing(of_modules, drawn, len(report.modules), "modules"),
         Listing(of_updates, rows(updates, "ratio", shades=(1e-4, 1e-2), limits=limits), len(report.parameters), "parameters"),
@@ -235,17 +232,13 @@ def output_listings(record: MonitorRecord, report: FeatureReport, affected: Mapp
         shares = {site: getattr(stats, stat) for site, stats in report.sites.items() if getattr(stats, stat) is not None}
         if not shares or (stat == "nonfinite_fraction" and not any(shares.values())):
             continue
-        limit = _limit(record, rule)
+        limit = record.limit(rule)
         line = f"; the line is the rule's limit, {percent(limit)}" if limit else ""
         drawn = [Row(site, shares[site], severity=affected.get(site, "")) for site in chosen(list(shares), affected, most)]
         found.append(
             Listing(f"{text}, in {report.when}{line}.", rows(drawn, what, linear=True, limits=[limit]), len(shares), "modules")
         )
     return found
-
-
-def _limit(record: MonitorRecord, kind: str) -> float:
-    return limit_of(kind, (alert for alerts in record.alerts.values() for alert in alerts))
 
 
 def _known(value: object) -> bool:

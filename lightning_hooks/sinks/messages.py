@@ -131,9 +131,9 @@ def _ntfy(message: Message) -> Body:
 
 
 WRITERS: dict[str, Callable[[Message], Body]] = {
-    "json": _plain,
     "slack": _slack,
     "discord": _discord,
     "teams": _teams,
     "ntfy": _ntfy,
+    "json": _plain,
 }

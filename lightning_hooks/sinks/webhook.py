@@ -22,11 +22,10 @@ from urllib.request import getproxies, proxy_bypass
 from typing_extensions import override
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.sinks.messages import Message, body_of, of_alert, of_end
+from lightning_hooks.sinks.messages import WRITERS, Message, body_of, of_alert, of_end
 from lightning_hooks.sinks.sink import Notice, Sink
 
 VARIABLE = "LIGHTNING_HOOKS_NOTIFY"
-FORMATS = ("slack", "discord", "teams", "ntfy", "json")
 HOSTS = {
     "hooks.slack.com": "slack",
     "hooks.slack-gov.com": "slack",
@@ -70,8 +69,8 @@ class Address:
         url, form = given["url"], given.get("format")
         if not isinstance(url, str):
             raise TypeError(f"notify must be {FORM}; got a {type(url).__name__}.")
-        if form is not None and form not in FORMATS:
-            raise ValueError(f"the format of notify must be one of {', '.join(FORMATS)}; got {form!r}.")
+        if form is not None and form not in WRITERS:
+            raise ValueError(f"the format of notify must be one of {', '.join(WRITERS)}; got {form!r}.")
         if not _is_valid(url):
             raise ValueError(f"notify must be {FORM}; got {masked(url)!r}, of which no more is shown.")
         self._url, self._format = url, form
@@ -213,10 +212,9 @@ class Webhook(Sink):
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting:
-                    if self._ended:
-                        return
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._waiting or self._ended)
+                if not self._waiting:
+                    return
                 message = self._waiting.popleft()
             try:
                 fault = post(self.address.url(), *body_of(message, self.address.format))

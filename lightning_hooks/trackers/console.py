@@ -8,6 +8,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2s
 from typing import TextIO
 
@@ -93,10 +94,8 @@ def show(lines: Iterable[str], stream: TextIO | None = None) -> None:
     stream = sys.stdout if stream is None else stream
     if stream is None:  # a program without a console
         return
-    try:
+    with suppress(OSError, ValueError):
         _write(stream, "\n".join(lines))
-    except (OSError, ValueError):
-        return
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -17,7 +17,7 @@ from lightning_hooks.diagnostics.loss import table
 from lightning_hooks.diagnostics.unusual import MOST_SAMPLES, LargestBatches, UnusualBatch
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.health import health_of
-from lightning_hooks.run_report.unusual import listed_samples, unusual_batches
+from lightning_hooks.run_report.training import listed_samples, unusual_batches
 from tests.support.models import Classifier, trainer
 
 FOUND = tuple[float, int, int, int, tuple[int, ...]]
