@@ -22,9 +22,7 @@ from lightning_hooks.plots.canvas import (
     within,
 )
 from lightning_hooks.trackers.console import shortened
-
-Histogram = tuple[Sequence[float], Sequence[float]]
-"""Edges, of length n + 1 and rising, and counts, of length n."""
+from lightning_hooks.trackers.tracker import Histogram
 
 BINS = 120
 MOST_PANELS = 24
@@ -117,8 +115,7 @@ def _closed(edges: np.ndarray) -> np.ndarray:
     inner = edges[np.isfinite(edges)]
     low, high = (float(inner[0]), float(inner[-1])) if inner.size else (0.0, 0.0)
     near = low - (abs(low) or 1.0) * 0.05, high + (abs(high) or 1.0) * 0.05
-    closed: np.ndarray = np.where(np.isfinite(edges), edges, within(edges, *near))
-    return closed
+    return np.where(np.isfinite(edges), edges, within(edges, *near))
 
 
 def _panel(axes: Axes, columns: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> Any:
@@ -151,8 +148,7 @@ def _shares(edges: np.ndarray, counts: np.ndarray, grid: np.ndarray) -> np.ndarr
     below = np.concatenate([[0.0], np.cumsum(counts / counts.sum())])
     step = np.flatnonzero(np.diff(edges) > 0)  # bins of no width would not be a function of the value
     kept = np.append(step if step.size else 0, edges.size - 1)
-    shares: np.ndarray = np.diff(np.interp(grid, edges[kept], below[kept], left=0.0, right=1.0))
-    return shares
+    return np.diff(np.interp(grid, edges[kept], below[kept], left=0.0, right=1.0))
 
 
 def _axis(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, float | None]:

@@ -260,8 +260,8 @@ def tiled(
         title: Above all.
         line: Below the title: what is seen.
         rows: Rows of pictures, uint8 of shape ``(height, width, 3)``; None for a place that stays empty.
-        row_names: LoggedStatistics to the left of each row.
-        column_names: LoggedStatistics below each column.
+        row_names: Names to the left of each row.
+        column_names: Names below each column.
         below: What the columns are, below them.
         inches: The height of a row.
     """

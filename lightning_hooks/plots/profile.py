@@ -115,8 +115,10 @@ def layer_times(report: ProfileReport, *, top: int = 30) -> Figure:
     bars.append(("outside all layers", outside, float("nan")))
     figure, axes = single(8.0, within(1.7 + 0.21 * (len(bars) + 1), 3.0, 14.0))
     step = report.step_time
-    line = f"Self time in a step of {step.mean:.4g} ms on {report.device}, mean of {report.measured_steps} steps; "
-    line += "the line ends at the 95th percentile"
+    line = (
+        f"Self time in a step of {step.mean:.4g} ms on {report.device}, mean of {report.measured_steps} steps; "
+        "the line ends at the 95th percentile"
+    )
     heading(axes, title, line, 6.0)
     rows = np.arange(len(bars))
     left = np.zeros(len(bars))

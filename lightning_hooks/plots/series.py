@@ -119,5 +119,4 @@ def relative_to_first(values: np.ndarray) -> np.ndarray:
     sizes = np.where(np.isfinite(values), np.abs(values), np.nan)
     known = np.isfinite(sizes) & (sizes > 0)
     first = np.where(known.any(axis=1), sizes[np.arange(len(sizes)), known.argmax(axis=1)], np.nan)
-    relative: np.ndarray = sizes / first[:, None]
-    return relative
+    return sizes / first[:, None]

@@ -55,25 +55,25 @@ def scale(values: Iterable[float], kind: Kind = "log") -> Scale:
     """Make a scale that holds all numbers which it can show, with a little room around them and at least three ticks."""
     if kind == "share":
         return Scale(kind, 0.0, 1.0, (0.0, 0.25, 0.5, 0.75, 1.0))
-    known = [value for value in values if math.isfinite(value) and (value > 0 or kind == "linear")]
-    return _log(known) if kind == "log" else _linear(known)
+    return _log(values) if kind == "log" else _linear(values)
 
 
 def decades(values: Iterable[float]) -> Scale:
     """A logarithmic scale of whole decades."""
-    logs = _logs([value for value in values if math.isfinite(value) and value > 0]) or [-1.0, 1.0]
+    logs = _logs(values) or [-1.0, 1.0]
     first, last = math.floor(min(logs)), math.ceil(max(logs))
     last = max(last, first + 1)
     ticks = tuple(10.0**power for power in range(first, last + 1, max(1, -(-(last - first) // 5))))
     return Scale("log", 10.0**first, 10.0**last, ticks)
 
 
-def _logs(values: Sequence[float]) -> list[float]:
-    return [math.log10(min(max(value, 1e-290), 1e290)) for value in values]
+def _logs(values: Iterable[float]) -> list[float]:
+    """The logarithms of what a logarithmic scale can show."""
+    return [math.log10(min(max(value, 1e-290), 1e290)) for value in values if math.isfinite(value) and value > 0]
 
 
-def _log(known: Sequence[float]) -> Scale:
-    logs = _logs(known) or [0.0]
+def _log(values: Iterable[float]) -> Scale:
+    logs = _logs(values) or [0.0]
     low, high = min(logs), max(logs)
     room = max(0.06 * (high - low), 0.1)
     low, high = max(low - room, -300.0), min(high + room, 300.0)
@@ -89,7 +89,8 @@ def _log(known: Sequence[float]) -> Scale:
     return Scale("log", 10.0**low, 10.0**high, tuple(ticks))
 
 
-def _linear(known: Sequence[float]) -> Scale:
+def _linear(values: Iterable[float]) -> Scale:
+    known = [value for value in values if math.isfinite(value)]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     room = 0.06 * (high - low) or 0.1 * abs(high) or 0.5
     low, high = low - room, high + room

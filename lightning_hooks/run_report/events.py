@@ -149,16 +149,13 @@ def read_lines(path: Path, on_bad: Callable[[int], object] = bool) -> Iterator[d
             yield event
 
 
-_TEXTS = ("package", "torch", "lightning", "started", "ended", "model", "precision", "accelerator", "optimizers")
 FIELDS: dict[str, Any] = {
-    **dict.fromkeys((*_TEXTS, "monitor", "modules", "kind", "how", "error", "error_type", "error_text"), str),
-    **dict.fromkeys(("version", "epoch", "step", "devices", "parameters"), int),
-    **dict.fromkeys(("seconds", "bytes"), float),
-    "at": int,
-    "loss": float,
+    **dict.fromkeys(("package", "torch", "lightning", "started", "ended", "model", "precision", "accelerator", "optimizers"), str),
+    **dict.fromkeys(("monitor", "modules", "kind", "how", "error", "error_type", "error_text", "site", "type"), str),
+    **dict.fromkeys(("version", "epoch", "at", "step", "devices", "parameters"), int),
+    **dict.fromkeys(("seconds", "bytes", "loss"), float),
     "max_epochs": int | None,
     "watched": tuple[Any, ...],
-    **dict.fromkeys(("site", "type"), str),
     **dict.fromkeys(("defined_at", "created_at"), str | None),
     "lr": dict[str, float],
     "layers": dict[str, tuple[Any, ...]],
@@ -190,13 +187,11 @@ def checked(event: Any, names: KnownNames) -> dict[str, Any]:
     kind = from_plain(str, event["event"])
     for field in NEEDED.get(kind, ()):
         from_plain(FIELDS[field], event[field])
-    new = event.get("new_names")
+    new = event.pop("new_names", None)
     if new is not None:
         names.add(from_plain(int, new["at"]), from_plain(tuple[str, ...], new["name"]))
     kept = {}
     for field, value in event.items():
-        if field == "new_names":
-            continue
         try:
             kept[field] = _checked(field, value, names)
         except (TypeError, ValueError, KeyError):

@@ -79,28 +79,29 @@ class Health:
         sentences = Sentences(names_in(reports) | {site for problem in verdict.problems for site in problem.sites})
         alerts = list(self._alerts(sentences))
         losses = to_plain(verdict.losses)
-        plain = {
-            "schema_version": SCHEMA_VERSION,
-            "package": str(self.fit.get("package", "unknown")),
-            "run": self.run,
-            "started": self.fit.get("started"),
-            "status": verdict.status,
-            "verdict": verdict.plain,
-            "training": ending_of(self.end),
-            "error": _class_name(end.get("error_type")) if end.get("how") == "exception" else None,
-            "stopped_by": _named(str(end["stopped_by"])) if end.get("stopped_by") else None,
-            "epoch": max((report.epoch for report in reports), default=None),
-            "step": max((report.step for report in reports), default=None),
-            "unit": "epoch" if all(report.unit == "epoch" for report in reports) else "step",
-            "windows": verdict.windows,
-            "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
-            "unusual_batches": plain_batches(reports),
-            "watched": [_watched(watched) for watched in self.watched],
-            "not_found": self._not_found(),
-            "alerts": alerts[:MOST_ALERTS],
-            "alerts_left_out": len(alerts[MOST_ALERTS:]),
-        }
-        document: dict[str, Any] = bounded(plain)
+        document: dict[str, Any] = bounded(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "package": str(self.fit.get("package", "unknown")),
+                "run": self.run,
+                "started": self.fit.get("started"),
+                "status": verdict.status,
+                "verdict": verdict.plain,
+                "training": ending_of(self.end),
+                "error": _class_name(end.get("error_type")) if end.get("how") == "exception" else None,
+                "stopped_by": _named(str(end["stopped_by"])) if end.get("stopped_by") else None,
+                "epoch": max((report.epoch for report in reports), default=None),
+                "step": max((report.step for report in reports), default=None),
+                "unit": "epoch" if all(report.unit == "epoch" for report in reports) else "step",
+                "windows": verdict.windows,
+                "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
+                "unusual_batches": plain_batches(reports),
+                "watched": [_watched(watched) for watched in self.watched],
+                "not_found": self._not_found(),
+                "alerts": alerts[:MOST_ALERTS],
+                "alerts_left_out": len(alerts[MOST_ALERTS:]),
+            }
+        )
         return document
 
     def text(self) -> str:
@@ -127,8 +128,7 @@ class Health:
     def _alerts(self, sentences: Sentences) -> Iterable[dict[str, Any]]:
         """Root causes first: those that last, those that ended, infos; then the consequences in the last window."""
         for problem in self.verdict.problems:
-            if problem.first is not None:
-                yield self._alert(problem.first, sentences, problem)
+            yield self._alert(problem.first, sentences, problem)
         for alert in self._consequences():
             yield self._alert(alert, sentences, None)
 
@@ -174,16 +174,12 @@ class Health:
         """What the last reports hold of a site by the name of their field, and of the kind or the site under its own name."""
         found: dict[str, Any] = {}
         for watched in self.watched:
-            report = watched.report
-            for entry in dataclasses.fields(report) if dataclasses.is_dataclass(report) else ():
-                value = getattr(report, entry.name)
-                if isinstance(value, dict) and alert.site in value:
-                    value = value[alert.site]
-                elif entry.name not in (alert.kind, alert.site):
-                    continue
-                if dataclasses.is_dataclass(value):
-                    plain = to_plain(value)
-                    found.setdefault(entry.name, {key: plain[key] for key in plain if key not in ("id", "recent")})
+            for name, value in _fields(watched.report).items():
+                named = value if name in (alert.kind, alert.site) else None
+                of_site = value.get(alert.site, named) if isinstance(value, dict) else named
+                if dataclasses.is_dataclass(of_site):
+                    plain = to_plain(of_site)
+                    found.setdefault(name, {key: plain[key] for key in plain if key not in ("id", "recent")})
         return found
 
 
@@ -215,7 +211,7 @@ def _class_name(text: Any) -> str | None:
 
 def _watched(watched: MonitorScope) -> dict[str, Any]:
     report = watched.report
-    tables = {} if report is None else {name: value for name, value in _fields(report).items() if isinstance(value, dict)}
+    tables = {name: value for name, value in _fields(report).items() if isinstance(value, dict)}
     rows = {name: len(table) for name, table in tables.items() if any(map(dataclasses.is_dataclass, table.values()))}
     return {
         "monitor": watched.monitor,
@@ -229,7 +225,7 @@ def _watched(watched: MonitorScope) -> dict[str, Any]:
 
 
 def _fields(report: Any) -> dict[str, Any]:
-    return {entry.name: getattr(report, entry.name) for entry in dataclasses.fields(report)}
+    return {} if report is None else {entry.name: getattr(report, entry.name) for entry in dataclasses.fields(report)}
 
 
 def _causes(alert: Alert, sentences: Sentences, names: list[str]) -> list[dict[str, Any]]:

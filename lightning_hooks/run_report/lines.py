@@ -127,7 +127,7 @@ def report_line(monitor: str, modules: str, report: Any, seconds: float, memory:
     if getattr(fields.get("learning"), "parameters", None):
         fields["learning"] = dataclasses.replace(fields["learning"], parameters={})  # the file has what each module brings
     names = None if memory is None else memory.names
-    parts = {name: _table(value, names) if _is_table(value) else {"": _field(value, names)} for name, value in fields.items()}
+    parts = {name: _table(value, names) if _is_table(value) else {"": _json(value, names)} for name, value in fields.items()}
     if memory is not None:
         parts = memory.changed(key, parts)
     tables = (f"{json.dumps(name)}:{_object(columns)}" for name, columns in parts.items())
@@ -218,28 +218,20 @@ def by_columns(table: Mapping[str, Any]) -> dict[str, list[Any]]:
 def append(path: Path, text: str) -> None:
     """Append whole lines to a file, whose folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    torn = path.exists() and path.stat().st_size > 0 and not _ends_line(path)
-    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write("\n" * torn + text)  # what was cut off must not take the next line with it
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            text = "\n" * (file.read(1) != b"\n") + text  # what was cut off must not take the next line with it
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
-def _ends_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) == b"\n"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(_rounded(to_plain(value)), allow_nan=False, separators=(",", ":"))
+def _json(value: Any, names: Names | None = None) -> str:
+    plain = _rounded(to_plain(value))
+    return json.dumps(plain if names is None else names.of_plain(plain), allow_nan=False, separators=(",", ":"))
 
 
 def _table(table: Mapping[str, Any], names: Names | None) -> dict[str, str]:
     return {field: _column(values, field, names) for field, values in by_columns(table).items()}
-
-
-def _field(value: Any, names: Names | None) -> str:
-    plain = _rounded(to_plain(value))
-    return json.dumps(plain if names is None else names.of_plain(plain), allow_nan=False, separators=(",", ":"))
 
 
 def _column(values: list[Any], field: str, names: Names | None) -> str:
@@ -255,7 +247,7 @@ def _column(values: list[Any], field: str, names: Names | None) -> str:
         if "n" not in text:  # as nan and inf have
             return f"[{text}]"
     if kinds == {str}:
-        return _field(values, names)
+        return _json(values, names)
     return json.dumps(values, separators=(",", ":")) if kinds <= {int, str, bool, type(None)} else _json(values)
 
 

@@ -270,8 +270,7 @@ class RunFile:
 
     def __init__(self, path: Path, name: str, tables: bool) -> None:
         self.path, self._name, self._tables = path, name, tables
-        self._mark: tuple[int, int, int] = (0, 0, 0)  # device, inode, size
-        self._modified = 0
+        self._mark = (0, 0, 0, 0)  # device, inode, size, when it was written last
         self._begin()
 
     def _begin(self, windows: int = 0) -> None:
@@ -295,13 +294,13 @@ class RunFile:
                 raise ValueError(f"{self.path.name} is no plain file.")
             if known.st_size > MOST_BYTES:
                 raise ValueError(f"{self.path.name} has {known.st_size / 1e6:.0f} MB; up to {MOST_BYTES / 1e6:.0f} MB are read.")
-            mark = known.st_dev, known.st_ino, known.st_size
-            if mark == self._mark and known.st_mtime_ns == self._modified:
+            mark = known.st_dev, known.st_ino, known.st_size, known.st_mtime_ns
+            if mark == self._mark:
                 return False
             another = mark[:2] != self._mark[:2] or mark[2] <= self._mark[2]  # in its place, as when it was thinned
             if another or not self._offset:
                 self._begin(windows_written(file) if self._tables else 0)
-            self._mark, self._modified = mark, known.st_mtime_ns
+            self._mark = mark
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n") or len(line) > MOST_LINE:
@@ -313,7 +312,7 @@ class RunFile:
     @property
     def updated(self) -> float:
         """When the file was written last, in seconds of the clock."""
-        return self._modified / 1e9
+        return self._mark[-1] / 1e9
 
     def _take(self, line: bytes) -> None:
         try:

@@ -39,16 +39,19 @@ def parts_of(run: Run, section: Section) -> list[dict[str, Any]]:
         for name, stats in getattr(record.last, section.table, {}).items():
             numbers = numbers_of(record, section, name)
             facts, note = section.facts(counts_of(numbers), stats, run.window)
-            part = {
-                "name": name,
-                "facts": [(text, number(value) if isinstance(value, int) else percent(value)) for text, value in facts],
-                "charts": [_chart(record, panel, numbers, stats) for panel in section.panels],
-                "note": note,
-                "cells": [(percent if stat in FRACTIONS else number)(getattr(stats, stat)) for stat in section.columns.values()],
-                "drawn": len(record.columns),
-                "windows": len(record.alerts),
-            }
-            parts.append(part)
+            parts.append(
+                {
+                    "name": name,
+                    "facts": [(text, number(value) if isinstance(value, int) else percent(value)) for text, value in facts],
+                    "charts": [_chart(record, panel, numbers, stats) for panel in section.panels],
+                    "note": note,
+                    "cells": [
+                        (percent if stat in FRACTIONS else number)(getattr(stats, stat)) for stat in section.columns.values()
+                    ],
+                    "drawn": len(record.columns),
+                    "windows": len(record.alerts),
+                }
+            )
     return parts
 
 

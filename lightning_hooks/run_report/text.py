@@ -29,7 +29,7 @@ def number(value: Any) -> str:
 def percent(value: float | None) -> str:
     """A share in percent; a dash for none."""
     if value is None or math.isnan(value):
-        return number(None if value is None else value)
+        return number(value)
     shown = f"{100 * value:.3g}" if 0 < value < 0.0995 else f"{100 * value:.0f}"
     return f"{shown} %"
 
@@ -93,8 +93,7 @@ class Sentences:
 
     def __init__(self, names: Set[str]) -> None:
         self._names = {name for name in names if not name.isdecimal() and name} - _OURS
-        odd = {name for name in self._names if not _WORD.fullmatch(name)}
-        self._odd = sorted(odd, key=len, reverse=True)
+        self._odd = sorted((name for name in self._names if not _WORD.fullmatch(name)), key=len, reverse=True)
 
     def are_name(self, text: str) -> bool:
         """Whether a text is one name and nothing else."""

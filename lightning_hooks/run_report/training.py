@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from lightning_hooks.diagnostics.unusual import UnusualBatch
 from lightning_hooks.plots.canvas import within
 from lightning_hooks.run_report.charts import Chart, Line, chart, numbered
 from lightning_hooks.run_report.recorded import MonitorRecord, number_of
-from lightning_hooks.run_report.run import Run
+from lightning_hooks.run_report.run import MOST_EPOCHS, Run
 from lightning_hooks.run_report.text import DASH
+
+T = TypeVar("T")
 
 COLORS = ("var(--blue)", "var(--amber)", "var(--green)", "var(--red)", "var(--sky)")
 SETTINGS = (
@@ -35,7 +37,7 @@ WIDE_RANGE = 20.0
 class Training:
     """The loss and the learning rates over the epochs."""
 
-    epochs: list[int]  # all of them, or every so many
+    epochs: Sequence[int]  # all of them, or every so many
     losses: list[float]  # the mean loss of each
     rates: dict[str, list[float]]  # parameter group to its learning rates
     charts: list[tuple[str, Chart]]  # a title and curves of each that is known: loss, rates, what of it learns
@@ -67,24 +69,23 @@ def training(run: Run) -> Training:
     return Training(epochs, losses, rates, charts, len(rates) - len(shown))
 
 
-def loss_by_epoch(run: Run) -> tuple[list[int], list[float]]:
+def loss_by_epoch(run: Run) -> tuple[Sequence[int], list[float]]:
     """Epochs, and the mean loss of each; NaN where it is not known."""
-    epochs = _epochs(run)
+    epochs = thinned(sorted(run.timing), MOST_EPOCHS)
     return epochs, [run.loss(epoch) for epoch in epochs]
 
 
 def rates_by_group(run: Run) -> dict[str, list[float]]:
     """Parameter group to its learning rate at each epoch's end; NaN where it is not known."""
-    epochs = _epochs(run)
-    known: list[Mapping[str, Any]] = [found if isinstance(found := run.timing[epoch].get("lr"), dict) else {} for epoch in epochs]
+    epochs = thinned(sorted(run.timing), MOST_EPOCHS)
+    known: list[Mapping[str, Any]] = [run.timing[epoch].get("lr", {}) for epoch in epochs]
     groups = dict.fromkeys(group for rates in known for group in rates)
     return {group: [number_of(rates.get(group)) for rates in known] for group in groups}
 
 
-def _epochs(run: Run, most: int = 300) -> list[int]:
-    epochs = sorted(run.timing)
-    step = max(1, -(-len(epochs) // most))
-    return epochs[::-1][::step][::-1]
+def thinned(values: Sequence[T], most: int) -> Sequence[T]:
+    """All values, or of too many every so many, with the last."""
+    return values[::-1][:: max(1, -(-len(values) // most))][::-1]
 
 
 def settings(run: Run) -> list[tuple[str, Any]]:
@@ -94,13 +95,8 @@ def settings(run: Run) -> list[tuple[str, Any]]:
 
 def layers(run: Run) -> Sequence[tuple[str, str, str, int]]:
     """(name, type, shape, elements) of the model's leaves, as the fit event has them."""
-    columns = run.fit.get("layers")
-    if not isinstance(columns, dict):
-        return ()
-    wanted = [columns.get(key) for key in ("name", "type", "detail", "parameters")]
-    if not all(isinstance(column, list) for column in wanted):
-        return ()
-    return list(zip(*wanted, strict=False))
+    columns = run.fit.get("layers", {})
+    return list(zip(*(columns.get(key, ()) for key in ("name", "type", "detail", "parameters")), strict=False))
 
 
 THRESHOLDS = (

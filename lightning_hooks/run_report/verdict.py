@@ -47,10 +47,10 @@ class Problem:
     lasts: bool
     seen: str
     advice: tuple[str, ...]
-    consequences: tuple[str, ...] = ()
-    first: Alert | None = None
-    again: tuple[tuple[int, int], ...] = ()
-    unit: str = "epoch"
+    consequences: tuple[str, ...]
+    first: Alert
+    again: tuple[tuple[int, int], ...]
+    unit: str
 
     @property
     def rules(self) -> str:
@@ -76,7 +76,7 @@ class Problem:
     @property
     def when(self) -> str:
         """Since when, or from when to when."""
-        batch = "" if self.first is None or self.first.batch is None else f", batch {self.first.batch}"
+        batch = "" if self.first.batch is None else f", batch {self.first.batch}"
         also = f" (also in {_spans(self.again, self.unit)})" if self.again else ""
         if self.lasts:
             return f"since {self.unit} {self.since}{batch}{also}"

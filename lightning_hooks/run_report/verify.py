@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lightning_hooks.declare.alert import fingerprint_of
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.run_report.health import SCHEMA_VERSION, bounded, ending_of
 from lightning_hooks.run_report.run import Run
@@ -110,23 +109,24 @@ class Verification:
     def document(self) -> dict[str, Any]:
         """The verification in plain JSON types; ``docs/guides/verify.schema.json`` describes it."""
         losses = self.losses
-        plain = {
-            "schema_version": SCHEMA_VERSION,
-            "outcome": self.outcome,
-            "reasons": self.reasons,
-            "a": _run(self.a, self.verdicts[0]),
-            "b": _run(self.b, self.verdicts[1]),
-            **{group: _listed(getattr(self, group)) for group in ("gone", "stay", "new", "unreached")},
-            "learning": losses.learning,
-            "loss": {
-                "of": losses.of,
-                "at": losses.at,
-                "unit": self.b.unit,
-                "a": dict(zip(("first", "last"), map(to_plain, losses.a), strict=True)),
-                "b": dict(zip(("first", "last"), map(to_plain, losses.b), strict=True)),
-            },
-        }
-        document: dict[str, Any] = bounded(plain)
+        document: dict[str, Any] = bounded(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "outcome": self.outcome,
+                "reasons": self.reasons,
+                "a": _run(self.a, self.verdicts[0]),
+                "b": _run(self.b, self.verdicts[1]),
+                **{group: _listed(getattr(self, group)) for group in ("gone", "stay", "new", "unreached")},
+                "learning": losses.learning,
+                "loss": {
+                    "of": losses.of,
+                    "at": losses.at,
+                    "unit": self.b.unit,
+                    "a": dict(zip(("first", "last"), map(to_plain, losses.a), strict=True)),
+                    "b": dict(zip(("first", "last"), map(to_plain, losses.b), strict=True)),
+                },
+            }
+        )
         return document
 
     def lines(self) -> list[str]:
@@ -216,7 +216,7 @@ def _listed(found: Sequence[Course]) -> list[dict[str, Any]]:
         {
             "kind": course.alert.kind,
             "site": course.alert.site,
-            "fingerprint": fingerprint_of(*course.key),
+            "fingerprint": course.alert.fingerprint,
             "severity": course.severity,
             "since": course.epochs[0],
         }

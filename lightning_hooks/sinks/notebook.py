@@ -33,18 +33,17 @@ class LivePage(Sink):
 
     Args:
         run: Gives the run so far.
-        clock: Seconds that only grow.
     """
 
-    def __init__(self, run: Callable[[], Run], clock: Callable[[], float] = time.monotonic) -> None:
-        self._run, self._clock = run, clock
+    def __init__(self, run: Callable[[], Run]) -> None:
+        self._run = run
         self._handle: Any = None
         self._not_before = -float("inf")
 
     @override
     def window_end(self, members: Sequence[Any]) -> None:
         """Show the window."""
-        if self._clock() >= self._not_before:
+        if time.monotonic() >= self._not_before:
             self._show()
 
     @override
@@ -53,7 +52,7 @@ class LivePage(Sink):
         self._show(end)
 
     def _show(self, end: Mapping[str, Any] | None = None) -> None:
-        began, run = self._clock(), self._run()
+        began, run = time.monotonic(), self._run()
         run.end = run.end if end is None else dict(end)
         if not in_notebook():
             last = f"{run.unit} {run.epochs[-1]}: " if run.epochs else ""
@@ -65,8 +64,8 @@ class LivePage(Sink):
             self._handle = shown.display(page, display_id=True)
         else:
             self._handle.update(page)
-        took = self._clock() - began
-        self._not_before = self._clock() + took / MOST_SHARE
+        took = time.monotonic() - began
+        self._not_before = time.monotonic() + took / MOST_SHARE
 
 
 def in_notebook() -> bool:

@@ -54,18 +54,14 @@ class Address:
     """
 
     __slots__ = ("_format", "_url")
-    _url: str
-    _format: str | None
 
     def __init__(self, notify: Address | str | Mapping[str, str]) -> None:
         if isinstance(notify, Address):
-            self._url, self._format = notify._url, notify._format
-            return
-        if isinstance(notify, Mapping):
-            unknown = [str(key) for key in notify if key not in ("url", "format")]
-            if unknown or "url" not in notify:
-                raise ValueError(f"notify must be {FORM}; got a mapping with {', '.join(sorted(map(str, notify))) or 'nothing'}.")
-        given = notify if isinstance(notify, Mapping) else {"url": notify}
+            given: Mapping[str, Any] = {"url": notify._url, "format": notify._format}
+        else:
+            given = notify if isinstance(notify, Mapping) else {"url": notify}
+        if not {"url"} <= set(given) <= {"url", "format"}:
+            raise ValueError(f"notify must be {FORM}; got a mapping with {', '.join(sorted(map(str, given))) or 'nothing'}.")
         url, form = given["url"], given.get("format")
         if not isinstance(url, str):
             raise TypeError(f"notify must be {FORM}; got a {type(url).__name__}.")
@@ -73,7 +69,8 @@ class Address:
             raise ValueError(f"the format of notify must be one of {', '.join(WRITERS)}; got {form!r}.")
         if not _is_valid(url):
             raise ValueError(f"notify must be {FORM}; got {masked(url)!r}, of which no more is shown.")
-        self._url, self._format = url, form
+        self._url: str = url
+        self._format: str | None = form
 
     def url(self) -> str:
         """The address; empty where it is not known here: the variable is not set, or it was masked in a pickle or a saved file."""

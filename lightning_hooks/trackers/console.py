@@ -149,6 +149,7 @@ def coloured(text: str, severity: str, stream: TextIO | None = None) -> str:
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_. -]+")
 _LONGEST = 80
+LONGEST_METRIC = 250
 LONGEST_CELL = 60
 """The longest text with spaces that is put into a table."""
 
@@ -167,16 +168,16 @@ def _safe_part(part: str) -> str:
     return safe if safe == part else f"{safe}-{_digest(part)}"
 
 
-def metric_name(tag: str, longest: int = 250) -> str:
+def metric_name(tag: str) -> str:
     """Turn a tag into a name that MLflow takes: letters, digits, ``_-. /``, no ``..``, at most 250 characters.
 
     A tag that had to be changed ends in a hash of what it was, so that two tags never share a curve.
     """
     safe = re.sub(r"[^A-Za-z0-9_\-. /]", "_", tag)
     safe = "/".join(part if part.strip(".") else "_" for part in safe.split("/"))
-    if safe == tag and len(tag) <= longest:
+    if safe == tag and len(tag) <= LONGEST_METRIC:
         return tag
-    return f"{safe[: longest - 9]}-{_digest(tag)}"
+    return f"{safe[: LONGEST_METRIC - 9]}-{_digest(tag)}"
 
 
 def _digest(text: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -187,11 +186,6 @@ class Tracker:
             experiment: Its ``experiment``, None if it has none.
         """
         return all(callable(getattr(experiment, method, None)) for method in cls.needs)
-
-    @cached_property
-    def name(self) -> str:
-        """The name under which a fault is reported."""
-        return type(self.logger).__name__
 
     @property
     def keeps_files_in(self) -> str:

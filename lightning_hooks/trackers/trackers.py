@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, wraps
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
@@ -48,7 +48,6 @@ class Trackers:
         self._loggers = list(loggers)
         self._on_fault = on_fault
         self._reported: set[int] = set()
-        self._found: list[Tracker] | None = None
 
     def __len__(self) -> int:
         return len(self._loggers)
@@ -56,7 +55,7 @@ class Trackers:
     @property
     def shows_pictures(self) -> bool:
         """Whether any shows pictures: figures need not be drawn otherwise."""
-        return any(tracker.shows_pictures for tracker in self._trackers())
+        return any(tracker.shows_pictures for tracker in self._trackers)
 
     scalars = _of_each(Tracker.scalars)
     picture = _of_each(Tracker.picture)
@@ -99,7 +98,7 @@ class Trackers:
     @property
     def keep_files(self) -> bool:
         """Whether any keeps files with the run (W&B, MLflow)."""
-        return any(tracker.keeps_files_in for tracker in self._trackers())
+        return any(tracker.keeps_files_in for tracker in self._trackers)
 
     def file(self, path: Path, step: int) -> list[str]:
         """Keep a file with the run, where the tracker keeps files (W&B, MLflow).
@@ -112,7 +111,7 @@ class Trackers:
     def _each(self, method: str, *args: Any, **kwargs: Any) -> list[Tracker]:
         """Call a method of each; return those that did not raise."""
         done = []
-        for tracker in self._trackers():
+        for tracker in self._trackers:
             try:
                 getattr(tracker, method)(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  an error of a tracker must not end training
@@ -121,23 +120,20 @@ class Trackers:
                 done.append(tracker)
         return done
 
+    @cached_property
     def _trackers(self) -> list[Tracker]:
         # On first use: to ask W&B or MLflow for its experiment starts a run there.
-        if self._found is None:
-            self._found = list(self._adapt())
-        return self._found
+        return [self._adapter_of(logger)(logger) for logger in self._loggers]
 
-    def _adapt(self) -> Iterator[Tracker]:
-        for logger in self._loggers:
-            try:
-                experiment = getattr(logger, "experiment", None)
-                if _answers_anything(logger) or _answers_anything(experiment):
-                    experiment = None  # Lightning's DummyLogger, mocks: what they can do cannot be asked
-                adapter = next((known for known in ADAPTERS if known.suits(logger, experiment)), Tracker)
-            except Exception as error:  # noqa: BLE001
-                self._fault(logger, error)
-                adapter = Tracker
-            yield adapter(logger)
+    def _adapter_of(self, logger: object) -> type[Tracker]:
+        try:
+            experiment = getattr(logger, "experiment", None)
+            if _answers_anything(logger) or _answers_anything(experiment):
+                experiment = None  # Lightning's DummyLogger, mocks: what they can do cannot be asked
+            return next((known for known in ADAPTERS if known.suits(logger, experiment)), Tracker)
+        except Exception as error:  # noqa: BLE001
+            self._fault(logger, error)
+            return Tracker
 
     def _fault(self, logger: object, error: Exception) -> None:
         if id(logger) not in self._reported:

@@ -48,5 +48,5 @@ def test_a_run_of_an_earlier_version_has_neither(tmp_path):
     file = tmp_path / FOLDER / REPORTS
     append(file, line("fit", {**FIT, "layers": "oops"}) + line("epoch", {"epoch": 0, "lr": "oops", "loss": "oops"}))
     run = read_run(tmp_path)
-    assert layers(run) == ()
+    assert not layers(run)
     assert "Learning rate" not in health_page(run)

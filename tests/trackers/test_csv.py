@@ -34,7 +34,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     trackers = Trackers([logger], faults)
     write_all(trackers, folder)
     assert faults == []
-    assert isinstance(trackers._trackers()[0], CSVTracker)
+    assert isinstance(trackers._trackers[0], CSVTracker)
     assert outside(folder, folder / "run/version_0") == [folder / "report.html"]
     return folder / "run/version_0"
 

@@ -62,7 +62,7 @@ def run(request: pytest.FixtureRequest, store: Path) -> Any:
         write_all(trackers, store)
         logger.finalize("success")
     assert faults == []
-    assert isinstance(trackers._trackers()[0], MLflowTracker)
+    assert isinstance(trackers._trackers[0], MLflowTracker)
     assert {path.name for path in outside(store, store / "artifacts")} == {"report.html", "mlflow.db"}
     return mlflow.MlflowClient(f"sqlite:///{store}/mlflow.db"), logger.run_id
 

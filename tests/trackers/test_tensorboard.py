@@ -41,7 +41,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     trackers = Trackers([logger], faults)
     write_all(trackers, folder)
     assert faults == []
-    assert isinstance(trackers._trackers()[0], TensorBoardTracker)
+    assert isinstance(trackers._trackers[0], TensorBoardTracker)
     return folder, events(folder / "run/version_0")
 
 

@@ -55,7 +55,7 @@ def test_a_logger_that_answers_to_everything_is_asked_for_nothing_special(packag
     trackers = Trackers([dummy, mock], faults)
     write_all(trackers, tmp_path)
     assert faults == []
-    assert {type(tracker) for tracker in trackers._trackers()} == {Tracker}
+    assert {type(tracker) for tracker in trackers._trackers} == {Tracker}
     assert {call[0] for call in mock.method_calls} == {"log_metrics", "save"}
 
 
@@ -134,7 +134,7 @@ def test_what_a_logger_can_do_decides(tmp_path: Path) -> None:
 
     inner = CSVLogger(tmp_path, name="b")
     trackers = Trackers([MyTensorBoard(tmp_path, name="a"), Around(inner), Around(TensorBoardLogger(tmp_path, name="c"))], Faults())
-    assert [type(tracker) for tracker in trackers._trackers()] == [TensorBoardTracker, CSVTracker, TensorBoardTracker]
+    assert [type(tracker) for tracker in trackers._trackers] == [TensorBoardTracker, CSVTracker, TensorBoardTracker]
     write_all(trackers, tmp_path)
 
 
@@ -161,7 +161,7 @@ def test_a_histogram_must_fit_and_what_cannot_be_placed_is_left_out() -> None:
             seen.append((histograms, step))
 
     trackers = Trackers([Collecting()], Faults())
-    trackers._found = [Keeping(Collecting())]
+    trackers._trackers = [Keeping(Collecting())]
     with pytest.raises(ValueError, match="h: edges must be one more than counts; got 2 edges and 2 counts"):
         trackers.histogram("h", [0.0, 1.0], [1, 2], 1)
     trackers.histogram("h", [-np.inf, 0.0, 1.0, 2.0, np.inf], [9, 1, np.nan, 8], 1)

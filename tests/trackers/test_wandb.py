@@ -53,7 +53,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         trackers.scalars({"late": 1.0}, 3)  # a step that goes back
         logger.experiment.finish()
     assert faults == []
-    assert isinstance(trackers._trackers()[0], WandbTracker)
+    assert isinstance(trackers._trackers[0], WandbTracker)
     assert [path for path in outside(folder, folder / "wandb") if path.name != "report.html"] == []
     return read_run(folder)
 

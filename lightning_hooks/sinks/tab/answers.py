@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
@@ -152,7 +153,5 @@ def serve(logdir: Path, port: int) -> None:
         raise NotADirectoryError(f"there is no directory {logdir}; name the log directory of your runs, such as lightning_logs.")
     with HealthServer(logdir, port) as server:
         print(f"Health of the runs below {logdir}: {server.address} (Ctrl-C ends it)", flush=True)  # noqa: T201  a command prints
-        try:
+        with suppress(KeyboardInterrupt):
             server.serve_forever()
-        except KeyboardInterrupt:
-            return

@@ -60,6 +60,8 @@ const s = (tag, properties, ...children) => fill(document.createElementNS(SVG, t
 
 const mark = (severity) => h("span", { class: `mark ${severity}`, role: "img", "aria-label": severity }, SIGNS[severity] ?? "●");
 const name = (text) => h("span", { class: "name" }, text);
+/** Names one after the other. */
+const listed = (names) => names.map((text, at) => [at ? ", " : "", name(text)]);
 const soft = (...text) => h("p", { class: "soft" }, ...text);
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -432,8 +434,8 @@ function problemCard(run, problem) {
     h("p", {}, name(problem.sites[0]), ` · ${problem.when}`, problem.value ? ` · ${problem.value} against a limit of ${problem.limit}` : ""),
     h("p", {}, problem.seen),
     problem.advice.length > 0 && h("div", { class: "try" }, h("b", {}, "What to try"), h("ul", {}, problem.advice.map((step) => h("li", {}, step)))),
-    problem.sites.length > 1 && soft("Also at ", problem.sites.slice(1).map((site, i) => [i ? ", " : "", name(site)]), problem.others ? ` and ${problem.others} more` : "", "."),
-    problem.consequences.length > 0 && soft("Consequences: ", problem.consequences.map((text, i) => [i ? ", " : "", name(text)]), "."),
+    problem.sites.length > 1 && soft("Also at ", listed(problem.sites.slice(1)), problem.others ? ` and ${problem.others} more` : "", "."),
+    problem.consequences.length > 0 && soft("Consequences: ", listed(problem.consequences), "."),
     isChosen ? problem.curve && curveOf(run, problem.curve)
       : h("p", {}, link({ run: run.id, alert: problem.id }, problem.curve ? "Link to this alert, with its curve" : "Link to this alert")));
 }
@@ -464,11 +466,11 @@ function explorer(run) {
   const curve = h("div");
   const bar = h("div", { class: "bar" });
   const drawCurve = (key) => sync(curve, [curveOf(run, key)]);
-  const drawHeat = () => {
+  const drawHeat = (key, caption) =>
+    sync(heat, [later(ask("heat", { run: run.id, ...key }), (data) => heatMap(data, caption, (row) => drawCurve({ ...key, row })))]);
+  const drawMap = () => {
     const map = run.maps[picked.map];
-    if (!map) return;
-    const key = { monitor: map.monitor, table: map.table, stat: map.stat };
-    sync(heat, [later(ask("heat", { run: run.id, ...key }), (data) => heatMap(data, map.caption, (row) => drawCurve({ ...key, row })))]);
+    if (map) drawHeat({ monitor: map.monitor, table: map.table, stat: map.stat }, map.caption);
   };
   const drawBar = () => {
     const from = run.tables[picked.table];
@@ -480,13 +482,13 @@ function explorer(run) {
       pick("Statistic", from.stats, picked.stat, (value) => { picked.stat = value; picked.row = 0; drawBar(); }),
       layer,
       h("button", { onclick: () => drawCurve({ ...key(), row: picked.row }) }, "Curve"),
-      h("button", { onclick: () => sync(heat, [later(ask("heat", { run: run.id, ...key() }), (data) => heatMap(data, `${key().stat} of ${from.table}`, (row) => drawCurve({ ...key(), row })))]) }, "Heat map"),
+      h("button", { onclick: () => drawHeat(key(), `${key().stat} of ${from.table}`) }, "Heat map"),
     ]);
   };
-  drawHeat();
+  drawMap();
   if (!embedded) drawBar();
   return section(`Over the ${run.unit === "epoch" ? "epochs" : "windows"}`, h("div", { class: "card" },
-    maps.length > 0 && h("div", { class: "bar" }, pick("Heat map", maps, picked.map, (value) => { picked.map = value; drawHeat(); })), heat, bar, curve));
+    maps.length > 0 && h("div", { class: "bar" }, pick("Heat map", maps, picked.map, (value) => { picked.map = value; drawMap(); })), heat, bar, curve));
 }
 
 function trainingSection(run) {
@@ -515,7 +517,7 @@ const sharesSection = (run) => section("Shares of learning", run.shares.map((sha
 
 const setupSection = (run) => section("Set-up", h("div", { class: "card" },
   h("div", { class: "facts" }, run.settings.map(([what, value]) => h("div", {}, h("b", {}, value), h("span", {}, what)))),
-  run.silent.length > 0 && h("details", { "data-key": "silent" }, h("summary", {}, `Never seen in a sampled batch (${run.silent.length})`), h("p", {}, run.silent.map((text, i) => [i ? ", " : "", name(text)]))),
+  run.silent.length > 0 && h("details", { "data-key": "silent" }, h("summary", {}, `Never seen in a sampled batch (${run.silent.length})`), h("p", {}, listed(run.silent))),
   run.layers.length > 0 && h("details", { "data-key": "layers" }, h("summary", {}, `Layers (${run.layers.length})`), table(["layer", "type", "shape", "elements"], run.layers.map(([text, ...rest]) => [name(text), ...rest])))));
 
 function runPage(run, now) {
@@ -564,7 +566,7 @@ function comparePage(a, b, found) {
       section(`Largest differences, ${found.unit} ${found.at}`, found.groups.length === 0 ? soft("All numbers that both runs have are the same.") : found.groups.map((group) => h("div", { class: "card" },
         group.title && h("h3", {}, group.title), table(["layer", "of it", "A", "B", "A to B"], group.cells.map(([text, ...rest]) => [name(text), ...rest])), group.more > 0 && soft(`and ${group.more} more`)))),
       found.settings.length > 0 && section("Set-up", h("div", { class: "card" }, table(["what", "A", "B"], found.settings))),
-      found.only.some((names) => names.length) && section("Layers of only one", h("div", { class: "card" }, ["A", "B"].map((letter, i) => found.only[i].length > 0 && h("p", {}, `Only in ${letter}: `, found.only[i].map((text, at) => [at ? ", " : "", name(text)]))))),
+      found.only.some((names) => names.length) && section("Layers of only one", h("div", { class: "card" }, ["A", "B"].map((letter, i) => found.only[i].length > 0 && h("p", {}, `Only in ${letter}: `, listed(found.only[i]))))),
     ]))];
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,13 @@ class HealthPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard h
 
     def __init__(self, context: Any) -> None:
         self._roots = log_directories(getattr(context, "logdir", None), getattr(context.flags, "logdir_spec", None))
-        self._runs: Any = None
 
-    @property
+    @cached_property
     def runs(self) -> Any:
         """All runs, of which none is read before they are asked for."""
-        if self._runs is None:
-            from lightning_hooks.sinks.tab.runs import Runs
+        from lightning_hooks.sinks.tab.runs import Runs
 
-            self._runs = Runs(self._roots)
-        return self._runs
+        return Runs(self._roots)
 
     def get_plugin_apps(self) -> dict[str, Application]:
         """The addresses of the tab: its module, its style and its data."""

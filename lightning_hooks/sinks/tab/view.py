@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from lightning_hooks.run_report.heat import DIVERGING, HEATS, VIRIDIS, heat_seri
 from lightning_hooks.run_report.recorded import MonitorRecord, Run, chosen, severities
 from lightning_hooks.run_report.sections import SECTIONS, counts_of, numbers_of
 from lightning_hooks.run_report.text import measured
-from lightning_hooks.run_report.training import layers, loss_by_epoch, rates_by_group, settings
+from lightning_hooks.run_report.training import layers, loss_by_epoch, rates_by_group, settings, thinned
 from lightning_hooks.run_report.verdict import Course, Problem, courses, judge
 
 MOST_ROWS, MOST_COLUMNS = 300, 300
@@ -37,7 +37,6 @@ def entry(run: Run, updated: float) -> dict[str, Any]:
         raise ValueError("it holds no run.")
     verdict = judge(run)
     losses = loss_by_epoch(run)[1]
-    step = max(1, -(-len(losses) // MOST_POINTS))
     known = (event.get("seconds") for event in run.timing.values())
     durations = [float(seconds) for seconds in known if isinstance(seconds, int | float) and math.isfinite(seconds)]
     return {
@@ -51,15 +50,14 @@ def entry(run: Run, updated: float) -> dict[str, Any]:
         "unit": run.unit,
         "last": max(run.epochs, default=None),
         "planned": run.fit.get("max_epochs") if run.unit == "epoch" else None,
-        "loss": numbers(losses[::-1][::step][::-1]),
+        "loss": numbers(thinned(losses, MOST_POINTS)),
         "open": [_short(problem) for problem in verdict.problems if problem.lasts and problem.severity != "info"],
         "damaged": run.damaged,
     }
 
 
 def _short(problem: Problem) -> dict[str, Any]:
-    name = problem.first.name if problem.first else problem.kind
-    return {"id": name, "severity": problem.severity, "title": problem.title, "where": problem.where}
+    return {"id": problem.first.name, "severity": problem.severity, "title": problem.title, "where": problem.where}
 
 
 def whole(run: Run, updated: float) -> dict[str, Any]:
@@ -101,7 +99,7 @@ def in_order_of_cause(found: Iterable[Course]) -> list[Course]:
 
 
 def _problem(run: Run, problem: Problem) -> dict[str, Any]:
-    value, limit = measured(problem.first) if problem.first else ("", "")
+    value, limit = measured(problem.first)
     return {
         **_short(problem),
         "kind": problem.kind,
@@ -121,8 +119,6 @@ def _problem(run: Run, problem: Problem) -> dict[str, Any]:
 def _curve_of(run: Run, problem: Problem) -> dict[str, Any] | None:
     """The curve that shows a problem: of the statistic with its kind's name, or with the alert's value, else of a heat map."""
     alert = problem.first
-    if alert is None:
-        return None
     at = alert.epoch if problem.unit == "epoch" else alert.step
     for place, record in enumerate(run.monitors):
         if not any(found.name == alert.name for found in record.alerts.get(at, ())):
@@ -165,8 +161,14 @@ def _tables(run: Run) -> Iterable[dict[str, Any]]:
         columns = next(reversed(record.columns.values()), {})
         for table, (names, stats) in columns.items():
             if stats and names and table in TABLES:
-                head = {"monitor": place, "prefix": record.prefix, "modules": record.modules, "table": table}
-                yield {**head, "stats": list(stats), "names": len(names)}
+                yield {
+                    "monitor": place,
+                    "prefix": record.prefix,
+                    "modules": record.modules,
+                    "table": table,
+                    "stats": list(stats),
+                    "names": len(names),
+                }
 
 
 def _shares(record: MonitorRecord) -> Iterable[dict[str, Any]]:
@@ -213,7 +215,7 @@ def heat(run: Run, monitor: int, table: str, stat: str) -> dict[str, Any]:
         "of": [len(series.names), len(series.epochs)],
         "values": [numbers(line) for line in series.values[np.ix_(rows, columns)].tolist()],
         "marks": [
-            [place[course.alert.site], _nearest(epochs, course.since), course.severity, course.alert.name]
+            [place[course.alert.site], int(np.abs(np.subtract(epochs, course.since)).argmin()), course.severity, course.alert.name]
             for course in courses(run)
             if course.alert.site in place and course.prefix == record.prefix and course.severity != "info"
         ],
@@ -271,10 +273,6 @@ def both(a: Run, b: Run) -> dict[str, Any]:
         "only": [found.only_a[:MOST_NAMES], found.only_b[:MOST_NAMES]],
         "settings": [[key, str(a), str(b)] for key, a, b in found.settings if not isinstance(a or b, dict)],
     }
-
-
-def _nearest(epochs: Sequence[int], epoch: int) -> int:
-    return int(np.abs(np.asarray(epochs, dtype=float) - epoch).argmin())
 
 
 def numbers(values: Iterable[float]) -> list[float | None]:
