@@ -328,8 +328,7 @@ def legend(figure: Figure, handles: Sequence[Any]) -> None:
     widths = [max(map(len, str(handle.get_label()).splitlines())) * CHARACTER + 62 for handle in handles]
     for columns in range(len(handles), 0, -1):
         rows, longer = divmod(len(handles), columns)
-        sizes = [rows + (column < longer) for column in range(columns)]
-        starts = np.cumsum([0, *sizes])
-        if sum(max(widths[start : start + size]) for start, size in zip(starts, sizes, strict=False)) <= room:
+        ends = [0, *accumulate(rows + (column < longer) for column in range(columns))]
+        if sum(max(widths[start:end]) for start, end in pairwise(ends)) <= room:
             break
     figure.legend(handles=list(handles), loc="outside lower left", ncols=columns)

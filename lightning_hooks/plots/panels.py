@@ -122,16 +122,17 @@ def _curves(axes: Axes, panel: Curves, handles: dict[str, Any]) -> None:
 def _mark_unknown(axes: Axes, unknown: np.ndarray, text: str, handles: dict[str, Any]) -> None:
     if unknown.any():
         at = np.flatnonzero(unknown)
-        look: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-        (cross,) = axes.plot(at, np.zeros(len(at)), "x", color=GREY, ms=6, label=text, ls="", **look)
+        foot = axes.get_xaxis_transform()
+        (cross,) = axes.plot(at, np.zeros(len(at)), "x", color=GREY, ms=6, label=text, ls="", transform=foot, clip_on=False)
         handles.setdefault("unknown", cross)
 
 
 def _shares(axes: Axes, shares: dict[str, np.ndarray], whole: str, handles: dict[str, Any]) -> None:
     bottom: Any = 0.0
     for (text, share), (color, hatch) in zip(shares.items(), FILLS, strict=False):
-        look: dict[str, Any] = {"color": color, "hatch": hatch, "ec": "white", "width": 0.85, "lw": 0.3}
-        bars = axes.bar(np.arange(len(share)), share, bottom=bottom, label=f"{text} {whole}", **look)
+        bars = axes.bar(
+            np.arange(len(share)), share, 0.85, bottom, label=f"{text} {whole}", color=color, hatch=hatch, ec="white", lw=0.3
+        )
         bottom = bottom + share
         if share.any():
             handles.setdefault(text, bars)

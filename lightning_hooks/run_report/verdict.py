@@ -245,10 +245,9 @@ def _course(books: Sequence[AlertBook], observed: bool, problems: Sequence[Probl
     first = serious[0]
     others = sum(problem.lasts == first.lasts for problem in serious) - 1
     more = f"; {others} more problem{'s' * (others > 1)}{' ended' * (not first.lasts)}" if others else ""
+    rest = f", {first.when}{more}." if first.lasts else f", {first.when}, not seen since{more}{loss}."
     if first.lasts:
-        status, rest = "critical" if first.severity == "critical" else "warning", f", {first.when}{more}."
-    else:
-        rest = f", {first.when}, not seen since{more}{loss}."
+        status = "critical" if first.severity == "critical" else "warning"
     return status, f"{capital(first.what)} at {first.where}{rest}", f"{capital(first.what)}{rest}"
 
 

@@ -146,9 +146,11 @@ class RunView:
                 "modules": record.modules,
                 "observed": " + ".join(str(len(names)) for names in record.names.values()),
                 "silent": len(record.silent),
-                "batches": f"{record.fields.get('sampled_batches')} of {record.fields['batches']}"
-                if record.fields.get("batches")
-                else "every step",
+                "batches": (
+                    f"{record.fields.get('sampled_batches')} of {record.fields['batches']}"
+                    if record.fields.get("batches")
+                    else "every step"
+                ),
                 "epochs": len(record.epochs),
             }
             for record in self.run.monitors

@@ -26,6 +26,7 @@ from lightning_hooks.sinks.messages import WRITERS, Message, body_of, of_alert, 
 from lightning_hooks.sinks.sink import Notice, Sink
 
 VARIABLE = "LIGHTNING_HOOKS_NOTIFY"
+FORMATS = tuple(WRITERS)
 HOSTS = {
     "hooks.slack.com": "slack",
     "hooks.slack-gov.com": "slack",
@@ -65,8 +66,8 @@ class Address:
         url, form = given["url"], given.get("format")
         if not isinstance(url, str):
             raise TypeError(f"notify must be {FORM}; got a {type(url).__name__}.")
-        if form is not None and form not in WRITERS:
-            raise ValueError(f"the format of notify must be one of {', '.join(WRITERS)}; got {form!r}.")
+        if form is not None and form not in FORMATS:
+            raise ValueError(f"the format of notify must be one of {', '.join(FORMATS)}; got {form!r}.")
         if not _is_valid(url):
             raise ValueError(f"notify must be {FORM}; got {masked(url)!r}, of which no more is shown.")
         self._url: str = url
