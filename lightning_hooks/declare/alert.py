@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2s
 from typing import Any
 
+from lightning_hooks.declare.brief import lines_html
 from lightning_hooks.declare.hypothesis import Cause, Remedy
 from lightning_hooks.declare.kinds import Severity, inside_a_sentence, kind_of, known_kind
 from lightning_hooks.declare.plain import to_plain
@@ -145,8 +145,7 @@ class Alert:
         return f"Alert({', '.join(f'{name}={value!r}' for name, value in given.items() if value != defaults[name])})"
 
     def _repr_html_(self) -> str:
-        what, *rest = html.escape(str(self)).split("\n")
-        return f"<pre>{chr(10).join([f'<b>{what}</b>', *rest])}</pre>"
+        return lines_html(str(self).split("\n"))
 
     def record(self) -> dict[str, Any]:
         """The alert in plain types that JSON can say; numbers that are not finite become texts, as in reports."""

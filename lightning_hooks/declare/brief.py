@@ -6,7 +6,7 @@ import difflib
 import html
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_hooks.declare.kinds import gravity
@@ -40,10 +40,10 @@ def brief(report: Any) -> list[str]:
     return [*lines, f"  alerts: {_alerts(report)}"]
 
 
-def brief_html(report: Any) -> str:
-    """The same lines for a notebook."""
-    first, *rest = brief(report)
-    return f"<pre><b>{html.escape(first)}</b>\n{html.escape(chr(10).join(rest))}</pre>"
+def lines_html(lines: Sequence[str]) -> str:
+    """Lines for a notebook, the first one bold."""
+    first, *rest = map(html.escape, lines)
+    return f"<pre>{chr(10).join([f'<b>{first}</b>', *rest])}</pre>"
 
 
 def find(report: Any, name: str) -> Any:
@@ -67,8 +67,8 @@ def found_tables(report: Any) -> dict[str, Mapping[str, Any]]:
     return {name: table for name in TABLES if (table := getattr(report, name, None))}
 
 
-def _worst(report: Any, tables: Mapping[str, Mapping[str, Any]], most: int = 3) -> list[tuple[str, Any]]:
-    """Sites with the most severe alerts; then those whose size is farthest from the median of their table."""
+def _worst(report: Any, tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Any]]:
+    """Three sites: those with the most severe alerts; then those whose size is farthest from the median of their table."""
     grave: dict[str, int] = {}
     for alert in getattr(report, "alerts", ()):
         grave[alert.site] = min(grave.get(alert.site, 3), gravity(alert.severity))
@@ -79,10 +79,8 @@ def _worst(report: Any, tables: Mapping[str, Mapping[str, Any]], most: int = 3) 
         median = known[len(known) // 2] if known else 0.0
         for site, stats in table.items():
             away = abs(sizes[site] - median) if math.isfinite(sizes[site]) else math.inf
-            if not _described(stats):
-                continue  # an optimizer without a measured step
             found.append((grave.get(site, 3), place, -away, site, stats))
-    return [(site, stats) for *_, site, stats in sorted(found, key=lambda entry: entry[:3])[:most]]
+    return [(site, stats) for *_, site, stats in sorted(found, key=lambda entry: entry[:3])[:3]]
 
 
 def _size(stats: Any) -> float:

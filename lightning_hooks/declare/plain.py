@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from lightning_hooks.declare.brief import brief, brief_html, find
+from lightning_hooks.declare.brief import brief, find, lines_html
 
 T = TypeVar("T", bound="PlainReport")
 
@@ -35,7 +35,7 @@ class PlainReport:
         return "\n".join(brief(self))
 
     def _repr_html_(self) -> str:
-        return brief_html(self)
+        return lines_html(brief(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report in plain JSON types: dictionaries, lists, texts, numbers, None.
@@ -104,8 +104,8 @@ def from_plain(kind: Any, plain: Any) -> Any:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(plain, Mapping):
         hints = _hints(kind)
         values = {name: from_plain(hints[name], plain[key_of(name)]) for name in hints if key_of(name) in plain}
-        needed = (field.name for field in dataclasses.fields(kind) if _required(field) and field.name not in values)
-        return kind(**values, **{name: _nothing(hints[name]) for name in needed})
+        required = (f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING)
+        return kind(**({name: _nothing(hints[name]) for name in required} | values))
     if origin is dict and isinstance(plain, Mapping):
         return {key: from_plain(inner[1], value) for key, value in plain.items()}
     if origin is tuple and isinstance(plain, (list, tuple)):
@@ -134,10 +134,6 @@ def _is_count(plain: Any) -> bool:
 def _hints(kind: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-
-
-def _required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _nothing(kind: Any) -> Any:

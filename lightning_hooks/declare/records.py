@@ -56,16 +56,12 @@ class Record:
     def text(self) -> str:
         """The record in a sentence."""
         shown = "unproven" if self.precision is None else f"{self.precision:.0%}"
+        trainings = f"training{'s' * (self.treated > 1)}"
+        cure = f"; its remedy cured {self.cured} of {self.treated} {trainings} ({self.cures_date})" if self.treated else ""
         return (
             f"a warning in {self.alarms} of {self.healthy} healthy trainings; it found {self.found} of the {self.faults} faults "
-            f"that it names; precision on families that nothing was tuned on: {shown} ({self.date}){self._cure}"
+            f"that it names; precision on families that nothing was tuned on: {shown} ({self.date}){cure}"
         )
-
-    @property
-    def _cure(self) -> str:
-        """How often its remedies cured, as the end of a sentence; empty where no cure was tried."""
-        trainings = f"training{'s' * (self.treated > 1)}"
-        return f"; its remedy cured {self.cured} of {self.treated} {trainings} ({self.cures_date})" if self.treated else ""
 
 
 def record_of(kind: str) -> Record | None:

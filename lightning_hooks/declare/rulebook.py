@@ -158,7 +158,7 @@ class RuleBook:
             wanted = reports_of(entry)
             if wanted and self.reads is not None and self.reads not in wanted:
                 raise ValueError(
-                    f"{_name(entry)} reads a {_title(wanted[0])}, and this monitor makes a {_title(self.reads)}: give it to the "
+                    f"{_name(entry)} reads a {wanted[0].__name__}, and this monitor makes a {self.reads.__name__}: give it to the "
                     "monitor that makes such reports, or all rules to monitors(rules=…), which gives each rule to its monitor."
                 )
             self._add(entry)
@@ -333,7 +333,3 @@ def _closest(kind: str, known: Iterable[str]) -> str:
 
 def _name(rule: Any) -> str:
     return getattr(rule, "__name__", type(rule).__name__)
-
-
-def _title(report: Any) -> str:
-    return getattr(report, "__name__", str(report))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 Worst = Callable[[str, Sequence[float], float], float]
@@ -21,13 +20,10 @@ def stat_scalars(prefix: str, names: Iterable[str], found: Mapping[str, Any], wa
         wanted: Which statistics.
     """
     scalars: dict[str, float] = {}
-    if not wanted:
-        return scalars
-    read = attrgetter(*wanted) if len(wanted) > 1 else lambda stats: (getattr(stats, wanted[0]),)
-    nothing = (math.nan,) * len(wanted)
     for name in names:
         stats = found.get(name)
-        for stat, value in zip(wanted, nothing if stats is None else read(stats), strict=True):
+        for stat in wanted:
+            value = getattr(stats, stat) if stats is not None else None
             scalars[f"{prefix}/{name}/{stat}"] = math.nan if value is None else float(value)
     return scalars
 
