@@ -47,7 +47,6 @@ class LoggedScalars:
 
     def __init__(self, logged: Logged, ranking: Sequence[str], defaults: Collection[str] | None = None) -> None:
         self.ranking = tuple(ranking)
-        self.logged = logged
         wanted = _wanted(logged, self.ranking)
         self._named = wanted is not None
         chosen = wanted if wanted is not None else self.ranking if defaults is None else defaults

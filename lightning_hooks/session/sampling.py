@@ -63,8 +63,7 @@ class Overhead:
     def __init__(self, device: torch.device, inside: bool, thins: bool = True) -> None:
         self._thins = thins
         self._cuda = device.type == "cuda"
-        self._inside = inside and device.type == "cpu"
-        self.meter = Meter() if self._inside else None  # what hooks take in the batch under way
+        self.meter = Meter() if inside and device.type == "cpu" else None  # what hooks take in the batch under way
         self._pending: list[tuple[bool, Any, Any]] = []
         self.epochs = 0
         self._last: tuple[float, float, float] | None = None
@@ -77,10 +76,8 @@ class Overhead:
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        self.sampled: list[float] = []  # seconds each batch took
-        self.others: list[float] = []
-        self.own_sampled: list[float] = []  # of these, inside hooks
-        self.own_others: list[float] = []
+        self.sampled: list[tuple[float, float]] = []  # seconds that each batch took, and those of them inside hooks
+        self.others: list[tuple[float, float]] = []
         self._pending.clear()
         self.batches = self.sampled_batches = 0
 
@@ -99,11 +96,10 @@ class Overhead:
             self._pending.append((sampled, *taken))
             while self._pending and self._pending[0][2].query():
                 was_sampled, begin, end = self._pending.pop(0)
-                (self.sampled if was_sampled else self.others).append(begin.elapsed_time(end) / 1e3)
+                (self.sampled if was_sampled else self.others).append((begin.elapsed_time(end) / 1e3, 0.0))
         else:
-            (self.sampled if sampled else self.others).append(taken[1] - taken[0])
-            if self.meter is not None:
-                (self.own_sampled if sampled else self.own_others).append(self.meter.seconds)
+            inside = 0.0 if self.meter is None else self.meter.seconds
+            (self.sampled if sampled else self.others).append((taken[1] - taken[0], inside))
 
     def costs(self) -> tuple[float, float, float] | None:
         """Seconds of a batch without the monitor, what it adds to every batch, and what it adds to a sampled one on top.
@@ -113,22 +109,20 @@ class Overhead:
         return self._costs() or self._last
 
     def _costs(self) -> tuple[float, float, float] | None:
-        if self._inside:
-            # The first sampled batch of a fit warms up and is left out where there are more.
-            own, taken = (self.own_sampled[1:] or self.own_sampled), (self.sampled[1:] or self.sampled)
-            if not taken:
+        if self.meter is None:
+            if len(self.sampled) < 2 or not self.others:
                 return None
-            always = statistics.median(self.own_others) if self.own_others else 0.0
-            plain = [a - b for a, b in zip(self.others, self.own_others, strict=True)] or [
-                a - b for a, b in zip(taken, own, strict=True)
-            ]
-            if not self._thins:
-                return statistics.median(plain), statistics.median(own), 0.0
-            return statistics.median(plain), always, max(statistics.median(own) - always, 0.0)
-        if len(self.sampled) < 2 or not self.others:
+            plain = statistics.median(taken for taken, _ in self.others)
+            return plain, 0.0, max(statistics.median(taken for taken, _ in self.sampled[1:]) - plain, 0.0)
+        sampled = self.sampled[1:] or self.sampled  # the first one of a fit warms up and is left out where there are more
+        if not sampled:
             return None
-        plain_seconds = statistics.median(self.others)
-        return plain_seconds, 0.0, max(statistics.median(self.sampled[1:]) - plain_seconds, 0.0)
+        plain = statistics.median(taken - inside for taken, inside in self.others or sampled)
+        own = statistics.median(inside for _, inside in sampled)
+        if not self._thins:
+            return plain, own, 0.0
+        always = statistics.median(inside for _, inside in self.others) if self.others else 0.0
+        return plain, always, max(own - always, 0.0)
 
     def share(self) -> float | None:
         """What the monitor added to the epoch's training batches, as a share of their time without it."""

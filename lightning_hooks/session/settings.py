@@ -100,7 +100,10 @@ class Settings:
             raise TypeError(f"learning must be 'auto', True or False; got {self.learning!r}.")
         check_count("keep_batches", self.keep_batches, 0)
         check_bools(progress_bar=self.progress_bar, functional=self.functional)
-        self._check_window()
+        window = self.report_every_n_steps
+        if window is not None and window != "auto":
+            expected = "report_every_n_steps must be a number of training batches of at least 1, 'auto', or None for epochs"
+            _check_positive(window, f"{expected}; got {window!r}.")
         self._check_histograms()
         self._check_figures()
 
@@ -109,10 +112,8 @@ class Settings:
         every = self.check_every_n_steps
         if every is None:
             return
-        expected = (
-            f"check_every_n_steps must be None (alerts at the end of each window) or an integer of at least 1; got {every!r}."
-        )
-        _check_positive(every, expected)
+        expected = "check_every_n_steps must be None (alerts at the end of each window) or an integer of at least 1"
+        _check_positive(every, f"{expected}; got {every!r}.")
         if not can:
             raise ValueError(
                 f"{name} has nothing to check within a window; got check_every_n_steps={every!r}. Give it to "
@@ -140,15 +141,6 @@ class Settings:
     def functions(self) -> Sequence[Callable[[Alert], None]]:
         """The functions of ``on_alert``, in order."""
         return [entry for entry in self._on_alert if callable(entry)]
-
-    def _check_window(self) -> None:
-        window = self.report_every_n_steps
-        if window is None or window == "auto":
-            return
-        expected = (
-            f"report_every_n_steps must be a number of training batches of at least 1, 'auto', or None for epochs; got {window!r}."
-        )
-        _check_positive(window, expected)
 
     def _check_histograms(self) -> None:
         patterns = [self.histograms] if isinstance(self.histograms, str) else self.histograms

@@ -124,23 +124,17 @@ def _first_line(function: _Function) -> int:
 def _assigned(definition: _Class, attribute: str) -> Iterator[ast.expr]:
     """What a class assigns to an attribute of itself, or registers under its name."""
     for node in ast.walk(definition):
-        if isinstance(node, ast.Assign):
-            pairs = [(target, node.value) for target in node.targets]
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            pairs = [(node.target, node.value)]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and len(node.args) == 2:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and len(node.args) == 2:
             registers = node.func.attr in ("add_module", "register_module") and _is_self(node.func.value)
             if registers and isinstance(node.args[0], ast.Constant) and node.args[0].value == attribute:
                 yield node.args[1]
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
-        else:
-            continue
-        for target, value in pairs:
-            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-                several = list(zip(target.elts, value.elts, strict=True))
-            else:
-                several = [(target, value)]
-            yield from (v for t, v in several if isinstance(t, ast.Attribute) and t.attr == attribute and _is_self(t.value))
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) and len(target.elts) == len(node.value.elts):
+                pairs = list(zip(target.elts, node.value.elts, strict=True))
+            yield from (v for t, v in pairs if isinstance(t, ast.Attribute) and t.attr == attribute and _is_self(t.value))
 
 
 def _is_self(node: ast.expr) -> bool:

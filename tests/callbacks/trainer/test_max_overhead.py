@@ -137,7 +137,8 @@ def test_compared_batches() -> None:
     """Where hooks cannot be timed: by the medians of sampled and other batches."""
     overhead = Overhead(torch.device("cpu"), inside=False)
     assert overhead.costs() is None
-    overhead.sampled, overhead.others = [9.0, 1.5, 1.5, 30.0, 1.4], [1.0, 1.0, 7.0, 1.0]
+    overhead.sampled = [(seconds, 0.0) for seconds in (9.0, 1.5, 1.5, 30.0, 1.4)]
+    overhead.others = [(seconds, 0.0) for seconds in (1.0, 1.0, 7.0, 1.0)]
     overhead.batches, overhead.sampled_batches = 9, 5
     assert overhead.costs() == (1.0, 0.0, 0.5)
     assert overhead.share() == pytest.approx(0.5 * 5 / 9)
