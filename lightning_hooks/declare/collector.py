@@ -156,11 +156,9 @@ class Events:
 
     def follows(self, event: str) -> bool:
         """Whether the method of one of these events does something."""
-        return event in vars(self) or next(kind for kind in type(self).__mro__ if event in vars(kind)) not in _DOES_NOTHING
+        return event in vars(self) or getattr(type(self), event) is not getattr(Events, event)
 
-
-class BatchEvents(Events):
-    """The events of batches and windows; each does nothing unless it is overridden."""
+    # Batches and windows.
 
     def batch_start(self, batch: Any) -> None:
         """A training batch starts."""
@@ -193,9 +191,7 @@ class BatchEvents(Events):
     def detach(self) -> None:
         """Hooks are removed. May be called twice."""
 
-
-class OptimizerEvents(Events):
-    """The events of optimizer steps; each does nothing unless it is overridden."""
+    # Optimizer steps.
 
     def on_gradients(self, step: Step) -> None:
         """Gradients are ready and not clipped."""
@@ -213,10 +209,7 @@ class OptimizerEvents(Events):
         """There are new parameters, at the end of the names, or other optimizers than before."""
 
 
-_DOES_NOTHING = (BatchEvents, OptimizerEvents)
-
-
-class Collector(BatchEvents, OptimizerEvents, WindowTables[R], ReportView[R]):
+class Collector(Events, WindowTables[R], ReportView[R]):
     """What one monitor measures in one training run.
 
     The session calls its events; a collector never asks when. It is made when training starts, and what it registers through

@@ -38,13 +38,6 @@ class Measure(Protocol):
         """Call a function after each step that was measured; where none can be, warn."""
 
 
-class ForwardHooks(Protocol):
-    """The forward hooks of a session."""
-
-    def add(self, owner: object, name: str, module: nn.Module, recorder: skipping) -> None:
-        """Call ``recorder`` with each output of a module."""
-
-
 DETAILED = 16
 """Sampled batches of a window, the first ones, in which costly statistics are taken too; after them each sixteenth."""
 
@@ -57,7 +50,7 @@ class Context:
         name: The monitor's name, for messages.
         host: The training loop.
         steps: The optimizers.
-        hooks: The forward hooks.
+        add_hook: Adds a forward hook, of its owner, the name of its site, the module, and what records each output.
         calls: The calls of functions.
         measure: What some steps gain.
         gate: Whether the batch under way is sampled.
@@ -81,7 +74,7 @@ class Context:
     name: str
     host: Host
     steps: OptimizerSteps
-    hooks: ForwardHooks
+    add_hook: Callable[[object, str, nn.Module, skipping], None]
     calls: Functional
     measure: Measure
     gate: Gate
@@ -122,7 +115,7 @@ class Context:
 
     def listen(self, name: str, module: nn.Module, recorder: Recorder) -> None:
         """Call ``recorder`` with each output of a module, in sampled batches."""
-        self.hooks.add(self, name, module, skipping(recorder, name, self.faults, when=self.gate, meter=self.meter))
+        self.add_hook(self, name, module, skipping(recorder, name, self.faults, when=self.gate, meter=self.meter))
 
     def on_call(
         self,
@@ -158,7 +151,7 @@ class Context:
 
     def close(self) -> None:
         """The run is over: let go of the loop and the model, which what still has this context does not need any more."""
-        del self.host, self.steps, self.hooks, self.calls, self.measure, self.judge_urgent, self.new_histograms, self.samples_of
+        del self.host, self.steps, self.add_hook, self.calls, self.measure, self.judge_urgent, self.new_histograms, self.samples_of
 
     def loading(self) -> AbstractContextManager[None]:
         """A block in which an error is a warning that the checkpoint's state cannot be read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch.distributed
@@ -46,17 +46,22 @@ def info(message: str, level: int = logging.INFO) -> None:
         LOGGER.log(level, message, stacklevel=2)
 
 
-class SkippedCalls:
-    """Says once that calls are not recorded whose tensors cannot be read."""
+class Once:
+    """Notifies of each thing once.
 
-    def __init__(self) -> None:
-        self._explained = False
+    Args:
+        notify: Takes a message: :func:`warn` or :func:`info`.
+    """
 
-    def explain(self, calls: int) -> None:
-        """So many calls were skipped so far."""
-        if calls and not self._explained:
-            self._explained = True
-            info(skipped_message(calls))
+    def __init__(self, notify: Callable[[str], None] = warn) -> None:
+        self._notify = notify
+        self._done: set[object] = set()
+
+    def __call__(self, message: str, about: object = None) -> None:
+        """Notify, unless there was a message about the same thing before."""
+        if about not in self._done:
+            self._done.add(about)
+            self._notify(message)
 
 
 def skipped_message(calls: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from lightning_hooks.alerts import Alert, AlertBook, AlertObservers, Rule, RuleBook
 from lightning_hooks.declare.plain import from_plain
 from lightning_hooks.declare.rulebook import Candidate
-from lightning_hooks.declare.warn import warn
+from lightning_hooks.declare.warn import Once
 from lightning_hooks.declare.window import Report
 from lightning_hooks.trackers import some
 
@@ -31,19 +31,17 @@ class Alerting:
         self.observers = AlertObservers()
         for function in functions:
             self.observers.subscribe(function)
-        self.book = AlertBook()
-        self.history: list[Any] = []  # earlier windows
-        self.long_history: list[Any] = []  # earlier reports that rules which judge epochs were given
-        self.soft: set[str] = set()  # the names of alerts that may do no harm
-        self._lasting: tuple[Alert, ...] = ()  # what these found last
-        self._faulty: set[str] = set()
+        self.start(fresh=True)
 
     def start(self, fresh: bool) -> None:
         """A fit starts; ``fresh`` if it goes on from no checkpoint."""
-        self._faulty.clear()
+        self._warn_once = Once()
         if fresh:
             self.book = AlertBook()
-            self.history, self.long_history, self._lasting, self.soft = [], [], (), set()
+            self.history: list[Any] = []  # earlier windows
+            self.long_history: list[Any] = []  # earlier reports that rules which judge epochs were given
+            self.soft: set[str] = set()  # the names of alerts that may do no harm
+            self._lasting: tuple[Alert, ...] = ()  # what rules that judge epochs found last
         self.book.of_epoch.clear()
 
     def judge(self, report: Any, whole: Any, early: Iterable[Alert] = ()) -> tuple[Alert, ...]:
@@ -85,9 +83,8 @@ class Alerting:
 
     def _fault_of_rule(self, rule: Any, error: Exception) -> None:
         name = getattr(rule, "__name__", type(rule).__name__)
-        if name not in self._faulty:
-            self._faulty.add(name)
-            warn(f"The rule {name} raised {type(error).__name__}: {error}; its alerts are missing, and training goes on.")
+        what = f"The rule {name} raised {type(error).__name__}: {error}; its alerts are missing, and training goes on."
+        self._warn_once(what, about=name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` needs, in plain types."""

@@ -15,7 +15,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.hypothesis import ranked
 from lightning_hooks.declare.kinds import kind_of
-from lightning_hooks.declare.warn import warn
+from lightning_hooks.declare.warn import Once
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
 from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
@@ -47,7 +47,7 @@ class Diagnosis:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._start: Mapping[str, TensorFacts] = {}
-        self._faulty: set[str] = set()
+        self._warn_once = Once()
         self._first_rates: dict[tuple[int, int], float] = {}
         with suppress(Exception):  # a model whose parameters cannot be read is none whose biases are known
             self._start = measured(host.model.named_parameters())
@@ -77,9 +77,7 @@ class Diagnosis:
         return [with_causes(alert, facts, self._warn) for alert in alerts]
 
     def _warn(self, what: str, error: Exception) -> None:
-        if what not in self._faulty:
-            self._faulty.add(what)
-            warn(f"The causes of alerts: {what} raised {type(error).__name__}: {error}; training goes on.")
+        self._warn_once(f"The causes of alerts: {what} raised {type(error).__name__}: {error}; training goes on.", about=what)
 
     def _facts(self, alerts: Sequence[Alert], window: Window, bad_step: BadStep | None, earlier: Sequence[Alert]) -> Facts:
         host, read = self._host, Facts.of(window)
@@ -96,7 +94,9 @@ class Diagnosis:
             schedules=[each for scheduled in host.schedulers for each in schedules_of(scheduled)],
             bad_step=bad_step,
             first_rates=self._first_rates,
-            time_first=[clean_name(name) for name, module in host.model.named_modules() if _time_first(module)],
+            time_first=[
+                clean_name(name) for name, module in host.model.named_modules() if stored(module, "batch_first", True) is False
+            ],
             places_first=_places_first(host.model),
             strided=[clean_name(name) for name, p in host.model.named_parameters() if has_values(p) and not p.is_contiguous()],
         )
@@ -129,10 +129,6 @@ def measured(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, TensorFacts]
     return {
         name: TensorFacts(size, row[0], row[1], row[2], int(row[3])) for name, size, row in zip(names, sizes, values, strict=True)
     }
-
-
-def _time_first(module: nn.Module) -> bool:
-    return stored(module, "batch_first", True) is False
 
 
 def _places_first(model: nn.Module) -> list[str]:

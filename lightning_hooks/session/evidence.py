@@ -14,9 +14,7 @@ from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.module_hooks import ModuleHooks
-from lightning_hooks.session.optimizer_state import StepObserver
 from lightning_hooks.session.settings import Settings
-from lightning_hooks.session.step_probe import StepProbe
 
 
 class SessionEvidence(StepWatch):
@@ -68,11 +66,6 @@ class SessionEvidence(StepWatch):
             writer = CapsuleWriter(settings.capsule, settings.max_capsule_mb, settings.report_dir, written, self._window_so_far)
             self.open(writer, settings.keep_batches)
 
-    def subscribe(self, probe: StepProbe) -> None:
-        """Judge each optimizer step, after all others: what they have read of the gradients is not read again."""
-        if self.on:
-            probe.subscribe(self, StepObserver(self.gradients))
-
     def samples_of(self, epoch: int, batch: int) -> Sequence[int | str]:
         """The samples of a training batch; empty where they are not known any more, and with several ranks, which have others."""
         entry = self.ring.of(epoch, batch) if self._host.setup.world_size == 1 else None
@@ -82,8 +75,8 @@ class SessionEvidence(StepWatch):
     def unrecorded(self) -> Iterator[None]:
         """Within this block the model runs for other purposes than training: nothing is recorded."""
         self._calls.leave()
-        self._hooks.suspend(self._host.model)
+        self._hooks.suspension.suspend(self._host.model)
         try:
             yield
         finally:
-            self._hooks.restore()
+            self._hooks.suspension.restore()

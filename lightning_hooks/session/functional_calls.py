@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 import torch.distributed
 from torch import nn
 
-from lightning_hooks.declare.collector import BatchEvents
+from lightning_hooks.declare.collector import Events
 from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.warn import info, warn
+from lightning_hooks.declare.warn import Once, info, warn
 from lightning_hooks.hooks import DetailGate, Gate, guarded
 from lightning_hooks.hooks.functional import CallObserver, FunctionCall
 from lightning_hooks.hooks.functions import FUSED, is_calling_layer
@@ -78,7 +77,8 @@ class FunctionalCalls:
         self._numbers: dict[str, int] = {}
         self._waiting: dict[str, FunctionalSite] = {}  # called on this rank, and ranks have not agreed
         self._agreed = self._among is None
-        self._running = self._in_validation = self._explained = False
+        self._running = self._in_validation = False
+        self._info_once = Once(info)
         self._changed: bool | None = None  # numbers, since collectors were notified
         self._batches = 0  # sampled ones
         self._parameters = list(host.model.parameters())
@@ -92,10 +92,9 @@ class FunctionalCalls:
     def available(self) -> bool:
         """Whether calls can be seen: not under ``torch.compile``, of which one message says so."""
         regions = compiled_regions(self._host.model)
-        if not self._explained and (regions or self._observer.compiled):
-            self._explained = True
+        if regions or self._observer.compiled:
             name = type(self._host.model).__name__
-            info(compiled_message(name, regions) if regions else compiled_calls_message(name, self._observer.compiled))
+            self._info_once(compiled_message(name, regions) if regions else compiled_calls_message(name, self._observer.compiled))
         return not regions
 
     def add(
@@ -137,10 +136,7 @@ class FunctionalCalls:
 
     def start(self) -> None:
         """A training batch starts: record where somebody samples it."""
-        self._running = False
-        for gate in self._gates:
-            if gate.sampled:
-                self._running = True
+        self._running = any(gate.sampled for gate in self._gates)
         if self._running:
             self._observer.start(None if self._is_full() else self._callers())
 
@@ -254,9 +250,9 @@ class FunctionalCalls:
     @property
     def waiting(self) -> bool:
         """Whether a function was called at a site that other ranks may not know."""
-        return self._among is not None and bool(self._waiting)
+        return bool(self._waiting)
 
-    def notify(self, collectors: Iterable[BatchEvents]) -> None:
+    def notify(self, collectors: Iterable[Events]) -> None:
         """Where ranks have numbered sites since the last time, collectors take them up."""
         changed, self._changed = self._changed, None
         for collector in collectors if changed is not None else ():

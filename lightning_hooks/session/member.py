@@ -23,8 +23,7 @@ from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.session.alerting import Alerting, check_sites
 from lightning_hooks.session.history import History
 from lightning_hooks.session.logged import MemberLog
-from lightning_hooks.session.member_context import OpenSession, compiled_before, new_context, step_observer
-from lightning_hooks.session.optimizer_state import StepObserver
+from lightning_hooks.session.member_context import OpenSession, compiled_before, new_context, step_calls
 from lightning_hooks.session.sampling import BatchTime, Sampling
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.step_probe import StepProbe
@@ -77,7 +76,6 @@ class Member:
         self.folder: Path | None = None  # of the run's files
         self._loaded: dict[str, Any] = {}  # what a checkpoint holds for the next run
         self._capsules: set[str] = set()  # the kinds that the run has written
-        self._goes_on = False  # from a checkpoint, since the last run
         self._regions: list[str] = []  # compiled modules not yet checked
 
     @property
@@ -116,9 +114,8 @@ class Member:
         self.histograms = {}
         self.history.reports.clear()
         self.end = None
-        self.windows.start(window_length(self.settings.report_every_n_steps, host.setup.batches_per_epoch))
-        self.alerting.start(fresh=not self._goes_on)
-        self._goes_on = False
+        self.windows = Windows(window_length(self.settings.report_every_n_steps, host.setup.batches_per_epoch))
+        self.alerting.start(fresh=not self._loaded)
         self.log.start()
         self._regions = compiled_regions(host.model)
         self.sampling.start(host.setup.device, not self._regions)
@@ -129,10 +126,10 @@ class Member:
         self._context = context = new_context(session, self.name, self.settings, self.sampling, self.faults, self.early, self.log)
         if self.kind.watches_steps:
             host.setup.check_gradients(self.name)
-            session.probe.subscribe(context, StepObserver())  # its parameters are numbered from here on
+            session.probe.subscribe(context, {})  # its parameters are numbered from here on
         self.collector = collector = self._new(context, state)
         if self.kind.watches_steps:
-            session.probe.subscribe(context, step_observer(context, collector))
+            session.probe.subscribe(context, step_calls(context, collector))
         check_sites(self.name, self.alerting.rules, collector.names)
         with context.loading():
             if "epoch" in state:
@@ -217,7 +214,10 @@ class Member:
         if index is not None:
             waited_for = self.windows.add(collector, packed, self.context.batches, epoch_ends)
             whole = None if waited_for is None else read(waited_for)
-        alerts = self.alerting.judge(report, whole, self._checked_alerts(report))
+        early = self.alerting.book.early  # what checks within the window have found
+        if self.early is not None and collector.unchecked:
+            early.update({(alert.kind, alert.site): alert for alert in self.urgent(report)})
+        alerts = self.alerting.judge(report, whole, early.values())
         self.report, self.epoch_report = dataclasses.replace(report, alerts=alerts), None
         collector.reset()
         self.context.batches = self.context.sampled_batches = 0
@@ -250,13 +250,6 @@ class Member:
         """What the urgent rules find in a report of the window so far."""
         return self.live.dated(self.alerting.urgent(self.live.urgent_report(report)))
 
-    def _checked_alerts(self, report: Any) -> list[Alert]:
-        """What checks within the window have found, up to its end."""
-        found = self.alerting.book.early
-        if self.early is not None and self.live.unchecked:
-            found.update({(alert.kind, alert.site): alert for alert in self.urgent(report)})
-        return list(found.values())
-
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
@@ -271,11 +264,10 @@ class Member:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of an earlier run, for the next one."""
-        self._goes_on, self._loaded = False, {}
+        self._loaded = {}
         with loading_state(self.name):
             self.alerting.load_state_dict(state["alerts"], self.kind.report_type)
             self._loaded = dict(state)
-            self._goes_on = True
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what belongs to the run under way."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,10 +15,9 @@ from lightning_hooks.session.evidence import SessionEvidence
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.logged import MemberLog
 from lightning_hooks.session.module_hooks import ModuleHooks
-from lightning_hooks.session.optimizer_state import StepObserver
 from lightning_hooks.session.sampling import Overhead, Sampling
 from lightning_hooks.session.settings import Settings
-from lightning_hooks.session.step_probe import StepProbe
+from lightning_hooks.session.step_probe import STEP_EVENTS, StepCalls, StepProbe
 
 
 class OpenSession(Protocol):
@@ -55,7 +54,7 @@ def new_context(
         name=name,
         host=session.host,
         steps=session.probe,
-        hooks=session.hooks,
+        add_hook=session.hooks.add,
         calls=session.calls,
         measure=session.evidence.measure,
         gate=sampling.gate,
@@ -72,15 +71,13 @@ def new_context(
     )
 
 
-def step_observer(context: Context, collector: Collector[Any]) -> StepObserver:
+def step_calls(context: Context, collector: Collector[Any]) -> StepCalls:
     """What passes the events of optimizer steps on to a collector."""
-
-    def safe(event: str) -> Callable[[Any], Any] | None:
-        if not collector.follows(event):
-            return None
-        return context.guard(getattr(collector, event), f"optimizer step ({event})", context.meter)
-
-    return StepObserver(*(safe(f"on_{event}") for event in StepObserver.__slots__))
+    return {
+        event: context.guard(getattr(collector, f"on_{event}"), f"optimizer step (on_{event})", context.meter)
+        for event in STEP_EVENTS
+        if collector.follows(f"on_{event}")
+    }
 
 
 def compiled_before(regions: Sequence[str], collector: Collector[Any], faults: Faults) -> list[str]:

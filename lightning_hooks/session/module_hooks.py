@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lightning_hooks.declare.warn import warn
+from lightning_hooks.declare.warn import Once
 from lightning_hooks.hooks import Faults, Gate, HookManager, Listener
 from lightning_hooks.hooks.manager import remove_hooks
 from lightning_hooks.hooks.suspension import Suspension
@@ -34,15 +34,12 @@ class SharedHook(Listener):
         compiling = torch.compiler.is_compiling()  # asked first: a graph must not depend on the gate
         if compiling or self.gate.open:
             if not compiling and is_transformed():
-                self._skip()
+                self.faults.skipped += 1
+                for recorder in self.recorders:
+                    recorder.skip()
                 return
             for recorder in self.recorders:
                 recorder(module, args, output)
-
-    def _skip(self) -> None:
-        self.faults.skipped += 1
-        for recorder in self.recorders:
-            recorder.skip()
 
 
 class ModuleHooks:
@@ -51,16 +48,17 @@ class ModuleHooks:
     Attributes:
         gate: Open in batches that any owner of a recorder samples.
         faults: Counts the calls that are skipped.
+        suspension: Takes the hooks out of modules that are not compiled while the model runs for other purposes.
     """
 
     def __init__(self) -> None:
         self.gate, self.faults = Gate(), Faults()
         self._manager = HookManager()
-        self._suspension = Suspension()
+        self.suspension = Suspension()
         self._hooks: dict[nn.Module, list[tuple[SharedHook, RemovableHandle]]] = {}
         self._owners: dict[int, list[tuple[nn.Module, skipping]]] = {}
         self._gates: dict[int, Gate] = {}  # of the recorders, by the owners' ids
-        self._warned_of_compiled = False
+        self._warn_once = Once()
 
     def add(self, owner: object, name: str, module: nn.Module, recorder: skipping) -> None:
         """Call ``recorder`` with each output of a module, after the hooks that it has by now: those of others may change it."""
@@ -68,7 +66,7 @@ class ModuleHooks:
         if not ours or next(reversed(module._forward_hooks), None) != ours[-1][1].id:
             hook = SharedHook(self.gate, self.faults)
             handle = self._manager.register(module, hook, label=name)
-            self._suspension.add(module, handle)
+            self.suspension.add(module, handle)
             ours.append((hook, handle))
         ours[-1][0].recorders.append(recorder)
         self._owners.setdefault(id(owner), []).append((module, recorder))
@@ -77,10 +75,7 @@ class ModuleHooks:
 
     def start(self) -> None:
         """A training batch starts."""
-        sampled = False
-        for gate in self._gates.values():
-            sampled |= gate.sampled
-        self.gate.start(sampled)
+        self.gate.start(any(gate.sampled for gate in self._gates.values()))
 
     def release(self, owner: object) -> None:
         """Remove the recorders of one owner, and the hooks that nobody else needs."""
@@ -96,18 +91,10 @@ class ModuleHooks:
         """The names of the recorders of one owner."""
         return [recorder.site for _, recorder in self._owners.get(id(owner), ())]
 
-    def suspend(self, model: nn.Module) -> None:
-        """Take the hooks out of modules that are not compiled, until :meth:`restore`."""
-        self._suspension.suspend(model)
-
-    def restore(self) -> None:
-        """Put the hooks back."""
-        self._suspension.restore()
-
     def remove_all(self, model: nn.Module | None) -> None:
         """Remove every hook, also those that others, such as ``prepare_qat``, registered again on modules of their own."""
         self.gate.stop()
-        self._suspension.forget()
+        self.suspension.forget()
         self._manager.remove_all()
         self._hooks.clear()
         self._owners.clear()
@@ -117,10 +104,8 @@ class ModuleHooks:
 
     def warn_of_compiled(self, name: str, sites: list[str]) -> None:
         """Warn, once, that sites run in graphs that were compiled before the hooks came."""
-        if not self._warned_of_compiled:
-            self._warned_of_compiled = True
-            warn(
-                f"{name}: nothing was recorded from {', '.join(dict.fromkeys(sites))}, which run under torch.compile: "
-                "they were compiled before the hooks came, and a compiled graph does not see later hooks. Call "
-                "torch.compiler.reset() before trainer.fit()."
-            )
+        self._warn_once(
+            f"{name}: nothing was recorded from {', '.join(dict.fromkeys(sites))}, which run under torch.compile: "
+            "they were compiled before the hooks came, and a compiled graph does not see later hooks. Call "
+            "torch.compiler.reset() before trainer.fit()."
+        )

@@ -1,8 +1,8 @@
-"""What a step probe knows of one optimizer, of the gradients that its step leaves behind, and whom it calls."""
+"""What a step probe knows of one optimizer, and of the gradients that its step leaves behind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress, islice
 from typing import Any
@@ -12,29 +12,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale, small_ones, versions
+from lightning_hooks.declare.step import Step, loss_scale, versions
 from lightning_hooks.hooks.tensors import addresses_of, is_freed
 from lightning_hooks.statistics.weight_sample import Shards
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class StepObserver:
-    """What one member does at each event, None for nothing.
-
-    Each function takes the :class:`Step`, but ``changed``, which takes what was kept.
-    """
-
-    gradients: Callable[[Step], Any] | None = None
-    update: Callable[[Step], Any] | None = None
-    taken: Callable[[Step], Any] | None = None
-    skipped: Callable[[Step], Any] | None = None
-    changed: Callable[[EarlierOptimizers], Any] | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class OptimizerState:
     """What is known of one optimizer's next step."""
 
+    position: int  # its place among the optimizers
+    optimizer: Any
     hooked: bool  # it has step hooks
     step: Step | None = None
     ids: list[int] = field(default_factory=list)  # of its parameters
@@ -44,7 +32,6 @@ class OptimizerState:
     waiting: bool = False  # gradients of an earlier batch have not been used for a step
     discarded: int = 0  # batches since the last step whose gradients never were
     ready: bool = False  # on_before_optimizer_step has come
-    stepping: bool = False  # between the step's pre-hook and its post-hook
     looks: int = 0  # how often gradients were ready in the step under way: LBFGS asks for them several times
     announced_empty: bool = False  # since its last step all ranks recorded a manual backward, and here there were no gradients
     depth: int = 0  # how many calls of step are under way: a subclass may call that of its base class
@@ -52,7 +39,7 @@ class OptimizerState:
 
     def batch_start(self) -> None:
         """A training batch starts; where a step raised and was caught, it is over."""
-        self.depth, self.stepping, self.waiting = 0, False, self.step is not None
+        self.depth, self.waiting = 0, self.step is not None
 
     def before_backward(self) -> None:
         """Backward starts: gradients of an earlier batch that are gone by now were never used."""
@@ -68,33 +55,19 @@ class OptimizerState:
         if undo is not None:
             undo.undo()
 
-    def hold(self, ids: list[int], members: list[tuple[int, Tensor]]) -> None:
-        """The optimizer holds other parameters, by their ids, and by index and parameter."""
-        self.ids, self.members, self.few = ids, members, small_ones([parameter for _, parameter in members])
-
-    def new_step(
-        self,
-        host: Host,
-        position: int,
-        optimizer: Any,
-        n_parameters: int,
-        shards: Shards | None,
-        unscaled: bool,
-    ) -> Step:
+    def new_step(self, host: Host, n_parameters: int, shards: Shards | None, unscaled: bool) -> Step:
         """Return the step under way, with the gradients that are there now.
 
         Args:
             host: The training loop.
-            position: The optimizer's place.
-            optimizer: The optimizer.
             n_parameters: How many parameters have a place.
             shards: How parameters are spread over processes.
             unscaled: Whether the loss scale has been divided out, unless the optimizer does that itself.
         """
-        self.looks += self.stepping
+        self.looks += self.depth > 0
         scaler = host.loss_scaling.scaler
         # Lightning leaves the unscaling to optimizers that say they do it themselves; torch has no public flag for it.
-        unscales_itself = scaler is not None and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        unscales_itself = scaler is not None and bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
         present: list[Tensor] = []
         gradients: list[Tensor] = []
         indices: list[int] = []
@@ -112,7 +85,7 @@ class OptimizerState:
             kept = [not is_freed(gradient) for gradient in gradients]
             indices, present = [*compress(indices, kept)], [*compress(present, kept)]
         return Step(
-            optimizer=position,
+            optimizer=self.position,
             n_parameters=n_parameters,
             indices=indices,
             missing=missing,

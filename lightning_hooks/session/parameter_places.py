@@ -82,12 +82,3 @@ def _named(model: nn.Module, optimizers: Sequence[tuple[str, Any]]) -> Iterator[
         for group, settings in enumerate(getattr(optimizer, "param_groups", ())):
             for place, parameter in enumerate(settings["params"]):
                 yield f"{label}.group{group}.{place}", parameter
-
-
-def holders(optimizers: Sequence[Any]) -> dict[int, set[int]]:
-    """By its id, which optimizers hold a parameter."""
-    found: dict[int, set[int]] = {}
-    for position, optimizer in enumerate(optimizers):
-        for parameter in (p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]):
-            found.setdefault(id(parameter), set()).add(position)
-    return found

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.warn import info, warn
+from lightning_hooks.declare.warn import Once, info, warn
 from lightning_hooks.declare.window import Window
 from lightning_hooks.hooks.attributes import contents, stored
 from lightning_hooks.hooks.selection import named_sites
@@ -94,7 +94,8 @@ class RunRecord(Sink):
         self._windows = 0  # in the file, about
         self._memory = Memory()
         self._began = time.perf_counter()
-        self._broken = self._without_alerts = False
+        self._broken = False
+        self._warn_once = Once()
         self._model_sources: Sources | None = None
         self._sources: dict[str, Source] = {}  # of the sites that had an alert
         self._first: dict[tuple[Any, ...], Alert] = {}  # each alert as it was written first
@@ -109,12 +110,10 @@ class RunRecord(Sink):
         try:
             append(file, "".join(json.dumps(_alert_record(notice)) + "\n" for notice in notices))
         except (OSError, TypeError, ValueError) as error:  # of the disk; of what is no JSON
-            if not self._without_alerts:
-                self._without_alerts = True
-                warn(
-                    f"The alerts could not be written to {file}: {type(error).__name__}: {error}; training goes on, and "
-                    "this warning is shown once."
-                )
+            self._warn_once(
+                f"The alerts could not be written to {file}: {type(error).__name__}: {error}; training goes on, and "
+                "this warning is shown once."
+            )
 
     @override
     def window_end(self, members: Sequence[Any]) -> None:
@@ -122,21 +121,24 @@ class RunRecord(Sink):
         self._try(self._write)
 
     def _write(self) -> None:
-        reports = list(self._new_reports())
+        used = [member for member in self.members if not member.live.unused]
+        reports = [(m, m.report) for m in used if m.report is not None and self._written.get(id(m)) is not m.report]
         if not reports:
             return
+        self._written.update((id(member), report) for member, report in reports)
         start = self._start()
         lines = [
             report_line(member.kind.prefix, member.selection, report, member.window_end_seconds, self._memory)
             for member, report in reports
         ]
         event: dict[str, Any] = {**position(reports[-1][1]), "seconds": time.perf_counter() - self._began}
-        event["bytes"] = sum(member.table_bytes for member in self.members if not member.live.unused)
-        event |= self._of_training()
+        event["bytes"] = sum(member.table_bytes for member in used)
+        loss = Window(member.report for member in self.members).loss
+        event |= {**({} if loss is None else {"loss": loss}), "lr": learning_rates(self._host.optimizers)}
         self._began = time.perf_counter()
         health = self._health()
         self._append("".join([*start, *lines, *self._source_lines(health), line("epoch", event)]))
-        self._write_health(health)
+        write_whole(self.file.with_name(HEALTH), health.text())
 
     def _health(self) -> Health:
         used = [member for member in self.members if not member.live.unused]
@@ -156,16 +158,12 @@ class RunRecord(Sink):
     def _source_lines(self, health: Health) -> Iterator[str]:
         """Look up where the modules of new alerts come from; a line for each."""
         new = [site for site in health.sites() if site not in self._sources]
-        if new and self._model_sources is None:
-            self._model_sources = Sources(self._host.model)
         for site in new:
-            source = None if self._model_sources is None else self._model_sources.of(site)
+            self._model_sources = self._model_sources or Sources(self._host.model)
+            source = self._model_sources.of(site)
             if source is not None:
                 self._sources[site] = source
                 yield line("source", {"site": site, **dataclasses.asdict(source)})
-
-    def _write_health(self, health: Health) -> None:
-        write_whole(self.file.with_name(HEALTH), health.text())
 
     def _append(self, text: str) -> None:
         append(self.file, text)
@@ -175,17 +173,6 @@ class RunRecord(Sink):
             self._most = max(MOST_BYTES, 2 * self.file.stat().st_size)  # what cannot be left out is not tried again and again
             self._windows = MOST_EPOCHS if many else self._windows
             self._memory.forget_names()
-
-    def _of_training(self) -> dict[str, Any]:
-        loss = Window(member.report for member in self.members).loss
-        return {**({} if loss is None else {"loss": loss}), "lr": learning_rates(self._host.optimizers)}
-
-    def _new_reports(self) -> Iterator[tuple[Member, Any]]:
-        for member in self.members:
-            report = member.report
-            if report is not None and not member.live.unused and self._written.get(id(member)) is not report:
-                self._written[id(member)] = report
-                yield member, report
 
     def _start(self) -> list[str]:
         if self._started:
@@ -207,7 +194,7 @@ class RunRecord(Sink):
             print_closing(self.members)
 
     def _conclude(self) -> None:
-        self._write_health(self._health())
+        write_whole(self.file.with_name(HEALTH), self._health().text())
         run = read_run(self.file)
         written = write_health(run)
         trackers = self._host.metrics.trackers
@@ -259,9 +246,14 @@ def _description(host: Host) -> dict[str, Any]:
         "devices": host.setup.world_size,
         "accelerator": known.get("accelerator", ""),
         "optimizers": ", ".join(type(optimizer).__name__ for optimizer in host.optimizers),
-        "parameters": sum(parameter.numel() for parameter in model.parameters() if not is_lazy(parameter)),
+        "parameters": elements(model.parameters()),
         "layers": layers(model),
     }
+
+
+def elements(parameters: Iterable[nn.Parameter]) -> int:
+    """How many elements parameters have, without those that have no shape yet."""
+    return sum(parameter.numel() for parameter in parameters if not is_lazy(parameter))
 
 
 def layers(model: nn.Module) -> dict[str, list[Any]]:
@@ -272,8 +264,8 @@ def layers(model: nn.Module) -> dict[str, list[Any]]:
             continue
         if len(table["name"]) == MOST_LAYERS:
             break
-        sizes = [parameter.numel() for parameter in module.parameters() if not is_lazy(parameter)]
-        for column, value in zip(table.values(), (name, type(module).__name__, _detail(module), sum(sizes)), strict=True):
+        row = (name, type(module).__name__, _detail(module), elements(module.parameters()))
+        for column, value in zip(table.values(), row, strict=True):
             column.append(value)
     return table
 

@@ -12,7 +12,7 @@ from lightning_hooks.alerts import AlertError
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import Step
-from lightning_hooks.declare.warn import SkippedCalls
+from lightning_hooks.declare.warn import Once, info, skipped_message
 from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.session.closing import ending, print_summaries, verdict_of
 from lightning_hooks.session.evidence import SessionEvidence
@@ -30,44 +30,28 @@ from lightning_hooks.session.windows import check_ranks_agree, merged
 
 
 class CollectorEvents:
-    """Calls the methods of collectors at each event, but those that do nothing.
+    """Calls the methods of collectors at the events of batches, but those that do nothing.
 
     Args:
         members: Whose collectors.
     """
 
     def __init__(self, members: Sequence[Member] = ()) -> None:
-        def of(event: str) -> list[Callable[..., None]]:
-            return [getattr(member.live, event) for member in members if member.live.follows(event)]
-
-        self._starts, self._ends = of("batch_start"), of("batch_end")
-        self._before_backward, self._after_backward = of("before_backward"), of("after_backward")
+        self._calls: dict[str, list[Callable[..., None]]] = {
+            event: [getattr(member.live, event) for member in members if member.live.follows(event)]
+            for event in ("batch_start", "before_backward", "after_backward", "batch_end", "validation_batch", "validation_end")
+        }
         self._paused = [member.gate for member in members if not member.live.records_recomputation]
 
-    def batch_start(self, batch: Any) -> None:
-        """A training batch starts."""
-        for start in self._starts:
-            start(batch)
+    def notify(self, event: str, *given: Any) -> None:
+        """Call the methods of an event."""
+        for call in self._calls[event]:
+            call(*given)
 
     def pause(self) -> None:
         """Backward starts: what fires now is recomputation."""
         for gate in self._paused:
             gate.pause()
-
-    def before_backward(self, loss: Tensor) -> None:
-        """Backward starts."""
-        for start in self._before_backward:
-            start(loss)
-
-    def after_backward(self) -> None:
-        """Backward is done."""
-        for end in self._after_backward:
-            end()
-
-    def batch_end(self, outputs: Any) -> None:
-        """A training batch ends; with what ``training_step`` returned."""
-        for end in self._ends:
-            end(outputs)
 
 
 def merging_times(member: Member) -> dict[str, int | None]:
@@ -106,7 +90,7 @@ class Session:
         self.evidence = SessionEvidence(host, self.calls, self.hooks, self._window_so_far)
         self.sinks = Sinks(TrackerSink(host, lambda: self.members), Terminal(host, lambda: self.members))
         self.alerts = RunAlerts(host, self.evidence, self.sinks)
-        self._skipped, self._closed = SkippedCalls(), False
+        self._info_once, self._closed = Once(info), False
         self._clock = BatchClock(host.setup.device)
         self._collectors = CollectorEvents()
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
@@ -118,7 +102,7 @@ class Session:
             Exception: What its collector raises where it cannot observe this model; nothing of it is left then.
             RuntimeError: If ranks have different sites or parameters.
         """
-        self.hooks.restore()
+        self.hooks.suspension.restore()
         try:
             member.attach(self)
             check_ranks_agree(member.name, member.live, merging_times(member))
@@ -126,11 +110,12 @@ class Session:
             member.detach()
             raise
         finally:
-            self.hooks.suspend(self.host.model)
+            self.hooks.suspension.suspend(self.host.model)
         self.members.append(member)
         self._collectors = CollectorEvents(self.members)
         open_record(member, self.host, self.sinks)
-        self.evidence.subscribe(self.probe)
+        if self.evidence.on:  # after all others: what they have read of the gradients is not read again
+            self.probe.subscribe(self.evidence, {"gradients": self.evidence.gradients})
 
     def release(self, context: Context) -> None:
         """Remove what was registered for a member."""
@@ -160,11 +145,11 @@ class Session:
         self._batch = batch_idx, batch
         self.probe.batch_start()
         self.evidence.batch_start(batch_idx)
-        self.hooks.restore()
+        self.hooks.suspension.restore()
         self._clock.start()
         for member in self.members:
             member.batch_start(batch_idx)
-        self._collectors.batch_start(batch)
+        self._collectors.notify("batch_start", batch)
         self.hooks.start()
         self.calls.start()
 
@@ -180,7 +165,7 @@ class Session:
         self.evidence.before_backward(loss)
         self._collectors.pause()
         self.probe.before_backward()
-        self._collectors.before_backward(loss)
+        self._collectors.notify("before_backward", loss)
 
     def after_backward(self) -> None:
         """Backward is done."""
@@ -189,7 +174,7 @@ class Session:
                 member.gate.resume()
         self.probe.after_backward()
         self.evidence.after_backward()
-        self._collectors.after_backward()
+        self._collectors.notify("after_backward")
 
     def before_optimizer_step(self, optimizer: Any) -> Step | None:
         """Gradients are unscaled and not yet clipped; return the step under way, for who changes them."""
@@ -213,7 +198,7 @@ class Session:
         self._batch = None, None
         if self.calls.batch_end():
             self.calls.notify(member.live for member in self.members)
-        self._collectors.batch_end(outputs)
+        self._collectors.notify("batch_end", outputs)
         taken = self._clock.stop()
         for member in self.members:
             member.batch_end(taken)
@@ -221,7 +206,7 @@ class Session:
         self.probe.batch_end()
         self.evidence.batch_end()
         if self.host.position.epoch_ends:
-            self.hooks.suspend(self.host.model)
+            self.hooks.suspension.suspend(self.host.model)
             return  # the last window ends with the epoch, after validation
         full = [member for member in self.members if member.windows.is_full(member.context.batches)]
         if full:
@@ -229,19 +214,17 @@ class Session:
 
     def validation_start(self) -> None:
         """Validation starts: the model may be exported or replaced there."""
-        self.hooks.suspend(self.host.model)
+        self.hooks.suspension.suspend(self.host.model)
 
     def validation_batch(self, batch: Any, index: int) -> None:
         """A validation batch of the first loader starts."""
         self.calls.validation_batch(index)
-        for member in self.members:
-            member.live.validation_batch(batch, index)
+        self._collectors.notify("validation_batch", batch, index)
 
     def validation_end(self) -> None:
         """A validation ends, and its metrics are known."""
         self.calls.stop()
-        for member in self.members:
-            member.live.validation_end()
+        self._collectors.notify("validation_end")
 
     def epoch_end(self) -> None:
         """An epoch ends, and with it the window under way.
@@ -253,7 +236,7 @@ class Session:
         for member in self.members:
             member.skip_batch()
         self.hooks.gate.stop()
-        self.hooks.suspend(self.host.model)
+        self.hooks.suspension.suspend(self.host.model)
         self.probe.epoch_end()
         self._end_windows(
             [member for member in self.members if member.context.batches or not member.windows.index], epoch_ends=True
@@ -272,7 +255,9 @@ class Session:
         for member, table in zip(members, tables, strict=True):
             member.finish_window(table, epoch_ends)
         self.calls.notify(member.live for member in self.members)
-        self._skipped.explain(self.hooks.faults.skipped + sum(member.faults.skipped for member in self.members))
+        skipped = self.hooks.faults.skipped + sum(member.faults.skipped for member in self.members)
+        if skipped:
+            self._info_once(skipped_message(skipped))
         self.sinks.reports(members)
         try:
             self.alerts.window_end(members)

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.warn import info, warn
+from lightning_hooks.declare.warn import Once, info
 from lightning_hooks.hooks.checks import check_bools
 from lightning_hooks.run_report.lines import FOLDER, REPORTS
-from lightning_hooks.run_report.run import Run, run_name
+from lightning_hooks.run_report.run import run_name
 from lightning_hooks.session.closing import run_report
 from lightning_hooks.session.member import Member
 from lightning_hooks.sinks.notebook import LivePage
@@ -32,7 +32,7 @@ class Sinks:
 
     def __init__(self, *sinks: Sink) -> None:
         self._each = list(sinks)
-        self._warned = False
+        self._warn_once = Once()
 
     def __iter__(self) -> Iterator[Sink]:
         return iter(self._each)
@@ -72,9 +72,8 @@ class Sinks:
         except Exception as error:  # noqa: BLE001
             if isinstance(sink, (LivePage, Webhook)):
                 self._disable(sink, error)
-            elif not self._warned:
-                self._warned = True
-                warn(
+            else:
+                self._warn_once(
                     f"The end of the run's record raised {type(error).__name__}: {error}. The health report may be "
                     "incomplete; hooks are removed and training is not affected."
                 )
@@ -122,7 +121,7 @@ class ReportTargets:
             return
         members = list(members)
         if self.live:
-            sinks.add(LivePage(partial(_run_of, members)))
+            sinks.add(LivePage(lambda: run_report(members).run))
         notify = self.notify
         if notify is None and os.environ.get(VARIABLE, "").strip():
             notify = Address(f"env:{VARIABLE}")
@@ -136,7 +135,3 @@ class ReportTargets:
             model = type(host.model).__name__
             run = model if folder is None else f"{model}, {run_name(folder / FOLDER / REPORTS)}"
             sinks.add(Webhook(notify, run, _warn))
-
-
-def _run_of(members: Sequence[Member]) -> Run:
-    return run_report(members).run

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from lightning_hooks.declare.warn import warn
+from lightning_hooks.declare.warn import Once, warn
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.modes import outside_modes
 
@@ -37,7 +37,7 @@ class UnseenSteps:
     def __init__(self) -> None:
         self.backwards = 0  # in this epoch
         self.seen = False  # a step, in this epoch
-        self._warned = False
+        self._warn_once = Once()
 
     def epoch_end(self, kinds: list[str], epoch: int) -> None:
         """An epoch is over.
@@ -47,9 +47,8 @@ class UnseenSteps:
             epoch: Its number.
         """
         kinds = [kind for kind in kinds if kind != "_MockOptimizer"]  # Lightning's, where the module has none: a rule says so
-        if kinds and self.backwards and not self.seen and not self._warned:
-            self._warned = True
-            warn(
+        if kinds and self.backwards and not self.seen:
+            self._warn_once(
                 f"{', '.join(dict.fromkeys(kinds))}: step() was not called in epoch {epoch}, which had {self.backwards} backward "
                 "passes, so that gradients, updates and clips are not seen: they are recorded where the step() of an optimizer "
                 "from configure_optimizers is called. If it updates the weights by other methods (first_step and second_step of "

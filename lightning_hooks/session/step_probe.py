@@ -9,7 +9,7 @@ gradients that were ready and not followed by it are a skipped step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import is_
 from typing import Any
 
@@ -17,12 +17,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hooks.declare.host import GradientChanges, Host
-from lightning_hooks.declare.step import EarlierOptimizers, Step
+from lightning_hooks.declare.step import EarlierOptimizers, Step, small_ones
 from lightning_hooks.hooks import HookManager
-from lightning_hooks.session.optimizer_state import GradientTrace, OptimizerState, StepObserver, UndoneUpdate
-from lightning_hooks.session.parameter_places import ParameterPlaces, holders
+from lightning_hooks.session.optimizer_state import GradientTrace, OptimizerState, UndoneUpdate
+from lightning_hooks.session.parameter_places import ParameterPlaces
 from lightning_hooks.session.step_hooks import AfterUpdate, BeforeUpdate, UnseenSteps, has_step_hooks
 from lightning_hooks.statistics.weight_sample import Shards, is_distributed
+
+StepCalls = Mapping[str, Callable[[Any], Any]]
+"""What an observer does at some of :data:`STEP_EVENTS`: functions of the :class:`Step`, of ``changed`` of what was kept."""
+STEP_EVENTS = ("gradients", "update", "taken", "skipped", "changed")
+"""The events that observers of optimizer steps are called at."""
 
 
 class StepProbe:
@@ -38,11 +43,11 @@ class StepProbe:
         self._host, self._places = host, ParameterPlaces()
         self.optimizer_names: list[str] = []
         self.shards: Shards | None = None
-        self._observers: dict[int, StepObserver] = {}
-        self._calls: dict[str, tuple[Callable[..., Any], ...]] = {}  # theirs, by the event
+        self._observers: dict[int, StepCalls] = {}
+        self._calls: dict[str, list[Callable[[Any], Any]]] = {}  # theirs, by the event
         self._optimizers: list[Any] = []
-        self._watches: dict[int, OptimizerState] = {}
-        self._positions: dict[int, int] = {}
+        self._watches: list[OptimizerState] = []  # of each optimizer
+        self._watch_of: dict[int, OptimizerState] = {}  # the same by the ids of the optimizers
         self._hooks, self._unseen = HookManager(), UnseenSteps()
         self._backward = False
         self._changes: GradientChanges = "any"
@@ -52,7 +57,7 @@ class StepProbe:
         """The parameters that have a place. Those that come later are appended."""
         return self._places.names
 
-    def subscribe(self, owner: object, observer: StepObserver) -> None:
+    def subscribe(self, owner: object, observer: StepCalls) -> None:
         """Add an observer; the first one installs the hooks."""
         if not self._observers:
             self._install()
@@ -66,10 +71,9 @@ class StepProbe:
         self._observers_changed()
         if not self._observers:
             self._hooks.remove_all()
-            for watch in self._watches.values():
+            for watch in self._watches:
                 watch.give_back()
-            self._watches.clear()
-            self._optimizers, self._positions, self._backward = [], {}, False
+            self._optimizers, self._watches, self._watch_of, self._backward = [], [], {}, False
 
     def _install(self) -> EarlierOptimizers:
         """Hook the optimizers as they are now; return which of them were there before."""
@@ -78,15 +82,16 @@ class StepProbe:
         before, watches, names = self._optimizers, self._watches, self.optimizer_names
         self._optimizers = [*self._host.optimizers]  # Lightning steps anything that has what it needs
         self.optimizer_names = [f"{i}-{type(optimizer).__name__}" for i, optimizer in enumerate(self._optimizers)]
-        self._positions = {id(optimizer): position for position, optimizer in enumerate(self._optimizers)}
-        self._watches = {}
+        self._watches, self._watch_of = [], {}
         kept: EarlierOptimizers = []
         with self._hooks.all_or_nothing():
             for position, (label, optimizer) in enumerate(zip(self.optimizer_names, self._optimizers, strict=True)):
                 kept.append(position if before and names[position : position + 1] == [label] else None)
                 same = position < len(before) and before[position] is optimizer
-                self._watches[position] = watches[position] if same else OptimizerState(has_step_hooks(optimizer))
-                if self._watches[position].hooked:
+                watch = watches[position] if same else OptimizerState(position, optimizer, has_step_hooks(optimizer))
+                self._watches.append(watch)
+                self._watch_of[id(optimizer)] = watch
+                if watch.hooked:
                     self._hooks.register(optimizer, BeforeUpdate(self.entered, self.starts), "optimizer_step_pre", label=label)
                     self._hooks.register(optimizer, AfterUpdate(self.left), "optimizer_step_post", label=label)
         self._place_parameters()
@@ -107,7 +112,11 @@ class StepProbe:
 
     def holders(self) -> dict[int, set[int]]:
         """By its id, which optimizers hold a parameter."""
-        return holders(self._optimizers)
+        found: dict[int, set[int]] = {}
+        for position, optimizer in enumerate(self._optimizers):
+            for parameter in (p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]):
+                found.setdefault(id(parameter), set()).add(position)
+        return found
 
     # The events of the training loop.
 
@@ -115,7 +124,7 @@ class StepProbe:
         """A training batch starts: no step is under way, and optimizers may have been exchanged since the last one."""
         if not self._observers:
             return
-        for watch in self._watches.values():
+        for watch in self._watches:
             watch.batch_start()
         now = self._host.optimizers
         if len(now) != len(self._optimizers) or not all(map(is_, now, self._optimizers)):
@@ -124,9 +133,9 @@ class StepProbe:
     def before_backward(self) -> None:
         """Backward starts."""
         self._backward = True
-        for watch in self._watches.values():
+        for watch in self._watches:
             watch.before_backward()
-            if watch.ready and not watch.stepping:  # announced, and not taken before this next backward
+            if watch.ready and not watch.depth:  # announced, and not taken before this next backward
                 self._skip(watch)
 
     def before_zero_grad(self, optimizer: Any) -> None:
@@ -138,37 +147,36 @@ class StepProbe:
     def after_backward(self) -> None:
         """Backward is done. Where steps are not announced the user may clip from here on: this is where *before* is."""
         self._unseen.backwards += 1
-        for watch in self._watches.values():
+        for watch in self._watches:
             if watch.left is not None:
                 watch.left.after_backward()
         if self._host.setup.steps_announced:
             return
-        for position, watch in self._watches.items():
+        for watch in self._watches:
             if not watch.hooked:
                 continue
-            step = self._step(position, unscaled=False)
-            if step.indices and any(parameter.requires_grad for parameter in step.parameters):
+            step = self._step(watch, unscaled=False)
+            if any(parameter.requires_grad for parameter in step.parameters):
                 watch.step = step
                 self._notify("gradients", step)
-            elif self._host.setup.world_size > 1 and any(parameter.requires_grad for _, parameter in self._members(position)):
+            elif self._host.setup.world_size > 1 and any(parameter.requires_grad for _, parameter in self._members(watch)):
                 watch.announced_empty = True  # other ranks may have gradients, and what is done with a step may be a collective
                 self._notify("gradients", step)
 
     def before_optimizer_step(self, optimizer: Any) -> None:
         """Gradients are unscaled and not yet clipped by Lightning."""
-        position = self._position(optimizer)
-        if position is None:
+        watch = self._watch(optimizer)
+        if watch is None:
             return
-        watch = self._watches[position]
         if not watch.hooked:  # for those who change its gradients; nothing says whether it stepped
-            watch.step = self._step(position, unscaled=True)
+            watch.step = self._step(watch, unscaled=True)
             return
         self._unseen.seen = True
-        if watch.ready and not watch.stepping:  # two steps in one batch, and the first was not taken
+        if watch.ready and not watch.depth:  # two steps in one batch, and the first was not taken
             self._skip(watch)
         watch.ready = True
         if watch.step is None or self._host.setup.steps_announced:
-            watch.step = self._step(position, unscaled=True)
+            watch.step = self._step(watch, unscaled=True)
             watch.step.late = watch.announced_empty
             self._notify("gradients", watch.step)
             if self._changes != "any":
@@ -185,13 +193,13 @@ class StepProbe:
 
     def batch_end(self) -> None:
         """A training batch is over: a step that was announced and not taken will not be."""
-        for watch in self._watches.values():
+        for watch in self._watches:
             if watch.ready:
                 self._skip(watch)
 
     def epoch_end(self) -> None:
         """An epoch is over."""
-        kinds = [type(self._optimizers[position]).__name__ for position, watch in self._watches.items() if watch.hooked]
+        kinds = [type(watch.optimizer).__name__ for watch in self._watches if watch.hooked]
         self._unseen.epoch_end(kinds, self._host.position.epoch)
 
     # The events of the optimizers.
@@ -205,7 +213,7 @@ class StepProbe:
         if watch.depth > 1:
             return False
         self._unseen.seen = True
-        watch.looks, watch.stepping = 0, True
+        watch.looks = 0
         return True
 
     def starts(self, optimizer: Optimizer) -> None:
@@ -227,7 +235,7 @@ class StepProbe:
         watch.depth = max(watch.depth - 1, 0)
         if watch.depth:
             return
-        step, watch.step, watch.ready, watch.stepping, watch.announced_empty = watch.step, None, False, False, False
+        step, watch.step, watch.ready, watch.announced_empty = watch.step, None, False, False
         if step is not None and step.undone:
             watch.give_back()
             self._notify("skipped", step)
@@ -238,14 +246,10 @@ class StepProbe:
             self._notify("taken", step)
         self._backward = False
 
-    def _position(self, optimizer: Any) -> int | None:
-        """The optimizer's, or that of the one in Lightning's wrapper: one of the user's own may keep another by the same name."""
-        found = self._positions.get(id(optimizer))
-        return self._positions.get(id(getattr(optimizer, "optimizer", None))) if found is None else found
-
     def _watch(self, optimizer: Any) -> OptimizerState | None:
-        position = self._positions.get(id(optimizer))
-        return self._watches.get(self._position(optimizer) if position is None else position)  # type: ignore[arg-type]
+        """That of an optimizer, or of the one in Lightning's wrapper: one of the user's own may keep another by the same name."""
+        watch = self._watch_of.get(id(optimizer))
+        return self._watch_of.get(id(getattr(optimizer, "optimizer", None))) if watch is None else watch
 
     def _skip(self, watch: OptimizerState) -> None:
         step, watch.step, watch.ready, watch.announced_empty = watch.step, None, False, False
@@ -257,21 +261,20 @@ class StepProbe:
             call(value)
 
     def _observers_changed(self) -> None:
-        events = {event: [getattr(observer, event) for observer in self._observers.values()] for event in StepObserver.__slots__}
-        self._calls = {event: tuple(call for call in calls if call is not None) for event, calls in events.items()}
+        observers = self._observers.values()
+        self._calls = {event: [calls[event] for calls in observers if event in calls] for event in STEP_EVENTS}
 
-    def _members(self, position: int) -> list[tuple[int, Tensor]]:
+    def _members(self, watch: OptimizerState) -> list[tuple[int, Tensor]]:
         """The optimizer's parameters, each once, with their places; looked up again when its groups have changed."""
-        groups = getattr(self._optimizers[position], "param_groups", ())
+        groups = getattr(watch.optimizer, "param_groups", ())
         ids = [id(parameter) for group in groups for parameter in group["params"]]
-        watch = self._watches[position]
         if watch.ids != ids:
             if self._place_parameters():
                 self._notify("changed", [*range(len(self._optimizers))])
-            watch.hold(ids, self._places.members(groups))
+            watch.ids, watch.members = ids, self._places.members(groups)
+            watch.few = small_ones([parameter for _, parameter in watch.members])
         return watch.members
 
-    def _step(self, position: int, unscaled: bool) -> Step:
-        self._members(position)
-        state, optimizer = self._watches[position], self._optimizers[position]
-        return state.new_step(self._host, position, optimizer, len(self.names), self.shards, unscaled)
+    def _step(self, watch: OptimizerState, unscaled: bool) -> Step:
+        self._members(watch)
+        return watch.new_step(self._host, len(self.names), self.shards, unscaled)

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.site_names import readable
-from lightning_hooks.declare.warn import info, warn
+from lightning_hooks.declare.warn import Once, info, warn
 from lightning_hooks.session.closing import print_closing
 from lightning_hooks.session.member import Member
 from lightning_hooks.sinks.sink import Notice, Sink
@@ -27,7 +27,7 @@ class Terminal(Sink):
 
     def __init__(self, host: Host, members: Callable[[], Sequence[Member]]) -> None:
         self._host, self._members = host, members
-        self._faulty: set[int] = set()  # ids of observers that raised, with a warning
+        self._warn_once = Once()  # of each observer that raised
 
     @override
     def alerts(self, notices: Sequence[Notice]) -> None:
@@ -45,12 +45,11 @@ class Terminal(Sink):
 
         def fault(observer: Any, error: Exception) -> None:
             failed.append(observer)
-            if id(observer) not in self._faulty:
-                self._faulty.add(id(observer))
-                warn(
-                    f"{observer!r}, which is called with alerts, raised {type(error).__name__}: {error}; training goes on, and "
-                    "this warning is shown once."
-                )
+            self._warn_once(
+                f"{observer!r}, which is called with alerts, raised {type(error).__name__}: {error}; training goes on, and "
+                "this warning is shown once.",
+                about=id(observer),
+            )
 
         member.alerting.observers.notify(alert, fault)
         if alert.severity == "info":

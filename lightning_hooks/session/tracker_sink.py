@@ -8,19 +8,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from lightning_hooks.alerts import Alert
 from lightning_hooks.alerts.defaults import kinds_of
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.warn import warn
+from lightning_hooks.declare.warn import Once, warn
 from lightning_hooks.hooks.selection import clean_name, named_sites
 from lightning_hooks.session.closing import open_alerts, verdict_of
 from lightning_hooks.session.logged import MOST_PICTURED, evenly
 from lightning_hooks.session.member import Member
+from lightning_hooks.session.run_record import elements
 from lightning_hooks.sinks.sink import Notice, Sink
 from lightning_hooks.trackers import Trackers, some
 from lightning_hooks.trackers.console import markdown_text
@@ -85,7 +84,14 @@ class TrackerSink(Sink):
             watched = {tag.removesuffix(OF_EPOCH) for tag in watched if tag.endswith(OF_EPOCH)}
         end = OF_EPOCH * of_epoch
         for member, scalars in self._scalars(members):
-            chosen = self._chosen(member, scalars, watched)
+            chosen = member.log.scalars.chosen(
+                scalars,
+                member.kind.prefix,
+                member.live.n_modules,
+                (alert.site for alert in member.latest_report.alerts),
+                watched,
+                member.live.not_logged_by_default(),
+            )
             tagged = [{f"{tag}{end}": value for tag, value in tags.items()} if end else tags for tags in (scalars, chosen)]
             self._host.metrics.write(member.name, *tagged)
 
@@ -124,18 +130,6 @@ class TrackerSink(Sink):
             if member is peers[-1]:
                 scalars.update(_alert_counts(kind, kinds_of(member.kind.report_type), peers))
             yield member, scalars
-
-    @staticmethod
-    def _chosen(member: Member, scalars: Mapping[str, float], watched: Collection[str]) -> dict[str, float]:
-        """Those of the scalars that loggers get."""
-        return member.log.scalars.chosen(
-            scalars,
-            member.kind.prefix,
-            member.live.n_modules,
-            (alert.site for alert in member.latest_report.alerts),
-            watched,
-            member.live.not_logged_by_default(),
-        )
 
     def write_verdict(self, last: bool = False) -> None:
         """Write the verdict and the open alerts as text, where these have changed and at the end.
@@ -248,17 +242,13 @@ def _sites(model: nn.Module, members: Sequence[Member]) -> list[list[object]]:
     known = [name for name in observers if name in modules or name in parameters]
     for name in known[:MOST_SITES]:
         if name in modules:
-            kind, size = type(modules[name]).__name__, _elements(modules[name].parameters())
+            kind, size = type(modules[name]).__name__, elements(modules[name].parameters())
         else:
-            kind, size = "parameter", _elements([parameters[name]])
+            kind, size = "parameter", elements([parameters[name]])
         rows.append([name, kind, size, ", ".join(dict.fromkeys(observers[name]))])
     if len(known) > MOST_SITES:
         rows.append([f"… and {len(known) - MOST_SITES} more", "", None, ""])
     return rows
-
-
-def _elements(parameters: Iterable[torch.nn.Parameter]) -> int:
-    return sum(parameter.numel() for parameter in parameters if not is_lazy(parameter))
 
 
 def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
@@ -294,7 +284,7 @@ class DrawingThread:
 
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="lightning_hooks figures")
         self._waiting: deque[_Drawing] = deque()
-        self._failed: set[str] = set()
+        self._warn_once = Once()
 
     def ask(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
         """Have a picture drawn; it is written under its tag and step by a later :meth:`write`."""
@@ -312,9 +302,8 @@ class DrawingThread:
             try:
                 picture = drawn.result()
             except Exception as error:  # noqa: BLE001  a picture's trouble is not the training's
-                if tag not in self._failed:
-                    self._failed.add(tag)
-                    warn(f"The picture {tag} could not be drawn: {type(error).__name__}: {error}. Training goes on.")
+                what = f"The picture {tag} could not be drawn: {type(error).__name__}: {error}. Training goes on."
+                self._warn_once(what, about=tag)
             else:
                 trackers.picture(tag, picture, step)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -37,6 +38,7 @@ def window_length(every: ReportEvery, batches_per_epoch: float) -> int | None:
     return every
 
 
+@dataclass(eq=False)
 class Windows:
     """The windows of one member in the epoch under way. Tables are as collectors pack them, of all ranks, on the host.
 
@@ -48,19 +50,11 @@ class Windows:
         long_batches: Training batches in these.
     """
 
-    length: int | None
-    index: int
-    epoch: Tensor | None
-    long: Tensor | None
-    long_batches: int
-
-    def __init__(self) -> None:
-        self.start(None)
-
-    def start(self, length: int | None) -> None:
-        """A run starts."""
-        self.length, self.long, self.long_batches = length, None, 0
-        self.end_epoch()
+    length: int | None = None
+    index: int = 0
+    epoch: Tensor | None = None
+    long: Tensor | None = None
+    long_batches: int = 0
 
     def is_full(self, batches: int) -> bool:
         """Whether so many training batches make a window."""
@@ -157,16 +151,11 @@ def load_window(
         )
         return batches, 0
     windows.load_state_dict(state["windows"])
-    if is_global_zero:
-        _load_table(collector, state)
-    return batches, int(state["sampled_batches"])
-
-
-def _load_table(collector: Collector[Any], state: Mapping[str, Any]) -> None:
     histograms = [] if collector.histograms is None else collector.histograms.names
-    for name, table in collector.tables.items():
+    for name, table in collector.tables.items() if is_global_zero else ():
         if name in state["tables"] and (name != "histograms" or histograms == state["histograms"]):
             table.unpack(state["tables"][name])
+    return batches, int(state["sampled_batches"])
 
 
 def merged(collectors: Sequence[WindowTables[Any]], flags: Sequence[bool] = ()) -> tuple[list[Tensor], list[bool]]:
