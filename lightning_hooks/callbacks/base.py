@@ -19,9 +19,8 @@ from lightning_hooks.hooks.manager import remove_hooks
 from lightning_hooks.hooks.selection import check_selector
 from lightning_hooks.hooks.suspension import Suspension
 from lightning_hooks.hooks.wrappers import skipping
-from lightning_hooks.hosts.lightning import EpochLog
 from lightning_hooks.hosts.lightning_adapter import Adapter
-from lightning_hooks.hosts.lightning_api import epoch_ends
+from lightning_hooks.hosts.lightning_api import EpochLog, epoch_ends
 from lightning_hooks.hosts.lightning_callback import EitherPackage
 from lightning_hooks.trackers import Trackers
 

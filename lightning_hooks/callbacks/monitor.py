@@ -15,9 +15,8 @@ from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.collector import Collector, R
 from lightning_hooks.hooks import Faults
 from lightning_hooks.hosts.lightning_adapter import Adapter
-from lightning_hooks.hosts.lightning_api import callbacks_of
+from lightning_hooks.hosts.lightning_api import callbacks_of, record_rows
 from lightning_hooks.hosts.lightning_callback import EitherPackage
-from lightning_hooks.hosts.lightning_replay import record_rows
 from lightning_hooks.session.closing import run_report
 from lightning_hooks.session.member import Member, NewCollector
 from lightning_hooks.session.settings import (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import importlib
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import ref
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from typing_extensions import override
@@ -16,17 +18,19 @@ from typing_extensions import override
 from lightning_hooks.declare.host import (
     Console,
     GradientChanges,
+    Host,
     LossScaling,
     Metrics,
     Position,
     RunFiles,
     Scheduled,
+    StepAgain,
     TrainingSetup,
 )
-from lightning_hooks.declare.warn import warn
+from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER
 from lightning_hooks.hosts import lightning_api
 from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
-from lightning_hooks.hosts.lightning_replay import LightningStepAgain, TrainerHost
+from lightning_hooks.replay.rerun import without_logging
 from lightning_hooks.trackers import Trackers
 
 
@@ -34,7 +38,7 @@ class FitObjects(Protocol):
     """What belongs to the fit and outlives its session."""
 
     temporary_folder: TemporaryFolder
-    epoch_log: EpochLog
+    epoch_log: lightning_api.EpochLog
 
     @property
     def trackers(self) -> Trackers:
@@ -60,26 +64,7 @@ class TrainerReference:
         return found
 
 
-class LightningPosition(TrainerReference):
-    """How far a Trainer is; each of the numbers takes it some time."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch, from 0."""
-        return self.trainer.current_epoch
-
-    @property
-    def global_step(self) -> int:
-        """The number of optimizer steps so far."""
-        return self.trainer.global_step
-
-    @property
-    def epoch_ends(self) -> bool:
-        """Whether the training batch that ends now is the epoch's last."""
-        return lightning_api.epoch_ends(self.trainer)
-
-
-class LightningHost(TrainerReference, TrainerHost):
+class LightningHost(TrainerReference, Host):
     """A Lightning Trainer, as a session sees it.
 
     Args:
@@ -91,7 +76,7 @@ class LightningHost(TrainerReference, TrainerHost):
     def __init__(self, trainer: Trainer, pl_module: LightningModule, of_fit: FitObjects) -> None:
         super().__init__(trainer, of_fit)
         self._model = ref(pl_module)
-        self._position, self._loss_scaling = LightningPosition(trainer, of_fit), LossScaling()
+        self._loss_scaling = LossScaling()
         self.metrics = LightningMetrics(trainer, of_fit)
         self.console = LightningConsole(trainer, of_fit)
         self.files = LightningFiles(trainer, of_fit)
@@ -125,12 +110,29 @@ class LightningHost(TrainerReference, TrainerHost):
     @property
     @override
     def position(self) -> Position:
-        return self._position
+        return self
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0."""
+        return self.trainer.current_epoch
+
+    @property
+    def global_step(self) -> int:
+        """The number of optimizer steps so far."""
+        return self.trainer.global_step
+
+    @property
+    def epoch_ends(self) -> bool:
+        """Whether the training batch that ends now is the epoch's last."""
+        return lightning_api.epoch_ends(self.trainer)
 
     @property
     @override
     def schedulers(self) -> Sequence[Scheduled]:
-        return lightning_api.schedulers(self.trainer)
+        if not self.model.automatic_optimization:  # the user steps them
+            return ()
+        return [Scheduled(one.scheduler, one.interval == "epoch", one.frequency) for one in self.trainer.lr_scheduler_configs]
 
     @property
     @override
@@ -197,8 +199,23 @@ class LightningConsole(TrainerReference, Console):
     """A Trainer's progress bar, and lines next to it."""
 
     @override
-    def printing(self) -> AbstractContextManager[None]:
-        return lightning_api.printing(self.trainer)
+    @contextmanager
+    def printing(self) -> Iterator[None]:
+        """Take the progress bar away while lines are printed, or print them through it.
+
+        tqdm's bars are wiped and drawn again after. Rich's redirects standard error, which log handlers that were made before do
+        not know of: they get it for as long.
+        """
+        with ExitStack() as stack:
+            if self.trainer.progress_bar_callback is not None:
+                tqdm = sys.modules.get("tqdm")
+                if tqdm is not None:
+                    stack.enter_context(tqdm.tqdm.external_write_mode(file=sys.stderr))
+                for handler in (*_stream_handlers(LOGGER), *_stream_handlers(LIGHTNINGS)):
+                    if handler.stream is sys.__stderr__ is not sys.stderr:
+                        stack.callback(handler.setStream, handler.stream)
+                        handler.setStream(sys.stderr)
+            yield
 
     @override
     def show_progress(self, values: Mapping[str, Any]) -> None:
@@ -227,56 +244,76 @@ class LightningFiles(TrainerReference, RunFiles):
         return not self._of_fit.temporary_folder.holds(folder)
 
 
-class EpochLog:
-    """Logs numbers that are the same on every rank: for loggers, and where EarlyStopping and ModelCheckpoint read them.
+class LightningStepAgain(StepAgain):
+    """How a Trainer runs a step again.
 
-    ``self.log_dict`` would warn without ``sync_dist``, and cost one collective per key with it. A key that somebody else logs
-    keeps their value, with one warning.
+    Args:
+        host: The trainer, as a session sees it.
     """
 
-    def __init__(self) -> None:
-        self._tags: set[str] = set()
-        self._warned = False
+    def __init__(self, host: LightningHost) -> None:
+        self._host = host
 
-    def write(
-        self, who: str, trainer: Trainer, trackers: Trackers, scalars: Mapping[str, float], logged: Mapping[str, float]
-    ) -> None:
-        """Log numbers.
+    @override
+    def loader_iterators(self) -> tuple[Sequence[tuple[str, Any]], int]:
+        fetcher: Any = self._host.trainer.fit_loop._data_fetcher  # none of these has a public name
+        combined: Any = getattr(fetcher, "_combined_loader", None)
+        mode: Any = getattr(combined, "_iterator", None)
+        if mode is None or not hasattr(fetcher, "batches"):
+            return (), 0
+        fetched = len(fetcher.batches)
+        names = _names(combined.iterables, len(combined.flattened))
+        if len(mode.iterators) < len(names):  # one loader after the other
+            return [(names[mode._iterator_idx], iterator) for iterator in mode.iterators], fetched
+        found = list(zip(names, mode.iterators, strict=True))
+        if type(mode).__name__ == "_MaxSize":  # a loader that is at its end gives None
+            found = [(name, it) for name, it in found if getattr(it, "_num_yielded", 0) >= mode._idx - fetched]
+        return found, fetched
 
-        Args:
-            who: The callback, for the warning.
-            trainer: The trainer.
-            trackers: Its loggers.
-            scalars: The numbers by tag, for ``trainer.callback_metrics``.
-            logged: Those that loggers get.
-        """
-        known = trainer.callback_metrics  # Lightning makes it again each time it is asked for
-        taken = (scalars.keys() & known.keys()) - self._tags
-        if taken and not self._warned:
-            self._warned = True
-            named = ", ".join(map(repr, sorted(taken)[:3])) + " and others" * (len(taken) > 3)
-            warn(
-                f"{who} does not log {named}: these keys are logged by the model or another callback already. "
-                "Rename them there to have both."
-            )
-        own = {tag: value for tag, value in scalars.items() if tag not in taken} if taken else scalars
-        # Of thousands of numbers one tensor, of which these are views: a quarter of the time. Norms can be beyond float32.
-        tensors = dict(zip(own, torch.tensor([*own.values()], dtype=torch.float64).unbind(), strict=True))
-        for tag in lightning_api.watched_tags(trainer).intersection(tensors):
-            tensors[tag] = tensors[tag].clone()  # it may be saved in a checkpoint, without all the others
-        self._tags.update(tensors)
-        known.update(tensors)
-        logged = {tag: value for tag, value in logged.items() if tag in tensors}
-        trainer.logged_metrics.update({tag: tensors[tag] for tag in logged})
-        trackers.scalars(logged, lightning_api.log_step(trainer))
-        trackers.save()
+    @override
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        with self._host.trainer.precision_plugin.train_step_context():
+            return self._host.model.training_step(*args, **kwargs)
 
-    def withdraw(self, trainer: Trainer) -> None:
-        """Take the numbers out of ``trainer.callback_metrics`` again where they would be sent to another process.
+    @override
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        trainer = self._host.trainer
+        with without_logging(self._host.model), ExitStack() as stack:
+            if trainer.loggers:
+                stack.callback(setattr, trainer, "loggers", trainer.loggers)
+                trainer.loggers = [_dummy(trainer)]
+            yield
 
-        A process of ``ddp_spawn`` sends them through a pipe that holds 64 KB, which is read only when the process has ended: with a
-        few hundred of them it never ends.
-        """
-        if lightning_api.sends_metrics(trainer):
-            for tag in self._tags:
-                trainer.callback_metrics.pop(tag, None)
+    @override
+    def why_not(self) -> str:
+        host = self._host
+        sharded = lightning_api.is_sharded(host.trainer, host.model)
+        if not host.model.automatic_optimization:
+            return "under manual optimisation a step updates the weights"
+        if sharded:
+            return f"under {sharded} ranks hold shards, and wait for each other"
+        return self.why_not_in(host)
+
+
+def _names(iterables: Any, count: int) -> list[str]:
+    if count == 1 and not isinstance(iterables, dict | list | tuple):
+        return [""]
+    if isinstance(iterables, dict) and len(iterables) == count:
+        return [str(name) for name in iterables]
+    return [f"loader {place}" for place in range(count)]
+
+
+def _dummy(trainer: Trainer) -> Any:
+    """A logger of the trainer's own package that does nothing, as in a fast_dev_run."""
+    known = (kind.__module__ for kind in type(trainer).__mro__)
+    package = next(module for module in known if module.startswith(("lightning.pytorch.", "pytorch_lightning.")))
+    root = "lightning.pytorch" if package.startswith("lightning.") else "pytorch_lightning"
+    return importlib.import_module(f"{root}.loggers.logger").DummyLogger()
+
+
+def _stream_handlers(logger: logging.Logger | None) -> Iterator[logging.StreamHandler[Any]]:
+    """Yield the handlers that write what a logger is given: its own, and those of the loggers above it."""
+    while logger is not None:
+        yield from (handler for handler in logger.handlers if isinstance(handler, logging.StreamHandler))
+        logger = logger.parent if logger.propagate else None

@@ -11,8 +11,8 @@ from torch import Tensor
 from typing_extensions import Self, override
 
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, outside_modes
-from lightning_hooks.hosts.lightning import EpochLog, LightningHost
-from lightning_hooks.hosts.lightning_api import around_steps, callbacks_of
+from lightning_hooks.hosts.lightning import LightningHost
+from lightning_hooks.hosts.lightning_api import EpochLog, around_steps, callbacks_of
 from lightning_hooks.hosts.lightning_callback import EitherPackage
 from lightning_hooks.hosts.lightning_folder import TemporaryFolder
 from lightning_hooks.hosts.loggers import warn_of_logger

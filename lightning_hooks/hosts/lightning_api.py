@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch.distributed
@@ -14,11 +12,13 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
-from lightning_hooks.declare.host import GradientChanges, Scheduled
-from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER
+from lightning_hooks.declare.host import GradientChanges
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.attributes import exchange, stored
 from lightning_hooks.hosts.loop_setup import replicated
+from lightning_hooks.replay.rows import LoaderRows
 from lightning_hooks.statistics.weight_sample import is_distributed
+from lightning_hooks.trackers import Trackers
 
 
 def callbacks_of(trainer: Trainer) -> list[Any]:
@@ -40,11 +40,6 @@ def log_step(trainer: Trainer) -> int:
     return stepped if batch_ends or trainer.validating else max(stepped - 1, 0)  # the batch that ends is not counted yet
 
 
-def sends_metrics(trainer: Trainer) -> bool:
-    """Whether this process was started by ``fit`` and sends ``callback_metrics`` back to the one that called it."""
-    return hasattr(trainer.strategy.launcher, "get_extra_results")
-
-
 def batches_per_epoch(trainer: Trainer) -> float:
     """Training batches of an epoch, the most of any rank; infinite where that is not known."""
     batches = float(trainer.num_training_batches)
@@ -62,8 +57,6 @@ def loss_scaler(trainer: Trainer) -> Any:
 
 def own_loss_scaler(pl_module: LightningModule) -> Any:
     """A GradScaler that a LightningModule under manual optimization keeps as an attribute; None without."""
-    if pl_module.automatic_optimization:
-        return None
     scalers = (value for value in vars(pl_module).values() if isinstance(value, torch.amp.GradScaler))
     return next((scaler for scaler in scalers if scaler.is_enabled()), None)
 
@@ -106,13 +99,6 @@ def planned_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
     if pl_module.automatic_optimization and not scheduled and epochs and epochs > 0 and math.isfinite(batches):
         limits.append(math.ceil(batches / trainer.accumulate_grad_batches) * epochs)  # under manual optimisation any number
     return min(limits, default=None)
-
-
-def schedulers(trainer: Trainer) -> list[Scheduled]:
-    """The schedulers that the trainer steps."""
-    if not trainer.lightning_module.automatic_optimization:  # the user steps them
-        return []
-    return [Scheduled(one.scheduler, one.interval == "epoch", one.frequency) for one in trainer.lr_scheduler_configs]
 
 
 def watched_tags(trainer: Trainer) -> set[str]:
@@ -219,27 +205,82 @@ def data_parallel_size(trainer: Trainer) -> int:
     return trainer.world_size
 
 
-@contextmanager
-def printing(trainer: Trainer) -> Iterator[None]:
-    """Take the progress bar away while lines are printed, or print them through it.
+def record_rows(trainer: Trainer) -> Callable[[], None]:
+    """Record which indices the training loaders of a trainer draw; return what ends that.
 
-    tqdm's bars are wiped and drawn again after. Rich's redirects standard error, which log handlers that were made before do not
-    know of: they get it for as long.
+    The loaders often do not exist before training starts, and their first batches are drawn before any callback is asked again. The
+    strategy, which belongs to the trainer, is handed each final loader: its method is exchanged on the instance.
     """
-    with ExitStack() as stack:
-        if trainer.progress_bar_callback is not None:
-            tqdm = sys.modules.get("tqdm")
-            if tqdm is not None:
-                stack.enter_context(tqdm.tqdm.external_write_mode(file=sys.stderr))
-            for handler in (*_stream_handlers(LOGGER), *_stream_handlers(LIGHTNINGS)):
-                if handler.stream is sys.__stderr__ is not sys.stderr:
-                    stack.callback(handler.setStream, handler.stream)
-                    handler.setStream(sys.stderr)
-        yield
+    rows, process = LoaderRows(), trainer.strategy.process_dataloader
+
+    def recording(loader: object) -> object:
+        found = process(loader)
+        if not trainer.sanity_checking and not trainer.validating:
+            rows.record(found)
+        return found
+
+    put_back = exchange(trainer.strategy, process_dataloader=recording)
+    combined: Any = trainer.fit_loop._combined_loader  # has no public name
+    for loader in () if combined is None else combined.flattened:
+        rows.record(loader)
+
+    def end() -> None:
+        rows.release()
+        put_back()
+
+    return end
 
 
-def _stream_handlers(logger: logging.Logger | None) -> Iterator[logging.StreamHandler[Any]]:
-    """Yield the handlers that write what a logger is given: its own, and those of the loggers above it."""
-    while logger is not None:
-        yield from (handler for handler in logger.handlers if isinstance(handler, logging.StreamHandler))
-        logger = logger.parent if logger.propagate else None
+class EpochLog:
+    """Logs numbers that are the same on every rank: for loggers, and where EarlyStopping and ModelCheckpoint read them.
+
+    ``self.log_dict`` would warn without ``sync_dist``, and cost one collective per key with it. A key that somebody else logs
+    keeps their value, with one warning.
+    """
+
+    def __init__(self) -> None:
+        self._tags: set[str] = set()
+        self._warned = False
+
+    def write(
+        self, who: str, trainer: Trainer, trackers: Trackers, scalars: Mapping[str, float], logged: Mapping[str, float]
+    ) -> None:
+        """Log numbers.
+
+        Args:
+            who: The callback, for the warning.
+            trainer: The trainer.
+            trackers: Its loggers.
+            scalars: The numbers by tag, for ``trainer.callback_metrics``.
+            logged: Those that loggers get.
+        """
+        known = trainer.callback_metrics  # Lightning makes it again each time it is asked for
+        taken = (scalars.keys() & known.keys()) - self._tags
+        if taken and not self._warned:
+            self._warned = True
+            named = ", ".join(map(repr, sorted(taken)[:3])) + " and others" * (len(taken) > 3)
+            warn(
+                f"{who} does not log {named}: these keys are logged by the model or another callback already. "
+                "Rename them there to have both."
+            )
+        own = {tag: value for tag, value in scalars.items() if tag not in taken} if taken else scalars
+        # Of thousands of numbers one tensor, of which these are views: a quarter of the time. Norms can be beyond float32.
+        tensors = dict(zip(own, torch.tensor([*own.values()], dtype=torch.float64).unbind(), strict=True))
+        for tag in watched_tags(trainer).intersection(tensors):
+            tensors[tag] = tensors[tag].clone()  # it may be saved in a checkpoint, without all the others
+        self._tags.update(tensors)
+        known.update(tensors)
+        logged = {tag: value for tag, value in logged.items() if tag in tensors}
+        trainer.logged_metrics.update({tag: tensors[tag] for tag in logged})
+        trackers.scalars(logged, log_step(trainer))
+        trackers.save()
+
+    def withdraw(self, trainer: Trainer) -> None:
+        """Take the numbers out of ``trainer.callback_metrics`` again where they would be sent to another process.
+
+        A process of ``ddp_spawn`` sends them through a pipe that holds 64 KB, which is read only when the process has ended: with a
+        few hundred of them it never ends.
+        """
+        if hasattr(trainer.strategy.launcher, "get_extra_results"):
+            for tag in self._tags:
+                trainer.callback_metrics.pop(tag, None)

@@ -50,7 +50,7 @@ def replay(path: Path, model: str, data: str | None = None, output: Path | None 
         network = network.to(_WHOLE[precision])
 
     def step(part: Any) -> Any:
-        with _precision(precision):
+        with torch.autocast("cpu", _AUTOCAST[precision]) if precision in _AUTOCAST else nullcontext():
             return function(part, *capsule.args, **capsule.kwargs)
 
     named = dict(network.named_buffers())
@@ -179,10 +179,6 @@ def _made(source: str, option: str) -> Any:
     finally:
         sys.path.pop(0)
     return found() if callable(found) and not isinstance(found, nn.Module) else found
-
-
-def _precision(precision: str) -> AbstractContextManager[Any]:
-    return torch.autocast("cpu", _AUTOCAST[precision]) if precision in _AUTOCAST else nullcontext()
 
 
 def _muted(model: nn.Module, record: Mapping[str, Any]) -> AbstractContextManager[None]:

@@ -7,10 +7,14 @@ import struct
 import sys
 from array import array
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_BYTES = {"torch": 5056, "device": 16, "numpy": 2520, "python": 2520}
+"""What each state takes in memory."""
 
 
 @dataclass(slots=True)
@@ -31,11 +35,11 @@ class Generators:
 
     def nbytes(self, before: Generators | None) -> int:
         """How much memory the states take that are not those of ``before``."""
-        known = (None,) * 4 if before is None else (before.torch, before.device, before.numpy, before.python)
-        size = 0 if self.torch is known[0] else 5056
-        size += 0 if self.device is known[1] else 16
-        size += 0 if self.numpy is known[2] else 2520
-        return size + (0 if self.python is known[3] else 2520)
+        return sum(size for name, size in _BYTES.items() if getattr(self, name) is not getattr(before, name, None))
+
+
+_Twister = ctypes.c_char * 2500
+"""The memory of a Mersenne twister: its 624 numbers, and its place among them."""
 
 
 class GeneratorWatch:
@@ -51,7 +55,6 @@ class GeneratorWatch:
         self._cuda = device if device.type == "cuda" else None
         self._last: Generators | None = None
         self._torch = self._numpy = self._python = b""
-        self._twisters: dict[str, Any] = {}  # by module, once it is imported; None where it is not known
 
     def read(self) -> Generators:
         """The states now; no host sync."""
@@ -71,43 +74,34 @@ class GeneratorWatch:
 
     def _of_numpy(self, last: Generators | None) -> tuple[Any, bytes]:
         """The state, and the memory that it was read from."""
-        if "numpy" not in self._twisters:
-            self._twisters["numpy"] = _twister_of_numpy()
-        twister = self._twisters["numpy"]
-        now = b"" if twister is None else twister.raw
+        now = b"" if self._twister_of_numpy is None else self._twister_of_numpy.raw
         if now and now == self._numpy and last is not None and not last.numpy[3]:  # a second number of a pair leaves it as it is
             return last.numpy, now
         return sys.modules["numpy"].random.get_state(), now
 
     def _of_python(self, last: Generators | None) -> tuple[Any, bytes]:
         """The state, and the memory that it was read from."""
-        if "random" not in self._twisters:
-            self._twisters["random"] = _twister_of_python()
-        twister = self._twisters["random"]
-        now, python = b"" if twister is None else twister.raw, sys.modules["random"]
+        now, python = b"" if self._twister_of_python is None else self._twister_of_python.raw, sys.modules["random"]
         if now and now == self._python and last is not None and last.python[2] == python._inst.gauss_next:
             return last.python, now
         version, numbers, gauss = python.getstate()
         return (version, array("I", numbers), gauss), now
 
+    @cached_property
+    def _twister_of_numpy(self) -> Any:
+        """The memory of NumPy's generator; None where it is of another kind."""
+        twister = sys.modules["numpy"].random.mtrand._rand._bit_generator  # has no public name
+        return _Twister.from_address(int(twister.ctypes.state_address)) if type(twister).__name__ == "MT19937" else None
 
-_Twister = ctypes.c_char * 2500
-"""The memory of a Mersenne twister: its 624 numbers, and its place among them."""
-
-
-def _twister_of_numpy() -> Any:
-    twister = sys.modules["numpy"].random.mtrand._rand._bit_generator  # has no public name
-    return _Twister.from_address(int(twister.ctypes.state_address)) if type(twister).__name__ == "MT19937" else None
-
-
-def _twister_of_python() -> Any:
-    """The state in Python's generator: behind the head of the object, if what is there is the state."""
-    python = sys.modules["random"]
-    generator, (_, numbers, _) = python._inst, python.getstate()  # the generator of the module's functions
-    if sys.implementation.name != "cpython" or type(generator).__mro__[1].__basicsize__ < object.__basicsize__ + 2500:
-        return None
-    twister = _Twister.from_address(id(generator) + object.__basicsize__)
-    return twister if struct.unpack("i624I", twister.raw) == (numbers[-1], *numbers[:-1]) else None
+    @cached_property
+    def _twister_of_python(self) -> Any:
+        """The state in Python's generator: behind the head of the object, if what is there is the state; else None."""
+        python = sys.modules["random"]
+        generator, (_, numbers, _) = python._inst, python.getstate()  # the generator of the module's functions
+        if sys.implementation.name != "cpython" or type(generator).__mro__[1].__basicsize__ < object.__basicsize__ + 2500:
+            return None
+        twister = _Twister.from_address(id(generator) + object.__basicsize__)
+        return twister if struct.unpack("i624I", twister.raw) == (numbers[-1], *numbers[:-1]) else None
 
 
 def set_generators(states: Generators, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from lightning_hooks.replay.rows import BatchRows
 STEPS = 32
 """How many batches keep the states of the generators at their forward pass."""
 MOST_BYTES = 1 << 20
-"""What the evidence may take in memory; the samples of older batches are kept as long as there is room."""
+"""What the evidence may take in memory, and so may the buffers that are kept. Samples of older batches stay while there is room."""
 _ENTRY = 400  # what an entry takes besides
 
 
@@ -115,10 +115,6 @@ class Ring:
             {"epoch": e.epoch, "batch": e.batch, "step": e.step, "samples": list(e.rows.samples()) if e.rows else None}
             for e in list(self._entries)[-STEPS:]
         ]
-
-
-MOST_BYTES = 1 << 20
-"""Bytes of the buffers whose values before the forward pass are kept."""
 
 
 class ChangedBuffers:

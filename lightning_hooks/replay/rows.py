@@ -84,13 +84,12 @@ class _Recording:
 
     def __call__(self) -> Any:
         loader = self.loader
-        make = type(loader)._get_iterator if self.before is None else None
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         own = vars(loader)
         sampler = own[name]
         own[name] = self._samplers.setdefault(id(sampler), _Recorded(sampler))  # DataLoader's __setattr__ does not allow it
         try:
-            iterator = self.before() if make is None else make(loader)
+            iterator = type(loader)._get_iterator(loader) if self.before is None else self.before()
         finally:
             own[name] = sampler
         self.latest = ref(iterator)

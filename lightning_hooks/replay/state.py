@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,25 +97,11 @@ class ModelSnapshot:
             return [(entry, f"{name}[{place}]") for place, entry in enumerate(copy)]
         if isinstance(value, tuple):
             return [(entry, f"{name}[{place}]") for place, entry in enumerate(tuple.__iter__(value))]
-        if isinstance(value, set):
-            members = set(value)
-            self._add(name, lambda: set(value), lambda: _set_to(value, members))
-        elif isinstance(value, bytearray):
-            data = bytes(value)
-            self._add(name, lambda: bytes(value), lambda: value.__setitem__(slice(None), data))
-        elif isinstance(value, np.ndarray):
-            array = value.copy()
-            self._add(name, value.tobytes, lambda: np.copyto(value, array))
-        elif isinstance(value, torch.Generator):
-            state = value.get_state()
-            self._add(name, lambda: value.get_state().tolist(), lambda: value.set_state(state))
-        elif isinstance(value, random.Random):
-            numbers = value.getstate()
-            self._add(name, value.getstate, lambda: value.setstate(numbers))
-        elif isinstance(value, np.random.Generator | np.random.RandomState):
-            bits: Any = value.bit_generator if isinstance(value, np.random.Generator) else value._bit_generator
-            held = bits.state
-            self._add(name, lambda: repr(bits.state), lambda: setattr(bits, "state", held))
+        kind = next((kind for kind in _KINDS if isinstance(value, kind)), None)
+        if kind is not None:
+            state_of, compared, put_back = _KINDS[kind]
+            state = state_of(value)
+            self._add(name, lambda: compared(value), lambda: put_back(value, state))
         elif hasattr(type(value), "__next__"):
             raise NotRestoredError(f"{name} is a {type(value).__name__}, which cannot be put back to where it was")
         return []
@@ -183,6 +170,30 @@ def _ids(values: Iterable[Any]) -> list[int]:
 def _set_to(value: set[Any], members: set[Any]) -> None:
     value.clear()
     value.update(members)
+
+
+_KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    set: (set, set, _set_to),
+    bytearray: (bytes, bytes, lambda value, data: value.__setitem__(slice(None), data)),
+    np.ndarray: (methodcaller("copy"), methodcaller("tobytes"), np.copyto),
+    random.Random: (methodcaller("getstate"), methodcaller("getstate"), lambda value, state: value.setstate(state)),
+    torch.Generator: (
+        methodcaller("get_state"),
+        lambda value: value.get_state().tolist(),
+        lambda value, state: value.set_state(state),
+    ),
+    np.random.Generator: (
+        attrgetter("bit_generator.state"),
+        lambda value: repr(value.bit_generator.state),
+        lambda value, state: setattr(value.bit_generator, "state", state),
+    ),
+    np.random.RandomState: (
+        attrgetter("_bit_generator.state"),
+        lambda value: repr(value._bit_generator.state),
+        lambda value, state: setattr(value._bit_generator, "state", state),
+    ),
+}
+"""Of objects of these classes: what gives their state, what of them is compared, and what puts the state back."""
 
 
 def _refill(value: Any, entries: list[Any]) -> None:
