@@ -106,15 +106,11 @@ class HookedCallback(EitherPackage, ABC):
         self.attached = False
         self._suspension.forget()
         self.hooks.remove_all()
-        self._remove_copies()
+        model, self._fit = None if self._fit is None else self._fit[1](), None
+        if model is not None:  # others, such as ``prepare_qat``, may have registered them again on modules they put into it
+            remove_hooks(model, lambda hook: isinstance(hook, guarded) and hook.when is self.gate)
         self.gate.stop()
         self.released()
-
-    def _remove_copies(self) -> None:
-        """Remove hooks that others, such as ``prepare_qat``, have registered again on modules they put into the model."""
-        model, self._fit = None if self._fit is None else self._fit[1](), None
-        if model is not None:
-            remove_hooks(model, lambda hook: isinstance(hook, guarded) and hook.when is self.gate)
 
     def skipped(self) -> None:
         """Called where a batch started and was skipped with the rest of its epoch (``on_train_batch_start`` returned -1)."""
@@ -206,15 +202,13 @@ class HookedCallback(EitherPackage, ABC):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self.in_another_fit(trainer):
-            return
-        self.detach()
+        if not self.in_another_fit(trainer):
+            self.detach()
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self.in_another_fit(trainer):
-            return
-        self.detach()
+        if not self.in_another_fit(trainer):
+            self.detach()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what belongs to the fit under way."""
@@ -246,6 +240,4 @@ class EvaluatedCallback(HookedCallback):
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._enter(trainer, pl_module)
 
-    @override
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._enter(trainer, pl_module)
+    on_predict_start = on_test_start

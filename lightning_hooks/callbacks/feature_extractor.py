@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partialmethod
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -30,11 +30,10 @@ from lightning_hooks.extraction.capture import check_output, check_pool, output_
 from lightning_hooks.extraction.extracted import FORMATS, merge_ranks, safetensors_for
 from lightning_hooks.hooks import Listener, ModuleSelector
 from lightning_hooks.hooks.checks import check_choice, check_count
-from lightning_hooks.hosts.lightning_api import callbacks_of, epoch_ends, log_step
+from lightning_hooks.hosts.lightning_api import callbacks_of, log_step
 from lightning_hooks.trackers import Trackers, some
 
 Stage = Literal["train", "validate", "test", "predict"]
-STAGES = ("train", "validate", "test", "predict")
 
 
 class FeatureExtractor(HookedCallback):
@@ -98,7 +97,7 @@ class FeatureExtractor(HookedCallback):
         super().__init__(modules=modules, every_n_steps=every_n_steps)
         check_pool(pool)
         check_output(output)
-        check_choice("stage", stage, STAGES)
+        check_choice("stage", stage, get_args(Stage))
         check_choice("sampling", sampling, SAMPLINGS)
         check_choice("file_format", file_format, FORMATS)
         check_count("max_samples", max_samples, least=1)
@@ -265,8 +264,7 @@ class FeatureExtractor(HookedCallback):
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._batch_end("train")
-        if epoch_ends(trainer):
-            self._suspension.suspend(pl_module)
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -180,8 +180,7 @@ class GradCAM(FixedSampleCallback):
     @override
     def inspect(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> CamReport:
         name, _ = find_layer(pl_module, self.module)
-        options = {"call": self.call, "reshape": self.reshape, "forward": self.forward}
-        cam = grad_cam(pl_module, sample, name, self.target, **options)  # type: ignore[arg-type]  # each is of its type
+        cam = grad_cam(pl_module, sample, name, self.target, call=self.call, reshape=self.reshape, forward=self.forward)
         on_host = to_host(
             {key: tensor for key, tensor in (*cam._asdict().items(), ("images", images_in(sample))) if tensor is not None}
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from lightning.pytorch import LightningModule, Trainer
@@ -19,10 +20,7 @@ from lightning_hooks.hosts.lightning_api import callbacks_of, record_rows
 from lightning_hooks.hosts.lightning_callback import EitherPackage
 from lightning_hooks.session.closing import run_report
 from lightning_hooks.session.member import Member, NewCollector
-from lightning_hooks.session.settings import (
-    OnAlert,
-    Settings,
-)
+from lightning_hooks.session.settings import OnAlert, Settings
 from lightning_hooks.statistics.histograms import Histogram
 
 if TYPE_CHECKING:
@@ -30,13 +28,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def _nothing() -> None:
-    """No loader is recorded."""
-
-
-def names_of_callbacks(trainer: Trainer | None) -> set[str]:
-    """The classes of a trainer's callbacks by name; none in a loop without a trainer."""
-    return set() if trainer is None else {type(callback).__name__ for callback in callbacks_of(trainer)}
+def names_of_callbacks(trainer: Trainer) -> set[str]:
+    """The classes of a trainer's callbacks by name."""
+    return {type(callback).__name__ for callback in callbacks_of(trainer)}
 
 
 class SessionCallback(EitherPackage):
@@ -46,7 +40,7 @@ class SessionCallback(EitherPackage):
 
     def __init__(self) -> None:
         super().__init__()
-        self._leave_loaders: Callable[[], None] = _nothing
+        self._recorded_loaders = ExitStack()
 
     @property
     @abstractmethod
@@ -60,8 +54,8 @@ class SessionCallback(EitherPackage):
         other: Any = None if session is None else getattr(session.host, "trainer", None)
         return other is not None and other is not trainer and not other.interrupted
 
-    def joining(self, trainer: Trainer | None, model: nn.Module) -> Sequence[Member]:
-        """Those of its members that have something to measure in a fit, or in a loop without a trainer."""
+    def joining(self, trainer: Trainer, model: nn.Module) -> Sequence[Member]:
+        """Those of its members that have something to measure in a fit."""
         return self.members
 
     def on_after_setup(self, fabric: Any, module: Any) -> None:
@@ -76,8 +70,8 @@ class SessionCallback(EitherPackage):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit" and any(member.settings.capsule is not None for member in self.members):
-            self._leave_loaders()
-            self._leave_loaders = record_rows(trainer)
+            self._recorded_loaders.close()
+            self._recorded_loaders.callback(record_rows(trainer))
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -91,12 +85,11 @@ class SessionCallback(EitherPackage):
     @override
     def forget_model(self) -> None:
         super().forget_model()
-        leave, self._leave_loaders = self._leave_loaders, _nothing
-        leave()
+        self._recorded_loaders.close()
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_leave_loaders": _nothing}
+        return {**super().__getstate__(), "_recorded_loaders": ExitStack()}
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

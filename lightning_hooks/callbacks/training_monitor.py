@@ -135,7 +135,7 @@ class TrainingMonitor(TrainingReports, SessionCallback):
         self.outlets.add_to(session.sinks, session.host, session.members)
 
     @override
-    def joining(self, trainer: Trainer | None, model: nn.Module) -> Sequence[Member]:
+    def joining(self, trainer: Trainer, model: nn.Module) -> Sequence[Member]:
         return joining(self.members, model, names_of_callbacks(trainer))
 
     @override

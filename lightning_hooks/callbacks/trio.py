@@ -91,8 +91,8 @@ class FeatureStatsMonitor(ModelReports, Monitor[FeatureReport]):
         return (self.member, *self._others)
 
     @override
-    def joining(self, trainer: Trainer | None, model: nn.Module) -> Sequence[Member]:
-        return (self.member, *joining(self._others, model, names_of_callbacks(trainer)))
+    def joining(self, trainer: Trainer, model: nn.Module) -> Sequence[Member]:
+        return joining(self.members, model, names_of_callbacks(trainer))
 
     @override
     def state_dict(self) -> dict[str, Any]:

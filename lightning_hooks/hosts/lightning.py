@@ -232,11 +232,10 @@ class LightningFiles(TrainerReference, RunFiles):
     @override
     def place(self, file: Path, kept_in: Sequence[str], everything: bool) -> str:
         temporary = self._of_fit.temporary_folder
-        if not temporary.holds(file):
-            return str(file)
-        if everything:
-            return f"{file.name} is among {kept_in[0]}."
-        temporary.keep()
+        if temporary.holds(file):
+            if everything:
+                return f"{file.name} is among {kept_in[0]}."
+            temporary.keep()
         return str(file)
 
     @override

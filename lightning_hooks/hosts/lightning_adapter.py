@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, ClassVar
 from weakref import ref
 
@@ -39,7 +39,7 @@ class Adapter(EitherPackage):
         super().__init__()
         self._trainer = ref(trainer)
         self.session: Session | None = None
-        self._leave_steps: Callable[[], None] = lambda: None
+        self._steps = ExitStack()  # what is around them
         self.temporary_folder = TemporaryFolder(trainer)
         self.epoch_log = EpochLog()
         self._trackers: Trackers | None = None
@@ -63,7 +63,7 @@ class Adapter(EitherPackage):
         """Return the session of the fit that starts."""
         if self.session is None:
             self.session = session = Session(LightningHost(trainer, pl_module, self))
-            self._leave_steps = around_steps(trainer, session.step)
+            self._steps.callback(around_steps(trainer, session.step))
         return self.session
 
     @property
@@ -152,8 +152,7 @@ class Adapter(EitherPackage):
             error: What ended training.
         """
         session, self.session = self.session, None
-        self._leave_steps()
-        self._leave_steps = lambda: None  # it holds the strategy, and with it the model
+        self._steps.close()
         callbacks = callbacks_of(trainer)
         trainer.callbacks = [each for each in callbacks if not isinstance(each, _First | Adapter)]  # type: ignore[attr-defined]
         for callback in callbacks:

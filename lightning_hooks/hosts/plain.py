@@ -159,7 +159,9 @@ class LoopStepAgain(StepAgain):
         if loader is not self._loader:
             self._rows.release()
             self._loader = loader
-            self._rows.record(inner_loader(loader))
+            for name in ("_dataloader", "base_dataloader"):  # in which the wrappers of Fabric and Accelerate hold torch's
+                loader = vars(loader).get(name, loader) if hasattr(loader, "__dict__") else loader
+            self._rows.record(loader)
 
     @override
     def release(self) -> None:
@@ -197,10 +199,3 @@ class LoopStepAgain(StepAgain):
         if setup.unreadable_shards or any(map(is_distributed, host.model.parameters())):
             return "ranks hold shards of the model, and wait for each other"
         return self.why_not_in(host)
-
-
-def inner_loader(loader: Any) -> Any:
-    """The loader of torch in the wrappers of Fabric's and Accelerate's."""
-    for name in ("_dataloader", "base_dataloader"):
-        loader = vars(loader).get(name, loader) if hasattr(loader, "__dict__") else loader
-    return loader

@@ -87,7 +87,7 @@ class StepWatch:
         self._few: list[nn.Parameter] | None = None
         self._epoch, self._step, self._last = 0, 0, math.inf  # of the batch under way
         self._accumulation = 1
-        self._requested = ""
+        self._requested = False
 
     @property
     def on(self) -> bool:
@@ -100,8 +100,6 @@ class StepWatch:
 
     def open(self, writer: CapsuleWriter, keep_batches: int) -> None:
         """A monitor with ``capsule=`` joins the run."""
-        if self.on:
-            return
         self.writer, self._recent = writer, deque(maxlen=keep_batches)
         self._generators = GeneratorWatch(self._host.setup.device)
         self.results.open(self._host.position.global_step > 0)
@@ -195,8 +193,8 @@ class StepWatch:
         if self._now is not None:
             self._now.evidence.step, self._step = step.global_step, step.global_step + 1
         if self._requested and self._now is not None:
-            self._write(self._now, self._requested, None)
-            self._requested = ""
+            self._write(self._now, "requested", None)
+            self._requested = False
         if self.results.own is not None or self._now is None or not self._on_host or step.shards is not None or step.again:
             return
         if step.loss_scale is not None or not step.indices or not self._host.setup.automatic_optimization:
@@ -222,7 +220,7 @@ class StepWatch:
 
     def request(self) -> None:
         """Write a capsule at the next optimizer step."""
-        self._requested = "requested"
+        self._requested = True
 
     # What is found.
 
