@@ -13,11 +13,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.extraction import Forward, batch_size, first_rows, map_tensors
-from lightning_hooks.extraction.batches import check_forward
-from lightning_hooks.hooks import ModuleSelector
+from lightning_hooks.extraction.batches import Forward, batch_size, check_forward, first_rows, map_tensors
 from lightning_hooks.hooks.checks import check_count
-from lightning_hooks.hooks.selection import describe_selector
+from lightning_hooks.hooks.selection import ModuleSelector, describe_selector
 from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.plots.canvas import Figure, style
 
@@ -46,8 +44,8 @@ class FixedSampleCallback(HookedCallback):
         folder: str | Path | None = None,
     ) -> None:
         super().__init__(modules=modules)
-        for name, value in (("n_samples", n_samples), ("every_n_epochs", every_n_epochs)):
-            check_count(name, value, least=1)
+        check_count("n_samples", n_samples, least=1)
+        check_count("every_n_epochs", every_n_epochs, least=1)
         if stage not in ("train", "validate"):
             raise ValueError(f"stage must be 'train' or 'validate'; got {stage!r}.")
         check_forward(forward)

@@ -87,7 +87,6 @@ class GradientTransform(HookedCallback):
 
     records_recomputation: ClassVar[bool] = True  # reentrant checkpointing builds its graph in the recomputation
     fit_only: ClassVar[tuple[str, ...]] = ("_sites", "_waiting", "_state")
-    _state: GradientState
     _sites: dict[str, ChangeGradient]
     _waiting: dict[str, nn.Parameter]
 

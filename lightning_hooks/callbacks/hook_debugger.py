@@ -58,7 +58,6 @@ class HookDebugger(HookedCallback):
 
     records_recomputation: ClassVar[bool] = True
     fit_only: ClassVar[tuple[str, ...]] = ("_tracer",)
-    _tracer: Tracer | None
 
     def __init__(
         self,

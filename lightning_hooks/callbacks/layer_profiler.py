@@ -67,7 +67,6 @@ class LayerProfiler(HookedCallback):
     prefix: ClassVar[str] = "profile"
     records_recomputation: ClassVar[bool] = True
     fit_only: ClassVar[tuple[str, ...]] = ("_tracer",)
-    _tracer: StepTracer
 
     def __init__(
         self,

@@ -10,8 +10,7 @@ from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.diagnostics.attention.collector import AttentionCollector
 from lightning_hooks.diagnostics.routers.collector import RouterCollector
-from lightning_hooks.hooks import ModuleSelector
-from lightning_hooks.hooks.selection import check_selector
+from lightning_hooks.hooks.selection import ModuleSelector, check_selector
 from lightning_hooks.session.settings import Logged, OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary, arguments_in
 
 

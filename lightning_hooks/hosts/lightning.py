@@ -30,6 +30,7 @@ from lightning_hooks.declare.host import (
 from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER
 from lightning_hooks.hosts import lightning_api
 from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
+from lightning_hooks.hosts.loop_setup import replicated
 from lightning_hooks.replay.rerun import without_logging
 from lightning_hooks.trackers import Trackers
 
@@ -156,7 +157,11 @@ class LightningHost(TrainerReference, Host):
 
     @override
     def replicated_parameters(self) -> Sequence[nn.Parameter]:
-        return lightning_api.replicated_parameters(self.trainer, self.model)
+        trainer = self.trainer
+        averaged = getattr(trainer.strategy, "_model_averager", None) is not None  # local SGD: ranks differ until then
+        if trainer.world_size == 1 or averaged or lightning_api.is_sharded(trainer, self.model):
+            return ()
+        return replicated(trainer.strategy.model)
 
     @override
     def stop(self) -> None:

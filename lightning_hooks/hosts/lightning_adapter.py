@@ -180,6 +180,4 @@ class _First(EitherPackage):
             how = "interrupted" if isinstance(exception, KeyboardInterrupt) else "exception"
             self._adapter.leave(trainer, how, exception)
         finally:
-            ours = [callback for callback in under_way if isinstance(callback, EitherPackage) and callback is not self]
-            others = [callback for callback in under_way if not isinstance(callback, EitherPackage)]
-            under_way[:] = [self, *ours, *others]
+            under_way.sort(key=lambda callback: not isinstance(callback, EitherPackage))  # this one stays the first

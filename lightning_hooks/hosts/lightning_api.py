@@ -9,13 +9,11 @@ from typing import Any
 
 import torch.distributed
 from lightning.pytorch import LightningModule, Trainer
-from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from lightning_hooks.declare.host import GradientChanges
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.attributes import exchange, stored
-from lightning_hooks.hosts.loop_setup import replicated
 from lightning_hooks.replay.rows import LoaderRows
 from lightning_hooks.statistics.weight_sample import is_distributed
 from lightning_hooks.trackers import Trackers
@@ -68,7 +66,7 @@ def around_steps(trainer: Trainer, context: Callable[..., AbstractContextManager
     instance. Whatever else was put there before is called, and comes back.
     """
     strategy = trainer.strategy
-    return exchange(strategy, **{name: _within(context, getattr(strategy, name)) for name in _STEPS})
+    return exchange(strategy, **{name: _within(context, getattr(strategy, name)) for name in ("training_step", "validation_step")})
 
 
 def _within(context: Callable[..., AbstractContextManager[None]], step: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,7 +105,6 @@ def watched_tags(trainer: Trainer) -> set[str]:
     return {watcher.monitor for watcher in watchers if isinstance(stored(watcher, "monitor"), str)}
 
 
-_STEPS = ("training_step", "validation_step")
 _IN_THE_MODULE = (
     "configure_gradient_clipping",
     "clip_gradients",
@@ -166,14 +163,13 @@ def unreadable_shards(trainer: Trainer, pl_module: LightningModule) -> str:
     keep does not.
     """
     sharded = is_sharded(trainer, pl_module)
-    if sharded not in _KNOWN_SHARDS or not torch.distributed.is_initialized():
+    if sharded not in ("ModelParallelStrategy", _DTENSORS) or not torch.distributed.is_initialized():
         return sharded
     odd = any(hasattr(parameter, "to_local") and not is_distributed(parameter) for parameter in pl_module.parameters())
     return sharded if odd else ""
 
 
 _DTENSORS = "sharded (DTensor) parameters"
-_KNOWN_SHARDS = ("ModelParallelStrategy", _DTENSORS)
 
 
 def is_sharded(trainer: Trainer, pl_module: LightningModule) -> str:
@@ -184,17 +180,6 @@ def is_sharded(trainer: Trainer, pl_module: LightningModule) -> str:
     if not sharded and any(hasattr(parameter, "to_local") for parameter in pl_module.parameters()):
         sharded = [_DTENSORS]
     return sharded[0] if sharded else ""
-
-
-def replicated_parameters(trainer: Trainer, pl_module: LightningModule) -> list[nn.Parameter]:
-    """The parameters that DDP keeps the same on every rank: none with one rank, shards, or a communication hook that may not.
-
-    Under local SGD ranks differ until their weights are averaged.
-    """
-    local = getattr(trainer.strategy, "_model_averager", None) is not None
-    if trainer.world_size == 1 or local or is_sharded(trainer, pl_module):
-        return []
-    return replicated(trainer.strategy.model)
 
 
 def data_parallel_size(trainer: Trainer) -> int:

@@ -57,8 +57,7 @@ class TemporaryFolder:
 
     def keep(self) -> None:
         """Leave the folder where it is: no logger took what is in it."""
-        if self._removal is not None:
-            self._removal.detach()
+        self._removal.detach()
 
 
 def run_folder(

@@ -55,12 +55,11 @@ class LoopEvents:
         self._forwards: list[ExitStack] = []  # of the model, those under way
         self._depth: Counter[int] = Counter()  # of the calls of an optimizer's step that are under way
         self._steps: Counter[int] = Counter()  # of each optimizer in this batch
-        self._thread = 0
+        self._thread = threading.get_ident()
         self._exchanged = ExitStack()
 
     def prepare(self) -> None:
         """Register what runs before the session's own hooks, before its members join."""
-        self._thread = threading.get_ident()
         for optimizer in self._hooked():
             self._hooks.register(optimizer, EventHook(self._before_step), "optimizer_step_pre")
 

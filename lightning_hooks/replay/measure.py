@@ -72,10 +72,9 @@ class StepMeasure:
         """
         self._receivers.append(receive)
         accumulated = ACCUMULATES if self._host.loss_scaling.accumulation > 1 else ""
+        scaled = "a loss scaler may skip the step" if self._host.loss_scaling.scaler is not None else ""
         compiled = "under torch.compile another graph would be compiled" if compiled_regions(self._host.model) else ""
-        if self._host.loss_scaling.scaler is not None:
-            accumulated = accumulated or "a loss scaler may skip the step"
-        self._stop(compiled or self._host.again.why_not() or accumulated)
+        self._stop(compiled or self._host.again.why_not() or accumulated or scaled)
 
     def _check_hooks(self) -> None:
         """Check that no hook would run once more that is neither ours nor torch's."""

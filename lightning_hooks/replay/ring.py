@@ -44,11 +44,6 @@ class StepEvidence:
     flag: bool | Tensor = False
     nbytes: int = _ENTRY
 
-    @property
-    def bad(self) -> bool:
-        """The flag; on an accelerator this waits for the device."""
-        return bool(self.flag)
-
 
 class Ring:
     """The evidence of the last batches, the newest last."""
@@ -70,9 +65,7 @@ class Ring:
         entries.append(entry)
         self.nbytes += entry.nbytes
         if len(entries) > STEPS:
-            old = entries[-STEPS - 1]
-            if old.generators is not None:
-                self._forget(old)
+            self._forget_generators(entries[-STEPS - 1])
         self._trim()
 
     def at_forward(self, entry: StepEvidence, states: Generators) -> None:
@@ -88,7 +81,7 @@ class Ring:
         while self.nbytes > MOST_BYTES and len(self._entries) > 1:
             self.nbytes -= self._entries.popleft().nbytes
 
-    def _forget(self, entry: StepEvidence) -> None:
+    def _forget_generators(self, entry: StepEvidence) -> None:
         entry.generators = None
         size = _ENTRY + (0 if entry.rows is None else entry.rows.nbytes)
         self.nbytes -= entry.nbytes - size

@@ -5,12 +5,15 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_hooks.hooks.attributes import exchange
 
 BEHIND = 4
 """How many batches are remembered behind the one under way: what has been fetched in advance."""
@@ -103,28 +106,25 @@ class LoaderRows:
     """The loaders whose indices are recorded."""
 
     def __init__(self) -> None:
-        self._loaders: list[tuple[Any, _Recording]] = []
+        self._recordings: list[_Recording] = []
+        self._exchanged = ExitStack()
 
     def record(self, loader: Any) -> None:
         """Record the indices that a loader draws from now on; one of another kind than torch's is left alone."""
-        known = any(loader is other for other, _ in self._loaders)
+        known = any(loader is recording.loader for recording in self._recordings)
         if isinstance(loader, DataLoader) and not known and {"sampler", "batch_sampler"} <= vars(loader).keys():
             recording = _Recording(loader, vars(loader).get("_get_iterator"))
-            vars(loader)["_get_iterator"] = recording  # torch has no public way to see what is drawn
-            self._loaders.append((loader, recording))
+            self._exchanged.callback(exchange(loader, _get_iterator=recording))  # torch has no public way to see what is drawn
+            self._recordings.append(recording)
 
     def latest(self) -> Any:
         """The iterator that was made last of the loader that was recorded last; None where there is none any more."""
-        return self._loaders[-1][1].latest() if self._loaders else None
+        return self._recordings[-1].latest() if self._recordings else None
 
     def release(self) -> None:
         """Leave every loader as it was."""
-        for loader, recording in self._loaders:
-            if vars(loader).get("_get_iterator") is recording:
-                vars(loader).pop("_get_iterator")
-                if recording.before is not None:
-                    vars(loader)["_get_iterator"] = recording.before
-        self._loaders.clear()
+        self._exchanged.close()
+        self._recordings.clear()
 
 
 @dataclass(frozen=True, slots=True)

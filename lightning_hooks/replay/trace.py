@@ -47,10 +47,10 @@ class Place:
     """
 
     operation: str
-    module: str
-    where: str
-    code: str
-    inputs: str
+    module: str = ""
+    where: str = ""
+    code: str = ""
+    inputs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _raised(self, error: Exception) -> Failure | None:
         assert self.trace is not None
         where, code = _users_line(reversed([*walk_tb(error.__traceback__)]))
-        last = self._last or Place("", "", "", "", "")
+        last = self._last or Place("")
         raising = [call for call in self.trace.calls if call.error]
         module = max(raising, key=lambda call: call.depth).site if raising else ""
         place = Place(last.operation, module, where, code, last.inputs)
@@ -195,7 +195,7 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if found is not None:
             return found
         name = "backward" if node is None else node.name().removesuffix("0").removesuffix("Backward")
-        return Place(name, "", "", "", "")
+        return Place(name)
 
 
 def tensors_of(value: Any, name: str = "", depth: int = 0) -> dict[str, Tensor]:

@@ -274,7 +274,8 @@ class StepWatch:
     def _write(self, guilty: _UnderWay, kind: str, found: Blame | None) -> None:
         if self.writer is not None:
             before_update = self._on_host and kind in ("nonfinite", "requested")
-            batch = guilty.batch if guilty is self._now or guilty in self._recent or guilty.evidence.bad else None
+            known = guilty is self._now or guilty in self._recent or bool(guilty.evidence.flag)
+            batch = guilty.batch if known else None
             moment = CapsuleMoment(kind, guilty.evidence, batch, guilty.rest, found, self._buffers.named(self._host.model))
             self.writer.write(self._host, moment, self.ring, with_state=before_update)
 
