@@ -124,7 +124,6 @@ class TrainingMonitor(TrainingReports, SessionCallback):
     ) -> None:
         arguments = arguments_in(locals())
         super().__init__()
-        self.resumed: dict[str, int] | None = None
         self.observers = TrainingMembers(**arguments)
         self.outlets = self.observers.outlets
 
@@ -152,7 +151,7 @@ class TrainingMonitor(TrainingReports, SessionCallback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.resumed = state_dict.get("loop")
+        self.observers.resumed = state_dict.get("loop")
         for member in self.members:
             member.load_state_dict(state_dict.get(member.kind.prefix, {}))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from lightning.fabric import Fabric
 from torch import nn
@@ -13,15 +13,8 @@ from lightning_hooks.hosts.lightning_folder import folder_of
 from lightning_hooks.hosts.loop_events import EventHook
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
 from lightning_hooks.hosts.loop_setup import optimizers_of, setup_of, unwrapped
-from lightning_hooks.hosts.observers import TrainingMembers
+from lightning_hooks.hosts.observers import TrainingReports
 from lightning_hooks.hosts.plain import PlainHost
-
-
-class FabricMonitor(Protocol):
-    """A callback with the members that observe a training, and where it is sent to."""
-
-    observers: TrainingMembers
-    resumed: dict[str, int] | None
 
 
 class FabricLoop:
@@ -35,14 +28,14 @@ class FabricLoop:
         quiet: Whether what cannot be observed is a warning.
     """
 
-    def __init__(self, monitor: FabricMonitor, fabric: Fabric, quiet: bool = False) -> None:
+    def __init__(self, monitor: TrainingReports, fabric: Fabric, quiet: bool = False) -> None:
         self.monitor, self._fabric, self._quiet = monitor, fabric, quiet
         self._modules: list[nn.Module] = []
         self._hooks = HookManager()
         self.loop: LoopMonitor | None = None
 
     @classmethod
-    def set_up(cls, monitor: FabricMonitor, fabric: Fabric, module: Any, quiet: bool = False) -> None:
+    def set_up(cls, monitor: TrainingReports, fabric: Fabric, module: Any, quiet: bool = False) -> None:
         """Take the place of a monitor among the callbacks of a Fabric that has set up a model; a quiet one leaves to others."""
         callbacks = fabric._callbacks  # there is no public name
         if quiet and any(isinstance(callback, cls) for callback in callbacks):
@@ -67,10 +60,10 @@ class FabricLoop:
         several = {f"{place}-{type(model).__name__}": model for place, model in enumerate(models)}
         model = self._modules[0] if len(self._modules) == 1 else nn.ModuleDict(several)
         try:
-            monitor, host = self.monitor, _host(self._fabric, model)
-            self.loop = LoopMonitor(host, monitor.observers, ends_at_step=True)
-            if monitor.resumed is not None:
-                host.progress, monitor.resumed = monitor.resumed, None
+            observers, host = self.monitor.observers, _host(self._fabric, model)
+            self.loop = LoopMonitor(host, observers, ends_at_step=True)
+            if observers.resumed is not None:
+                host.progress, observers.resumed = observers.resumed, None
             self.loop.start().events.enter(module, args, kwargs)
         except Exception as error:
             if not self._quiet:

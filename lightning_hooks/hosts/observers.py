@@ -104,6 +104,7 @@ class TrainingMembers:
         outlets: Where the run is sent to: what ``notify`` and ``live`` say.
         groups: The members of each of the three monitors that measure the same.
         all: All members, in the order in which they join.
+        resumed: How far a training in Fabric's loop was whose checkpoint was loaded; None without.
 
     Raises:
         ImportError: If figures are asked for and matplotlib is not installed.
@@ -117,6 +118,7 @@ class TrainingMembers:
         given = iter(arguments_of_each(kinds, functional=functional, **arguments))
         self.groups = [members_of(group, [next(given) for _ in group]) for group in OF_TRAINING]
         self.all = [member for group in self.groups for member in group]
+        self.resumed: dict[str, int] | None = None
         self.all[-1].selection = self.all[0].selection  # clipping events have no modules of their own
 
 

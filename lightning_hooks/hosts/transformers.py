@@ -66,7 +66,7 @@ class MonitorCallback(TrainerCallback, TrainingReports):
         """A batch ends, and with it an optimizer step or, as a substep, none."""
         if self.loop is not None:
             self.loop.step()
-            self._stop(control)
+            control.should_training_stop |= self.loop.should_stop
 
     on_substep_end = on_step_end
 
@@ -101,11 +101,7 @@ class MonitorCallback(TrainerCallback, TrainingReports):
         if self._epoch_over and self.loop is not None:
             self._epoch_over = False
             self.loop.end_window()
-            self._stop(control)
-
-    def _stop(self, control: TrainerControl) -> None:
-        if self.loop is not None and self.loop.should_stop:
-            control.should_training_stop = True
+            control.should_training_stop |= self.loop.should_stop
 
     def _close(self, how: str, error: BaseException | None = None) -> None:
         loop, self.loop = self.loop, None
