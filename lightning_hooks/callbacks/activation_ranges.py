@@ -13,10 +13,11 @@ from typing_extensions import override
 from lightning_hooks.alerts import RangeReport
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.declare.collector import Collector
-from lightning_hooks.diagnostics.ranges import RangeCollector, RangeRecorder
+from lightning_hooks.diagnostics.ranges import RangeCollector
 from lightning_hooks.extraction import Forward, device_of, run_model, undisturbed
 from lightning_hooks.extraction.batches import check_forward
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
+from lightning_hooks.hooks.recorder import OutputTo
 from lightning_hooks.quantization import RangeTable
 from lightning_hooks.quantization.ranges import check_range_options
 from lightning_hooks.quantization.scales import check_levels
@@ -137,7 +138,7 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         count = sampled = 0
         with HookManager() as hooks:
             for index, (name, module) in enumerate(sites):
-                hooks.register(module, RangeRecorder(table, index), label=name)
+                hooks.register(module, OutputTo(table.add, index), label=name)
             for batch in batches:
                 if count % observer.member.settings.every_n_steps == 0:
                     with undisturbed(model):

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.window import Report
-from lightning_hooks.hooks import OutputRecorder
+from lightning_hooks.hooks.recorder import OutputTo
 from lightning_hooks.quantization import ActivationRange, RangeTable
 from lightning_hooks.statistics.tables import Tables
 from lightning_hooks.statistics.units import most_units
@@ -71,7 +71,7 @@ class RangeCollector(Collector[RangeReport]):
         capacity = most_units(context.host.model) if context.host.setup.world_size > 1 and by_channel else 0
         self.table = new_table([name for name, _ in sites], context.host.setup.device, capacity)
         for index, (name, module) in enumerate(sites):
-            context.listen(name, module, RangeRecorder(self.table, index))
+            context.listen(name, module, OutputTo(self.table.add, index))
         self.tables = Tables(context.host.setup.device, ranges=self.table)
 
     @override
@@ -108,14 +108,3 @@ class RangeCollector(Collector[RangeReport]):
         widest = sorted(report.sites.items(), key=lambda item: -item[1].scale)[:5]
         columns = {stat.replace("_", " "): stat for stat in (*LOGGED, "smallest", "largest")}
         return [*lines, Table.of("module", columns, widest)]
-
-
-class RangeRecorder(OutputRecorder):
-    """Forward hook of one site."""
-
-    def __init__(self, table: RangeTable, index: int) -> None:
-        self.table, self.index = table, index
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Record the output."""
-        self.table.add(self.index, output)

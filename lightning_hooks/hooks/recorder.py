@@ -71,6 +71,22 @@ class OutputRecorder(Recorder):
         torch.ops.lightning_hooks.record_output(number, [x.detach() for x in read[:1]], [x.detach() for x in float_tensors(output)])
 
 
+class OutputTo(OutputRecorder):
+    """Gives the outputs of a module to a function.
+
+    Args:
+        record: The function, of a number and an output.
+        index: The module's number.
+    """
+
+    def __init__(self, record: Callable[[int, Any], None], index: int) -> None:
+        self.record, self.index = record, index
+
+    def __call__(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
+        """Record the output."""
+        self.record(self.index, output)
+
+
 class GradientRecorder(Recorder):
     """A tensor hook that records a gradient."""
 

@@ -88,6 +88,15 @@ def added(own: Tensor, _among: TableIndex) -> Merging:
     return found
 
 
+def of_largest(own: Tensor, _among: TableIndex) -> Merging:
+    """Rows, ``(…, columns)``, of the table whose first number is the largest; the mean of several that have it."""
+    highest = yield own[..., 0]
+    has_it = (own[..., 0] == highest)[..., None]
+    found = yield torch.cat((torch.where(has_it, own, 0), has_it.to(own.dtype)), -1)
+    yield _nothing(own)
+    return found[..., :-1] / found[..., -1:]
+
+
 def latest(own: Tensor, among: TableIndex) -> Merging:
     """The numbers of the last table."""
     found = yield from added(own if among.number == among.count - 1 else torch.zeros_like(own), among)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +26,7 @@ from lightning_hooks.diagnostics.unusual import LargestBatches
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.tensors import as_real, plain_values
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import Merge, Merging, Span, Spans, TableIndex, by_columns, largest
+from lightning_hooks.statistics.reduction import Merge, Merging, Span, Spans, TableIndex, by_columns, largest, of_largest
 from lightning_hooks.statistics.tables import Tables
 from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.tracker import Chart, Layout
@@ -191,13 +191,11 @@ class ClipCollector(Collector[ClipReport]):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"past": dict(self._past()), "largest": {name: batches.state() for name, batches in self._largest.items()}}
-
-    def _past(self) -> Iterator[tuple[str, Tensor]]:
-        """Each optimizer's steps before, for those to come."""
+        past = {}  # each optimizer's steps before, for those to come
         for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
             _ = ledger.events  # what is still on an open page
-            yield name, ledger.watch.state().to("cpu", copy=True)
+            past[name] = ledger.watch.state().to("cpu", copy=True)
+        return {"past": past, "largest": {name: batches.state() for name, batches in self._largest.items()}}
 
     @override
     def scalars(self, report: ClipReport) -> dict[str, float]:
@@ -240,15 +238,6 @@ class ClipCollector(Collector[ClipReport]):
         return lines
 
 
-def _of_largest(own: Tensor, _among: TableIndex) -> Merging:
-    """Events, of the table whose first number is the largest; the mean of several that have it."""
-    highest = yield own[..., 0]
-    has_it = (own[..., 0] == highest)[..., None]
-    found = yield torch.cat((torch.where(has_it, own, 0), has_it.to(own.dtype)), -1)
-    yield own.new_empty(0)
-    return found[..., :-1] / found[..., -1:]
-
-
 def _of_first(own: Tensor, among: TableIndex) -> Merging:
     """Events, of the table whose first number, a batch, is the smallest; the first of several that have it."""
     turn = own[..., 0] * among.count + among.number
@@ -260,8 +249,8 @@ def _of_first(own: Tensor, among: TableIndex) -> Merging:
 
 TALLY_START = N_EVENT_COLUMNS + N_STEP_COUNTS
 MERGED_EVENTS: Sequence[tuple[Merge, Sequence[int]]] = (
-    (_of_largest, range(EventColumn.JUMP, EventColumn.GROWTH)),
-    (_of_largest, range(EventColumn.GROWTH, EventColumn.BAD_BATCH)),
+    (of_largest, range(EventColumn.JUMP, EventColumn.GROWTH)),
+    (of_largest, range(EventColumn.GROWTH, EventColumn.BAD_BATCH)),
     (_of_first, range(EventColumn.BAD_BATCH, N_EVENT_COLUMNS)),
 )
 """How step events merge: the jump and the growth are those where they are largest, the nonfinite step the first one."""

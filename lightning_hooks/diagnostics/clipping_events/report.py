@@ -22,7 +22,7 @@ from lightning_hooks.diagnostics.unusual import Found, UnusualBatch
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.panels import Curves, curve_figure
 from lightning_hooks.plots.series import as_reports
-from lightning_hooks.statistics.reduction import Merging, Span, Spans, TableIndex, paired
+from lightning_hooks.statistics.reduction import Span, Spans, by_columns, of_largest, paired
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -104,7 +104,8 @@ class LargestSteps:
     @property
     def spans(self) -> Spans:
         """How packed tables merge: the steps of the rank with the largest norm, and the largest of all windows."""
-        return (Span(WIDTH * len(self._ledgers()), _of_largest_rank, paired(_of_both)),)
+        of_ranks = by_columns([(of_largest, range(WIDTH))], WIDTH)  # ranks that have it took the same steps
+        return (Span(WIDTH * len(self._ledgers()), of_ranks, paired(_of_both)),)
 
     def pack(self) -> Tensor:
         """Return the window's numbers as one vector."""
@@ -124,16 +125,6 @@ def found_in(packed: Tensor) -> list[list[Found]]:
     """The largest steps of each optimizer, of packed numbers on the host."""
     rows = packed.view(-1, LARGEST, N_STEP_NUMBERS).tolist()
     return [[(norm, int(batch), int(step)) for norm, batch, step in steps if norm >= 0] for steps in rows]
-
-
-def _of_largest_rank(own: Tensor, _among: TableIndex) -> Merging:
-    """The steps of the rank whose largest norm is the largest; the mean of several that have it, whose steps are the same."""
-    rows = own.view(-1, WIDTH)
-    highest = yield rows[:, 0]
-    has_it = (rows[:, 0] == highest)[:, None]
-    found = yield torch.cat((torch.where(has_it, rows, 0), has_it.to(own.dtype)), -1)
-    yield own.new_empty(0)
-    return (found[:, :-1] / found[:, -1:]).flatten()
 
 
 def _of_both(earlier: Tensor, later: Tensor) -> Tensor:

@@ -19,22 +19,12 @@ from lightning_hooks.hooks.selection import clean_name, outwards, repeated_block
 from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values
 from lightning_hooks.statistics.columns import MINIMUM_OR_NONE, SUM, Columns, Reduction, RowTable
 from lightning_hooks.statistics.kernels import kernels_for
-from lightning_hooks.statistics.reduction import Merging, TableIndex
+from lightning_hooks.statistics.reduction import of_largest
 from lightning_hooks.statistics.rows import Clock, Column, ValueTable
 from lightning_hooks.statistics.tables import Tables
 
-
-def _of_the_largest(own: Tensor, _table: TableIndex) -> Merging:
-    """Numbers and what belongs to each, ``(…, 2)``: those of the table with the largest number."""
-    number, of_it = own.unbind(-1)
-    found = yield number
-    has = number == found
-    counted = yield torch.stack((torch.where(has, of_it, 0), has.to(own.dtype)))
-    yield own.new_empty(0)
-    return torch.stack((found, counted[0] / counted[1]), -1)  # where several have it they are the same in practice
-
-
-WITH_THE_LARGEST = Reduction(_of_the_largest)
+WITH_THE_LARGEST = Reduction(of_largest)
+"""A number and what belongs to it; where several tables have the largest one they are the same in practice."""
 
 
 class StreamColumn(Columns):

@@ -16,8 +16,9 @@ from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.routers.routing import RouterColumn, RouterReport, RoutingTable
-from lightning_hooks.hooks import ModuleSelector, OutputRecorder, select_modules
+from lightning_hooks.hooks import ModuleSelector, select_modules
 from lightning_hooks.hooks.attributes import stored, stored_count
+from lightning_hooks.hooks.recorder import OutputTo
 from lightning_hooks.hooks.selection import named_sites, outwards
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.panels import MOST_PANELS, Stack, stack_figure
@@ -238,7 +239,7 @@ class RouterCollector(Collector[RouterReport]):
         self._router_names, self._codebook_names = [site.name for site in chosen], [site.name for site in books]
         sites: list[RouterSite | CodebookSite] = [*chosen, *books]
         for index, site in enumerate(sites):
-            context.listen(site.name, site.module, _Recorder(self.table, index))
+            context.listen(site.name, site.module, OutputTo(self.table.record, index))
         self.set_tables(routing=self.table)
 
     @classmethod
@@ -306,16 +307,6 @@ class RouterCollector(Collector[RouterReport]):
         lines += [Table.of("router", SUMMARY, least)] if least else []
         books = {"codes": "size", "used": "usage", "perplexity": "perplexity"}
         return [*lines, Table.of("codebook", books, report.codebooks.items())] if report.codebooks else lines
-
-
-class _Recorder(OutputRecorder):
-    """Forward hook of one router or quantiser."""
-
-    def __init__(self, table: RoutingTable, index: int) -> None:
-        self.table, self.index = table, index
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self.table.record(self.index, output)
 
 
 def expert_load(reports: RouterReport | Sequence[RouterReport]) -> Figure:
