@@ -14,26 +14,26 @@ from lightning_hooks.declare.kinds import Kind, Node, Severity, not_later
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
 from lightning_hooks.diagnostics.causes.facts import Facts
-from lightning_hooks.diagnostics.causes.rates import SOON, group_too_fast, rate_too_high, rounded
+from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high
+from lightning_hooks.diagnostics.causes.remedies import SOON, replace, rounded
 from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, usable_gains
 
 
 def _last(facts: Facts) -> AttentionReport:
     """The last report of attention; an empty one where there is none."""
-    found = facts.window.report(AttentionReport)
-    return AttentionReport(0, 0, {}) if found is None else found
+    return facts.window.report(AttentionReport) or AttentionReport(0, 0, {})
 
 
 @hypothesis("replace it by its opposite, if that was meant", "pass a causal mask")
 def wrong_mask(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A mask hides all keys, or shows what it is to hide."""
-    target, shown = f"the mask of {alert.site}", alert.site in _last(facts).target_shown
-    if shown:
+    mask = f"the mask of {alert.site}"
+    if alert.site in _last(facts).target_shown:
         found.add(True, 0.8, "each query may attend to the token that is its target")
-        remedy = Remedy("replace", target, None, "a causal one", "", "a loss that falls on new data too", SOON, "is_causal=True")
+        remedy = replace(mask, "a causal one", "a loss that falls on new data too", "is_causal=True")
         return f"No mask hides the token that comes next from {alert.site}, or one with the opposite meaning.", [remedy]
     found.add(True, 0.7, alert.message)
-    return "A mask hides all keys.", [Remedy("replace", target, None, "its opposite, if that was meant", "", "", SOON, "~mask")]
+    return "A mask hides all keys.", [replace(mask, "its opposite, if that was meant", code="~mask")]
 
 
 @hypothesis("divide the scores by the root of the width of a head")
@@ -63,7 +63,7 @@ def inverted_mask(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if not hidden:
         return None
     to = "its opposite, if it is True where a key may be seen"
-    remedy = Remedy("replace", f"the mask of {hidden[0]}", None, to, "", "a loss that falls", SOON, "~mask")
+    remedy = replace(f"the mask of {hidden[0]}", to, "a loss that falls", "~mask")
     return f"{hidden[0]} attends to other keys than the first one, which its mask hides in all samples.", [remedy]
 
 

@@ -6,8 +6,9 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import Cause, CauseEvidence, Hypothesis, Judgement, Remedy, hypothesis
 from lightning_hooks.diagnostics.causes.data import large_inputs
 from lightning_hooks.diagnostics.causes.facts import Facts
-from lightning_hooks.diagnostics.causes.rates import SOON, rate_too_high
-from lightning_hooks.diagnostics.causes.weights import in_code, nonfinite_weights
+from lightning_hooks.diagnostics.causes.rates import rate_too_high
+from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace
+from lightning_hooks.diagnostics.causes.weights import nonfinite_weights
 from lightning_hooks.diagnostics.loss_inputs.targets import BLANK, SIGNS
 
 MANY = 0.05
@@ -49,24 +50,23 @@ def nonfinite_operation(alert: Alert, facts: Facts, found: CauseEvidence) -> Jud
         return None
     found.add(True, 0.7, "the step was run again: its batch and its weights were finite")
     where, name = step.module or "training_step", step.operation.split(" ")[0].removesuffix("_") or "the operation"
-    to, code, effect = f"{name} of arguments that it holds for", _SAFE.get(name.removesuffix("_backward"), ""), "a finite loss"
-    remedy = Remedy("replace", f"{name} in {where}", None, to, "", effect, 1, code)
+    text, effect = f"{step.operation} gives {step.value} of finite numbers.", "a finite loss"
     if step.module and "norm" in name:
-        remedy = Remedy("set", f"{step.module}.eps", None, 1e-5, "", effect, 1, f"{in_code(step.module)}.eps = 1e-5")
-    elif "softmax" in name:
-        inverted = Remedy("replace", f"the mask in {where}", None, "one that leaves a key to each query", "", effect, 1, "~mask")
+        return text, [Remedy("set", f"{step.module}.eps", None, 1e-5, "", effect, 1, f"{in_code(step.module)}.eps = 1e-5")]
+    if "softmax" in name:
+        inverted = replace(f"the mask in {where}", "one that leaves a key to each query", effect, "~mask", 1)
         code = "scores.masked_fill(mask, torch.finfo(scores.dtype).min)"
-        lowest = Remedy("replace", f"-inf before the {name} in {where}", None, "the lowest finite number", "", effect, 1, code)
+        lowest = replace(f"-inf before the {name} in {where}", "the lowest finite number", effect, code, 1)
         few = bool(step.samples) and (alert.batch or 0) > 0  # a mask that is always wrong is so in the first batch
-        return f"{step.operation} gives {step.value} of finite numbers.", [lowest, inverted] if few else [inverted, lowest]
-    elif name in ("std", "var"):
+        return text, [lowest, inverted] if few else [inverted, lowest]
+    if name in ("std", "var"):
         remedy = Remedy("set", "dataloader.drop_last", False, True, "", effect, SOON, "DataLoader(…, drop_last=True)")
         return f"{step.operation} gives {step.value} of a single sample, as the last batch of an epoch may be.", [remedy]
-    remedies = [remedy]
-    if name.removesuffix("_backward") == "log":  # a bound lets no gradient through
-        code = "torch.log(F.softplus(x))"
-        remedies.append(Remedy("replace", f"the rectifier before the log in {where}", None, "a softplus", "", effect, SOON, code))
-    return f"{step.operation} gives {step.value} of finite numbers.", remedies
+    forward = name.removesuffix("_backward")
+    remedies = [replace(f"{name} in {where}", f"{name} of arguments that it holds for", effect, _SAFE.get(forward, ""), 1)]
+    if forward == "log":  # a bound lets no gradient through
+        remedies.append(replace(f"the rectifier before the log in {where}", "a softplus", effect, "torch.log(F.softplus(x))"))
+    return text, remedies
 
 
 @hypothesis("set trainer.precision to bf16-mixed")
@@ -89,8 +89,8 @@ def half_weights(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 
 
 def _precision(facts: Facts) -> Remedy:
-    code = 'Trainer(precision="bf16-mixed")'
-    return Remedy("set", "trainer.precision", facts.precision, "bf16-mixed", "", "steps that are not lost", SOON, code)
+    code, effect = 'Trainer(precision="bf16-mixed")', "steps that are not lost"
+    return Remedy("set", "trainer.precision", facts.precision, "bf16-mixed", effect=effect, steps=SOON, code=code)
 
 
 # Before the loss.
@@ -133,8 +133,8 @@ def wrong_sign(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     first, last = recent[0], recent[-1]
     found.add(max(recent[-4:]) < 0, 0.6, f"the loss is {last:.3g}, and {known[0]}, which is part of it, is never below 0")
     found.add(max(recent[-4:]) < 0 and last < first, 0.1, "and it falls")
-    target, to = f"the sign of what is added to {known[0]}", "its opposite"
-    remedy = Remedy("replace", target, None, to, "", "a loss above 0", SOON, "loss = loss + weight * penalty")
+    sign = f"the sign of what is added to {known[0]}"
+    remedy = replace(sign, "its opposite", "a loss above 0", "loss = loss + weight * penalty")
     return f"A term that is added to {known[0]} makes the loss negative: it grows without a bound.", [remedy]
 
 
@@ -145,8 +145,8 @@ def blank_label(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if stats is None or stats.bound != BLANK:
         return None
     found.add(stats.outside > 0, 0.85, f"{stats.outside} of {stats.bounded} labels are the blank, which no output spells")
-    target, code = f"the labels of {alert.site} that are its blank", "targets + 1"
-    remedy = Remedy("replace", target, None, "labels from 1 on, with one more class", "", "a lower loss", SOON, code)
+    labels = f"the labels of {alert.site} that are its blank"
+    remedy = replace(labels, "labels from 1 on, with one more class", "a lower loss", "targets + 1")
     return "A label has the number of the blank.", [remedy]
 
 
@@ -157,7 +157,7 @@ def labels_of_zero(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     if stats is None or stats.bound != SIGNS:
         return None
     found.add(stats.outside > 0, 0.85, f"{stats.outside} of {stats.bounded} labels are 0")
-    remedy = Remedy("replace", f"the labels of {alert.site} that are 0", None, "-1", "", "a lower loss", SOON, "2 * labels - 1")
+    remedy = replace(f"the labels of {alert.site} that are 0", "-1", "a lower loss", "2 * labels - 1")
     return f"Labels of {alert.site} are 0 where it expects -1.", [remedy]
 
 
@@ -169,8 +169,8 @@ def other_numbers(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     differs = one is not None and other is not None and one.rms > 0 and not 0.8 < other.rms / one.rms < 1.25
     of_loss = facts.flow.loss is not None and bool(facts.flow.loss.validations) and alert.site not in facts.modules
     found.add(of_loss and not differs, 0.75, "the validation loss is worse than guessing, on inputs of the same size")
-    target, to = "the numbers of classes and words in validation", "those of training: one table for both, not unique() of a part"
-    remedy = Remedy("replace", target, None, to, "", "a validation loss near that of training", SOON)
+    numbers, to = "the numbers of classes and words in validation", "those of training: one table for both, not unique() of a part"
+    remedy = replace(numbers, to, "a validation loss near that of training")
     return "Validation has other numbers for the same classes or words, or each batch of training has numbers of its own.", [remedy]
 
 
@@ -206,8 +206,7 @@ def softmax_of_one(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     """A softmax is given one number, and puts out 1."""
     stats, kind = facts.features.sites.get(alert.site), facts.modules.get(alert.site, "")
     found.add(stats is not None and kind == "Softmax" and stats.min == stats.max == 1.0, 0.9, "its output is 1 in all samples")
-    code = f"{in_code(alert.site)} = nn.Sigmoid()"
-    remedy = Remedy("replace", "nn.Softmax", None, "nn.Sigmoid", "", "outputs that vary", SOON, code)
+    remedy = replace("nn.Softmax", "nn.Sigmoid", "outputs that vary", f"{in_code(alert.site)} = nn.Sigmoid()")
     return f"{alert.site} is a softmax over a single number.", [remedy]
 
 
@@ -220,13 +219,13 @@ def weights_upside_down(alert: Alert, facts: Facts, found: CauseEvidence) -> Jud
     outputs, targets = facts.features.outputs.get(alert.site), facts.features.targets.get(alert.site)
     if outputs is not None and outputs.frequent_weight > 1:
         found.add(True, 0.8, f"labels weigh {outputs.frequent_weight:.2g} times as much as classes do")
-        target, code = f"the weight of {alert.site}", "weight = counts.sum() / (len(counts) * counts)"
+        weight, code = f"the weight of {alert.site}", "weight = counts.sum() / (len(counts) * counts)"
     elif targets is not None and targets.weighted_down > 0:
         found.add(True, 0.8, "positive targets are rare, and pos_weight is below 1")
-        target, code = f"the pos_weight of {alert.site}", "pos_weight = negatives / positives"
+        weight, code = f"the pos_weight of {alert.site}", "pos_weight = negatives / positives"
     else:
         return None
-    remedy = Remedy("replace", target, None, "one over it", "", "rare classes that are named", SOON, code)
+    remedy = replace(weight, "one over it", "rare classes that are named", code)
     return f"{alert.site} weighs frequent classes more than rare ones.", [remedy]
 
 
@@ -237,8 +236,8 @@ def viewed_classes(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     if stats is None or not stats.viewed:
         return None
     found.add(True, 0.85, f"the tensor that is viewed has its {stats.classes} classes last")
-    target, code = f"the view (or reshape) before {alert.site}", "logits.transpose(1, -1)"
-    remedy = Remedy("replace", target, None, "a transpose, or permute", "", "a loss that falls further", SOON, code)
+    view, to = f"the view (or reshape) before {alert.site}", "a transpose, or permute"
+    remedy = replace(view, to, "a loss that falls further", "logits.transpose(1, -1)")
     return f"{alert.site} takes numbers of several places for one class.", [remedy]
 
 

@@ -7,18 +7,17 @@ import math
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
 from lightning_hooks.diagnostics.causes.facts import Facts
-from lightning_hooks.diagnostics.causes.rates import SOON, rounded
-from lightning_hooks.diagnostics.causes.weights import in_code
+from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace, rounded
 
 _ALIKE = ("constant", "representation_collapse", "vanishing", "no_progress")
 
 
-def _first_layer(facts: Facts) -> str:
-    """The first module with weights, if these vary and it is known how much its outputs differ between samples; else empty."""
+def _first_layer(facts: Facts) -> tuple[str, float]:
+    """The first module with weights and how much its outputs differ between samples; empty unless that is known and they vary."""
     own = {name.rpartition(".")[0] for name in facts.start}
-    first = next((name for name in facts.modules if name in own), "")
+    first, known = next((name for name in facts.modules if name in own), ""), facts.features.representations
     varied = any(not facts.start[name].constant for name in facts.parameters_of(first))
-    return first if varied and first in facts.features.representations else ""
+    return (first, known[first].ratio) if varied and first in known else ("", math.nan)
 
 
 @hypothesis("multiply the input by one over its size", "subtract its mean and divide by its standard deviation")
@@ -35,24 +34,22 @@ def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     found.add(stats.rms > 8, size, f"its root mean square is {stats.rms:.3g}")
     found.add(bytes_, 0.25, "it looks like bytes")
     found.add(away > 4, 0.5, f"its mean is {stats.mean:.3g}, {away:.3g} times its standard deviation")
-    layer = _first_layer(facts)
-    alike = facts.features.representations[layer].ratio if layer else math.nan
+    layer, alike = _first_layer(facts)
     found.add(alert.kind in _ALIKE and alike < 1e-2, 0.2, f"samples differ by {alike:.2g} of their size at {layer}")
     found.add(alert.severity == "info" and size < 0.5, -1.0, "nothing shows that it does harm")
     to = float(f"{1 / 255 if bytes_ else 1 / stats.rms:.2g}")
     scale = Remedy("scale", place, None, to, "", "inputs of a size near 1", 1, f"x = x * {to:g}")
-    code, what = f"x = (x {-stats.mean:+.3g}) / {stats.std:.3g}", "its values, standardised"
+    middle, half, around = (stats.max + stats.min) / 2, (stats.max - stats.min) / 2, "inputs around 0, of a size near 1"
+    from_range = replace(place, "its values, from -1 to 1", around, f"x = (x {-middle:+.3g}) / {half:.3g}", 1)
     if columns:
-        code, what = "x = (x - x.mean(0)) / x.std(0)", "its columns, standardised"
+        standard = replace(place, "its columns, standardised", around, "x = (x - x.mean(0)) / x.std(0)", 1)
     elif not facts.features.images and stats.max - stats.min < 4 * stats.std:  # they fill a range
-        middle, half = (stats.max + stats.min) / 2, (stats.max - stats.min) / 2
-        code, what = f"x = (x {-middle:+.3g}) / {half:.3g}", "its values, from -1 to 1"
-    standard = Remedy("replace", place, None, what, "", "inputs around 0, of a size near 1", 1, code)
+        standard = from_range
+    else:
+        standard = replace(place, "its values, standardised", around, f"x = (x {-stats.mean:+.3g}) / {stats.std:.3g}", 1)
     remedies = [standard, scale] if (columns or away > 4) and not bytes_ else [scale, standard]
-    if away > 4 and not columns and "from -1" not in what:  # its size is no cure
-        middle, half = (stats.max + stats.min) / 2, (stats.max - stats.min) / 2
-        code, what = f"x = (x {-middle:+.3g}) / {half:.3g}", "its values, from -1 to 1"
-        remedies[1] = Remedy("replace", place, None, what, "", "inputs around 0, of a size near 1", 1, code)
+    if away > 4 and not columns and standard is not from_range:  # its size is no cure
+        remedies[1] = from_range
     own_loss = not (facts.features.outputs or facts.features.targets)  # it may use the batch in its units
     if layer and own_loss and alert.kind == "saturated" and remedies[0] is scale:
         code = f"{in_code(layer)}(x * {to:g})"
@@ -103,19 +100,20 @@ def large_targets(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @hypothesis("check a batch as the model receives it", "check the targets")
 def constant_data(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The samples or the targets are all the same."""
-    inputs, same, layer = facts.features.inputs.get("training"), facts.features.same_samples is True, _first_layer(facts)
+    inputs, same = facts.features.inputs.get("training"), facts.features.same_samples is True
+    layer, ratio = _first_layer(facts)
     one = inputs is not None and inputs.count > 1 and inputs.min == inputs.max
     if inputs is not None:
         found.add(one, 0.8, f"all numbers of the input are {inputs.min:.3g}")
     found.add(same and not one, 0.8, "the samples of a batch are equal to the bit")
-    alike = facts.features.representations[layer].ratio if layer and not (one or same) else math.nan
-    found.add(alike < 1e-12, 0.75, f"the outputs of {layer}, the first layer, are the same for all samples")
+    alike = ratio < 1e-12 and not (one or same)
+    found.add(alike, 0.75, f"the outputs of {layer}, the first layer, are the same for all samples")
     agreement = alert.kind == "constant" and alert.value > 0.5 and alert.threshold > 0.5  # of the gradients at the last layer
-    targets = not (one or same or alike < 1e-12) and agreement
+    targets = not (one or same or alike) and agreement
     found.add(targets, 0.7, "samples differ, and their gradients at the last layer do not")
     found.add(targets and inputs is not None and inputs.rms > 8, -0.4, "inputs that are not normalised do the same")
     what = "the targets" if targets else "the samples"
-    where = f", and what is done to them before {layer}" * (alike < 1e-12)
+    where = f", and what is done to them before {layer}" * alike
     remedy = Remedy("check", f"{what} of a batch, and __getitem__{where}")
     return f"{what[:1].upper()}{what[1:]} of a batch are all the same{' when they reach ' + layer if where else ''}.", [remedy]
 
@@ -123,8 +121,7 @@ def constant_data(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
 @hypothesis("check what is done to the samples before the first layer")
 def destroyed_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """What the first layer is given hardly differs from sample to sample."""
-    layer, inputs = _first_layer(facts), facts.features.inputs.get("training")
-    alike = facts.features.representations[layer].ratio if layer else math.nan
+    (layer, alike), inputs = _first_layer(facts), facts.features.inputs.get("training")
     off = inputs is not None and (inputs.rms > 8 or abs(inputs.mean) > 4 * inputs.std)
     found.add(1e-12 <= alike < 1e-5 and not off, 0.6, f"its outputs differ by {alike:.2g} of their size from sample to sample")
     remedy = Remedy("check", f"what is done to the samples before {layer}", effect="outputs that differ from sample to sample")
@@ -140,7 +137,7 @@ def nothing_repels(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     last = loss.recent[-1]
     found.add(0 <= last < 0.05 * loss.start, 0.6, f"the loss fell from {loss.start:.2g} to {last:.2g} while outputs became alike")
     to = "one with negatives, a variance term, or a stop-gradient and a predictor"
-    remedy = Remedy("replace", "the loss between outputs", None, to, "", "outputs that differ from sample to sample", SOON)
+    remedy = replace("the loss between outputs", to, "outputs that differ from sample to sample")
     return "The loss is smallest where all outputs are the same, and nothing in it keeps samples from one another.", [remedy]
 
 
@@ -150,8 +147,7 @@ def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     learning = facts.flow.learning
     over = math.nan if learning is None or learning.over_constant is None else learning.over_constant
     ratio = max((facts.usual_ratio(name) for name in facts.optimizers), default=math.nan)
-    first = _first_layer(facts)
-    alike = facts.features.representations[first].ratio if first else math.nan
+    first, alike = _first_layer(facts)
     found.add(0.97 < over < 1.15, 0.3, f"the loss is {over:.3g} of that of the best constant answer")
     found.add(3e-4 < ratio < 0.1, 0.25, f"steps are of a usual size: {ratio:.2g} of a weight")
     found.add(alert.severity == "info", -0.5, "it may begin to learn")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, Setting, hypothesis
 from lightning_hooks.diagnostics.causes.facts import Facts, Rate
+from lightning_hooks.diagnostics.causes.remedies import SOON, rounded
 from lightning_hooks.diagnostics.excuses import is_scale_free
 from lightning_hooks.diagnostics.setup.parameters import L2
 
@@ -30,8 +31,6 @@ _ADAM = Range(1e-5, 3e-3, 1e-2)
 _UNKNOWN = Range(math.nan, math.nan, math.nan)
 USUAL_UPDATE = 3e-3
 """A usual share of a weight that a step changes."""
-SOON = 50
-"""Optimizer steps after which a cure of the step size shows."""
 
 
 def usual(rate: Rate) -> Range:
@@ -39,11 +38,6 @@ def usual(rate: Rate) -> Range:
     found = _USUAL.get(rate.kind, _ADAM if is_scale_free(rate.optimizer) else _UNKNOWN)
     slower = 1 - min(rate.settings.momentum or 0.0, 0.99) if rate.kind == "SGD" else 1.0  # momentum adds up steps
     return found._replace(typical=rounded(found.typical * slower))
-
-
-def rounded(value: float) -> float:
-    """A value to one significant digit."""
-    return float(f"{value:.0e}")
 
 
 def _set(rate: Rate, setting: str, now: Setting, to: Setting, effect: str = "steps of a usual size") -> Remedy:

@@ -9,17 +9,8 @@ from collections.abc import Sequence
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
 from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
-from lightning_hooks.diagnostics.causes.rates import SOON, clip_at, rounded
-
-
-def in_code(name: str) -> str:
-    """A module or parameter as an attribute of the model in its own ``__init__``: ``self.net[0].bias``; ``self`` for the model."""
-    return (
-        "self"
-        if name == "the model"
-        else "self" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in name.split("."))
-    )
-
+from lightning_hooks.diagnostics.causes.rates import clip_at
+from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace, rounded
 
 _SHUT = ("dead", "zero", "vanishing", "constant", "representation_collapse")
 
@@ -27,10 +18,9 @@ _SHUT = ("dead", "zero", "vanishing", "constant", "representation_collapse")
 @hypothesis("fill the bias with 0")
 def offset_bias(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A bias holds the units below zero, or one of them far above the others."""
-    near = facts.before(alert.site, 3) if alert.kind != "saturated" else facts.before(alert.site, 99)
-    biases = [(m, name) for m in near for name in facts.parameters_of(m) if name.endswith("bias")]
-    known = [(m, name, facts.start.get(name) or facts.now[name]) for m, name in biases]
-    known = [(m, name, bias) for m, name, bias in known if bias.elements > 1 and not bias.nonfinite]
+    near = facts.before(alert.site, 99 if alert.kind == "saturated" else 3)
+    biases = [(m, name, facts.start[name]) for m in near for name in facts.parameters_of(m) if name.endswith("bias")]
+    known = [(m, name, bias) for m, name, bias in biases if bias.elements > 1 and not bias.nonfinite]
     if alert.kind in _SHUT:
         known = [entry for entry in known if entry[2].high < 0]
     if not known:
@@ -44,7 +34,7 @@ def offset_bias(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     else:
         one = bias.constant and bias.size >= 5 and alert.kind == "saturated"
         found.add(one or (bias.size >= 2 and bias.high - bias.low > 2), 0.55, f"it is as large as {bias.size:.3g}")
-    found.add(name in facts.start and found.score > 0, 0.2, "it has been so since the start")
+    found.add(found.score > 0, 0.2, "it has been so since the start")
     now = facts.now.get(name, bias)
     found.add(abs(now.mean - bias.mean) > 3 * max(bias.size, 0.1), -0.4, f"its mean was {bias.mean:.2g} and is {now.mean:.2g} now")
     units = "channels" if facts.modules.get(module, "").startswith(("Conv", "BatchNorm")) else "units"
@@ -52,7 +42,7 @@ def offset_bias(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     alike = _alike(facts, name, bias, [other for other in facts.start if other.endswith("bias")])
     code = "; ".join(f"nn.init.zeros_({in_code(other)})" for other in alike)
     remedy = Remedy("fill", ", ".join(alike), None, 0.0, f"{name} is far from 0", f"outputs of {module} above 0", SOON, code)
-    return f"{name} is {values} {bias.elements} {units}{', since the start' if name in facts.start else ''}.", [remedy]
+    return f"{name} is {values} {bias.elements} {units}, since the start.", [remedy]
 
 
 def _alike(facts: Facts, name: str, tensor: TensorFacts, names: Sequence[str]) -> list[str]:
@@ -172,7 +162,7 @@ def scaled_shortcut(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     alike = sum(0.85 * middle < one < 1.15 * middle for one in carried)
     found.add(middle > 1.6 and alike > 0.7 * len(carried), 0.65, f"{alike} of {len(carried)} blocks hand {middle:.3g} of it on")
     blocks = ", ".join([*facts.features.residual][:2])
-    remedy = Remedy("replace", f"the shortcut in {blocks} and so on", None, "the input, once", "", "", SOON, "return x + branch(x)")
+    remedy = replace(f"the shortcut in {blocks} and so on", "the input, once", code="return x + branch(x)")
     return f"Each block hands on {middle:.3g} times its input: it is added more than once.", [remedy]
 
 
@@ -190,7 +180,7 @@ def squashing_chain(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         True, min(0.3 + 0.05 * len(names), 0.6), f"each lets at most {0.25 if 'igmoid' in kind else 1:g} of the gradient through"
     )
     code = "nn.ReLU(), and nn.init.kaiming_normal_ for weights"
-    remedy = Remedy("replace", f"nn.{kind}", None, "nn.ReLU and He initialisation", "", "gradients of one size", SOON, code)
+    remedy = replace(f"nn.{kind}", "nn.ReLU and He initialisation", "gradients of one size", code)
     return f"The gradient passes {len(names)} {kind} modules ({names[0]} to {names[-1]}).", [remedy]
 
 
@@ -221,13 +211,12 @@ def module_setting(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     if not known:
         return None
     module, name, value = known[0]
-    alike = [other for other, same, _ in known if same == name]
-    found.add(True, 0.3, f"{_WANTED[name]:g} is usual")
+    wanted, alike = _WANTED[name], [other for other, same, _ in known if same == name]
+    found.add(True, 0.3, f"{wanted:g} is usual")
     found.add(facts.module_of(alert.site) in alike, 0.4, "it is a module of this site")
     target = ", ".join(f"{other}.{name}" for other in alike)
-    code = f"{in_code(module)}.{name} = {_WANTED[name]:g}"
-    text = f"{name} of {module}{f' and {len(alike) - 1} more' * (len(alike) > 1)} is {value:g}; {_WANTED[name]:g} is usual."
-    return text, [Remedy("set", target, value, _WANTED[name], "", "", SOON, code)]
+    text = f"{name} of {module}{f' and {len(alike) - 1} more' * (len(alike) > 1)} is {value:g}; {wanted:g} is usual."
+    return text, [Remedy("set", target, value, wanted, steps=SOON, code=f"{in_code(module)}.{name} = {wanted:g}")]
 
 
 @hypothesis("use larger batches", "use a group norm in its place")
@@ -239,7 +228,7 @@ def small_batches(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
         return None
     found.add(True, 0.8, f"it has {values:.3g} values per channel and batch")
     effect, size = "the same statistics in training and validation", None if learning is None else learning.batch_size
-    remedies = [Remedy("replace", f"nn.{kind}", None, "nn.GroupNorm", "", effect, SOON, "nn.GroupNorm(1, channels)")]
+    remedies = [replace(f"nn.{kind}", "nn.GroupNorm", effect, "nn.GroupNorm(1, channels)")]
     if size:
         to = math.ceil(size * _FEW / values)
         code = f"DataLoader(…, batch_size={to})"
@@ -254,7 +243,7 @@ _FEW = 16
 @hypothesis("initialise the parameter, or load it again")
 def nonfinite_weights(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Weights are not finite since the start."""
-    bad: list[tuple[str, TensorFacts]] = [(name, tensor) for name, tensor in facts.start.items() if tensor.nonfinite]
+    bad = [(name, tensor) for name, tensor in facts.start.items() if tensor.nonfinite]
     if not bad:
         return None
     name, tensor = bad[0]

@@ -8,8 +8,8 @@ import statistics
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
 from lightning_hooks.diagnostics.causes.facts import Facts
-from lightning_hooks.diagnostics.causes.rates import SOON, usual
-from lightning_hooks.diagnostics.causes.weights import in_code
+from lightning_hooks.diagnostics.causes.rates import usual
+from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace
 from lightning_hooks.diagnostics.excuses import unused_tensors
 
 
@@ -44,8 +44,7 @@ def not_registered(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     code = "" if tensors else f"{site} = nn.ModuleList({site})"
     if held is not None and not held.held:
         to, code = "one that __init__ creates", ""
-    remedy = Remedy("replace", alert.site, None, to, "", "weights that change", SOON, code)
-    return "The model does not know these modules or tensors.", [remedy]
+    return "The model does not know these modules or tensors.", [replace(alert.site, to, "weights that change", code)]
 
 
 @hypothesis("call requires_grad_(True) on them, and add them to the optimizer")
@@ -78,9 +77,8 @@ def weights_not_loaded(alert: Alert, facts: Facts, found: CauseEvidence) -> Judg
     inside = facts.flow.setups.get(f"{alert.site}.weight")
     frozen = alert.site in setup.unestimated and (inside is None or not inside.trains)
     found.add(frozen and bool(setup.untrained), 0.8, f"{len(setup.untrained)} frozen layers are as they were initialised")
-    target, code = "the names in what load_state_dict is given", "load_state_dict(weights, strict=True)"
-    remedy = Remedy("replace", target, None, "those of the model, without a prefix such as 'module.'", "", "", SOON, code)
-    return "The weights of a frozen part were not loaded.", [remedy]
+    names, to = "the names in what load_state_dict is given", "those of the model, without a prefix such as 'module.'"
+    return "The weights of a frozen part were not loaded.", [replace(names, to, code="load_state_dict(weights, strict=True)")]
 
 
 @hypothesis("set batch_first=True")
@@ -93,7 +91,7 @@ def wrong_axis(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     found.add(True, 0.75, f"batch_first is False, and samples are along the first dimension of the output of {swapped[0]}")
     target = ", ".join(f"{name}.batch_first" for name in swapped)
     more = f" and {len(swapped) - 1} more" * (len(swapped) > 1)
-    remedy = Remedy("set", target, None, True, "", "a loss that falls", SOON, "batch_first=True")
+    remedy = Remedy("set", target, to=True, effect="a loss that falls", steps=SOON, code="batch_first=True")
     return f"{swapped[0]}{more} is given batches with the samples first, and takes these for the places of a sequence.", [remedy]
 
 
@@ -104,11 +102,9 @@ def positions_by_sample(_: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
         return None
     name = facts.places_first[0]
     found.add(True, 0.6, "it has its places first, and attention is given batches with the samples first")
-    target, to = f"the positions that are cut from {name} by the first dimension", "those of the second one"
-    code = f"x + {in_code(name)}[: x.size(1)].transpose(0, 1)"
-    return f"{name} holds positions for sequences with their places first.", [
-        Remedy("replace", target, None, to, "", "a loss that falls", SOON, code)
-    ]
+    cut, to = f"the positions that are cut from {name} by the first dimension", "those of the second one"
+    remedy = replace(cut, to, "a loss that falls", f"x + {in_code(name)}[: x.size(1)].transpose(0, 1)")
+    return f"{name} holds positions for sequences with their places first.", [remedy]
 
 
 @hypothesis("remove the detach between its calls")
@@ -119,10 +115,14 @@ def detached_state(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         times = 0.0 if back is None else back.calls / max(facts.flow.sampled_batches, 1)
         if back is not None and calls >= 4 and times <= 1.01:
             found.add(True, 0.7, f"it is called {calls:.3g} times a batch, and a gradient comes back to one of these")
-            target = f"the detach of the state between the calls of {name}"
-            remedy = Remedy("remove", target, effect="a loss that falls", steps=SOON)
+            detach = f"the detach of the state between the calls of {name}"
+            remedy = Remedy("remove", detach, effect="a loss that falls", steps=SOON)
             return f"The state of {name} ({facts.modules.get(name, 'a function')}) is cut off between its calls.", [remedy]
     return None
+
+
+def _let_pass(operation: str, code: str) -> Remedy:
+    return replace(operation, "one that lets the gradient pass", "gradients that are not 0", code, 1)
 
 
 @hypothesis("let the gradient pass: x + (round(x) - x).detach()")
@@ -135,8 +135,7 @@ def no_slope(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     found.add(bias is not None and bias.zero_fraction < 1 and bias.norm > 0, 0.6, f"{module}.bias has a gradient")
     known = facts.features.representations.get(module)
     found.add(known is not None and known.ratio < 1e-9, -0.6, f"the output of {module} is the same for all samples")
-    target, code = f"round, floor or sign of the weight in {module}", "w + (torch.round(w) - w).detach()"
-    remedy = Remedy("replace", target, None, "one that lets the gradient pass", "", "gradients that are not 0", 1, code)
+    remedy = _let_pass(f"round, floor or sign of the weight in {module}", "w + (torch.round(w) - w).detach()")
     return f"{alert.site} is used through an operation whose gradient is 0, such as round, sign or a comparison.", [remedy]
 
 
@@ -151,8 +150,7 @@ def flat_outputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     found.add(True, 0.6, f"the gradients of all {len(gradients)} parameters are 0, the last layer's too")
     varies = sites[last].std > 0 and (last not in known or known[last].ratio > 1e-9)
     found.add(varies, 0.15, f"the outputs of {last} differ")
-    target, code = f"round, floor or sign of what {last} puts out", "x + (torch.round(x) - x).detach()"
-    remedy = Remedy("replace", target, None, "one that lets the gradient pass", "", "gradients that are not 0", 1, code)
+    remedy = _let_pass(f"round, floor or sign of what {last} puts out", "x + (torch.round(x) - x).detach()")
     return f"What {last} puts out goes through an operation whose gradient is 0, such as round, sign or a comparison.", [remedy]
 
 
@@ -168,8 +166,8 @@ def flat_between(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     same = known[alert.site].ratio < 1e-12 < 1e-6 < known[before].ratio
     found.add(same, 0.4, f"the outputs of {before} differ between samples, and those of {alert.site} next to it do not at all")
     found.add(same and there < 1e-2 * here, 0.3, f"the gradient at {before} is {there:.1g}, and {here:.1g} behind it")
-    target, code = f"what chooses codes between {before} and {alert.site}", "x + (q - x).detach()"
-    remedy = Remedy("replace", target, None, "one that is straight-through", "", "gradients and outputs that differ", SOON, code)
+    choice, effect = f"what chooses codes between {before} and {alert.site}", "gradients and outputs that differ"
+    remedy = replace(choice, "one that is straight-through", effect, "x + (q - x).detach()")
     return f"Between {before} and {alert.site} stands an operation without a slope, such as argmin and a table of codes.", [remedy]
 
 
@@ -191,8 +189,8 @@ def loss_without_graph(_: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     """The loss is a new tensor, behind which there is no model."""
     reached = [setup.has_gradient for setup in facts.flow.setups.values() if setup.trains and setup.optimizers]
     found.add(len(reached) > 1 and not any(reached), 0.75, "no parameter at all has a gradient")
-    target = "what makes a new tensor of the losses (torch.tensor([…]), .item(), detach)"
-    remedy = Remedy("replace", target, None, "torch.stack or a sum of them", "", "gradients", 1, "torch.stack(losses).sum()")
+    new = "what makes a new tensor of the losses (torch.tensor([…]), .item(), detach)"
+    remedy = replace(new, "torch.stack or a sum of them", "gradients", "torch.stack(losses).sum()", 1)
     return "The loss has no path to any parameter.", [remedy]
 
 
@@ -201,8 +199,8 @@ def another_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     """Another optimizer steps than the one that the trainer knows."""
     steps, by_hand = max((one.steps for one in facts.flow.setups.values()), default=0), not facts.setup.automatic_optimization
     found.add(by_hand and steps == 0 and alert.site in facts.optimizers, 0.7, f"{alert.site} took no step")
-    target, to = "the optimizer that training_step makes or keeps", "self.optimizers()"
-    remedy = Remedy("replace", target, None, to, "", f"steps of {alert.site}", 1, f"optimizer = {to}")
+    other, to = "the optimizer that training_step makes or keeps", "self.optimizers()"
+    remedy = replace(other, to, f"steps of {alert.site}", f"optimizer = {to}", 1)
     return f"{alert.site}, which configure_optimizers returned, takes no step: training_step steps another one, or none.", [remedy]
 
 
@@ -214,8 +212,8 @@ def idle_step(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     idle = len(ratios) > 1 and not any(ratios) and rate is not None and rate.lr > 0 and rate.first != 0 and steps > 0
     found.add(idle, 0.7, f"none of {len(ratios)} parameters changes by a bit, and all of them have a gradient")
     found.add(rate is not None and rate.lr < usual(rate).low, -0.5, "its learning rate is below the usual range")
-    target = f"what steps {alert.site} (a compiled or captured step, or a class around it)"
-    remedy = Remedy("replace", target, None, "its own step()", "", "weights that change", 1, "optimizer.step()")
+    stepping = f"what steps {alert.site} (a compiled or captured step, or a class around it)"
+    remedy = replace(stepping, "its own step()", "weights that change", "optimizer.step()", 1)
     return f"{alert.site} takes {steps} steps, which change nothing.", [remedy]
 
 
@@ -223,8 +221,8 @@ def idle_step(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 def strided_weight(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A weight is not contiguous, and the optimizer writes its step into a copy."""
     found.add(alert.site in facts.strided, 0.7, "it does not change, and it is not contiguous")
-    target, code = f"{alert.site}.data", f"{in_code(alert.site)}.data = {in_code(alert.site)}.data.contiguous()"
-    remedy = Remedy("replace", target, None, "a contiguous copy", "", "a weight that changes", SOON, code)
+    code = f"{in_code(alert.site)}.data = {in_code(alert.site)}.data.contiguous()"
+    remedy = replace(f"{alert.site}.data", "a contiguous copy", "a weight that changes", code)
     return f"{alert.site} is not contiguous in memory.", [remedy]
 
 
@@ -249,8 +247,7 @@ def compared_in_pairs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     if stats is None or not stats.paired:
         return None
     found.add(True, 0.8, f"its input has {stats.inputs} numbers and its target {stats.targets}, in other shapes")
-    code = "target.view_as(output)"
-    remedy = Remedy("replace", f"the target of {alert.site}", None, "one of the output's shape", "", "a lower loss", SOON, code)
+    remedy = replace(f"the target of {alert.site}", "one of the output's shape", "a lower loss", "target.view_as(output)")
     return "Outputs and targets have different shapes, and are expanded to pairs.", [remedy]
 
 

@@ -168,16 +168,10 @@ class FeatureTable:
         """1 for each line whose site was called and put out no number."""
         return [float(self.named.get(line) in self.unmeasured) for line in range(len(self.rows))]
 
-    def pack(self, capacity: int | None = None) -> Tensor:
-        """Return everything as one vector, of the same length on every rank if ``capacity`` is the same.
-
-        Args:
-            capacity: Bytes per rectifier; None for those reserved.
-
-        Returns:
-            One-dimensional, of the dtype and device of the rows.
-        """
-        width = self._width(self.reserved if capacity is None else capacity)
+    def pack(self) -> Tensor:
+        """Return everything as one vector, of the dtype and device of the rows; of one length on ranks that reserve as much."""
+        needed = max((len(fired) for fired in self.fired.values()), default=0) if self.reserved is None else self.reserved
+        width = -(-needed // 8) * 8  # whole float64s
         units = torch.zeros((len(self.rectifiers), width), dtype=torch.uint8, device=self.rows.device)
         for line, index in enumerate(self.rectifiers):
             known = self.fired.get(index)
@@ -185,10 +179,6 @@ class FeatureTable:
                 kept = known[:width].to(self.rows.device, torch.uint8, non_blocking=True)
                 units[line, : kept.shape[0]] = kept
         return torch.cat((self.rows.flatten(), units.flatten().view(self.rows.dtype)))
-
-    def _width(self, capacity: int | None) -> int:
-        needed = capacity if capacity is not None else max((len(fired) for fired in self.fired.values()), default=0)
-        return -(-needed // 8) * 8  # whole float64s
 
     def unpack(self, packed: Tensor) -> None:
         """Load a vector that :meth:`pack` or a merge gave."""
@@ -266,8 +256,7 @@ class FeatureTable:
         Args:
             order: The sites that were called, first called first, on whichever rank.
         """
-        known = {self.named[index]: None for index in order}
-        return (*known, *(name for name in self.names if name not in known))
+        return tuple(dict.fromkeys((*(self.named[index] for index in order), *self.names)))
 
 
 def _fired_anywhere(own: Tensor, among: TableIndex) -> Merging:

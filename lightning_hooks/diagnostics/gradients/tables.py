@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -43,7 +44,8 @@ class GradientTable(RowTable):
         super().__init__(len(names), device)
         self.names = names
         self._kernels = kernels_for(self.rows.device.type)
-        self.pending = PendingRecords(lambda: empty_table(len(names), device), _merge_two) if loss_scaled else None
+        empty = partial(empty_table, len(names), device)
+        self.pending = PendingRecords(empty, lambda *both: merge(torch.stack(both))) if loss_scaled else None
         self.owners: list[frozenset[int]] | None = None  # of each site, where there are several optimizers
         self._reached: set[int] = set()  # sites, in the backward pass under way
         self.clock = Clock(device)
@@ -85,8 +87,7 @@ class GradientTable(RowTable):
         """
         if self.pending is None:
             return
-        unscaled = scaled(self.pending.take(optimizer), 1.0 / scale)
-        merged = merge(torch.stack((self.rows, unscaled)))
+        merged = merge(torch.stack((self.rows, scaled(self.pending.take(optimizer), 1.0 / scale))))
         self.rows.copy_(merged if valid is None else torch.where(valid, merged, self.rows))
         if self.histograms is not None:
             self.histograms.commit(scale, valid, optimizer)
@@ -122,17 +123,11 @@ class GradientTable(RowTable):
         Args:
             order: The sites at which one arrived, first first, on whichever rank.
         """
-        known = {self.names[index]: None for index in order}
-        return (*known, *(name for name in reversed(self.names) if name not in known))
+        return tuple(dict.fromkeys((*(self.names[index] for index in order), *reversed(self.names))))
 
     def called(self, order: Iterable[int]) -> tuple[str, ...]:
         """Name the sites in the order of their first call."""
-        known = {self.names[index]: None for index in order}
-        return (*known, *(name for name in self.names if name not in known))
-
-
-def _merge_two(one: Tensor, other: Tensor) -> Tensor:
-    return merge(torch.stack((one, other)))
+        return tuple(dict.fromkeys((*(self.names[index] for index in order), *self.names)))
 
 
 class ParameterRows(RowTable):
@@ -148,8 +143,7 @@ class ParameterRows(RowTable):
     @override
     def pack(self) -> Tensor:
         rows = self.rows.clone()
-        missing = torch.tensor(self.missing, dtype=rows.dtype).to(rows.device, non_blocking=True)
-        rows[:, ParameterColumn.MISSING_STEPS] = missing
+        rows[:, ParameterColumn.MISSING_STEPS] = torch.tensor(self.missing, dtype=rows.dtype).to(rows.device, non_blocking=True)
         return rows.flatten()
 
     @override

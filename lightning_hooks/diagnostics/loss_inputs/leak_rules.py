@@ -11,7 +11,7 @@ from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy,
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.facts import Facts
-from lightning_hooks.diagnostics.causes.rates import SOON
+from lightning_hooks.diagnostics.causes.remedies import SOON
 from lightning_hooks.diagnostics.reports import FeatureReport
 
 
