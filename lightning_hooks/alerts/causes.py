@@ -64,10 +64,9 @@ def in_order_of_cause(window: Window, books: Sequence[AlertBook] = ()) -> CauseO
     roots = []
     for node in sorted((node for node in nodes if node.cause is None), key=lambda node: (not node.serious, _rank(node))):
         consequences = tuple(alerts[effect.number].name for effect in node.consequences)
-        alert = dataclasses.replace(alerts[node.number], cause="", consequences=consequences)
-        earlier = _earlier_step(node, reports)
-        if earlier:
-            alert = dataclasses.replace(alert, diagnosis=f"{alert.diagnosis}{earlier}".strip())
+        alert, earlier = alerts[node.number], _earlier_step(node, reports)
+        diagnosis = f"{alert.diagnosis}{earlier}".strip() if earlier else alert.diagnosis
+        alert = dataclasses.replace(alert, cause="", consequences=consequences, diagnosis=diagnosis)
         ordered[node.report].append(alert)
         roots.append((node.report, alert))
     for node in nodes:

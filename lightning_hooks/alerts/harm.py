@@ -21,10 +21,6 @@ def _harmless(_: Any, alert: Alert, effects: Effects | None) -> str:
     return "" if effect is None else effect.harmless
 
 
-def _solved(_: Any, __: Alert, effects: Effects | None) -> str:
-    return "" if effects is None else effects.solved
-
-
 def _often_wrong(_: Any, alert: Alert, __: Any) -> str:
     record = alert.evidence
     if record is None or record.precision is None or record.precision >= PRECISE:
@@ -33,12 +29,15 @@ def _often_wrong(_: Any, alert: Alert, __: Any) -> str:
 
 
 SOFT = (
-    Excuse("solved", "the loss is next to nothing of that of the best constant answer", _solved),
+    Excuse(
+        "solved", "the loss is next to nothing of that of the best constant answer",
+        lambda _, __, effects: "" if effects is None else effects.solved,
+    ),
     Excuse("harmless", "the weights there bring their share of the fall of the loss", _harmless),
     Excuse(
-        "often_wrong", f"on trainings that nothing was tuned on less than {PRECISE:.0%} of such alerts were right", _often_wrong
+        "often_wrong", f"on trainings that nothing was tuned on less than {PRECISE:.0%} of such alerts were right", _often_wrong,
     ),
-)
+)  # fmt: skip
 """Those of all soft rules, applied to the alerts of all monitors together."""
 
 

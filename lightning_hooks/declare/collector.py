@@ -21,7 +21,7 @@ from lightning_hooks.trackers.tracker import Layout
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    Figures = Mapping[str, Callable[[], Figure]]
+Figures = Mapping[str, "Callable[[], Figure]"]
 
 R = TypeVar("R", bound=Report)
 

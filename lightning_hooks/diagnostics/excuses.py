@@ -26,12 +26,6 @@ def all_scale_free(report: GradientFlowReport) -> bool:
     return bool(names) and all(map(is_scale_free, names))
 
 
-def has_converged(report: GradientFlowReport, share: float) -> bool:
-    """Whether the total gradient norm is at most this share of that of the training's first window, or not known."""
-    first = report.first
-    return not report.total_norm > share * first.total_norm
-
-
 def loss_falls(report: GradientFlowReport) -> bool:
     """Whether the loss is lower than in the training's first window; in that one there is nothing to compare with, and it may be.
 
@@ -79,7 +73,8 @@ def first_called(report: FeatureReport) -> list[str]:
 
 CONVERGED = Excuse(
     "converged", "the gradient is small against that of the first epoch",
-    lambda rule, _, report: has_converged(report, rule.converged), lowers_to=None,
+    lambda rule, _, report: not report.total_norm > rule.converged * report.first.total_norm,  # or not known
+    lowers_to=None,
 )  # fmt: skip
 FIRST_STEP_ONLY = Excuse(
     "first_step_only", "only the first batch of training was sampled, and what starts at zero is still zero",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.declare.collector import Collector, LoggedStatistics
+from lightning_hooks.declare.collector import Collector, Figures, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallSites, FunctionalCall
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
@@ -29,9 +29,6 @@ from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.heat import cell_figure
 from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
-
-if TYPE_CHECKING:
-    from lightning_hooks.declare.collector import Figures
 
 FUNCTIONS = ("sdpa", "softmax")
 """The functions whose calls are attention, or may be."""

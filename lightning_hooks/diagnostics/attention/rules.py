@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
-from lightning_hooks.declare.kinds import Kind, Node, Severity, not_later
+from lightning_hooks.declare.kinds import Kind, Node, not_later
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
 from lightning_hooks.diagnostics.causes.facts import Facts
@@ -208,28 +208,25 @@ class MaskedRows(Rule):
     def __call__(self, report: AttentionReport) -> Iterator[Alert]:
         """Yield an alert per site, in the order of calls."""
         for site, stats in report.sites.items():
-            if stats.masked_rows > 0:
-                yield self.alert(report, site, stats.masked_rows, self.threshold, *self._judged(stats))
-
-    def _judged(self, stats: AttentionStats) -> tuple[Severity, str, str]:
-        rows = f"{percent(stats.masked_rows)} of its queries may attend to no key"
-        if stats.masked_nonfinite_rows > 0:
-            return "critical", f"{rows}, and their softmax over minus infinity alone is NaN.", _MASKS
-        if stats.masked_samples > self.threshold:
-            samples = percent(stats.masked_samples)
-            return (
-                "warning",
-                f"{rows}; in {samples} of the samples none may.",
-                f"They attend to nothing, or to all keys alike. {_MASKS}",
-            )
-        return (
-            "info",
-            f"{rows}.",
-            (
-                "This does no harm where their outputs are not used, as those of padding before a causal sequence. Other causes: a "
-                "mask with the opposite meaning, or one that leaves out the diagonal."
-            ),
-        )
+            found, rows = stats.masked_rows, f"{percent(stats.masked_rows)} of its queries may attend to no key"
+            if found > 0 and stats.masked_nonfinite_rows > 0:
+                yield self.alert(
+                    report, site, found, self.threshold, "critical",
+                    f"{rows}, and their softmax over minus infinity alone is NaN.", _MASKS,
+                )  # fmt: skip
+            elif found > 0 and stats.masked_samples > self.threshold:
+                yield self.alert(
+                    report, site, found, self.threshold, "warning",
+                    f"{rows}; in {percent(stats.masked_samples)} of the samples none may.",
+                    f"They attend to nothing, or to all keys alike. {_MASKS}",
+                )  # fmt: skip
+            elif found > 0:
+                yield self.alert(
+                    report, site, found, self.threshold, "info",
+                    f"{rows}.",
+                    "This does no harm where their outputs are not used, as those of padding before a causal sequence. Other "
+                    "causes: a mask with the opposite meaning, or one that leaves out the diagonal.",
+                )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

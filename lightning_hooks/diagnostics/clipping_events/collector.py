@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from lightning_hooks.clipping import ClipLedger, clip_stats, step_events
 from lightning_hooks.clipping.policies import norm_factor
 from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, ClipColumn
 from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn
-from lightning_hooks.declare.collector import Collector, LoggedStatistics
+from lightning_hooks.declare.collector import Collector, Figures, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale
 from lightning_hooks.declare.warn import warn
@@ -25,17 +25,12 @@ from lightning_hooks.diagnostics.clipping_events.report import ClipReport, Large
 from lightning_hooks.diagnostics.unusual import LargestBatches
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.tensors import as_real, plain_values
+from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Merge, Merging, Span, Spans, TableIndex, by_columns, largest, of_largest
 from lightning_hooks.statistics.tables import Tables
 from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.tracker import Chart, Layout
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from lightning_hooks.declare.collector import Figures
-
 
 LOGGED = (
     *("steps", "clipped_steps", "rate", "norm_before", "norm_before_max", "norm_after", "norm_after_max", "coefficient"),
@@ -97,10 +92,8 @@ class ClipCollector(Collector[ClipReport]):
             ledger.grow(len(self._steps.names))
         self.ledgers = [self._new_ledger() if old is None else self.ledgers[old] for old in kept]
         self._counts = [[0] * N_STEP_COUNTS if old is None else self._counts[old] for old in kept]
-        for norms in (self.before, self.after):
-            found = {now: norms[old] for now, old in enumerate(kept) if old in norms}
-            norms.clear()
-            norms.update(found)
+        self.before = {now: self.before[old] for now, old in enumerate(kept) if old in self.before}
+        self.after = {now: self.after[old] for now, old in enumerate(kept) if old in self.after}
         if lost and self.context.batches:
             warn(
                 f"{self.context.name}: optimizers were exchanged within an epoch. The steps that {', '.join(lost)} took in it "

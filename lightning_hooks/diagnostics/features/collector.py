@@ -6,13 +6,13 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.declare.collector import Collector, LoggedStatistics
+from lightning_hooks.declare.collector import Collector, Figures, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.window import Report
@@ -35,9 +35,6 @@ from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.statistics.tables import HostNumbers, ReportedTable, first_calls, in_order, sites_in_order
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
-
-if TYPE_CHECKING:
-    from lightning_hooks.declare.collector import Figures
 
 LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction", "kurtosis")
 SUMMARY = {
@@ -82,13 +79,8 @@ class FeatureCollector(Collector[FeatureReport]):
             checks = BatchChecks(context.early, host.setup.world_size, context.judge_urgent)
             self._checks = checks, context.guard(checks.batch_end, "the check within the epoch")
         self._inputs = InputTable(self.table.clock, host.setup.device)
-        self._outputs = OutputParts(context, sites)
-        scales = ScaleTable(context, sites)
-        self._reported: dict[str, ReportedTable] = {
-            "inputs": self._inputs,
-            "scales": scales,
-            **self._outputs.tables,
-        }
+        self._outputs, scales = OutputParts(functional, context, sites), ScaleTable(context, sites)
+        self._reported: dict[str, ReportedTable] = {"inputs": self._inputs, "scales": scales, **self._outputs.tables}
         blocks = blocks_around(host.model, sites)
         if blocks:
             residual = self._reported["residual"] = ResidualTable(blocks, host.setup.device, self.table.clock)
@@ -106,7 +98,7 @@ class FeatureCollector(Collector[FeatureReport]):
             self._gains, self._rms = initial_gains(sizes), initial_rms(sizes)
         self._roles = roles(sites)
         self._shared = {clean_name(name): tuple(map(clean_name, others)) for name, others in shared_modules(host.model).items()}
-        self._functional = None if functional is None else FunctionalFeatures(context, self.table)
+        self._functional = None if functional is None else FunctionalFeatures(functional, context, self.table)
         if self._functional is not None and "functional" in state:
             with context.loading():
                 self._functional.load_state_dict(state["functional"])
@@ -115,14 +107,13 @@ class FeatureCollector(Collector[FeatureReport]):
         self.table.reserved = self.table.capacity if host.setup.world_size > 1 else None
         self.set_tables(
             rectifiers=HostNumbers(lambda: [len(self.table.rectifiers)], largest),
-            unmeasured=HostNumbers(self.table.unmeasured_flags, flagged, load=self._load_unmeasured),
+            unmeasured=HostNumbers(
+                self.table.unmeasured_flags, flagged, load=lambda flags: self.table.unmeasured.update(self._named(flags))
+            ),
             order=first_calls(self.table.order, len(self.table.rows)),
             **self._reported,
             features=self.table,
         )
-
-    def _load_unmeasured(self, flags: list[float]) -> None:
-        self.table.unmeasured.update(self._named(flags))
 
     @override
     def batch_start(self, batch: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import CallTable, FunctionalCall, FunctionalSite
+from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall, FunctionalSite
 from lightning_hooks.diagnostics.calls.table import CheckedCalls, PrecisionTable
 from lightning_hooks.diagnostics.features.table import FeatureTable
 from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopyTable
@@ -28,6 +28,7 @@ class OutputParts:
     """The tables of a feature report that are about outputs.
 
     Args:
+        functional: The calls of the run; None where they are not recorded.
         context: Of the collector.
         sites: (name, module) of the modules that it observes.
 
@@ -36,8 +37,7 @@ class OutputParts:
         compares: Whether the outputs of modules in the batch under way are to be taken up.
     """
 
-    def __init__(self, context: Context, sites: Sequence[tuple[str, nn.Module]]) -> None:
-        functional = context.functional if context.records_functional else None
+    def __init__(self, functional: Functional | None, context: Context, sites: Sequence[tuple[str, nn.Module]]) -> None:
         self._context = context
         self._representations = RepresentationTable([name for name, _ in sites], context.host.setup.device)
         self._precisions = PrecisionTable(sites, str(context.host.setup.description.get("precision", "")))
@@ -87,23 +87,20 @@ class FunctionalFeatures:
     Calls made by a layer that is an activation itself are left out: its output is the same.
 
     Args:
+        functional: The calls of the run.
         context: Its collector's part of the session.
         table: With as many spare lines as there can be sites.
     """
 
-    def __init__(self, context: Context, table: FeatureTable) -> None:
-        self._context, self._table, self._functional = context, table, context.functional
+    def __init__(self, functional: Functional, context: Context, table: FeatureTable) -> None:
+        self._functional, self._context, self._table = functional, context, table
         self._wanted: dict[str, bool] = {}
         context.on_call(MEASURED, self._record, detailed=False)
 
     @property
     def functions(self) -> dict[str, str]:
         """Site to function, of those in the table."""
-        return {site.name: site.function for site in self._sites if self._line(site) in self._table.named}
-
-    @property
-    def _sites(self) -> list[FunctionalSite]:
-        return [] if self._functional is None else self._functional.sites
+        return {site.name: site.function for site in self._functional.sites if self._line(site) in self._table.named}
 
     def numbered(self, changed: bool) -> None:
         """Ranks have numbered the sites alike."""
@@ -111,20 +108,18 @@ class FunctionalFeatures:
             self._table.drop_spare()
             self._wanted.clear()
         modules = dict(named_sites(self._context.host.model))
-        for site in self._sites:
+        for site in self._functional.sites:
             if site.function in MEASURED and site.name not in self._wanted:
                 self._choose(site, modules[site.module], {})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sites, and which of them are in the table, in plain types."""
-        return {"sites": [] if self._functional is None else self._functional.state(), "recorded": list(self.functions)}
+        return {"sites": self._functional.state(), "recorded": list(self.functions)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the sites of an earlier run."""
-        if self._functional is None:
-            return
         self._functional.restore(state["sites"])
-        for site in self._sites:
+        for site in self._functional.sites:
             if site.name in state["recorded"]:
                 self._add(site, {})
 

@@ -116,20 +116,19 @@ class Silent(Rule):
         """Yield an info per silent module."""
         for site in report.silent:
             if site in report.unmeasured:
-                message, diagnosis = (
+                yield self.alert(
+                    report, site, 0.0, 1.0, "info",
                     "it was called, but its output holds no floating-point tensor (integers, None, or another object), or only one "
                     "that has no values of its own (under torch.func): there is nothing to measure.",
-                    "",
-                )
-                advice: tuple[str, ...] = ("Leave it out with modules=, or mute this with rules=['-silent']",)
+                    advice=("Leave it out with modules=, or mute this with rules=['-silent']",),
+                )  # fmt: skip
             else:
-                message, diagnosis = (
+                yield self.alert(
+                    report, site, 0.0, 1.0, "info",
                     "it was not called in any sampled training batch, so it was not measured (it is not zero and not dead).",
                     "Common causes: an unused branch, a call as .forward(x) instead of module(x), a layer of which only the "
                     "weights are used, or a model that was compiled before the hooks were registered.",
-                )
-                advice = ()
-            yield self.alert(report, site, 0.0, 1.0, "info", message, diagnosis, advice=advice)
+                )  # fmt: skip
 
 
 def _of_a_part(effect: Node, _: Node) -> bool:

@@ -219,7 +219,7 @@ class GradientCollector(GradientSites):
     def _seen(self) -> list[float]:
         """What was found out about the loss's graph."""
         places = {name: float(place) for place, name in enumerate((*self.modules.names, NO_MODULE), start=1)}
-        return [*(self._outputs or OutputNodes()).numbers(places)]
+        return (self._outputs or OutputNodes()).numbers(places)
 
     def _flags(self) -> list[float]:
         """1 for each module whose output required a gradient, and for each parameter that had one."""
@@ -284,6 +284,11 @@ class GradientCollector(GradientSites):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        setups, checks, optimizers = self._watch.state(), self._setup_checks.state_dict(), self.optimizers.state()
-        known = {"setups": setups, "loss": self._loss.table.state_dict(), "optimizers": optimizers, "checks": checks}
-        return {**known, "learning": self._learning.state(), "largest_losses": self._loss.largest.state()}
+        return {
+            "setups": self._watch.state(),
+            "loss": self._loss.table.state_dict(),
+            "optimizers": self.optimizers.state(),
+            "checks": self._setup_checks.state_dict(),
+            "learning": self._learning.state(),
+            "largest_losses": self._loss.largest.state(),
+        }

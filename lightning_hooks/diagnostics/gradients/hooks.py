@@ -48,14 +48,12 @@ class MeasuredStep:
             return
         zeros = step.zeros()
         norms = step.norms()
-        self.parameters = step.parameters
-        self.places = step.indices
-        self.indices = indices = step.index_tensor(norms.device)
-        here = norms if step.in_order else norms[self.indices]
-        self.read = (here, zeros, step.sizes(), step.global_step)
+        self.parameters, self.places = step.parameters, step.indices
+        self.indices = step.index_tensor(norms.device)
+        self.read = (norms if step.in_order else norms[self.indices], zeros, step.sizes(), step.global_step)
         self.rows: dict[int, RowSample] = {}
         if step.shards is not None:
-            self.weights = ShardedWeightSample(step.parameters, indices, step.n_parameters, step.shards)
+            self.weights = ShardedWeightSample(step.parameters, self.indices, step.n_parameters, step.shards)
             return
         self.weights = WeightSample(step.parameters)
         for place, (index, parameter) in enumerate(zip(step.indices, step.parameters, strict=True)):
@@ -93,6 +91,40 @@ NO_MODULE = "the loss"
 """Where a loss squashes twice what no module squashed."""
 
 
+class FirstLossGraph(NamedTuple):
+    """What :class:`OutputNodes` saw in the graph of the first loss, on any rank.
+
+    Attributes:
+        squashed: The module whose squashed output the loss squashes again, as softmax before cross-entropy; empty for none.
+        aligned: Whether the loss sums over alignments of labels with outputs (CTC).
+        sign: 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0.
+        user: A module that uses parameters which were gone after the first step; empty for none.
+        elements: How many numbers these have.
+        first_linear: The first layer of a network that is linear as a whole; empty for none.
+        last_linear: The last.
+        linear_layers: How many layers it has.
+        target_layer: The first layer that learns as the target of a loss alone; empty for none.
+    """
+
+    squashed: str = ""
+    aligned: bool = False
+    sign: int = 0
+    user: str = ""
+    elements: int = 0
+    first_linear: str = ""
+    last_linear: str = ""
+    linear_layers: int = 0
+    target_layer: str = ""
+
+    @classmethod
+    def read(cls, numbers: Sequence[int], modules: Sequence[str]) -> FirstLossGraph:
+        """Name what :meth:`OutputNodes.numbers` gave."""
+        names = ["", *modules, NO_MODULE]
+        pairs = zip(cls(), numbers, strict=True)
+        found = cls._make(names[number] if isinstance(nothing, str) else number for nothing, number in pairs)
+        return found._replace(aligned=bool(found.aligned), sign=(0, 1, -1)[found.sign])
+
+
 class OutputNodes:
     """Which node of the autograd graph is which module's output: noted in the fit's first sampled batch, until backward.
 
@@ -109,13 +141,8 @@ class OutputNodes:
         self.of: dict[Any, str] = {}
         self.given: set[int] = set()
         self.compared: list[tuple[Any, Any, Any]] = []
-        self._squashed = ""  # the module whose squashed output the loss squashes again, as softmax before cross-entropy
-        self._aligned = False  # whether the loss sums over alignments of labels with outputs (CTC)
-        self._sign = 0  # 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0
-        self._linear: tuple[str, str, int] = "", "", 0  # first and last layer of a network that is linear, and how many
-        self._target_layer = ""  # the first layer that learns as the target of a loss alone
+        self._seen = FirstLossGraph()
         self._unheld: dict[ref[nn.Parameter], tuple[int, str]] = {}  # to its numbers, and to the module that uses it
-
         if context is not None and context.functional is not None and context.functional.used:
             context.on_call((DIVERGENCE, *REGRESSION), self._take_target)
 
@@ -139,26 +166,27 @@ class OutputNodes:
             steps: What the optimizers hold.
             hidden: The identities of what the model holds without knowing it.
         """
-        self._aligned, self._sign = aligns(loss), distance_sign(loss)
+        self._seen = self._seen._replace(aligned=aligns(loss), sign=distance_sign(loss))
         node = squashed_twice(loss)
         if node is not None:
-            self._squashed = nearest_known(node, self.of) or NO_MODULE
+            self._seen = self._seen._replace(squashed=nearest_known(node, self.of) or NO_MODULE)
         weights = linear_layers(loss)
         holders = steps.holders()
         targets = [weight for weight in weights_of_targets(loss, self.compared) if id(weight) in holders]
         if weights or targets:
             modules = {id(parameter): clean_name(name).rpartition(".")[0] for name, parameter in model.named_parameters()}
         if targets:
-            self._target_layer = self._target_layer or modules.get(id(targets[-1]), "")
+            self._seen = self._seen._replace(target_layer=self._seen.target_layer or modules.get(id(targets[-1]), ""))
         if weights:
-            self._linear = modules.get(id(weights[-1]), ""), modules.get(id(weights[0]), ""), len(weights)
+            first, last = (modules.get(id(weight), "") for weight in (weights[-1], weights[0]))
+            self._seen = self._seen._replace(first_linear=first, last_linear=last, linear_layers=len(weights))
         if steps.shards is None:  # else the graph has other parameters, of whole shards
             held = {id(parameter) for parameter in model.parameters()}.union(holders, hidden)
             for parameter, user in parameters_behind(loss, self.of):
                 if id(parameter) not in held:
                     self._unheld[ref(parameter)] = parameter.numel(), user or NO_MODULE
 
-    def numbers(self, places: Mapping[str, float]) -> tuple[float, ...]:
+    def numbers(self, places: Mapping[str, float]) -> list[float]:
         """What was seen, as :class:`FirstLossGraph` reads it.
 
         Args:
@@ -166,52 +194,17 @@ class OutputNodes:
         """
         # Of the parameters that the first loss had gradients for those that are gone since.
         gone = [entry for parameter, entry in self._unheld.items() if parameter() is None]
-        user = places.get(gone[0][1], 0.0) if gone else 0.0
-        sign = float(self._sign % 3)  # of ranks the largest is taken: 0 is nothing, 2 a minus
-        first, last, layers = self._linear
-        linear = places.get(first, 0.0), places.get(last, 0.0), float(layers)
-        size, target = float(sum(size for size, _ in gone)), places.get(self._target_layer, 0.0)
-        return places.get(self._squashed, 0.0), float(self._aligned), sign, user, size, *linear, target
+        seen = self._seen._replace(
+            user=gone[0][1] if gone else "",
+            elements=sum(size for size, _ in gone),
+            sign=self._seen.sign % 3,  # of ranks the largest is taken: 0 is nothing, 2 a minus
+        )
+        return [places.get(value, 0.0) if isinstance(value, str) else float(value) for value in seen]
 
     def batch_end(self) -> None:
         """A batch is over: the first one that was sampled is the last that is looked at."""
         self.open = self.open and not self.of
-        self.of.clear()
-        self.compared.clear()
-
-
-class FirstLossGraph(NamedTuple):
-    """What :class:`OutputNodes` saw in the graph of the first loss, on any rank.
-
-    Attributes:
-        squashed: The module whose squashed output the loss squashes again; empty for none.
-        aligned: Whether the loss sums over alignments of labels with outputs.
-        sign: 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0.
-        user: A module that uses parameters which were gone after the first step; empty for none.
-        elements: How many numbers these have.
-        first_linear: The first layer of a network that is linear as a whole; empty for none.
-        last_linear: The last.
-        linear_layers: How many layers it has.
-        target_layer: The first layer that learns as the target of a loss alone; empty for none.
-    """
-
-    squashed: str
-    aligned: bool
-    sign: int
-    user: str
-    elements: int
-    first_linear: str = ""
-    last_linear: str = ""
-    linear_layers: int = 0
-    target_layer: str = ""
-
-    @classmethod
-    def read(cls, numbers: Sequence[int], modules: Sequence[str]) -> FirstLossGraph:
-        """Name what :meth:`OutputNodes.numbers` gave."""
-        names = ["", *modules, NO_MODULE]
-        squashed, aligned, sign, user, elements, first, last, layers, target = numbers
-        linear = names[first], names[last], layers
-        return cls(names[squashed], bool(aligned), (0, 1, -1)[sign], names[user], elements, *linear, names[target])
+        self.clear()
 
 
 def owners(sites: Sequence[tuple[str, nn.Module]], steps: OptimizerSteps) -> list[frozenset[int]] | None:

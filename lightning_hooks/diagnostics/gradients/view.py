@@ -6,11 +6,11 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from lightning_hooks.declare.collector import Collector, LoggedStatistics
+from lightning_hooks.declare.collector import Collector, Figures, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.window import Report
@@ -20,15 +20,11 @@ from lightning_hooks.diagnostics.learning.report import PARAMETER_STATS as LEARN
 from lightning_hooks.diagnostics.learning.report import learning_scalars
 from lightning_hooks.diagnostics.loss.report import loss_scalars
 from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.heat import heatmap
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.tracker import Band, Chart, Layout, by_statistic, margins, of_model
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from lightning_hooks.declare.collector import Figures
 
 RANKING = (
     *("rms", "update_ratio", "norm", "weight_norm", "nonfinite_fraction", "nonfinite_steps", "zero_fraction", "missing_steps"),
@@ -120,13 +116,10 @@ class GradientSites(Collector[GradientFlowReport]):
     @override
     def charts(self, written: LoggedStatistics) -> Layout:
         """Charts of many curves: category to title to chart."""
-        return {"Gradient flow": self._chart_model()} if not written.of_sites else self._chart_sites(written)
-
-    def _chart_model(self) -> dict[str, Chart]:
-        band = Band(*(f"{self.prefix}/model/rms_{what}" for what in BAND))
-        return {"RMS of modules: median, smallest and largest": band, **of_model(self.prefix, ("norm", "update_ratio"))}
-
-    def _chart_sites(self, written: LoggedStatistics) -> Layout:
+        if not written.of_sites:
+            band = Band(*(f"{self.prefix}/model/rms_{what}" for what in BAND))
+            charts_of_model = of_model(self.prefix, ("norm", "update_ratio"))
+            return {"Gradient flow": {"RMS of modules: median, smallest and largest": band, **charts_of_model}}
         modules, stats = self.modules.names, written.statistics
         of_modules, of_parameters = (stats, stats) if written.named else (("rms",), ("norm", "update_ratio", "weight_norm"))
         chosen = [stat for stat in MODULE_STATS if stat in of_modules], [stat for stat in PARAMETER_STATS if stat in of_parameters]

@@ -11,14 +11,7 @@ from lightning_hooks.declare.kinds import Kind, from_first
 from lightning_hooks.declare.rule import Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import NONFINITE
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
-from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
-
-
-def _batch(stats: FeatureStats, report: FeatureReport) -> str:
-    """Where it was first seen, and how exact that is."""
-    sampled = "" if report.every_n_steps == 1 else f" (one batch in {report.every_n_steps} is sampled)"
-    return f"training batch {stats.first_nonfinite_batch} of the epoch{sampled}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,17 +32,18 @@ class NonfiniteFeatures(Rule):
         """Yield an alert per module that put out values that are not finite, in model order."""
         given = report.inputs.get("training")
         in_data = None if given is None else given.first_nonfinite_batch
+        sampled = "" if report.every_n_steps == 1 else f" (one batch in {report.every_n_steps} is sampled)"
         for site, stats in report.sites.items():
             if stats.nonfinite_fraction > self.threshold:
                 first = stats.first_nonfinite_batch
                 of_data = in_data is not None and first is not None and in_data <= first
                 yield self.alert(
                     report, site, stats.nonfinite_fraction, self.threshold, "critical",
-                    f"{percent(stats.nonfinite_fraction)} of its output values are NaN or infinite, first in "
-                    f"{_batch(stats, report)}.",
+                    f"{percent(stats.nonfinite_fraction)} of its output values are NaN or infinite, first in training batch "
+                    f"{first} of the epoch{sampled}.",
                     _of_batch(report) if of_data else "Common causes: such values in the input, weights that have diverged, or an "
                     "operation with an invalid argument (log of 0, division by 0, overflow in half precision).",
-                    batch=stats.first_nonfinite_batch,
+                    batch=first,
                     advice=("Remove or replace such values in the data, and clean that sample",) if of_data else (),
                 )  # fmt: skip
 

@@ -108,9 +108,6 @@ class OptimizerColumn(Columns):
     WITH_GRADIENT = SUM  # elements with a gradient, where there are second moments
 
 
-N_OPTIMIZER_COLUMNS = len(OptimizerColumn)
-
-
 class OptimizerTable(RowTable):
     """A row for each optimizer.
 
@@ -140,7 +137,7 @@ class OptimizerTable(RowTable):
             if math.isfinite(square):
                 self.rows.numpy()[optimizer, : OptimizerColumn.INSTABILITY] += (square, elements)
             return
-        row = self.rows.new_zeros(N_OPTIMIZER_COLUMNS)
+        row = self.rows.new_zeros(len(OptimizerColumn))
         row[: OptimizerColumn.INSTABILITY] = elements
         row[OptimizerColumn.UPDATE_SQUARE] = torch.dot(updates, updates)
         if moments is not None:

@@ -126,7 +126,8 @@ class ResidualTable(Tables):
         known = before if before is not None and before.numel() else None  # what was freed has no numbers
         if values.dim() >= 2 and values.numel() and (known is None or known.shape == values.shape):
             self._kernels.record(self._rows, index, values, self._clock, moments=True)
-            square, totals = self._kernels.stream(values, known, self._channel_dim(index, values))
+            dim = 1 if values.dim() - 2 in self._convolutions[index] else values.dim() - 1
+            square, totals = self._kernels.stream(values, known, dim)
             self._limits[index] = min(self._limits[index], torch.finfo(values.dtype).max)
             (self._enter_on_host if self.on_host else self._enter)(index, square, totals, values.numel())
 
@@ -160,9 +161,6 @@ class ResidualTable(Tables):
             line[StreamColumn.OUT : StreamColumn.LARGEST] += known
         if largest > line[StreamColumn.LARGEST]:
             line[StreamColumn.LARGEST : StreamColumn.LIMIT] = (largest, channel + 1)
-
-    def _channel_dim(self, index: int, values: Tensor) -> int:
-        return 1 if values.dim() - 2 in self._convolutions[index] else values.dim() - 1
 
     @override
     def pack(self) -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.declare.collector import Collector, LoggedStatistics
+from lightning_hooks.declare.collector import Collector, Figures, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.window import Report
@@ -25,10 +25,6 @@ from lightning_hooks.plots.panels import MOST_PANELS, Stack, stack_figure
 from lightning_hooks.plots.series import as_reports
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
-
-if TYPE_CHECKING:
-    from lightning_hooks.declare.collector import Figures
-
 
 _EXPERTS = (
     "num_experts",
