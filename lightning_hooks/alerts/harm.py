@@ -13,8 +13,6 @@ from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.learning.effect import Effects
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
-NOT_MEASURED = "Its effect on learning is not measured."
-
 
 def _harmless(_: Any, alert: Alert, effects: Effects | None) -> str:
     effect = None if effects is None else effects.at(alert.site)
@@ -57,7 +55,7 @@ def weighed(window: Window, soft: Sequence[Container[str]]) -> Window:
             if why:
                 return lowered(alert, excuse, why)
         effect = None if effects is None else effects.at(alert.site)
-        brings = NOT_MEASURED if effect is None else f"{effect.shares}."
+        brings = "Its effect on learning is not measured." if effect is None else f"{effect.shares}."
         return dataclasses.replace(alert, diagnosis=f"{alert.diagnosis} {brings}".strip())
 
     return window.with_alerts(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lightning_hooks.diagnostics.attention.collector import attention_heads
     from lightning_hooks.diagnostics.clipping_events.report import clip_history
     from lightning_hooks.diagnostics.features.collector import dead_units
-    from lightning_hooks.diagnostics.gradients.figures import gradient_flow, update_ratios
+    from lightning_hooks.diagnostics.gradients.view import gradient_flow, update_ratios
     from lightning_hooks.diagnostics.residual_stream.figure import residual_stream
     from lightning_hooks.diagnostics.routers.collector import expert_load
     from lightning_hooks.plots.heat import heatmap
@@ -41,7 +41,7 @@ __getattr__ = names_from(
         "..diagnostics.attention.collector": ("attention_heads",),
         "..diagnostics.clipping_events.report": ("clip_history",),
         "..diagnostics.features.collector": ("dead_units",),
-        "..diagnostics.gradients.figures": ("gradient_flow", "update_ratios"),
+        "..diagnostics.gradients.view": ("gradient_flow", "update_ratios"),
         "..diagnostics.residual_stream.figure": ("residual_stream",),
         "..diagnostics.routers.collector": ("expert_load",),
         ".heat": ("heatmap",),

@@ -266,11 +266,6 @@ def _from_a_weight(effect: Node, cause: Node) -> bool:
     return cause.place < math.inf and not_later(effect, cause)
 
 
-def _lost(_: Node, cause: Node) -> bool:
-    """Rows without a key gave NaN."""
-    return cause.severity == "critical"
-
-
 __all__ = ["AttentionCollapse", "AttentionLogits", "AttentionUniform", "MaskedRows", "TargetShown"]
 
 KINDS = (
@@ -328,7 +323,7 @@ KINDS = (
         severities="critical where rows become NaN; warning where a sample has no key, or the target is shown; else info",
         advice=("Check what True means: nn.MultiheadAttention hides such a key, scaled_dot_product_attention shows it",
             "Leave out samples that are all padding"),
-        causes={"nonfinite": _lost},
+        causes={"nonfinite": lambda _, cause: cause.severity == "critical"},  # rows without a key gave NaN
     ),
 )  # fmt: skip
 

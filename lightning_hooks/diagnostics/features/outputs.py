@@ -41,14 +41,12 @@ class OutputParts:
         self._context = context
         self._representations = RepresentationTable([name for name, _ in sites], context.host.setup.device)
         self._precisions = PrecisionTable(sites, str(context.host.setup.description.get("precision", "")))
-        self.tables: dict[str, ReportedTable] = {"representations": self._representations, "precisions": self._precisions}
         self._calls = self._copies = None
-        self._of_calls: Sequence[CallTable] = ()
+        self.tables: dict[str, ReportedTable] = {"representations": self._representations, "precisions": self._precisions}
         if functional is not None:
             self._calls = CheckedCalls(functional, context)
             self._copies = TargetCopyTable(functional, context, [name for name, _ in sites])
             losses, targets = LossInputs(functional, context), LossTargets(functional, context)
-            self._of_calls = losses, targets, self._calls, self._copies
             self.tables |= {"loss_inputs": losses, "loss_targets": targets, "calls": self._calls, "copies": self._copies}
         self.batch_start: Callable[..., None] = context.guard(self._batch_start, "the batch (its samples)")
         self.batch_end: Callable[..., None] = context.guard(self._batch_end, "outputs (whether samples differ)")
@@ -74,8 +72,9 @@ class OutputParts:
 
     def renumbered(self) -> None:
         """Ranks have changed the numbers of the sites of functional calls."""
-        for table in self._of_calls:
-            table.renumbered()
+        for table in self.tables.values():
+            if isinstance(table, CallTable):
+                table.renumbered()
 
 
 MEASURED = tuple(name for name in FUNCTIONS if name not in UNMEASURED)

@@ -131,11 +131,6 @@ class Silent(Rule):
                 )  # fmt: skip
 
 
-def _of_a_part(effect: Node, _: Node) -> bool:
-    """Not all units of the layer are dead."""
-    return not effect.whole
-
-
 def _from_whole_layers(nodes: Sequence[Node], _: Sequence[float]) -> None:
     """From each layer that is wholly dead, which has a cause of its own, over the layers after it up to the next one."""
     head, *others = sorted(nodes, key=forward)
@@ -162,7 +157,7 @@ KINDS = (
         severities="warning; critical if all units are dead",
         advice=("Try a lower learning rate or a warm-up", "Check the layer's bias and initialisation",
             "Use a LeakyReLU or GELU in its place"),
-        follows={"representation_collapse": _of_a_part, "constant": downstream},
+        follows={"representation_collapse": lambda effect, _: not effect.whole, "constant": downstream},
         spreads=_from_whole_layers,
     ),
     Kind(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, Node, always, from_first, of_whole
+from lightning_hooks.declare.kinds import Kind, always, from_first, of_whole
 from lightning_hooks.declare.rule import Excuse, Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import bad_batch, written_back
 from lightning_hooks.diagnostics.causes.rates import LARGE_STEP, SMALL_STEPS, STEP_SIZE
@@ -211,10 +211,6 @@ class UpdateSpike(Rule):
         return max(*(entry.update_ratio or 0.0 for entry in known), others)
 
 
-def _nothing_moved(effect: Node, _: Node) -> bool:
-    return effect.value == 0.0
-
-
 __all__ = ["UpdateSpike", "UpdateTooLarge", "UpdateTooSmall"]
 
 KINDS = (
@@ -233,8 +229,8 @@ KINDS = (
         "not while the learning rate is below {UpdateTooSmall.scheduled} of its peak",
         advice=("Raise the learning rate", "Find out why the gradients are so small"),
         follows={"missing": always, "constant": always, "dead": of_whole, "vanishing": always, "zero": always,
-            "always_clipped": always, "updates_lost": always, "not_updated": _nothing_moved, "lr_zero": always,
-            "optimizer_settings": always, "second_moment_stale": always},
+            "always_clipped": always, "updates_lost": always, "not_updated": lambda effect, _: effect.value == 0.0,
+            "lr_zero": always, "optimizer_settings": always, "second_moment_stale": always},
     ),
     Kind(
         "update_too_large", "Updates as large as the weights", group="Updates",

@@ -9,7 +9,8 @@ import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from itertools import chain
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -166,14 +167,6 @@ def _share(row: Sequence[float], part: OptimizerColumn, whole: OptimizerColumn) 
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
 
 
-class _Part(NamedTuple):
-    """What is read of some parameters together."""
-
-    sums: Tensor  # of each parameter (g / max(sqrt(v), eps)) ** 2, then stale and all elements with a gradient: (3, n)
-    sizes: Sequence[int]
-    counts: Sequence[int]
-
-
 def second_moments(optimizer: Any, updated: Collection[int]) -> Tensor | None:
     """How the second moments of an optimizer follow its gradients, just after its update.
 
@@ -188,11 +181,9 @@ def second_moments(optimizer: Any, updated: Collection[int]) -> Tensor | None:
     parts = [part for group in optimizer.param_groups if (part := _read_group(optimizer, group, updated)) is not None]
     if not parts:
         return None
-    found = torch.cat([part.sums for part in parts], dim=1)
-    sizes = [size for part in parts for size in part.sizes]
-    counts = [count for part in parts for count in part.counts]
-    sums = found @ _whole(tuple(sizes), tuple(counts), found.dtype).to(found.device, non_blocking=True)
-    square, stale, with_gradient = sums
+    sums, *lists = zip(*parts, strict=True)
+    found, (sizes, counts) = torch.cat(sums, dim=1), [tuple(chain(*each)) for each in lists]
+    square, stale, with_gradient = found @ _whole(sizes, counts, found.dtype).to(found.device, non_blocking=True)
     return torch.stack(((square / sum(sizes)).sqrt(), stale, with_gradient))
 
 
@@ -202,7 +193,8 @@ def _whole(sizes: tuple[int, ...], counts: tuple[int, ...], dtype: torch.dtype) 
     return torch.tensor([size / max(count, 1) for size, count in zip(sizes, counts, strict=True)], dtype=dtype)
 
 
-def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[int]) -> _Part | None:
+def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[int]) -> tuple[Tensor, list[int], list[int]] | None:
+    """Of each parameter ``(g / max(sqrt(v), eps)) ** 2``, stale and all elements with a gradient, ``(3, n)``; sizes and counts."""
     betas, eps = group.get("betas"), group.get("eps")
     if not isinstance(betas, tuple | list) or len(betas) < 2 or not isinstance(eps, float | int):
         return None
@@ -235,7 +227,7 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
     # Norms of all tensors in one call; those of order 1 count flags.
     norms = torch.stack(torch._foreach_norm(torch.split(g / root.clamp_(min=eps), counts))).to(row_dtype(v.device))
     numbers = torch.stack(torch._foreach_norm([part for row in flags for part in torch.split(row, counts)], 1)).to(norms.dtype)
-    return _Part(torch.cat((norms.square(), numbers)).view(3, -1), sizes, counts)
+    return torch.cat((norms.square(), numbers)).view(3, -1), sizes, counts
 
 
 def _comparable(moment: Any, parameter: Tensor) -> bool:

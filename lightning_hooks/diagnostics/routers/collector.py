@@ -139,14 +139,11 @@ def chosen_codebooks(model: nn.Module, codebooks: ModuleSelector | None) -> list
 def _is_router(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> bool:
     """Whether a module's class is called a router, or it is a linear layer called a gate, and it chooses among experts."""
     around = modules.get(outwards(name)[1])
-    next_to_experts = around is not None and _has_experts(around)
+    names = [] if around is None else [child.lower() for child, _ in around.named_children()]
+    next_to_experts = any("expert" in child and "shared" not in child for child in names)
     if _ROUTER_CLASS.search(type(module).__name__):
         return next_to_experts or bool(_known(module, _EXPERTS))
     return next_to_experts and isinstance(module, nn.Linear) and _GATE_NAME.fullmatch(name.rpartition(".")[2]) is not None
-
-
-def _has_experts(module: nn.Module) -> bool:
-    return any("expert" in name.lower() and "shared" not in name.lower() for name, _ in module.named_children())
 
 
 def _router(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> RouterSite | None:
