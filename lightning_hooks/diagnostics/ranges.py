@@ -18,7 +18,7 @@ from lightning_hooks.hooks.recorder import OutputTo
 from lightning_hooks.quantization import ActivationRange, RangeTable
 from lightning_hooks.statistics.tables import Tables
 from lightning_hooks.statistics.units import most_units
-from lightning_hooks.trackers import Table, some
+from lightning_hooks.trackers.console import Table, listed
 
 LOGGED = ("min", "max", "scale", "zero_point")
 NewTable = Callable[[Sequence[str], torch.device, int], RangeTable]
@@ -99,12 +99,11 @@ class RangeCollector(Collector[RangeReport]):
     @override
     def summary_lines(self, report: RangeReport) -> list[str]:
         total = len(report.sites) + len(report.silent)
-        lines = [
-            f"Activation ranges ({', '.join((self._method, *self._levels))}), epoch {report.epoch}: {len(report.sites)} of {total} "
-            f"modules recorded, in {report.sampled_batches} of {report.batches} batches."
-        ]
-        if report.silent:
-            lines.append(f"  Silent: {some(report.silent)}")
         widest = sorted(report.sites.items(), key=lambda item: -item[1].scale)[:5]
         columns = {stat.replace("_", " "): stat for stat in (*LOGGED, "smallest", "largest")}
-        return [*lines, Table.of("module", columns, widest)]
+        return [
+            f"Activation ranges ({', '.join((self._method, *self._levels))}), epoch {report.epoch}: {len(report.sites)} of {total} "
+            f"modules recorded, in {report.sampled_batches} of {report.batches} batches.",
+            *listed("Silent", report.silent),
+            Table.of("module", columns, widest),
+        ]

@@ -61,19 +61,15 @@ class ClipCollector(Collector[ClipReport]):
         self._optimizer_names = self._steps.optimizer_names
         self._device = context.host.setup.device
         self.ledgers = [self._new_ledger() for _ in self._optimizer_names]
-        past: dict[str, Tensor] = {}
-        with context.loading():
-            past = dict(state.get("past", {}))
-        for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
-            if name in past:
-                with context.loading():
-                    ledger.watch.load(past[name])
         self._counts = [[0] * N_STEP_COUNTS for _ in self.ledgers]
         self.before: dict[int, Tensor] = {}
         self.after: dict[int, Tensor] = {}
         self.limit = context.host.setup.clip_norm
         self._largest: dict[str, LargestBatches] = {}
         with context.loading():
+            for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
+                if name in state.get("past", {}):
+                    ledger.watch.load(state["past"][name])
             for name, known in state.get("largest", {}).items():
                 self._largest_of(name).load(known)
         self.tables = Tables(self._device, steps=self, largest=LargestSteps(lambda: self.ledgers, self._device))

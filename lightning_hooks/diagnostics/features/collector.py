@@ -33,7 +33,7 @@ from lightning_hooks.plots.series import as_reports
 from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.statistics.tables import HostNumbers, ReportedTable, first_calls, in_order, sites_in_order
-from lightning_hooks.trackers import Table, some
+from lightning_hooks.trackers.console import Table, listed
 from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 
 LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction", "kurtosis")
@@ -261,15 +261,14 @@ class FeatureCollector(Collector[FeatureReport]):
     @override
     def summary_lines(self, report: FeatureReport) -> list[str]:
         total = len(report.sites) + len(report.silent)
-        lines = [
-            f"Feature statistics, epoch {report.epoch}: {len(report.sites)} of {total} modules recorded, in "
-            f"{report.sampled_batches} of {report.batches} batches."
-        ]
-        if report.silent:
-            lines.append(f"  Silent: {some(report.silent)}")
         spread = statistics.median([s.std for s in report.sites.values() if s.std > 0] or [1.0])
         worst = sorted(report.sites.items(), key=lambda item: (-_affected(item[1]), -_unusual(item[1].std, spread)))[:5]
-        return [*lines, Table.of("module", SUMMARY, worst)]
+        return [
+            f"Feature statistics, epoch {report.epoch}: {len(report.sites)} of {total} modules recorded, in "
+            f"{report.sampled_batches} of {report.batches} batches.",
+            *listed("Silent", report.silent),
+            Table.of("module", SUMMARY, worst),
+        ]
 
 
 class _FeatureRecorder(OutputRecorder):

@@ -84,7 +84,7 @@ class GradientCollector(GradientSites):
             self._learning.load(state.get("learning", {}))
             self.optimizers.load(state.get("optimizers", {}))
             self._setup_checks.load_state_dict(state.get("checks", {}))
-        self._outputs = OutputNodes(context) if not compiled_regions(model) else None
+        self._outputs = OutputNodes(None if compiled_regions(model) else context)
         self._look_at_loss = context.guard(OutputNodes.look_at, "the loss's graph")
         for index, (name, module) in enumerate(self._sites):
             context.listen(name, module, GradientListener(context, self.modules, name, index, self._outputs))
@@ -104,8 +104,7 @@ class GradientCollector(GradientSites):
 
     @override
     def detach(self) -> None:
-        if self._outputs is not None:
-            self._outputs.clear()
+        self._outputs.clear()
         self.modules.listening = False  # tensor hooks live as long as their graph, which the user may keep
 
     @override
@@ -124,21 +123,20 @@ class GradientCollector(GradientSites):
         self.modules.listening = True
         self._loss.before_backward(loss)
         self._setup_checks.before_backward(self.context.gate.sampled)
-        if self._outputs is not None and self._outputs.of:
+        if self._outputs.of:
             self._look_at_loss(self._outputs, loss, self.context.host.model, self._steps, self._setup_checks.hidden())
 
     @override
     def after_backward(self) -> None:
         self._watch.after_backward()
-        self._setup_checks.after_backward(self._outputs.given if self._outputs is not None else set())
+        self._setup_checks.after_backward(self._outputs.given)
         self.modules.listening = False  # what torch.autograd.grad computes in between is not the loss's gradient
         self.modules.backward_ends()
 
     @override
     def batch_end(self, outputs: Any = None) -> None:
         self._loss.batch_end(outputs)
-        if self._outputs is not None:
-            self._outputs.batch_end()
+        self._outputs.batch_end()
 
     @override
     def validation_end(self) -> None:
@@ -219,7 +217,7 @@ class GradientCollector(GradientSites):
     def _seen(self) -> list[float]:
         """What was found out about the loss's graph."""
         places = {name: float(place) for place, name in enumerate((*self.modules.names, NO_MODULE), start=1)}
-        return (self._outputs or OutputNodes()).numbers(places)
+        return self._outputs.numbers(places)
 
     def _flags(self) -> list[float]:
         """1 for each module whose output required a gradient, and for each parameter that had one."""

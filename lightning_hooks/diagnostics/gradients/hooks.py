@@ -129,15 +129,15 @@ class OutputNodes:
     """Which node of the autograd graph is which module's output: noted in the fit's first sampled batch, until backward.
 
     Args:
-        context: Where calls are seen, to note the targets of losses; None for nowhere.
+        context: Where calls are seen, to note the targets of losses; None for a compiled model, of which nothing is noted.
 
     Attributes:
         given: The identities of leaves with ``requires_grad`` that a module was called with: inputs, not weights.
         compared: Of losses whose target has a gradient, as their input has, the nodes of output, input and target.
     """
 
-    def __init__(self, context: Context | None = None) -> None:
-        self.open = True
+    def __init__(self, context: Context | None) -> None:
+        self.open = context is not None
         self.of: dict[Any, str] = {}
         self.given: set[int] = set()
         self.compared: list[tuple[Any, Any, Any]] = []
@@ -223,12 +223,12 @@ class GradientListener(OutputRecorder):
         table: Where gradients are recorded.
         name: The site's name.
         index: Its place in the table.
-        outputs: Where the nodes of its outputs are noted; None for nowhere.
+        outputs: Where the nodes of its outputs are noted.
     """
 
     __slots__ = ("calls", "hook", "index", "name", "outputs", "recording")
 
-    def __init__(self, context: Context, table: GradientTable, name: str, index: int, outputs: OutputNodes | None) -> None:
+    def __init__(self, context: Context, table: GradientTable, name: str, index: int, outputs: OutputNodes) -> None:
         self.name, self.index = name, index
         self.calls, self.recording, self.outputs = table.calls, table.recording, outputs
         self.hook = skipping(_GradientArrival(table, index), name, context.faults, when=context.gate, meter=context.meter)
@@ -239,7 +239,7 @@ class GradientListener(OutputRecorder):
         tensors = self._ask(output)
         if tensors:
             self.recording.add(self.index)
-        if self.outputs is not None and self.outputs.open:
+        if self.outputs.open:
             self.outputs.of.update((tensor.grad_fn, self.name) for tensor in tensors)
             self.outputs.given.update(id(tensor) for tensor in float_tensors(args) if tensor.is_leaf and tensor.requires_grad)
 

@@ -36,7 +36,7 @@ from lightning_hooks.plots.layers import (
 )
 from lightning_hooks.plots.series import check_report
 from lightning_hooks.statistics.rows import never_recorded
-from lightning_hooks.trackers import Table, some
+from lightning_hooks.trackers.console import Table, listed
 from lightning_hooks.trackers.tracker import Band, Chart, Layout, by_statistic, margins, of_model
 
 RANKING = (
@@ -170,17 +170,16 @@ class GradientSites(Collector[GradientFlowReport]):
     def summary_lines(self, report: GradientFlowReport) -> list[str]:
         """What ``summary="full"`` prints of the last report."""
         total = len(report.modules) + len(report.silent)
-        lines = [
-            f"Gradient flow, epoch {report.epoch}: {len(report.modules)} of {total} modules and "
-            f"{len(report.parameters)} parameters recorded, in {report.sampled_batches} of {report.batches} batches; "
-            f"total norm {report.total_norm:.4g}."
-        ]
-        if report.silent:
-            lines.append(f"  No gradient at: {some(report.silent)}")
         ranked = sorted(report.modules.items(), key=lambda item: (math.isnan(item[1].rms), item[1].rms))
         ends = ranked if len(ranked) <= 6 else ranked[:3] + ranked[-3:]
         columns = {"rms": "rms", "norm": "norm", "zeros": "zero_fraction", "NaN, inf": "nonfinite_fraction"}
-        return [*lines, Table.of("module", columns, ends)]
+        return [
+            f"Gradient flow, epoch {report.epoch}: {len(report.modules)} of {total} modules and "
+            f"{len(report.parameters)} parameters recorded, in {report.sampled_batches} of {report.batches} batches; "
+            f"total norm {report.total_norm:.4g}.",
+            *listed("No gradient at", report.silent),
+            Table.of("module", columns, ends),
+        ]
 
 
 HEALTHY_UPDATES = (1e-4, 1e-2)

@@ -23,7 +23,7 @@ from lightning_hooks.hooks.selection import named_sites, outwards
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.panels import MOST_PANELS, Stack, stack_figure
 from lightning_hooks.plots.series import as_reports
-from lightning_hooks.trackers import Table, some
+from lightning_hooks.trackers.console import Table, listed
 from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 
 _EXPERTS = (
@@ -292,10 +292,9 @@ class RouterCollector(Collector[RouterReport]):
     def summary_lines(self, report: RouterReport) -> list[str]:
         lines = [
             f"Routers, epoch {report.epoch}: {len(report.routers)} routers and {len(report.codebooks)} codebooks recorded, in "
-            f"{report.sampled_batches} of {report.batches} batches."
+            f"{report.sampled_batches} of {report.batches} batches.",
+            *listed("Silent", report.silent),
         ]
-        if report.silent:
-            lines.append(f"  Silent: {some(report.silent)}")
         least = sorted(report.routers.items(), key=lambda item: item[1].balance)[:5]
         lines += [Table.of("router", SUMMARY, least)] if least else []
         books = {"codes": "size", "used": "usage", "perplexity": "perplexity"}
