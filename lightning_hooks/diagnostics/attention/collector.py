@@ -128,8 +128,6 @@ class AttentionCollector(Collector[AttentionReport]):
 
     @override
     def scalars(self, report: AttentionReport) -> dict[str, float]:
-        if self.unused:
-            return {}
         return {
             **stat_scalars(self.prefix, self._ever, report.sites, STATISTICS),
             **model_scalars(self.prefix, report.sites.values(), STATISTICS, _worst),

@@ -154,12 +154,9 @@ class StepChecks:
 
     def gradients(self, step: Step) -> None:
         """Gradients are ready and not clipped."""
-        if self._several:
-            if step.late:  # the collective has been, when backward ended
-                return
+        if self._several and not step.late:  # else the collective has been, when backward ended
             self._before[step.optimizer] = self._of_all_ranks(step)
-            return
-        if step.indices:
+        elif not self._several and step.indices:
             self._before[step.optimizer] = step.norms()
 
     def _of_all_ranks(self, step: Step) -> Tensor:

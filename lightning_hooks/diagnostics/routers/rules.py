@@ -100,9 +100,29 @@ class RouterCollapse(Rule):
 
     def __call__(self, report: RouterReport) -> Iterator[Alert]:
         """Yield a warning per router and quantiser that has collapsed."""
-        for site in (*report.routers, *report.codebooks):
+        for site, stats in report.routers.items():
             if _batches_in_a_row(report, partial(self._has_collapsed, site)) >= self.min_batches:
-                yield self._of_router(report, site) if site in report.routers else self._of_book(report, site)
+                effective = _experts_in_effect(stats)
+                yield self.alert(
+                    report, site, effective, self._least(stats), "warning",
+                    f"its {stats.tokens} tokens, with {stats.top_k} of {stats.experts} experts each, go to {effective:.3g} experts "
+                    f"in effect; one of them gets {percent(max(stats.load) * stats.top_k)} of all tokens.",
+                    "Common causes: no loss for balance or one that weighs too little, a learning rate too high for the router, "
+                    "inputs to it that are alike.",
+                )  # fmt: skip
+        for site, book in report.codebooks.items():
+            if _batches_in_a_row(report, partial(self._has_collapsed, site)) >= self.min_batches:
+                yield self.alert(
+                    report, site, book.perplexity, self._fewest(book), "warning",
+                    f"it chooses {book.perplexity:.3g} of its {book.size} codes in effect (perplexity), over {book.codes} choices.",
+                    "Common causes: codes far from what they are to stand for, none that are started again when they are not used, "
+                    "a learning rate too high.",
+                    advice=(
+                        "Start codes that are not used again from outputs of the encoder",
+                        "Learn the codebook by moving averages, or codes of fewer dimensions",
+                        "Initialise it by k-means of a batch",
+                    ),
+                )  # fmt: skip
 
     def _has_collapsed(self, site: str, window: RouterReport) -> bool:
         if site in window.routers:
@@ -118,31 +138,6 @@ class RouterCollapse(Rule):
 
     def _fewest(self, book: CodebookStats) -> float:
         return 1 + self.codes * (book.size - 1)
-
-    def _of_router(self, report: RouterReport, site: str) -> Alert:
-        stats = report.routers[site]
-        effective = _experts_in_effect(stats)
-        return self.alert(
-            report, site, effective, self._least(stats), "warning",
-            f"its {stats.tokens} tokens, with {stats.top_k} of {stats.experts} experts each, go to {effective:.3g} experts in "
-            f"effect; one of them gets {percent(max(stats.load) * stats.top_k)} of all tokens.",
-            "Common causes: no loss for balance or one that weighs too little, a learning rate too high for the router, "
-            "inputs to it that are alike.",
-        )  # fmt: skip
-
-    def _of_book(self, report: RouterReport, site: str) -> Alert:
-        book = report.codebooks[site]
-        return self.alert(
-            report, site, book.perplexity, self._fewest(book), "warning",
-            f"it chooses {book.perplexity:.3g} of its {book.size} codes in effect (perplexity), over {book.codes} choices.",
-            "Common causes: codes far from what they are to stand for, none that are started again when they are not used, "
-            "a learning rate too high.",
-            advice=(
-                "Start codes that are not used again from outputs of the encoder",
-                "Learn the codebook by moving averages, or codes of fewer dimensions",
-                "Initialise it by k-means of a batch",
-            ),
-        )  # fmt: skip
 
 
 def _experts_in_effect(stats: RouterStats) -> float:
