@@ -14,7 +14,6 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import EarlierOptimizers, Step
 from lightning_hooks.diagnostics.gradients.hooks import (
-    NO_MODULE,
     FirstLossGraph,
     GradientListener,
     MeasuredStep,
@@ -91,7 +90,7 @@ class GradientCollector(GradientSites):
         self.set_tables(
             calls=first_calls(self.modules.calls, len(self._sites)),
             arrivals=first_calls(self.modules.order, len(self._sites)),
-            seen=HostNumbers(self._seen, largest),
+            seen=HostNumbers(lambda: self._outputs.numbers(self.modules.names), largest),
             flags=HostNumbers(self._flags, flagged),
             loss=self._loss.table,
             setup=self._setup_checks,
@@ -213,11 +212,6 @@ class GradientCollector(GradientSites):
     def agreed(self, stride: int) -> int:
         shards = self._steps.shards  # where there are some, a sampled step is a collective: all ranks must come to it
         return stride if shards is None else shards.agreed(stride)
-
-    def _seen(self) -> list[float]:
-        """What was found out about the loss's graph."""
-        places = {name: float(place) for place, name in enumerate((*self.modules.names, NO_MODULE), start=1)}
-        return self._outputs.numbers(places)
 
     def _flags(self) -> list[float]:
         """1 for each module whose output required a gradient, and for each parameter that had one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -186,12 +186,9 @@ class OutputNodes:
                 if id(parameter) not in held:
                     self._unheld[ref(parameter)] = parameter.numel(), user or NO_MODULE
 
-    def numbers(self, places: Mapping[str, float]) -> list[float]:
-        """What was seen, as :class:`FirstLossGraph` reads it.
-
-        Args:
-            places: Of the modules, from 1, and of :data:`NO_MODULE`.
-        """
+    def numbers(self, modules: Sequence[str]) -> list[float]:
+        """What was seen, as :class:`FirstLossGraph` reads it: of names the places among those of the modules, from 1."""
+        places = {name: float(place) for place, name in enumerate((*modules, NO_MODULE), start=1)}
         # Of the parameters that the first loss had gradients for those that are gone since.
         gone = [entry for parameter, entry in self._unheld.items() if parameter() is None]
         seen = self._seen._replace(
