@@ -209,6 +209,7 @@ class HookedCallback(EitherPackage, ABC):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not self.in_another_fit(trainer):
             self.detach()
+            self._epoch_log.withdraw(trainer)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what belongs to the fit under way."""

@@ -289,7 +289,7 @@ def learning_rates(optimizers: Iterable[Any]) -> dict[str, float]:
     """
     found = {}
     for number, optimizer in enumerate(optimizers):
-        groups = optimizer.param_groups
+        groups = getattr(optimizer, "param_groups", ())
         for place, group in enumerate(groups):
             rate = read_number(group.get("lr"))
             if rate is not None:

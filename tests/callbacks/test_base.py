@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,28 @@ def test_one_method_makes_a_monitor() -> None:
     assert callback.shapes[:2] == [("net.0", (8, 16)), ("net.1", (8, 16))]
     assert len(callback.shapes) == 5 * 3  # batches 0, 3 and 6 of seven; no validation, no sanity check
     assert not callback.hooks.alive
+
+
+class Spawned(Callback):
+    """Makes a Trainer look like one of a process that sends its metrics to the one that spawned it."""
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.strategy._launcher = SimpleNamespace(get_extra_results=None)
+
+
+class Logs(HookedCallback):
+    def attach(self, trainer: Any, pl_module: Any) -> None:
+        pass
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.log_scalars(trainer, {f"own/{place}": 1.0 for place in range(500)})
+
+
+@pytest.mark.parametrize("spawned", [True, False])
+def test_numbers_are_not_sent_through_the_pipe_of_a_spawned_process(spawned: bool) -> None:
+    fitted = trainer([Logs(), *[Spawned()] * spawned])
+    fitted.fit(Classifier(mlp()), loader())
+    assert any(tag.startswith("own/") for tag in fitted.callback_metrics) is not spawned
 
 
 class Faulty(HookedCallback):
