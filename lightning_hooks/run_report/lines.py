@@ -219,7 +219,7 @@ def append(path: Path, text: str) -> None:
     """Append whole lines to a file, whose folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
-        if file.tell():
+        if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
             text = "\n" * (file.read(1) != b"\n") + text  # what was cut off must not take the next line with it
         file.write(text.encode("utf-8", "backslashreplace"))
