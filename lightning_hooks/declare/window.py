@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -18,6 +18,10 @@ from lightning_hooks.declare.plain import PlainReport
 Moment = tuple[int, float | None, int]
 """FORWARD, BACKWARD or STEP; of what is not finite, the batch at which it first was not, None where that is the alert's own; every
 how many batches its site is sampled."""
+
+
+LAST = 3
+"""Reports of the last windows that a report knows, next to that of the training's first one."""
 
 
 class ReportWithPast(PlainReport):
@@ -41,8 +45,8 @@ class ReportWithPast(PlainReport):
         return self.windows[0]
 
     def previous(self, n: int = 1) -> Self | None:
-        """The report ``n`` windows before this one; None where it is not kept."""
-        return self.earlier[-n] if 1 <= n <= len(self.earlier) else None
+        """The report ``n`` windows before this one; None where there is none, and for more than three windows."""
+        return self.earlier[-n] if 1 <= n <= min(LAST, len(self.earlier)) else None
 
     def after(self, earlier: Sequence[Self]) -> Self:
         """This report with those of earlier windows, oldest first."""
@@ -113,9 +117,9 @@ class Window:
         return next((report for report in self.reports if isinstance(report, kind)), None)
 
     @property
-    def alerts(self) -> Iterator[Alert]:
+    def alerts(self) -> tuple[Alert, ...]:
         """The alerts of all reports."""
-        return (alert for report in self.reports for alert in report.alerts)
+        return tuple(alert for report in self.reports for alert in report.alerts)
 
     def with_alerts(self, alerts: Iterable[Sequence[Alert]]) -> Window:
         """This window with other alerts, given by report."""

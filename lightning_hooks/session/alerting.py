@@ -11,11 +11,8 @@ from lightning_hooks.alerts import Alert, AlertBook, AlertObservers, Rule, RuleB
 from lightning_hooks.declare.plain import from_plain
 from lightning_hooks.declare.rulebook import Candidate
 from lightning_hooks.declare.warn import Once
-from lightning_hooks.declare.window import Report
+from lightning_hooks.declare.window import LAST, Report
 from lightning_hooks.trackers import some
-
-HISTORY = 4
-"""How many earlier reports a rule is given: the first of the training, and the last ones."""
 
 
 class Alerting:
@@ -118,7 +115,7 @@ class Alerting:
 def _with(history: list[Any], report: Any) -> list[Any]:
     """The first report, and the last ones with a new one."""
     first, later = history[:1], [*history[1:], report]
-    return [*first, *later[1 - HISTORY :]] if first else [report]
+    return [*first, *later[-LAST:]] if first else [report]
 
 
 def check_sites(name: str, book: RuleBook, sites: Sequence[str]) -> None:

@@ -18,12 +18,13 @@ NAMES = layer_names(3)
 def test_a_report_knows_those_of_earlier_windows() -> None:
     now = FeatureReport(9, 90, {})
     assert (now.first, now.previous(), now.earlier, now.windows) == (now, None, (), (now,))
-    then = [FeatureReport(epoch, epoch * 10, {}) for epoch in (0, 7, 8)]
+    then = [FeatureReport(epoch, epoch * 10, {}) for epoch in (0, 6, 7, 8)]
     with_past = now.after(then)
     assert with_past == now
     assert with_past.first is then[0]
-    assert [with_past.previous(), with_past.previous(2), with_past.previous(3)] == then[::-1]
-    assert with_past.previous(4) is with_past.previous(0) is None
+    assert [with_past.previous(), with_past.previous(2), with_past.previous(3)] == then[:0:-1]
+    assert with_past.previous(4) is with_past.previous(0) is None  # the first window may be long ago
+    assert now.after(then[:1]).previous() is then[0]
     assert with_past.windows == (*then, with_past)
 
 
