@@ -32,7 +32,7 @@ class Case:
     Attributes:
         name: Its name in the table.
         build: ``build()``; of a fault ``build(planted)``, where ``build(False)`` is its twin: the same training without the fault.
-        library: The name by which the library is imported.
+        library: The name by which the library is imported; of several with "and" between them.
         story: One sentence for the table.
         healthy: Whether nothing is planted.
         missed: Why it cannot be found, if it cannot.
@@ -52,9 +52,14 @@ class Case:
         return not file.startswith("unseen_") or file.startswith(SEEN_SINCE)
 
     @property
+    def libraries(self) -> list[str]:
+        """Each of its libraries."""
+        return self.library.split(" and ")
+
+    @property
     def installed(self) -> bool:
-        """Whether its library is."""
-        return find_spec(self.library) is not None
+        """Whether its libraries are."""
+        return all(find_spec(library) is not None for library in self.libraries)
 
 
 CASES: dict[str, Case] = {}

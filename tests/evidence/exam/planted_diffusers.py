@@ -145,7 +145,7 @@ class Adversarial(Recipe):
 
 
 @fault(
-    "diffusers",
+    "diffusers and timm",
     "a critic that is far ahead of the net that makes pictures",
     missed="one loss near 0 and the other growing is what many healthy adversarial trainings show at first",
 )

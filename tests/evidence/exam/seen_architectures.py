@@ -103,7 +103,9 @@ def swings(episodes: int = 64, steps: int = 60) -> tuple[Tensor, ...]:
     return states * torch.tensor([1, 1, 0.25]), actions, rewards.flip(1).cumsum(1).flip(1) / 300
 
 
-@healthy("transformers", "decision transformer of Pendulum: only actions are in its loss, as in its paper, clipped at 0.25")
+@healthy(
+    "transformers and gymnasium", "decision transformer of Pendulum: only actions are in its loss, as in its paper, clipped at 0.25"
+)
 def decision_transformer() -> Built:
     from transformers import DecisionTransformerConfig, DecisionTransformerModel
 
