@@ -237,3 +237,8 @@ class Step:
     def refresh(self) -> None:
         """Gradients have changed: the next :meth:`norms` reads them again."""
         self._norms = self._zeros = self.addresses = None
+
+
+def groups_of(optimizers: Iterable[Any]) -> list[tuple[str, Sequence[dict[str, Any]]]]:
+    """The name of each optimizer, such as ``0-Adam``, with its parameter groups."""
+    return [(f"{place}-{type(one).__name__}", getattr(one, "param_groups", ())) for place, one in enumerate(optimizers)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -18,7 +17,6 @@ from lightning_hooks.declare.plain import PlainReport
 Moment = tuple[int, float | None, int]
 """FORWARD, BACKWARD or STEP; of what is not finite, the batch at which it first was not, None where that is the alert's own; every
 how many batches its site is sampled."""
-
 
 LAST = 3
 """Reports of the last windows that a report knows, next to that of the training's first one."""
@@ -124,7 +122,7 @@ class Window:
     def with_alerts(self, alerts: Iterable[Sequence[Alert]]) -> Window:
         """This window with other alerts, given by report."""
         pairs = zip(self.reports, alerts, strict=True)
-        return Window(dataclasses.replace(report, alerts=tuple(found)) for report, found in pairs)
+        return Window(replace(report, alerts=tuple(found)) for report, found in pairs)
 
     @cached_property
     def places(self) -> Mapping[str, float]:

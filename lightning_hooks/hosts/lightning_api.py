@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.optim import optimizer as torch_optimizer
 
 from lightning_hooks.declare.host import GradientChanges
-from lightning_hooks.declare.warn import warn
+from lightning_hooks.declare.warn import Once
 from lightning_hooks.hooks.attributes import exchange, stored
 from lightning_hooks.replay.rows import LoaderRows
 from lightning_hooks.statistics.weight_sample import is_distributed
@@ -225,7 +225,7 @@ class EpochLog:
 
     def __init__(self) -> None:
         self._tags: set[str] = set()
-        self._warned = False
+        self._warn_once = Once()
 
     def write(
         self, who: str, trainer: Trainer, trackers: Trackers, scalars: Mapping[str, float], logged: Mapping[str, float]
@@ -241,10 +241,9 @@ class EpochLog:
         """
         known = trainer.callback_metrics  # Lightning makes it again each time it is asked for
         taken = (scalars.keys() & known.keys()) - self._tags
-        if taken and not self._warned:
-            self._warned = True
+        if taken:
             named = ", ".join(map(repr, sorted(taken)[:3])) + " and others" * (len(taken) > 3)
-            warn(
+            self._warn_once(
                 f"{who} does not log {named}: these keys are logged by the model or another callback already. "
                 "Rename them there to have both."
             )

@@ -11,7 +11,7 @@ from weakref import WeakSet
 from torch import Tensor
 from typing_extensions import Self
 
-from lightning_hooks.declare.warn import warn
+from lightning_hooks.declare.warn import Once
 from lightning_hooks.hosts.loop_events import LoopEvents
 from lightning_hooks.hosts.observers import TrainingMembers, TrainingReports, joining
 from lightning_hooks.hosts.plain import LoopStepAgain, PlainHost
@@ -37,7 +37,7 @@ class LoopMonitor(TrainingReports):
 
     def __init__(self, host: PlainHost, observers: TrainingMembers, ends_at_step: bool = False) -> None:
         self.host, self.observers = host, observers
-        self._ends_at_step, self._warned = ends_at_step, False
+        self._ends_at_step, self._warn_once = ends_at_step, Once()
         self._events: LoopEvents | None = None
 
     @property
@@ -96,9 +96,8 @@ class LoopMonitor(TrainingReports):
         if loss is not None and not isinstance(loss, Tensor):
             raise TypeError(f"step() takes the loss as a tensor, or nothing; got {loss!r}. Leave out .item().")
         events = self.events
-        if not events.ran and not self._warned and type(self.host.again) is LoopStepAgain:
-            self._warned = True
-            warn(
+        if not events.ran and type(self.host.again) is LoopStepAgain:
+            self._warn_once(
                 "watch: this batch's loss did not come from monitor.loss(batch). Call it in place of loss_function(batch): a step "
                 "can be run again only where its batch is known. This warning is shown once."
             )

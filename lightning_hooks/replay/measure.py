@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.measured import MeasuredLoss, is_measured
+from lightning_hooks.declare.step import groups_of
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.replay.generators import Generators, GeneratorWatch
@@ -203,7 +204,7 @@ class StepMeasure:
 
     def _sums_of_others(self) -> str:
         """What changes once weights that no optimizer holds have moved."""
-        groups = [group for optimizer in self._host.optimizers for group in getattr(optimizer, "param_groups", ())]
+        groups = [group for _, groups in groups_of(self._host.optimizers) for group in groups]
         held = {id(parameter) for group in groups for parameter in group["params"]}
         return _sums(parameter for parameter in self._host.model.parameters() if id(parameter) not in held)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from lightning_hooks.declare.plain import from_plain
 from lightning_hooks.declare.rulebook import Candidate
 from lightning_hooks.declare.warn import Once
 from lightning_hooks.declare.window import LAST, Report
+from lightning_hooks.hooks.selection import closest_names
 from lightning_hooks.trackers import some
 
 
@@ -131,8 +131,7 @@ def check_sites(name: str, book: RuleBook, sites: Sequence[str]) -> None:
     """
     for rule in book.rules if sites else ():
         if isinstance(rule, Rule) and rule.sites != "*" and not any(map(rule.matches, sites)):
-            plain = str(rule.sites).replace("*", "").strip(".")
-            near = difflib.get_close_matches(plain, sites, n=3, cutoff=0.3) or sites[:3]
+            near = closest_names(str(rule.sites), sites)
             raise ValueError(
                 f"{name}: the rule {type(rule).__name__}(sites={rule.sites!r}) matches none of the places it is "
                 f"to hold for. Closest names: {', '.join(map(repr, near))}."

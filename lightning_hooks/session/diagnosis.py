@@ -15,6 +15,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.hypothesis import ranked
 from lightning_hooks.declare.kinds import kind_of
+from lightning_hooks.declare.step import groups_of
 from lightning_hooks.declare.warn import Once
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
@@ -53,8 +54,8 @@ class Diagnosis:
             self._start = measured(host.model.named_parameters())
             self._first_rates = {
                 (place, number): rate
-                for place, optimizer in enumerate(host.optimizers)
-                for number, group in enumerate(getattr(optimizer, "param_groups", ()))
+                for place, (_, groups) in enumerate(groups_of(host.optimizers))
+                for number, group in enumerate(groups)
                 if (rate := as_number(group.get("lr"))) is not None
             }
 
@@ -107,9 +108,9 @@ class Diagnosis:
     def _optimizers(self) -> dict[str, OptimizerStats]:
         """The settings of the optimizers, where no monitor of gradients has them."""
         return {
-            f"{place}-{type(optimizer).__name__}": OptimizerStats(groups=tuple(map(settings_of, optimizer.param_groups)))
-            for place, optimizer in enumerate(self._host.optimizers)
-            if hasattr(optimizer, "param_groups")
+            name: OptimizerStats(groups=tuple(map(settings_of, groups)))
+            for name, groups in groups_of(self._host.optimizers)
+            if groups
         }
 
 

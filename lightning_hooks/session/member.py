@@ -27,7 +27,7 @@ from lightning_hooks.session.member_context import OpenSession, compiled_before,
 from lightning_hooks.session.sampling import BatchTime, Sampling
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.step_probe import StepProbe
-from lightning_hooks.session.windows import Windows, load_window, merged, save_window, window_length
+from lightning_hooks.session.windows import MergedWindows, load_window, merged, save_window, window_length
 from lightning_hooks.statistics.histograms import Histogram
 
 NewCollector = Callable[[Context, Mapping[str, Any]], Collector[Any]]
@@ -64,7 +64,7 @@ class Member:
         self.selection = describe_selector(settings.modules)  # distinguishes two monitors of a kind in a checkpoint
         self.history = History(name, kind)
         self.end: dict[str, Any] | None = None
-        self.windows = Windows()
+        self.windows = MergedWindows()
         self.report: Any = None
         self.epoch_report: Any = None
         self.histograms: dict[str, Histogram] = {}
@@ -114,7 +114,7 @@ class Member:
         self.histograms = {}
         self.history.reports.clear()
         self.end = None
-        self.windows = Windows(window_length(self.settings.report_every_n_steps, host.setup.batches_per_epoch))
+        self.windows = MergedWindows(window_length(self.settings.report_every_n_steps, host.setup.batches_per_epoch))
         self.alerting.start(fresh=not self._loaded)
         self.log.start()
         self._regions = compiled_regions(host.model)

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.host import Host
+from lightning_hooks.declare.step import groups_of
 from lightning_hooks.declare.warn import Once, info, warn
 from lightning_hooks.declare.window import Window
 from lightning_hooks.hooks.attributes import contents, stored
@@ -288,12 +289,10 @@ def learning_rates(optimizers: Iterable[Any]) -> dict[str, float]:
     A group whose ``lr`` is not one number is left out.
     """
     found = {}
-    for number, optimizer in enumerate(optimizers):
-        groups = getattr(optimizer, "param_groups", ())
+    for name, groups in groups_of(optimizers):
         for place, group in enumerate(groups):
             rate = read_number(group.get("lr"))
             if rate is not None:
-                name = f"{number}-{type(optimizer).__name__}"
                 found[name if len(groups) == 1 else f"{name}/pg{place + 1}"] = rate
     return found
 

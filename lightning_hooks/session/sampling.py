@@ -1,4 +1,4 @@
-"""Which batches one member samples, and what that costs: the stride, or one chosen by the measured overhead."""
+"""Which batches one member samples: every so many, or as many as a share of the step's time allows, by what they cost."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from lightning_hooks.hooks import Gate, Meter
 PROBES = 2
 """Sampled batches after the first (which warms up) from which the first stride is found."""
 
-
 KEPT = 1000
 """Batches of an epoch, sampled ones and others each, whose times are kept: what it costs is the medians of them."""
-
 
 BatchTime = tuple[Any, Any]
 """When a training batch started, and when it ended: seconds, or events."""

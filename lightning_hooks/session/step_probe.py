@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hooks.declare.host import GradientChanges, Host
-from lightning_hooks.declare.step import EarlierOptimizers, Step, small_ones
+from lightning_hooks.declare.step import EarlierOptimizers, Step, groups_of, small_ones
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.session.optimizer_state import GradientTrace, OptimizerState, UndoneUpdate
 from lightning_hooks.session.parameter_places import ParameterPlaces
@@ -81,7 +81,7 @@ class StepProbe:
         self._changes = self._host.gradient_changes()
         before, watches, names = self._optimizers, self._watches, self.optimizer_names
         self._optimizers = [*self._host.optimizers]  # Lightning steps anything that has what it needs
-        self.optimizer_names = [f"{i}-{type(optimizer).__name__}" for i, optimizer in enumerate(self._optimizers)]
+        self.optimizer_names = [name for name, _ in groups_of(self._optimizers)]
         self._watches, self._watch_of = [], {}
         kept: EarlierOptimizers = []
         with self._hooks.all_or_nothing():
@@ -113,8 +113,8 @@ class StepProbe:
     def holders(self) -> dict[int, set[int]]:
         """By its id, which optimizers hold a parameter."""
         found: dict[int, set[int]] = {}
-        for position, optimizer in enumerate(self._optimizers):
-            for parameter in (p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]):
+        for position, (_, groups) in enumerate(groups_of(self._optimizers)):
+            for parameter in (p for group in groups for p in group["params"]):
                 found.setdefault(id(parameter), set()).add(position)
         return found
 

@@ -39,7 +39,7 @@ def window_length(every: ReportEvery, batches_per_epoch: float) -> int | None:
 
 
 @dataclass(eq=False)
-class Windows:
+class MergedWindows:
     """The windows of one member in the epoch under way. Tables are as collectors pack them, of all ranks, on the host.
 
     Attributes:
@@ -100,7 +100,7 @@ LAYOUT = 13
 """Of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped."""
 
 
-def save_window(context: Context, collector: Collector[Any], table: Tensor, windows: Windows) -> dict[str, Any]:
+def save_window(context: Context, collector: Collector[Any], table: Tensor, windows: MergedWindows) -> dict[str, Any]:
     """Return a window under way in plain types and tensors.
 
     Args:
@@ -121,7 +121,7 @@ def save_window(context: Context, collector: Collector[Any], table: Tensor, wind
 
 
 def load_window(
-    name: str, collector: Collector[Any], windows: Windows, state: Mapping[str, Any], is_global_zero: bool
+    name: str, collector: Collector[Any], windows: MergedWindows, state: Mapping[str, Any], is_global_zero: bool
 ) -> tuple[int, int]:
     """Go on with the window that a checkpoint interrupted; a warning where it does not fit.
 

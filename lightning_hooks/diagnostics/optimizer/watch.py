@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.host import Scheduled
-from lightning_hooks.declare.step import EarlierOptimizers, Step
+from lightning_hooks.declare.step import EarlierOptimizers, Step, groups_of
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, OptimizerTable, ScheduleStats, second_moments
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.tensors import as_number, read_number
@@ -59,8 +59,8 @@ class OptimizerWatch:
         self._read_moments = context.guard(second_moments, "an optimizer's second moments")
 
     def _groups(self) -> Iterator[tuple[tuple[int, int], Mapping[str, Any]]]:
-        for place, optimizer in enumerate(self._host.optimizers):
-            for number, group in enumerate(getattr(optimizer, "param_groups", ())):
+        for place, (_, groups) in enumerate(groups_of(self._host.optimizers)):
+            for number, group in enumerate(groups):
                 yield (place, number), group
 
     def batch_start(self) -> None:

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.step import groups_of
 from lightning_hooks.diagnostics.batches.hashes import BatchHashes
 from lightning_hooks.diagnostics.loss_inputs.targets import IGNORED, LabelCounts, LabelTable, label_counts, label_tensors
 from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, first_weights, nonfinite_weights, still_alike
 from lightning_hooks.diagnostics.setup.module_modes import AS_MADE, ModuleModes, unusual_settings, values_per_channel
-from lightning_hooks.diagnostics.setup.parameters import copies_in, groups_of, held_by, standing_still
+from lightning_hooks.diagnostics.setup.parameters import copies_in, held_by, standing_still
 from lightning_hooks.hooks import Recorder
 from lightning_hooks.hooks.attributes import in_training_mode, stored
 from lightning_hooks.hooks.parameters import own_parameters, unregistered_modules, unregistered_tensors

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lightning_hooks.declare.step import EarlierOptimizers, Step
+from lightning_hooks.declare.step import EarlierOptimizers, Step, groups_of
 from lightning_hooks.diagnostics.setup.initial import is_known, on_host, starting_at_zero
 from lightning_hooks.hooks.parameters import of_libraries, unused_parts
 from lightning_hooks.hooks.selection import clean_name
@@ -220,11 +220,6 @@ def _held(optimizer: str, group: Mapping[str, Any], peak: float | None) -> _Held
     decay = (lr or 0.0) * weight_decay if decoupled else 0.0
     l2 = weight_decay if kind in L2 and not decoupled else 0.0
     return _Held(optimizer, decay, lr, peak, l2)
-
-
-def groups_of(optimizers: Iterable[Any]) -> list[tuple[str, Sequence[dict[str, Any]]]]:
-    """The name of each optimizer, such as ``0-Adam``, with its parameter groups."""
-    return [(f"{place}-{type(one).__name__}", getattr(one, "param_groups", ())) for place, one in enumerate(optimizers)]
 
 
 def held_by(optimizers: Iterable[Any]) -> set[int]:
