@@ -66,10 +66,14 @@ class ClipCollector(Collector[ClipReport]):
         self.after: dict[int, Tensor] = {}
         self.limit = context.host.setup.clip_norm
         self._largest: dict[str, LargestBatches] = {}
+        past: dict[str, Tensor] = {}
         with context.loading():
-            for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
-                if name in state.get("past", {}):
-                    ledger.watch.load(state["past"][name])
+            past = dict(state.get("past", {}))
+        for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
+            if name in past:
+                with context.loading():  # each by itself: what is damaged of one is not lost of the others
+                    ledger.watch.load(past[name])
+        with context.loading():
             for name, known in state.get("largest", {}).items():
                 self._largest_of(name).load(known)
         self.tables = Tables(self._device, steps=self, largest=LargestSteps(lambda: self.ledgers, self._device))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_hooks import GradientClipper, monitors
+from lightning_hooks import GradientClipMonitor, GradientClipper, monitors
 from tests.support.interruptions import Batches, Keep, SaveAt
 from tests.support.models import Classifier, ResidualCNN, loader, mlp, trainer
 from tests.support.reference import assert_same, same_state
@@ -109,3 +109,23 @@ def test_a_state_that_cannot_be_read_is_left_out_with_a_warning(strange: dict[st
         assert any(text.startswith(f"{type(monitor).__name__}: its state") and "starts afresh" in text for text in texts)
         assert monitor.report.epoch == 1
     assert ours[0].report.sites["net.0"].calls == 7
+
+
+def test_what_is_damaged_of_an_optimizers_past_is_not_lost_of_the_rest(tmp_path: Path) -> None:
+    """The norms before are unreadable; which steps had the largest ones is not."""
+    ours = GradientClipMonitor(summary=False)
+    run = trainer([ours])
+    run.fit(Classifier(mlp()), loader())
+    run.save_checkpoint(tmp_path / "whole.ckpt")
+    largest = ours.report.largest_norms["0-SGD"][0]
+    checkpoint = torch.load(tmp_path / "whole.ckpt", weights_only=False)
+    (state,) = [state for key, state in checkpoint["callbacks"].items() if "GradientClipMonitor" in key]
+    (known,) = [part for part in (state, *filter(lambda part: isinstance(part, dict), state.values())) if "past" in part]
+    known["past"]["0-SGD"] = "damaged"
+    known["largest"]["0-SGD"][0]["value"] = 1e6
+    torch.save(checkpoint, tmp_path / "damaged.ckpt")
+    again = GradientClipMonitor(summary=False)
+    with pytest.warns(UserWarning, match="its state in the checkpoint cannot be read"):
+        trainer([again], max_epochs=2).fit(Classifier(mlp()), loader(), ckpt_path=tmp_path / "damaged.ckpt")
+    first = again.report.largest_norms["0-SGD"][0]
+    assert (first.value, first.epoch, first.batch) == (1e6, 0, largest.batch)
