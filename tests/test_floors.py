@@ -1,6 +1,8 @@
 """Imports go down only, folder by folder, from callbacks to hooks."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,3 +160,14 @@ def test_what_draws_knows_no_capability(path):
 
 def test_a_capability_in_what_draws_is_found():
     assert capabilities_in("from lightning_hooks.diagnostics.attention.table import AttentionReport") == {"attention"}
+
+
+WITHOUT_TORCH = ["sinks.tab.plugin", "sinks.tab.answers", "sinks.tab.view", "run_report.verdict", "run_report.compare"]
+
+
+@pytest.mark.parametrize("name", WITHOUT_TORCH)
+def test_what_reads_logs_imports_no_torch(name):
+    """TensorBoard's process may have no torch: a module that it needs may not get it by what it imports either."""
+    out_of_reach = f"sys.modules.update(dict.fromkeys(('torch', 'torchmetrics', {', '.join(map(repr, sorted(LIGHTNING)))})))"
+    code = f"import sys; {out_of_reach}; import lightning_hooks.{name}"
+    subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=True)

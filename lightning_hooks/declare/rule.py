@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from typing import Any, ClassVar, Literal
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import SEVERITIES, Severity, kind_of
-from lightning_hooks.hooks.selection import fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,4 +178,4 @@ def check_patterns(sites: Any, owner: str) -> None:
 def matches(sites: str | Sequence[str], site: str) -> bool:
     """Whether a site matches a glob pattern or one of several."""
     patterns = (sites,) if isinstance(sites, str) else sites
-    return any(fits(site, pattern) for pattern in patterns)
+    return any(site == pattern or fnmatch.fnmatchcase(site, pattern) for pattern in patterns)  # a name may hold brackets
