@@ -315,8 +315,9 @@ def _with_moments(found: HostSummary, finite: Tensor) -> HostSummary:
         deviation, square = memory[:, : chunk.numel()]
         torch.sub(chunk, pivot, out=deviation)
         torch.mul(deviation, deviation, out=square)
-        s3 += number(torch.dot(square, deviation))
-        s4 += number(torch.dot(square, square))
+        # ``sum`` adds pairwise; ``dot`` does not on every processor, and fourth powers differ by so much that it loses small ones.
+        s3 += number(torch.mul(square, deviation, out=deviation).sum())
+        s4 += number(torch.mul(square, square, out=square).sum())
     by = mean - pivot  # which rounding the mean leaves
     m3 = s3 - by * (3 * m2 + by * by * n)
     return found._replace(m3=m3, m4=max(s4 - by * (4 * m3 + by * (6 * m2 + by * by * n)), 0.0))
