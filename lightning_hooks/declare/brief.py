@@ -68,28 +68,32 @@ def found_tables(report: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def _worst(report: Any, tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Any]]:
-    """Three sites: those with the most severe alerts; then those whose size is farthest from the median of their table."""
+    """Three sites: those with the most severe alerts; then those whose size is farthest from the median of their table.
+
+    A size of 0 or one that is not finite is farthest of all; a site without a measured size comes last.
+    """
     grave: dict[str, int] = {}
     for alert in getattr(report, "alerts", ()):
         grave[alert.site] = min(grave.get(alert.site, 3), gravity(alert.severity))
     found = []
     for place, table in enumerate(tables.values()):
         sizes = {site: _size(stats) for site, stats in table.items()}
-        known = sorted(size for size in sizes.values() if math.isfinite(size))
+        known = sorted(size for size in sizes.values() if size is not None and math.isfinite(size))
         median = known[len(known) // 2] if known else 0.0
         for site, stats in table.items():
-            away = abs(sizes[site] - median) if math.isfinite(sizes[site]) else math.inf
-            found.append((grave.get(site, 3), place, -away, site, stats))
-    return [(site, stats) for *_, site, stats in sorted(found, key=lambda entry: entry[:3])[:3]]
+            size = sizes[site]
+            order = (grave.get(site, 3), size is None, place, 0.0 if size is None else -abs(size - median))
+            found.append((order, site, stats))
+    return [(site, stats) for _, site, stats in sorted(found, key=lambda entry: entry[0])[:3]]
 
 
-def _size(stats: Any) -> float:
-    """The decade of a site's size."""
+def _size(stats: Any) -> float | None:
+    """The decade of a site's size; infinite where it has none, None where it was not measured."""
     for field in ("std", "rms", "norm", "norm_before", "scale", "update_rms"):
         value = getattr(stats, field, None)
         if value is not None:
-            return math.log10(value) if value > 0 and math.isfinite(value) else math.nan
-    return math.nan
+            return math.log10(value) if value > 0 and math.isfinite(value) else math.inf
+    return None
 
 
 def _described(stats: Any) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
 from tests.support.made_reports import alert, clips, features, flow, layer_names
 
 
@@ -22,6 +23,12 @@ def test_the_lines_of_a_report():
     assert lines[2].startswith("  c: dead 100%, rms ")
     assert lines[3].startswith("  d: ")
     assert lines[5] == "  alerts: 1 critical, 1 info (dead at c, …)"
+
+
+def test_what_was_not_measured_comes_last():
+    optimizers = {"0-SGD": OptimizerStats(), "1-SGD": OptimizerStats(update_rms=0.1), "2-SGD": OptimizerStats(update_rms=0.0)}
+    lines = repr(flow(0, [], optimizers=optimizers)).splitlines()
+    assert lines[2:5] == ["  2-SGD: update_rms 0", "  1-SGD: update_rms 0.1", "  0-SGD: nothing measured"]
 
 
 def test_a_notebook_shows_the_same_escaped():
