@@ -176,11 +176,11 @@ def test_the_learning_rate_that_came_first_is_the_headline_of_a_collapse(tmp_pat
     torch.manual_seed(0)
     monitor = TrainingMonitor(summary=False, every_n_steps=1)
     fit = trainer([monitor], max_epochs=7, logger=CSVLogger(tmp_path, name="", version=""))
-    fit.fit(Attends(0.1), tokens())
+    fit.fit(Attends(0.2), tokens())
     windows = [{alert.name: alert for alert in report.alerts} for report in monitor.history["gradients"]]
     (root,) = (alert for alert in windows[0].values() if alert.kind == "update_too_large" and not alert.cause)
-    assert "learning rate is 0.1" in root.diagnosis
-    assert root.advice[0].startswith("Set optimizer.lr to 0.003 (it is 0.1)")
+    assert "learning rate is 0.2" in root.diagnosis
+    assert root.advice[0].startswith("Set optimizer.lr to 0.003 (it is 0.2)")
 
     collapsed = [alert for alert in monitor.attention.alerts if alert.kind == "attention_collapse"]
     assert {alert.cause for alert in collapsed} == {root.name}
