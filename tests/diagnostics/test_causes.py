@@ -206,6 +206,9 @@ def test_a_threshold_far_below_the_norm_is_raised_above_it() -> None:
     assert cause is not None
     assert cause.decisive
     assert (cause.remedies[0].from_, cause.remedies[0].to) == (1e-4, 8.0)
+    exploding = Facts(clip=steps(4.0), setup=clipped_at(1e-4), others=[("exploding", "net.fc")])
+    cause = rates.clip_too_low.judge(alert("always_clipped"), exploding)
+    assert cause is None or not cause.decisive
 
 
 def test_parts_that_the_model_does_not_have_are_not_named() -> None:

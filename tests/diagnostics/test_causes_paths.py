@@ -78,6 +78,30 @@ def test_layers_that_all_start_too_large(gain: float, modules: dict[str, str], f
     assert cause is None or (cause.decisive and cause.remedies[0].target == "net.a, net.b, net.c")
 
 
+def test_most_layers_start_too_large_and_a_norm_stands_elsewhere() -> None:
+    """Those that start as usual are the measure, though they are fewer, and the remedy is for all of the others."""
+    gains = {"net.first": 0.6, **{f"net.stack.{n}": 8.0 for n in (0, 2, 4)}, "net.head": 0.5}
+    modules = {**dict.fromkeys(gains, "Linear"), "net.norm": "BatchNorm1d", "net.stack.1": "ReLU"}
+    known = facts(features(initial_gains=gains), modules=modules)
+    for site in ("net.head", "net.stack.1", "loss"):
+        cause = weights.initial_scale.judge(alert("poor_init", site), known)
+        assert cause is not None
+        assert cause.decisive
+        assert cause.statement.startswith("net.stack.0.weight and 2 more started 14.5 times as large as is usual in this model")
+        (remedy,) = cause.remedies
+        assert (remedy.target, remedy.to) == ("net.stack.0.weight, net.stack.2.weight, net.stack.4.weight", 0.069)
+
+
+def test_one_layer_starts_larger_than_the_others() -> None:
+    gains = {"net.a": 0.1, "net.b": 0.1, "net.c": 1.0}
+    modules = dict.fromkeys(gains, "Linear")
+    cause = weights.initial_scale.judge(alert("exploding", "net.c"), facts(features(initial_gains=gains), modules=modules))
+    assert cause is not None
+    assert [(remedy.target, remedy.to, remedy.code) for remedy in cause.remedies] == [
+        ("net.c.weight", 0.1, "self.net.c.weight.data.mul_(0.1)")
+    ]
+
+
 @pytest.mark.parametrize(("zeros", "found"), [(1.0, True), (0.5, False)])
 def test_outputs_that_are_rounded_before_the_loss(zeros: float, found: bool) -> None:
     report = flow(zeros, rms=(("net.a", 0.0), ("net.b", 0.0)))

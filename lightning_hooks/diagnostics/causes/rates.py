@@ -245,6 +245,7 @@ def clip_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     found.add(True, 0.3, f"the usual norm is {norm:.3g}")
     found.add(norm > 10 * facts.setup.clip_norm, 0.3, f"that is {norm / facts.setup.clip_norm:.3g} times the threshold")
     found.add(summed is not None, -0.3, "the loss is as large as a sum over the batch")
+    found.add(bool(facts.raised("exploding")), -0.6, "exploding is raised too: that norm is no measure of a usual step")
     return f"gradient_clip_val is {facts.setup.clip_norm:g}, and the usual norm is {norm:.3g}.", [clip_at(facts, rounded(2 * norm))]
 
 

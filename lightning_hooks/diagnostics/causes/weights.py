@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
 from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
 from lightning_hooks.diagnostics.causes.rates import clip_at
 from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace, rounded
+from lightning_hooks.diagnostics.setup.initial import TEXTBOOK, is_textbook
+from lightning_hooks.trackers import some
 
 _SHUT = ("dead", "zero", "vanishing", "constant", "representation_collapse")
 
@@ -138,20 +140,30 @@ def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     gains = usable_gains(facts)
     if len(gains) < 3:
         return None
-    middle, here = statistics.median(gains.values()), facts.module_of(alert.site)
+    middle, here = _usual_gain(gains), facts.module_of(alert.site)
     away = {site: abs(math.log10(gain / middle)) for site, gain in gains.items()}
     site = max(away, key=away.__getitem__)
     site = here if away.get(here, 0.0) > 0.7 * away[site] else site
     factor, block = gains[site] / middle, here.rpartition(".")[0]
     if away[site] < 0.5:
         return None
-    found.add(True, min(0.2 + 0.25 * away[site], 0.55), f"that is {factor:.3g} times the median of the layers")
+    found.add(True, min(0.2 + 0.25 * away[site], 0.55), f"that is {factor:.3g} times the gain that is usual here")
     close = site in (here, *facts.before(alert.site)) or (block and site.startswith(f"{block}."))
     found.add(bool(close), 0.25, "it is at this site, or just before it")
-    name = next((one for one in facts.start if one.startswith(f"{site}.") and one.endswith("weight")), f"{site}.weight")
+    alike = [site, *(other for other in gains if other != site and abs(math.log10(gains[other] / gains[site])) < 0.1)]
+    names = [next((n for n in facts.start if n.startswith(f"{one}.") and n.endswith("weight")), f"{one}.weight") for one in alike]
+    found.add(len(names) > 2, 0.1, f"{len(names)} layers start so")
     to = float(f"{1 / factor:.2g}")
-    text = f"{name} started {factor:.3g} times as large as is usual in this model (gain {gains[site]:.3g}, median {middle:.3g})."
-    return text, [Remedy("scale", name, None, to, "", "a gain like that of the others", SOON, f"{in_code(name)}.data.mul_({to:g})")]
+    size = f"{factor:.3g} times as large as is usual in this model (gain {gains[site]:.3g}, usual {middle:.3g})"
+    code = f"{in_code(names[0])}.data.mul_({to:g})" + ", and so on" * (len(names) > 1)
+    remedy = Remedy("scale", ", ".join(names), None, to, "", "gains like those of the others", SOON, code)
+    return f"{some(names, 1)} started {size}.", [remedy]
+
+
+def _usual_gain(gains: Mapping[str, float]) -> float:
+    """The median; of the layers with a usual gain where most have a larger one."""
+    middle = statistics.median(gains.values())
+    return statistics.median([gain for gain in gains.values() if is_textbook(gain)] or [middle]) if middle > TEXTBOOK[1] else middle
 
 
 @hypothesis("add the input of a block once: x + f(x)")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.kinds import Kind, not_later
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import fact, half_overflow
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, clip_too_low, rate_too_high
@@ -222,6 +222,7 @@ KINDS = (
         "      or norm after / norm before < {AlwaysClipped.left} and the optimizer depends on the gradient's scale (not Adam)",
         severities="info; warning where it does harm",
         advice=("Raise the clipping threshold above the usual norm, or lower the learning rate",),
+        follows={"exploding": not_later},
     ),
     Kind(
         "clip_ineffective", "Clipping without effect", group="Clipping", rank=1300,
