@@ -132,7 +132,11 @@ class RunAlerts:
         books = [member.alerting.book for member in members]
         ordered = in_order_of_cause(window, books)
         earlier = [alert for book in books for alert in book.open]
-        alerts = [self._completed(found, book, window, earlier) for found, book in zip(ordered.of_report, books, strict=True)]
+        known = Window(
+            report.after([one for one in member.alerting.history if one.step < report.step])
+            for member, report in zip(members, window.reports, strict=True)
+        )
+        alerts = [self._completed(found, book, known, earlier) for found, book in zip(ordered.of_report, books, strict=True)]
         complete = window.with_alerts(book.grouped(found) for book, found in zip(books, alerts, strict=True))
         fresh = {
             (place, alert.name): alert

@@ -21,6 +21,7 @@ from lightning_hooks.declare.window import Window
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.verdict import courses
+from lightning_hooks.session.diagnosis import Diagnosis
 from tests.support.models import trainer
 
 RATE, LOGITS, COLLAPSE = "update_too_large at head.weight", "attention_logits at a", "attention_collapse at a"
@@ -170,6 +171,20 @@ def tokens() -> DataLoader[Any]:
     for _ in range(24):
         columns.append(torch.multinomial(chain[columns[-1]], 1, generator=draw)[:, 0])
     return DataLoader(TensorDataset(torch.stack(columns, 1)), 16)
+
+
+def test_causes_are_judged_with_the_reports_of_earlier_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, list[int]]] = []
+
+    def explained(_: Diagnosis, alerts: Sequence[Alert], window: Window, *__: Any) -> list[Alert]:
+        seen.extend((report.epoch, [earlier.epoch for earlier in report.earlier]) for report in window.reports)
+        return list(alerts)
+
+    monkeypatch.setattr(Diagnosis, "explained", explained)
+    monitor = TrainingMonitor(summary=False, every_n_steps=8)
+    trainer([monitor], max_epochs=3).fit(Attends(0.01), tokens())
+    assert set(map(repr, seen)) == {"(0, [])", "(1, [0])", "(2, [0, 1])"}
+    assert all(report.earlier == () for reports in monitor.history.values() for report in reports)
 
 
 def test_the_learning_rate_that_came_first_is_the_headline_of_a_collapse(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

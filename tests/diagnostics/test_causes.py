@@ -201,6 +201,31 @@ def test_clipping_is_set_to_the_usual_norm_and_never_advised_where_it_is_set() -
     assert "Set gradient_clip_val to limit such a step" in with_causes(given, Facts(clip=steps(1.3))).advice
 
 
+def test_what_ruined_the_weights_is_known_when_no_gradient_reaches_them_any_more() -> None:
+    ruined, still = flow(ratio=0.3, lr=1.0, kind="Adam"), flow(ratio=1e-4, lr=1.0, kind="Adam")
+    assert rates.rate_too_high.judge(alert("dead"), Facts(flow=still)).score < 0.5
+    cause = rates.rate_too_high.judge(alert("dead"), Facts(flow=still.after([ruined])))
+    assert cause.decisive
+    assert "a step changes a weight by 0.3 of its size, where 0.003 is usual" in cause.evidence_for
+    assert cause.remedies[0].to == 3e-3
+
+
+def test_steps_that_ruin_all_weights_say_nothing_of_a_usual_rate() -> None:
+    """A remedy stays at or above the lowest usual rate, where the rate is above it."""
+    assert rates.lower_rate(Facts(flow=flow(ratio=1e9, lr=0.01, kind="SGD")).rates()[0], Facts(flow=flow(1e9, 0.01, "SGD"))) == 1e-4
+    assert rates.lower_rate(Facts(flow=flow(ratio=1e9, lr=1e-5, kind="SGD")).rates()[0], Facts(flow=flow(1e9, 1e-5, "SGD"))) == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("operation", "cause"), [("addmm", "rate_too_high"), ("add_", "rate_too_high"), ("div", "nonfinite_operation")]
+)
+def test_an_operation_that_only_overflows_is_no_cause(operation: str, cause: str) -> None:
+    step = BadStep("operation", "", "inf", f"{operation} at net.py:3 in net.fc (Linear)", "net.fc")
+    known = Facts(flow=flow(ratio=0.3, lr=0.1, kind="SGD"), bad_step=step)
+    found = with_causes(alert("nonfinite", "net.fc"), known).causes
+    assert [one.name for one in found if one.decisive] == [cause]
+
+
 def test_a_threshold_far_below_the_norm_is_raised_above_it() -> None:
     cause = rates.clip_too_low.judge(alert("always_clipped"), Facts(clip=steps(4.0), setup=clipped_at(1e-4)))
     assert cause is not None

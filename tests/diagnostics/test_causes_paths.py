@@ -89,7 +89,31 @@ def test_most_layers_start_too_large_and_a_norm_stands_elsewhere() -> None:
         assert cause.decisive
         assert cause.statement.startswith("net.stack.0.weight and 2 more started 14.5 times as large as is usual in this model")
         (remedy,) = cause.remedies
-        assert (remedy.target, remedy.to) == ("net.stack.0.weight, net.stack.2.weight, net.stack.4.weight", 0.069)
+        assert (remedy.op, remedy.target) == ("initialise", "net.stack.0.weight, net.stack.2.weight, net.stack.4.weight")
+        assert remedy.to == pytest.approx(0.55)  # the median of those that start as usual
+
+
+def test_all_layers_start_too_large_with_norms_between_them() -> None:
+    gains = {f"net.{n}": gain for n, gain in enumerate((5.0, 5.6, 8.0))}
+    known = facts(features(initial_gains=gains), modules={**dict.fromkeys(gains, "Linear"), "net.n": "LayerNorm"})
+    cause = weights.initial_scale.judge(alert("attention_collapse", "net.1"), known)
+    assert cause is not None
+    assert cause.decisive
+    (remedy,) = cause.remedies
+    assert (remedy.target, remedy.to) == ("net.1.weight, net.0.weight, net.2.weight", 1.0)
+
+
+@pytest.mark.parametrize(("layers", "relu", "found"), [(21, True, True), (21, False, False), (5, True, False)])
+def test_a_deep_chain_of_rectifiers_that_starts_with_pytorchs_own_gain(layers: int, relu: bool, found: bool) -> None:
+    gains = {f"net.{2 * n}": 3**-0.5 for n in range(layers)}
+    modules = {**dict.fromkeys(gains, "Linear"), **({"net.1": "ReLU"} if relu else {})}
+    cause = weights.small_start.judge(
+        alert("representation_collapse", "net.20"), facts(features(initial_gains=gains), modules=modules)
+    )
+    assert (cause is not None and cause.decisive) is found
+    if cause is not None:
+        assert cause.remedies[0].to == pytest.approx(2**0.5)  # He et al. 2015
+        assert "kaiming" in cause.remedies[0].code
 
 
 def test_one_layer_starts_larger_than_the_others() -> None:
@@ -219,6 +243,20 @@ def test_labels_that_are_the_blank(outside: int, score: float | None) -> None:
     given = features(targets={"ctc_loss": TargetStats(4, 0, 0, 0, 0, 0, 0, bounded=40, outside=outside, bound=BLANK)})
     cause = code.blank_label.judge(alert("output_range", "ctc_loss"), facts(given))
     assert (None if cause is None else cause.score) == score
+
+
+@pytest.mark.parametrize(("kind", "factor", "score"), [("SGD", 1e4, 0.75), ("SGD", 3.0, None), ("Adam", 1e4, None)])
+def test_a_loss_that_is_multiplied(kind: str, factor: float, score: float | None) -> None:
+    """The first window says so, also of an alert that comes later; steps of Adam do not depend on it."""
+    rates_ = {f"0-{kind}": OptimizerStats((0.1,), (0.1,), groups=(GroupSettings(lr=0.1, lr_peak=0.1),))}
+    began = LossReport(8, 9.0, 1.0, 9.0, 9.0, 9.0, recent=(2.3 * factor, 9e9, 9e9))
+    first = features(outputs={"cross_entropy": of_logits(first_loss=2.3)}), flow(loss=began, optimizers=rates_)
+    later = features().after([first[0]]), flow(optimizers=rates_).after([first[1]])
+    for given, report in (first, later):
+        cause = rates.loss_multiplied.judge(alert("dead", "net.b"), facts(given, report, optimizers=rates_))
+        assert (None if cause is None else cause.score) == score
+        if cause is not None:
+            assert [(remedy.target, remedy.to) for remedy in cause.remedies] == [("loss", 1e-4)]
 
 
 def of_logits(**numbers: Any) -> OutputStats:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import Cause, CauseEvidence, Hypothesis, Judgement, Remedy, hypothesis
 from lightning_hooks.diagnostics.causes.data import large_inputs
-from lightning_hooks.diagnostics.causes.facts import Facts
+from lightning_hooks.diagnostics.causes.facts import Facts, operation_of
 from lightning_hooks.diagnostics.causes.rates import rate_too_high
 from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace
-from lightning_hooks.diagnostics.causes.weights import nonfinite_weights
+from lightning_hooks.diagnostics.causes.weights import nonfinite_weights, stretching_start
 from lightning_hooks.diagnostics.loss_inputs.targets import BLANK, SIGNS
 
 MANY = 0.05
@@ -46,10 +46,10 @@ _SAFE = {
 def nonfinite_operation(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """An operation gives NaN or infinity of finite numbers."""
     step = facts.bad_step
-    if step is None or step.source != "operation":
+    if step is None or step.source != "operation" or facts.overflows:
         return None
+    where, name = step.module or "training_step", operation_of(step) or "the operation"
     found.add(True, 0.7, "the step was run again: its batch and its weights were finite")
-    where, name = step.module or "training_step", step.operation.split(" ")[0].removesuffix("_") or "the operation"
     text, effect = f"{step.operation} gives {step.value} of finite numbers.", "a finite loss"
     if step.module and "norm" in name:
         return text, [Remedy("set", f"{step.module}.eps", None, 1e-5, "", effect, 1, f"{in_code(step.module)}.eps = 1e-5")]
@@ -276,5 +276,5 @@ OTHER_UNITS = fact("other_units", "validation has other units than training", "r
 DROPS_IN_EVAL = fact("drops_in_eval", "dropout acts in validation", "set", "training of {site}", "self.training",
                      "F.dropout(x, p, training=self.training)")  # fmt: skip
 NOT_CAST = fact("not_cast", "autocast does not reach it", "remove", "autocast(enabled=False) or .float() around {site}")
-NONFINITE = (nonfinite_weights, nonfinite_data, nonfinite_operation, half_overflow, large_inputs, rate_too_high)
+NONFINITE = (nonfinite_weights, nonfinite_data, nonfinite_operation, half_overflow, stretching_start, large_inputs, rate_too_high)
 """What makes values NaN or infinite."""

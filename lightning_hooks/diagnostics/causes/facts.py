@@ -6,6 +6,7 @@ A number that is not known is NaN: no comparison with it holds, so it speaks nei
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -73,6 +74,15 @@ class BadStep:
     samples: tuple[int | str, ...] = ()
 
 
+_ONLY_OVERFLOW = re.compile(r"(add|sub|mul|sum|mean|dot|mm|mv|bmm|addmm|addmv|baddbmm|matmul|convolution)(_backward)?")
+"""Operations that are finite for all finite numbers but those that are too large."""
+
+
+def operation_of(step: BadStep) -> str:
+    """The operation's name alone; empty where it is not known."""
+    return step.operation.split(" ")[0].removesuffix("_")
+
+
 @dataclass(frozen=True, slots=True)
 class Rate:
     """The learning rate of one parameter group.
@@ -104,6 +114,12 @@ class Rate:
     def of(self, setting: str) -> str:
         """What a remedy calls another setting of the group."""
         return self.target.removesuffix("lr") + setting
+
+
+def _median_ratio(flow: GradientFlowReport, optimizer: str) -> float:
+    ratios = weight_ratios(flow).items()
+    known = [ratio for name, ratio in ratios if optimizer in flow.setups[name].optimizers and math.isfinite(ratio)]
+    return statistics.median(known) if known else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +188,18 @@ class Facts:
         found = {kind for kind, _ in self.others}
         return [kind for kind in kinds if kind in found]
 
+    @property
+    def overflows(self) -> bool:
+        """Whether the first bad step has an operation that is finite for all finite numbers but those that are too large."""
+        step = self.bad_step
+        return step is not None and step.source == "operation" and bool(_ONLY_OVERFLOW.fullmatch(operation_of(step)))
+
+    @property
+    def stretch(self) -> float:
+        """The median gain of the initial weights where no norm restores their outputs' size; 1 where one does, or few are known."""
+        gains = [gain for gain in self.features.initial_gains.values() if 0 < gain < math.inf]
+        return 1.0 if len(gains) < 3 or self.has("norm") else statistics.median(gains)
+
     # Optimizers.
 
     def rates(self) -> list[Rate]:
@@ -203,9 +231,11 @@ class Facts:
 
     def usual_ratio(self, optimizer: str) -> float:
         """The median of the measured update ratios of an optimizer's weights."""
-        ratios = weight_ratios(self.flow).items()
-        known = [ratio for name, ratio in ratios if optimizer in self.flow.setups[name].optimizers and math.isfinite(ratio)]
-        return statistics.median(known) if known else math.nan
+        return _median_ratio(self.flow, optimizer)
+
+    def largest_ratio(self, optimizer: str) -> float:
+        """That of the window in which it was largest: weights that no gradient reaches any more say nothing of what ruined them."""
+        return max((ratio for flow in self.flow.windows if (ratio := _median_ratio(flow, optimizer)) >= 0), default=math.nan)
 
     @property
     def step_ratio(self) -> float:

@@ -47,11 +47,12 @@ def _set(rate: Rate, setting: str, now: Setting, to: Setting, effect: str = "ste
 
 def lower_rate(rate: Rate, facts: Facts) -> float:
     """A learning rate for steps of a usual size: by what a step gains and how much of a weight it changes; or a usual one."""
-    known, ratio, gains = usual(rate), facts.usual_ratio(rate.optimizer), facts.step_ratio
+    known, ratio, gains = usual(rate), facts.largest_ratio(rate.optimizer), facts.step_ratio
     if rate.lr > known.high:
         return known.typical  # steps of this size say nothing about those of a usual one
     factors = [0.1, USUAL_UPDATE / ratio if ratio > 0 else 1.0, 1 / (2 * (1 - gains)) if gains < 0.5 else 1.0]
-    return rounded(rate.lr * min(factors))
+    lowest = min(known.low, rate.lr / 10) if known.low > 0 else 0.0  # a step that ruins all weights says nothing of its size
+    return rounded(max(rate.lr * min(factors), lowest))
 
 
 @hypothesis("set optimizer.lr, by the size of its steps and the optimizer's usual range", "remove what raises it")
@@ -60,7 +61,7 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     rate = facts.rate_at(alert.site)
     if rate is None or not rate.lr > 0 or too_fast_group(facts) is not None:
         return None
-    known, ratio, gains, began = usual(rate), facts.usual_ratio(rate.optimizer), facts.step_ratio, rate.began or math.inf
+    known, ratio, gains, began = usual(rate), facts.largest_ratio(rate.optimizer), facts.step_ratio, rate.began or math.inf
     over, range_ = rate.lr / known.high, f"{rate.kind}'s usual range is {known.low:g} to {known.high:g}"
     size = f"a step changes a weight by {ratio:.2g} of its size"
     others = ("update_too_large", "loss_diverging", "step_too_long", "loss_spike", "weights_growing")
@@ -68,12 +69,14 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     gained = f"its steps gain {gains:.2g} of what their gradients predict"
     found.add(over > 1, min(0.4 + 0.15 * math.log10(max(over, 1.0)), 0.7), range_)
     found.add(over <= 0.3, -0.1, f"{rate.lr:.3g} is usual for {rate.kind}")
-    found.add(ratio > 0.02, 0.3, f"{size}, where {USUAL_UPDATE:g} is usual")
+    found.add(ratio > 0.02, min(0.3 + 0.15 * math.log10(max(ratio / 0.02, 1.0)), 0.65), f"{size}, where {USUAL_UPDATE:g} is usual")
     found.add(ratio < 2 * USUAL_UPDATE and not related, -0.3, f"{size}, which is usual")
     found.add(gains < 0.1, 0.3, gained)
     found.add(gains > 0.5, -0.3, gained)
     found.add(rate.lr > 1.5 * began, 0.45, f"it began with {began:.2g} and was raised to {rate.lr:.2g}")
     found.add(bool(related), 0.1, f"{' and '.join(related)} {'is' if len(related) == 1 else 'are'} raised too")
+    found.add(over <= 0.3 and facts.stretch >= 3, -0.3, f"layers start with a gain near {facts.stretch:.3g}")
+    found.add(facts.overflows, 0.2, "numbers grew from step to step until they overflowed")
     found.add(alert.severity == "info", -1.0, "nothing shows that it does harm")
     to, effect = lower_rate(rate, facts), f"update ratios near {USUAL_UPDATE:g}, and a loss that falls"
     remedies = [_set(rate, "lr", rate.lr, to, effect), _set(rate, "lr", rate.lr, rounded(to / 10), effect)]
@@ -272,6 +275,22 @@ def loss_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return text, _scale_loss(float(f"{1 / size:.2g}"), 'reduction="mean"')
 
 
+@hypothesis("multiply the loss by one over the factor")
+def loss_multiplied(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The loss is a large multiple of the cross entropy that it is made of."""
+    loss, outputs = facts.flow.first.loss, facts.features.first.outputs
+    losses = [stats.first_loss for stats in outputs.values() if stats.first_loss > 0]
+    rate = facts.rate_at(alert.site)
+    if loss is None or not loss.recent or len(losses) != 1 or rate is None or is_scale_free(rate.optimizer):
+        return None
+    (site,), (measured,) = outputs, losses
+    factor, summed = loss.recent[0] / measured, loss_summed.judge(alert, facts)
+    found.add(factor > 10, 0.75, f"the first loss is {loss.recent[0]:.3g}, and {site} of that batch is {measured:.3g}")
+    found.add(summed is not None and summed.decisive, -0.5, "it is as large as a sum over the batch")
+    to = float(f"{1 / factor:.2g}") if factor > 0 else 1.0
+    return f"The loss is {factor:.3g} times {site}, and so is each gradient.", _scale_loss(to, f"loss * {to:g}")
+
+
 @hypothesis("multiply the loss by one over the number of batches of a step")
 def accumulation_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The gradients of several batches are added up by hand, and not divided."""
@@ -293,7 +312,7 @@ def loss_divided(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"The usual norm of the gradients is {norm:.2g}.", _scale_loss(rounded(1 / norm), f"loss * {1 / norm:.0e}")
 
 
-STEP_SIZE = (rate_too_high, group_too_fast, wrong_schedule, unusual_setting, loss_summed, accumulation_summed)
+STEP_SIZE = (rate_too_high, group_too_fast, wrong_schedule, unusual_setting, loss_summed, loss_multiplied, accumulation_summed)
 """What makes steps too large."""
 LARGE_STEP = (*STEP_SIZE, unclipped)
 """What makes a single one of them too large."""

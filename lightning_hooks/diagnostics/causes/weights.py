@@ -104,22 +104,26 @@ def small_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     gains = list(usable_gains(facts).values())
     if len(gains) < 4 or facts.has("norm"):
         return None
-    middle = statistics.median(gains)
-    found.add(middle < 0.35, 0.65, f"a signal is {middle ** len(gains):.1g} of itself behind {len(gains)} layers")
-    target = ", ".join(facts.features.initial_gains)
-    code = "for layer in layers: nn.init.xavier_uniform_(layer.weight)"
-    remedy = Remedy("initialise", target, middle, 1.0, "", "signals of one size from layer to layer", SOON, code)
+    middle, rectified = statistics.median(gains), facts.has("relu") or any("/relu" in site for site in facts.features.sites)
+    to = math.sqrt(2) if rectified else 1.0  # a rectifier halves the mean square
+    left = f"a signal is {(middle / to) ** len(gains):.1g} of itself behind {len(gains)} layers"
+    found.add(middle < 0.35, 0.65, left)
+    deep = rectified and middle >= 0.35 and (middle / to) ** len(gains) < 1e-3 and not facts.features.residual
+    found.add(deep, 0.65, f"{left} with rectifiers")
+    target, init = ", ".join(facts.features.initial_gains), "kaiming" if rectified else "xavier"
+    code = f"for layer in layers: nn.init.{init}_uniform_(layer.weight)"
+    remedy = Remedy("initialise", target, middle, to, "", "signals of one size from layer to layer", SOON, code)
     return f"Each layer starts with a gain near {middle:.2g}, and nothing normalises their outputs.", [remedy]
 
 
 @hypothesis("initialise all layers so that each keeps the size of its input")
 def stretching_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """All layers start so large that each stretches the signal, and no norm restores it."""
-    gains = usable_gains(facts)
-    middle = statistics.median(gains.values()) if len(gains) > 2 else 0.0
-    if middle < 3 or facts.has("norm"):
+    gains, middle = usable_gains(facts), facts.stretch
+    if middle < 3:
         return None
     found.add(True, 0.7, f"a layer puts out {middle:.3g} times what it is given; PyTorch's layers start near 0.58")
+    found.add(facts.overflows, 0.1, "numbers grow from layer to layer until they overflow")
     site = [*gains][-1]
     stats, loss = facts.features.sites.get(site), facts.flow.loss
     alike = stats is not None and loss is not None and 0.1 < stats.rms / math.sqrt(max(loss.start, 1e-9)) < 10
@@ -150,20 +154,25 @@ def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     found.add(True, min(0.2 + 0.25 * away[site], 0.55), f"that is {factor:.3g} times the gain that is usual here")
     close = site in (here, *facts.before(alert.site)) or (block and site.startswith(f"{block}."))
     found.add(bool(close), 0.25, "it is at this site, or just before it")
-    alike = [site, *(other for other in gains if other != site and abs(math.log10(gains[other] / gains[site])) < 0.1)]
+    least = 0.7 * away[site]
+    alike = [site, *(other for other in gains if other != site and away[other] > least and (gains[other] > middle) == (factor > 1))]
     names = [next((n for n in facts.start if n.startswith(f"{one}.") and n.endswith("weight")), f"{one}.weight") for one in alike]
     found.add(len(names) > 2, 0.1, f"{len(names)} layers start so")
     to = float(f"{1 / factor:.2g}")
     size = f"{factor:.3g} times as large as is usual in this model (gain {gains[site]:.3g}, usual {middle:.3g})"
-    code = f"{in_code(names[0])}.data.mul_({to:g})" + ", and so on" * (len(names) > 1)
-    remedy = Remedy("scale", ", ".join(names), None, to, "", "gains like those of the others", SOON, code)
+    remedy = Remedy(
+        "scale", names[0], None, to, "", "a gain like that of the others", SOON, f"{in_code(names[0])}.data.mul_({to:g})"
+    )
+    if len(names) > 1:
+        code = f"nn.init.kaiming_normal_({in_code(names[0])}).mul_({middle / math.sqrt(2):.2g}), and so on"
+        remedy = Remedy("initialise", ", ".join(names), gains[site], middle, "", "gains that are usual", SOON, code)
     return f"{some(names, 1)} started {size}.", [remedy]
 
 
 def _usual_gain(gains: Mapping[str, float]) -> float:
-    """The median; of the layers with a usual gain where most have a larger one."""
+    """The median; of the layers that start with a usual gain where most have a larger one, and 1 where all have."""
     middle = statistics.median(gains.values())
-    return statistics.median([gain for gain in gains.values() if is_textbook(gain)] or [middle]) if middle > TEXTBOOK[1] else middle
+    return middle if middle <= TEXTBOOK[1] else statistics.median([gain for gain in gains.values() if is_textbook(gain)] or [1.0])
 
 
 @hypothesis("add the input of a block once: x + f(x)")

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.kinds import Kind, always
 from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import OTHER_UNITS, activation_before_loss, other_numbers
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low
@@ -239,6 +239,7 @@ KINDS = (
         severities="info; warning where validation was never better than guessing",
         advice=("Stop here, with EarlyStopping, and keep the best checkpoint",
             "Use more data, augmentation, dropout or weight decay, or a smaller model"),
+        follows={"output_range": always},
     ),
     Kind(
         "validation_shift", "Validation data unlike the training data", group="Data", rank=1420,
@@ -249,6 +250,7 @@ KINDS = (
         "or if, after the first epoch, validation loss > {ValidationApart.worse} * that of guessing, and training loss < "
         "{ValidationApart.better} * validation loss",
         advice=("Use the same transforms and units for training and validation",),
+        follows={"output_range": always},
     ),
 )  # fmt: skip
 

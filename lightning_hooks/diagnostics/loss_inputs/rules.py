@@ -88,11 +88,14 @@ class OutputRange(Rule):
             )  # fmt: skip
 
     def _instead_of_logarithms(self, report: FeatureReport, site: str, stats: OutputStats) -> Iterator[Alert]:
-        if stats.mixed_signs >= self.mixed and stats.log_probabilities <= 1 - self.share:
+        past = [window.outputs[site].mixed_signs for window in report.earlier if site in window.outputs]
+        mixed = max([*past, stats.mixed_signs])  # those of a label may have risen above 0 since, and the others with them
+        if mixed >= self.mixed and stats.log_probabilities <= 1 - self.share:
+            have = "had" if mixed > stats.mixed_signs else "have"
             yield self.alert(
-                report, site, stats.mixed_signs, self.mixed, "warning",
-                f"its input are no logarithms of probabilities: {percent(stats.mixed_signs)} of its rows have numbers both below "
-                f"and above 0 (limit {percent(self.mixed)}), up to {stats.max_logit:.3g}.",
+                report, site, mixed, self.mixed, "warning",
+                f"its input are no logarithms of probabilities: {percent(mixed)} of its rows {have} numbers both below and above 0 "
+                f"(limit {percent(self.mixed)}), up to {stats.max_logit:.3g}.",
                 "It applies no softmax: the loss falls without end as the label's number grows, whatever the others are. Common "
                 "cause: logits without a log_softmax.",
                 advice=("Use cross_entropy, or give nll_loss the log_softmax of the logits",),

@@ -168,7 +168,7 @@ KINDS = (
         "   of the losses between numbers: all samples of its input, of two numbers at least, while the targets differ",
         advice=("Add what makes samples differ: negatives, a stop-gradient and a predictor, a variance term",
             "Check that the part reads its input, and lower the weight of a divergence or penalty", "Try a lower learning rate"),
-        follows={"constant": always, "update_too_large": always, "dead": downstream_of_whole},
+        follows={"constant": always, "update_too_large": always, "output_range": always, "dead": downstream_of_whole},
         spreads=from_first(forward),
     ),
 )  # fmt: skip
