@@ -23,6 +23,7 @@ from lightning_hooks.declare.host import TrainingSetup
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.attention import rules as attention
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
+from lightning_hooks.diagnostics.batches.inputs import FeatureScales
 from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
 from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
 from lightning_hooks.diagnostics.features.stats import FeatureStats
@@ -257,6 +258,53 @@ def test_a_loss_that_is_multiplied(kind: str, factor: float, score: float | None
         assert (None if cause is None else cause.score) == score
         if cause is not None:
             assert [(remedy.target, remedy.to) for remedy in cause.remedies] == [("loss", 1e-4)]
+
+
+@pytest.mark.parametrize(("size", "score"), [(200.0, 0.55), (3.0, None)])
+def test_inputs_that_the_model_itself_makes_large(size: float, score: float | None) -> None:
+    given = features(inputs={"training": stats()}, feature_scales={"net.a": FeatureScales(2.0, 3, 8, size)})
+    cause = data.large_inputs.judge(alert("dead", "net.b"), facts(given))
+    assert (None if cause is None else cause.score) == score
+    if cause is not None:
+        assert [(remedy.target, remedy.to) for remedy in cause.remedies] == [("what net.a is given", 0.005)]
+
+
+@pytest.mark.parametrize(("feature", "decisive"), [(1000.0, False), (100.0, True)])
+def test_a_number_that_is_far_from_its_own_feature_stands_for_what_is_missing(feature: float, decisive: bool) -> None:
+    inputs = dataclasses.replace(stats(0.0, 250.0), min=0.0, max=3432.0)
+    given = features(inputs={"training": inputs}, feature_scales={"net.a": FeatureScales(9.0, 3, 8, feature)})
+    cause = data.placeholder.judge(alert("exploding", "net.b"), facts(given))
+    assert (cause is not None and cause.decisive) is decisive
+
+
+@pytest.mark.parametrize(("start", "inputs", "decisive"), [(2.0, 1.0, True), (2e4, 1.0, False), (2.0, 100.0, False)])
+def test_a_usual_rate_is_not_the_cause_where_something_makes_gradients_large(start: float, inputs: float, decisive: bool) -> None:
+    ratio = ParameterGradientStats(10, 1.0, 1.0, 0.1, 0.0, 0, 0, 5.0)
+    given, optimizers = features(inputs={"training": stats(0.0, inputs)}), {"0-SGD": OptimizerStats((0.1,), (0.1,))}
+    optimizers = {"0-SGD": dataclasses.replace(optimizers["0-SGD"], groups=(GroupSettings(lr=0.1, lr_peak=0.1),))}
+    report = dataclasses.replace(
+        flow(loss=LossReport(8, start, 1.0, start, start, start, recent=(start,)), optimizers=optimizers),
+        parameters={"net.a.weight": ratio},
+        setups={"net.a.weight": ParameterSetup(64, 2, True, True, ("0-SGD",), 10, 0.1, 0.1)},
+    )
+    cause = rates.rate_too_high.judge(alert("dead", "net.b"), facts(given, report, optimizers=optimizers))
+    assert cause is not None
+    assert cause.decisive is decisive
+
+
+@pytest.mark.parametrize(("dead", "score"), [(True, None), (False, 0.6)])
+def test_a_weight_that_is_given_zeros_has_no_slope_either(dead: bool, score: float | None) -> None:
+    report = dataclasses.replace(
+        flow(),
+        parameters={
+            "net.b.weight": ParameterGradientStats(10, 0.0, 0.0, 0.0, 1.0, 0, 0, 0.0),
+            "net.b.bias": ParameterGradientStats(10, 1.0, 1.0, 0.1, 0.0, 0, 0, 1e-3),
+        },
+    )
+    modules = {"net.a": "Linear", "net.relu": "ReLU", "net.b": "Linear"}
+    known = facts(report=report, modules=modules, others=[("dead", "net.relu")] if dead else [])
+    cause = wiring.no_slope.judge(alert("zero", "net.b.weight"), known)
+    assert (None if cause is None else cause.score) == score
 
 
 def of_logits(**numbers: Any) -> OutputStats:

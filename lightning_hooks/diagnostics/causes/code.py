@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import Cause, CauseEvidence, Hypothesis, Judgement, Remedy, hypothesis
-from lightning_hooks.diagnostics.causes.data import large_inputs
+from lightning_hooks.diagnostics.causes.data import large_inputs, large_targets
 from lightning_hooks.diagnostics.causes.facts import Facts, operation_of
 from lightning_hooks.diagnostics.causes.rates import rate_too_high
 from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace
@@ -276,5 +276,8 @@ OTHER_UNITS = fact("other_units", "validation has other units than training", "r
 DROPS_IN_EVAL = fact("drops_in_eval", "dropout acts in validation", "set", "training of {site}", "self.training",
                      "F.dropout(x, p, training=self.training)")  # fmt: skip
 NOT_CAST = fact("not_cast", "autocast does not reach it", "remove", "autocast(enabled=False) or .float() around {site}")
-NONFINITE = (nonfinite_weights, nonfinite_data, nonfinite_operation, half_overflow, stretching_start, large_inputs, rate_too_high)
+NONFINITE = (
+    *(nonfinite_weights, nonfinite_data, nonfinite_operation, half_overflow, stretching_start, large_inputs, large_targets),
+    rate_too_high,
+)
 """What makes values NaN or infinite."""

@@ -25,7 +25,7 @@ def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The model's inputs are not normalised."""
     stats = facts.features.inputs.get("training")
     if stats is None or not (stats.rms > 8 or (stats.std > 0 and abs(stats.mean) > 4 * stats.std)):
-        return None
+        return _large_within(facts, found)
     place, bytes_ = f"batch{facts.features.input_place}", stats.min >= 0 and 200 < stats.max <= 255
     ratio = max((scales.ratio for scales in facts.features.feature_scales.values()), default=1.0)
     columns = ratio > 3 and not facts.features.images
@@ -58,6 +58,17 @@ def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"{place} holds numbers from {stats.min:.3g} to {stats.max:.3g}, where {usual}.", remedies
 
 
+def _large_within(facts: Facts, found: CauseEvidence) -> Judgement:
+    """What the first layer is given is large, though the batch is not."""
+    layer, scales = next(iter(facts.features.feature_scales.items()), ("", None))
+    if scales is None or scales.rms < 30:
+        return None
+    found.add(True, 0.55, f"one of its features has a root mean square of {scales.rms:.3g}")
+    to = float(f"{1 / scales.rms:.2g}")
+    remedy = Remedy("scale", f"what {layer} is given", None, to, "", "inputs of a size near 1", 1, f"{in_code(layer)}(x * {to:g})")
+    return f"What {layer} is given holds numbers of a size near {scales.rms:.3g}, where a size of 1 is usual.", [remedy]
+
+
 @hypothesis("multiply the input by one over its largest number")
 def tiny_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The model's inputs are next to zero: they were divided twice."""
@@ -79,6 +90,8 @@ def placeholder(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     value = 0.0 if stats is None else max(stats.min, stats.max, key=abs)
     if stats is None or not (abs(value) >= 99 and value == round(value) and abs(value) > 7 * stats.rms):
         return None
+    largest = max((scales.rms for scales in facts.features.feature_scales.values()), default=0.0)
+    found.add(abs(value) < 4 * largest, -0.5, f"numbers of one feature have a root mean square of {largest:.3g}")
     found.add(True, 0.7, f"it is {abs(value) / stats.rms:.3g} times the root mean square")
     place = f"batch{facts.features.input_place}"
     remedy = Remedy("replace", place, value, f"0 where it is {value:g}", "", "inputs of one size", 1, f"x[x == {value:g}] = 0")
@@ -88,13 +101,14 @@ def placeholder(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @hypothesis("multiply the targets by one over their size")
 def large_targets(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The targets of a regression are not normalised."""
-    loss = facts.flow.loss
-    if loss is None or not loss.start > 1e3 or facts.features.outputs:
+    first = facts.first_loss
+    if not first > 1e3 or facts.features.outputs:
         return None
-    size = rounded(math.sqrt(loss.start))
+    size = rounded(math.sqrt(first))
     found.add(True, 0.55, "it is no cross entropy")
+    found.add(facts.overflows, 0.3, "numbers grew from step to step until they overflowed")
     remedy = Remedy("scale", "targets", None, rounded(1 / size), "", "a loss that starts near 1", 1, f"target = target / {size:g}")
-    return f"The loss starts at {loss.start:.3g}, as with targets of a size near {size:g}.", [remedy]
+    return f"The loss starts at {first:.3g}, as with targets of a size near {size:g}.", [remedy]
 
 
 @hypothesis("check a batch as the model receives it", "check the targets")

@@ -74,7 +74,9 @@ class BadStep:
     samples: tuple[int | str, ...] = ()
 
 
-_ONLY_OVERFLOW = re.compile(r"(add|sub|mul|sum|mean|dot|mm|mv|bmm|addmm|addmv|baddbmm|matmul|convolution)(_backward)?")
+_ONLY_OVERFLOW = re.compile(
+    r"(add|sub|mul|square|sum|mean|dot|mm|mv|bmm|addmm|addmv|baddbmm|matmul|convolution|(mse|l1|smooth_l1|huber)_loss)(_backward)?"
+)
 """Operations that are finite for all finite numbers but those that are too large."""
 
 
@@ -199,6 +201,22 @@ class Facts:
         """The median gain of the initial weights where no norm restores their outputs' size; 1 where one does, or few are known."""
         gains = [gain for gain in self.features.initial_gains.values() if 0 < gain < math.inf]
         return 1.0 if len(gains) < 3 or self.has("norm") else statistics.median(gains)
+
+    @property
+    def first_loss(self) -> float:
+        """The first loss that is known of this training; NaN where none is."""
+        loss = self.flow.first.loss
+        return math.nan if loss is None else loss.recent[0] if loss.recent else loss.start
+
+    @property
+    def magnified(self) -> str:
+        """What makes gradients large, and so steps at a usual learning rate; empty for nothing."""
+        inputs = self.features.inputs.get("training")
+        if self.stretch >= 3:
+            return f"layers start with a gain near {self.stretch:.3g}"
+        if inputs is not None and inputs.rms > 8:
+            return f"inputs have a root mean square of {inputs.rms:.3g}"
+        return f"the loss starts at {self.first_loss:.3g}" if self.first_loss > 1e3 else ""
 
     # Optimizers.
 

@@ -75,7 +75,7 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     found.add(gains > 0.5, -0.3, gained)
     found.add(rate.lr > 1.5 * began, 0.45, f"it began with {began:.2g} and was raised to {rate.lr:.2g}")
     found.add(bool(related), 0.1, f"{' and '.join(related)} {'is' if len(related) == 1 else 'are'} raised too")
-    found.add(over <= 0.3 and facts.stretch >= 3, -0.3, f"layers start with a gain near {facts.stretch:.3g}")
+    found.add(over <= 0.3 and bool(facts.magnified), -0.3, facts.magnified)
     found.add(facts.overflows, 0.2, "numbers grew from step to step until they overflowed")
     found.add(alert.severity == "info", -1.0, "nothing shows that it does harm")
     to, effect = lower_rate(rate, facts), f"update ratios near {USUAL_UPDATE:g}, and a loss that falls"

@@ -135,6 +135,10 @@ def no_slope(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     found.add(bias is not None and bias.zero_fraction < 1 and bias.norm > 0, 0.6, f"{module}.bias has a gradient")
     known = facts.features.representations.get(module)
     found.add(known is not None and known.ratio < 1e-9, -0.6, f"the output of {module} is the same for all samples")
+    order = list(facts.modules)
+    before = order[order.index(module) - 1] if module in order[1:] else ""
+    shut = any(kind in ("dead", "constant") and site == before for kind, site in facts.others)
+    found.add(shut, -0.6, f"what {before} puts out hardly varies")
     remedy = _let_pass(f"round, floor or sign of the weight in {module}", "w + (torch.round(w) - w).detach()")
     return f"{alert.site} is used through an operation whose gradient is 0, such as round, sign or a comparison.", [remedy]
 
