@@ -107,7 +107,8 @@ def test_all_layers_start_too_large_with_norms_between_them() -> None:
 @pytest.mark.parametrize(("layers", "relu", "found"), [(21, True, True), (21, False, False), (5, True, False)])
 def test_a_deep_chain_of_rectifiers_that_starts_with_pytorchs_own_gain(layers: int, relu: bool, found: bool) -> None:
     gains = {f"net.{2 * n}": 3**-0.5 for n in range(layers)}
-    modules = {**dict.fromkeys(gains, "Linear"), **({"net.1": "ReLU"} if relu else {})}
+    between = dict.fromkeys((f"net.{2 * n + 1}" for n in range(layers)), "ReLU" if relu else "Sigmoid")
+    modules = {**dict.fromkeys(gains, "Linear"), **between, "other": "ReLU"}
     cause = weights.small_start.judge(
         alert("representation_collapse", "net.20"), facts(features(initial_gains=gains), modules=modules)
     )

@@ -75,7 +75,7 @@ class BadStep:
 
 
 _ONLY_OVERFLOW = re.compile(
-    r"(add|sub|mul|square|sum|mean|dot|mm|mv|bmm|addmm|addmv|baddbmm|matmul|convolution|(mse|l1|smooth_l1|huber)_loss)(_backward)?"
+    r"(add|sub|mul|square|sum|dot|mm|mv|bmm|addmm|addmv|baddbmm|matmul|convolution|(mse|l1|smooth_l1|huber)_loss)(_backward)?"
 )
 """Operations that are finite for all finite numbers but those that are too large."""
 

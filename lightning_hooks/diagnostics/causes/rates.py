@@ -69,7 +69,7 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     gained = f"its steps gain {gains:.2g} of what their gradients predict"
     found.add(over > 1, min(0.4 + 0.15 * math.log10(max(over, 1.0)), 0.7), range_)
     found.add(over <= 0.3, -0.1, f"{rate.lr:.3g} is usual for {rate.kind}")
-    found.add(ratio > 0.02, min(0.3 + 0.15 * math.log10(max(ratio / 0.02, 1.0)), 0.65), f"{size}, where {USUAL_UPDATE:g} is usual")
+    found.add(ratio > 0.02, min(0.3 + 0.15 * math.log10(max(ratio / 0.05, 1.0)), 0.65), f"{size}, where {USUAL_UPDATE:g} is usual")
     found.add(ratio < 2 * USUAL_UPDATE and not related, -0.3, f"{size}, which is usual")
     found.add(gains < 0.1, 0.3, gained)
     found.add(gains > 0.5, -0.3, gained)

@@ -104,7 +104,8 @@ def small_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     gains = list(usable_gains(facts).values())
     if len(gains) < 4 or facts.has("norm"):
         return None
-    middle, rectified = statistics.median(gains), facts.has("relu") or any("/relu" in site for site in facts.features.sites)
+    kinds = [*map(str.lower, facts.modules.values()), *(site.rpartition("/")[2] for site in facts.features.sites if "/" in site)]
+    middle, rectified = statistics.median(gains), 2 * sum("relu" in kind for kind in kinds) >= len(gains)
     to = math.sqrt(2) if rectified else 1.0  # a rectifier halves the mean square
     left = f"a signal is {(middle / to) ** len(gains):.1g} of itself behind {len(gains)} layers"
     found.add(middle < 0.35, 0.65, left)
