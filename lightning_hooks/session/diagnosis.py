@@ -144,11 +144,11 @@ def with_causes(alert: Alert, facts: Facts, on_fault: Any = None) -> Alert:
     """An alert with its causes, in the words of the one that much speaks for; without advice that does not apply."""
     causes = ranked(alert, facts, kind_of(alert.kind).hypotheses, on_fault)
     advice = tuple(step for step in alert.advice if _applies(step, facts))
-    diagnosis = re.sub(r"(Common causes?: )([^.]*)\.", lambda found: _list(found[1], found[2], facts), alert.diagnosis)
+    diagnosis = re.sub(r"(Common causes?: )(.*?)\.(?=\s|$)", lambda found: _list(found[1], found[2], facts), alert.diagnosis)
     best = causes[0] if causes else None
     if best is not None and best.decisive and best.evidence_for != (alert.message,):  # more than what its rule says
         others = [cause for cause in causes[1:] if cause.score > 0.2]
-        rest = re.sub(r"\s*Common causes?: [^.]*\.", "", diagnosis).strip()
+        rest = re.sub(r"\s*Common causes?: .*?\.(?=\s|$)", "", diagnosis).strip()
         against = f" Against it: {best.evidence_against[0]}." if best.evidence_against else ""
         less = f" Less likely: {' '.join(cause.statement for cause in others)}" if others else ""
         diagnosis = " ".join(f"{best.statement}{against} {rest}{less}".split())

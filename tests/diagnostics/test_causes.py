@@ -201,6 +201,17 @@ def test_clipping_is_set_to_the_usual_norm_and_never_advised_where_it_is_set() -
     assert "Set gradient_clip_val to limit such a step" in with_causes(given, Facts(clip=steps(1.3))).advice
 
 
+def test_a_list_of_causes_ends_with_its_sentence() -> None:
+    """Not at a period within code."""
+    listed = dataclasses.replace(
+        alert(), diagnosis="It is so. Common causes: loss.backward() past it, or a detach(), .item() or no_grad() before it. More."
+    )
+    assert with_causes(listed, Facts()).diagnosis == listed.diagnosis
+    decided = with_causes(listed, Facts(flow=flow(ratio=0.3, lr=1.0, kind="Adam"))).diagnosis
+    assert decided.startswith("The learning rate is 1; ")
+    assert decided.endswith(" It is so. More.")
+
+
 def test_what_ruined_the_weights_is_known_when_no_gradient_reaches_them_any_more() -> None:
     ruined, still = flow(ratio=0.3, lr=1.0, kind="Adam"), flow(ratio=1e-4, lr=1.0, kind="Adam")
     assert rates.rate_too_high.judge(alert("dead"), Facts(flow=still)).score < 0.5

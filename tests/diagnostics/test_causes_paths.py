@@ -308,6 +308,25 @@ def test_a_weight_that_is_given_zeros_has_no_slope_either(dead: bool, score: flo
     assert (None if cause is None else cause.score) == score
 
 
+@pytest.mark.parametrize(
+    ("silent", "steps", "text"),
+    [
+        ((), 10, "Remove what cuts the path between net.a and net.b (detach, no_grad, argmax, a forward without it)"),
+        ((), 0, "Remove what cuts the path from net.a.bias to the loss (detach, no_grad, argmax, a forward without it)"),
+        (("net.a",), 10, "Call net.a in forward"),
+    ],
+)
+def test_where_the_path_to_the_loss_is_cut(silent: tuple[str, ...], steps: int, text: str) -> None:
+    none = ParameterGradientStats(0, 0.0, 0.0, 0.0, 0.0, 0, 10, None)
+    learns = ParameterGradientStats(steps, 1.0, 1.0, 0.1, 0.0, 0, 0, 1e-3)
+    report = dataclasses.replace(flow(), parameters={"net.a.weight": none, "net.a.bias": none, "net.b.weight": learns})
+    cause = wiring.cut_path.judge(alert("missing", "net.a.bias"), facts(features(silent=silent), report))
+    assert cause is not None
+    assert cause.decisive
+    assert [remedy.text for remedy in cause.remedies] == [text]
+    assert (cause.evidence_for == ("seen.",)) is (not silent and not steps), "the alert's own words stay where no more is known"
+
+
 def of_logits(**numbers: Any) -> OutputStats:
     plain = dict.fromkeys([field.name for field in dataclasses.fields(OutputStats)], 0)
     return OutputStats(**{**plain, "calls": 4, "frequent_weight": math.nan, **numbers})

@@ -188,11 +188,28 @@ def cut_gradients(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"The gradients of most parameters have one size, {usual:.2g}: something cuts each element.", [remedy]
 
 
+@hypothesis("remove what cuts the path from it to the loss", "call it in forward")
+def cut_path(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """No gradient reaches it from the loss."""
+    module, order = facts.module_of(alert.site), list(facts.features.sites)
+    found.add(True, 0.7, alert.message)
+    if module in facts.features.silent:
+        found.add(True, 0.1, f"{module} was not called in any sampled batch")
+        call = Remedy("call", f"{module} in forward", effect="a gradient", steps=SOON)
+        return f"{module} is never called.", [call]
+    learns = {name.rpartition(".")[0] for name, stats in facts.flow.parameters.items() if stats.steps}
+    after = next((name for name in order[order.index(module) + 1 :] if name in learns), "") if module in order else ""
+    found.add(bool(after), 0.1, f"{after} is called after it, and has a gradient")
+    between = f"between {module} and {after}" if after else f"from {alert.site} to the loss"
+    remedy = Remedy("remove", f"what cuts the path {between} (detach, no_grad, argmax, a forward without it)", steps=SOON)
+    return f"{module} is called, and no gradient comes back from {after}." if after else "No gradient reaches it.", [remedy]
+
+
 @hypothesis("compute the loss from what the model puts out")
 def loss_without_graph(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss is a new tensor, behind which there is no model."""
     reached = [setup.has_gradient for setup in facts.flow.setups.values() if setup.trains and setup.optimizers]
-    found.add(len(reached) > 1 and not any(reached), 0.75, "no parameter at all has a gradient")
+    found.add(len(reached) > 1 and not any(reached), 0.85, "no parameter at all has a gradient")
     new = "what makes a new tensor of the losses (torch.tensor([…]), .item(), detach)"
     remedy = replace(new, "torch.stack or a sum of them", "gradients", "torch.stack(losses).sum()", 1)
     return "The loss has no path to any parameter.", [remedy]

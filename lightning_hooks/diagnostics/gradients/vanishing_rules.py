@@ -12,7 +12,7 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, backward, from_first, in_a_row, of_whole, upstream
 from lightning_hooks.declare.rule import Excuse, Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import activation_before_loss, fact
+from lightning_hooks.diagnostics.causes.code import activation_before_loss
 from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inputs
 from lightning_hooks.diagnostics.causes.rates import group_too_fast
 from lightning_hooks.diagnostics.causes.weights import (
@@ -24,7 +24,7 @@ from lightning_hooks.diagnostics.causes.weights import (
     small_start,
     squashing_chain,
 )
-from lightning_hooks.diagnostics.causes.wiring import flat_outputs, loss_without_graph, no_slope
+from lightning_hooks.diagnostics.causes.wiring import cut_path, flat_outputs, loss_without_graph, no_slope
 from lightning_hooks.diagnostics.excuses import FIRST_STEP_ONLY, had_gradient, is_scale_free, unused_tensors
 from lightning_hooks.diagnostics.gradients.exploding_rules import Exploding, GradientCourse
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -283,9 +283,7 @@ KINDS = (
     Kind(
         "missing", "Parameters without a gradient", group="Backward", rank=600, stops_learning=True, measures="nothing",
         hypotheses=(
-            loss_without_graph,
-            fact("cut_path", "no gradient reaches it from the loss", "remove",
-                "what cuts the path from {site} to the loss (detach, no_grad, argmax, a forward without it)"),
+            loss_without_graph, cut_path,
         ),
         meaning="A parameter requires a gradient but its `.grad` is None at every measured step. The loss does not depend on it.",
         formula="alert if .grad is None at every measured step of the epoch",
