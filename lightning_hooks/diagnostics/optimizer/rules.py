@@ -302,7 +302,7 @@ KINDS = (
         formula="stale_fraction = second moments below eps² / second moments, where the gradient is not 0\n\n"
         "alert if stale_fraction > {SecondMomentStale.threshold}; {SecondMomentStale.at_once} in the first window",
         advice=("Scale the loss up if it is divided more than once", "Try a smaller eps, such as 1e-15"),
-        follows={"optimizer_settings": always, "vanishing": always, "representation_collapse": always},
+        follows={"optimizer_settings": always, "representation_collapse": always},
     ),
     Kind(
         "lr_zero", "A schedule that does not fit the training", group="Updates", rank=620, stops_learning=True,
