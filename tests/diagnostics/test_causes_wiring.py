@@ -195,6 +195,24 @@ def test_parameters_that_came_after_the_optimizer() -> None:
     assert [remedy.op for remedy in cause.remedies] == ["call", "add"]
 
 
+@pytest.mark.parametrize(
+    ("left", "held", "listed"),
+    [
+        (["net.a.weight", "net.a.bias"], ["net.b.weight"], "self.net.a.parameters()"),
+        (["net.a.weight", "net.b.weight"], ["head.weight"], "self.net.parameters()"),
+        (["net.0.weight", "net.2.weight"], ["net.1.weight"], "[*self.net[0].parameters(), *self.net[2].parameters()]"),
+        (["net.a.bias"], ["net.a.weight"], "[self.net.a.bias]"),
+        (["scale", "net.a.weight"], ["head.weight"], "[self.scale, *self.net.parameters()]"),
+    ],
+)
+def test_the_code_adds_all_that_is_in_no_optimizer_and_nothing_else(left: list[str], held: list[str], listed: str) -> None:
+    setups = {name: ParameterSetup(64, 2, True, True, ()) for name in left}
+    setups |= {name: ParameterSetup(64, 2, True, True, ("0-Adam",)) for name in held}
+    cause = wiring.in_no_optimizer.judge(alert("not_optimized", left[0]), facts(report=flow(setups=setups)))
+    assert cause is not None
+    assert cause.remedies[-1].code == f"optimizer.add_param_group({{'params': {listed}}})"
+
+
 def test_tensors_that_the_model_does_not_know_become_parameters() -> None:
     for held, to in ((0, "an nn.Parameter or nn.ParameterList"), (2, "an nn.ModuleList or nn.ModuleDict")):
         report = flow(model_setup=ModelSetup(unregistered={"net.widths": UnregisteredModules(held, 2, True)}))

@@ -22,8 +22,10 @@ def in_no_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
         return None
     old = bool(unused_tensors(facts.flow))  # what an optimizer holds instead is in the words of the rule
     found.add(True, 0.8, alert.message if old else "they have a gradient, and no optimizer holds them")
-    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in left))
-    code = f"optimizer.add_param_group({{'params': {in_code(modules[0])}.parameters()}})"
+    modules = list(dict.fromkeys(name.rpartition(".")[0] or name for name in left))
+    parts = _in_code(left, [name for name, setup in setups if setup.optimizers])
+    listed = parts[0][1:] if len(parts) == 1 and parts[0].startswith("*") else f"[{', '.join(parts)}]"
+    code = f"optimizer.add_param_group({{'params': {listed}}})"
     target = ", ".join(left if len(left) < 3 else modules[:20])
     shown = ", ".join(left[:2]) + f" and {len(left) - 2} more" * (len(left) > 2)
     remedies = [Remedy("add", target, None, "optimizer", "", "weights that change", SOON, code)]
@@ -32,6 +34,16 @@ def in_no_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
         again = Remedy("call", "configure_optimizers after the layers are replaced", effect="weights that change", code=code)
         remedies.insert(0, again)
     return f"{shown} {'is' if len(left) == 1 else 'are'} in no optimizer.", remedies
+
+
+def _in_code(left: list[str], held: list[str]) -> list[str]:
+    """What is in no optimizer: of the outermost modules that hold nothing else all parameters, others by themselves."""
+    parts: dict[str, None] = {}
+    for name in left:
+        outer = (name[:end] for end, letter in enumerate(name) if letter == ".")
+        module = next((place for place in outer if not any(other.startswith(f"{place}.") for other in held)), None)
+        parts[in_code(name) if module is None else f"*{in_code(module)}.parameters()"] = None
+    return list(parts)
 
 
 @hypothesis("replace them by an nn.ModuleList or nn.ModuleDict", "replace them by nn.Parameter or an nn.ParameterList")

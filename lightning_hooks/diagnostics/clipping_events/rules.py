@@ -247,7 +247,7 @@ KINDS = (
         formula="alert if gradients were not zeroed before {NotZeroed.threshold} or more steps of the epoch\n"
         "or if those of at least {Discarded.share} of the batches, and {Discarded.min_batches}, were zeroed without a step,\n"
         "      under manual optimisation with one optimizer",
-        advice=("Call zero_grad() before manual_backward()",),
+        advice=("Call optimizer.zero_grad() after each step",),
     ),
     Kind(
         "steps_skipped", "Skipped optimizer steps", group="Updates", rank=1320, measures="share",

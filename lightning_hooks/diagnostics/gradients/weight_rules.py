@@ -109,7 +109,7 @@ class NeverStepped(Rule):
                 report, still[0], 0.0, 0.0, "warning",
                 f"gradients were computed, but {', '.join(still)} took no step in {batches} batches: {what}.",
                 "Common causes: manual optimization without optimizer.step(), or an accumulation longer than the epoch.",
-                advice=("Call optimizer.step() after manual_backward()",),
+                advice=("Call optimizer.step() after the backward pass",),
             )  # fmt: skip
 
 
