@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, downstream_of_whole, forward, from_first
+from lightning_hooks.declare.kinds import Kind, always, downstream_of_whole, forward, from_first
 from lightning_hooks.declare.rule import Excuse, Judges, Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import softmax_of_one
 from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, tiny_inputs
@@ -217,7 +217,7 @@ KINDS = (
         severities="warning; info for the targets of a regression in the first epoch and while the loss falls, and of CTC while "
         "it falls",
         advice=("Check the data that reaches it and the layers before it",),
-        follows={"dead": downstream_of_whole},
+        follows={"dead": downstream_of_whole, "output_range": always},
         spreads=from_first(forward),
     ),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
+from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -142,6 +143,16 @@ def test_parameters_in_no_optimizer_are_to_be_added() -> None:
         "net.2.weight, net.2.bias",
         "optimizer",
     )
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_loss_of_all_pairs_is_one_message() -> None:
+    seed_everything(0, verbose=False)
+    x, y = (torch.tensor(part).float() for part in load_diabetes(return_X_y=True))
+    module = Net(adam(), lambda output, batch: F.mse_loss(output, batch[1]))
+    module.net = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    found = alerts_of(module, ((x / x.std(0))[:331], ((y - y.mean()) / y.std())[:331]))
+    assert [alert.name for alert in found] == ["output_range at mse_loss"]  # gradients are alike, and targets are not
 
 
 def test_facts_that_cannot_be_read_leave_alerts_without_causes(monkeypatch: pytest.MonkeyPatch) -> None:
