@@ -32,7 +32,7 @@ class CauseOrder(NamedTuple):
     roots: list[tuple[int, Alert]]  # (place of the report, alert) of the roots of all reports, first causes first
 
 
-def in_order_of_cause(window: Window, books: Sequence[AlertBook] = ()) -> CauseOrder:
+def in_order_of_cause(window: Window, books: Sequence[AlertBook] = (), lead: Alert | None = None) -> CauseOrder:
     """Put the alerts of a window in order of cause.
 
     Args:
@@ -40,15 +40,20 @@ def in_order_of_cause(window: Window, books: Sequence[AlertBook] = ()) -> CauseO
         books: The alert book of each, without this window. What was raised in an earlier window and lasts stays the cause of what
             spread from it: once weights are NaN, the first module is the first to give one, and not why. A problem of an earlier
             window that no rule finds any more, but that has consequences in this one, is among the alerts as it was passed on.
+        lead: The alert of the window about the first bad step: what else is not finite came of it.
     """
     reports, places = window.reports, window.places
     found = [(place, alert) for place, report in enumerate(reports) for alert in report.alerts]
     alerts = [alert for _, alert in found]
     nodes = [_node(number, place, reports[place], alert, places) for number, (place, alert) in enumerate(found)]
     by_kind: dict[str, list[Node]] = {}
+    first = next((node for node in nodes if lead is not None and alerts[node.number] is lead), None)
     for node in nodes:
         node.held = bool(books) and books[node.report].holds(alerts[node.number])
-        by_kind.setdefault(node.kind, []).append(node)
+        if first not in (None, node) and node.serious and kind_of(node.kind).about == "nonfinite":
+            node.cause = first
+        else:
+            by_kind.setdefault(node.kind, []).append(node)
     unaffected = _unaffected_parameters(window)
     heads = {kind: _heads(kind, alike, unaffected) for kind, alike in by_kind.items()}
     for kind, effects in heads.items():

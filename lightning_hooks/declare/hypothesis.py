@@ -134,10 +134,10 @@ class CauseEvidence:
         self.cons: list[str] = []
 
     def add(self, holds: bool, weight: float, text: str) -> None:
-        """Enter something that speaks for it, or, with a weight below 0, against it, if it holds."""
+        """Enter something that speaks for it, or, with a weight below 0, against it, if it holds; with 0 it is only shown."""
         if holds:
             self.score += weight
-            (self.pros if weight > 0 else self.cons).append(text)
+            (self.pros if weight >= 0 else self.cons).append(text)
 
 
 Judgement = tuple[str, Sequence[Remedy]] | None

@@ -124,6 +124,12 @@ class Window:
         pairs = zip(self.reports, alerts, strict=True)
         return Window(replace(report, alerts=tuple(found)) for report, found in pairs)
 
+    def led_by(self, alert: Alert, place: int) -> Window:
+        """This window with another alert as the first one of a report, in place of those of its name."""
+        kept = [[one for one in report.alerts if one.name != alert.name] for report in self.reports]
+        kept[place].insert(0, alert)
+        return self.with_alerts(kept)
+
     @cached_property
     def places(self) -> Mapping[str, float]:
         """The place of each module along the forward pass, as the report that knows most of them says."""

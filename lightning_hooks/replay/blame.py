@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lightning_hooks.debugging import Trace
+from lightning_hooks.declare.plain import to_plain
+from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep, Failure
+from lightning_hooks.diagnostics.nonfinite.statement import state
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.replay.generators import Generators
 from lightning_hooks.replay.rerun import Outcome, StepRerun
 from lightning_hooks.replay.rows import BatchRows
-from lightning_hooks.replay.trace import Failure, NonfiniteTrace, nonfinite_inputs, tensors_of
+from lightning_hooks.replay.trace import NonfiniteTrace, nonfinite_inputs, tensors_of
 
 MOST_RUNS = 64
 """How often the step is run on parts of the batch at most."""
@@ -30,6 +33,7 @@ class Blame:
         rows: The rows of the batch that cause it; empty where no part of the batch does it alone.
         all_rows: Whether every row of the batch causes it.
         samples: The samples of these rows as an alert names them; those of the whole batch where no row causes it alone.
+        loss: Whether the loss was not finite.
         reproduced: Whether the step was bad again.
         exact: Whether its loss was the same, bit for bit; None where it is not known.
         eager: Whether compiled parts ran without ``torch.compile``.
@@ -43,6 +47,7 @@ class Blame:
     rows: tuple[int, ...] = ()
     all_rows: bool = False
     samples: tuple[int | str, ...] = ()
+    loss: bool = False
     reproduced: bool = False
     exact: bool | None = None
     eager: bool = False
@@ -53,7 +58,10 @@ class Blame:
     def record(self) -> dict[str, Any]:
         """The blame in plain types, without the trace."""
         fields = ("kind", "rows", "all_rows", "samples", "reproduced", "exact", "eager", "why_not")
-        return {"failure": None if self.failure is None else asdict(self.failure)} | {name: getattr(self, name) for name in fields}
+        plain: dict[str, Any] = to_plain({"failure": self.failure} | {name: getattr(self, name) for name in fields})
+        if self.failure is not None:
+            plain["failure"]["place"]["inputs"] = self.failure.place.inputs
+        return plain
 
     @property
     def module(self) -> str:
@@ -61,13 +69,9 @@ class Blame:
         return "" if self.failure is None else self.failure.place.module
 
     @property
-    def operation(self) -> str:
-        """The operation in words: ``log at model.py:12 in head (Linear)``; empty where it is not known."""
-        if self.failure is None:
-            return ""
-        place, kind = self.failure.place, f" ({self.kind})" if self.kind else ""
-        where = f" at {place.where}" if place.where else ""
-        return f"{place.operation or 'an operation'}{where} in {place.module or 'training_step'}{kind}"
+    def step(self) -> BadStep | None:
+        """What alerts state; None where it is not known."""
+        return None if self.failure is None else BadStep(self.failure, self.kind, self.samples, self.loss, self.notes)
 
     @property
     def text(self) -> str:
@@ -79,32 +83,17 @@ class Blame:
                 "The step was run again with the same batch, weights and random numbers, and was finite: an operation that is not "
                 "deterministic, or the hardware, made the difference."
             )
-        parts = [self._of_failure(), self._of_rows()]
-        if self.exact is False:
-            parts.append("Its loss was not the same to the bit when it was run again.")
-        if self.eager:
-            parts.append("Compiled parts ran without torch.compile for this.")
+        step = self.step
+        found = "Run again, the step was bad, and no operation gave a value that was not finite."
+        parts = [*((found,) if step is None else state(step)[1:]), self._of_rows(), *self.notes]
         return " ".join(part for part in parts if part)
 
-    def _of_failure(self) -> str:
-        failure = self.failure
-        if failure is None:
-            return "Run again, the step was bad, and no operation gave a value that was not finite."
-        code = f": {failure.place.code}" if failure.place.code else ""
-        if failure.source == "data":
-            first = f"the first operation on it is {self.operation}{code}"
-            return f"The batch itself has {failure.value} in it (batch{failure.name}); {first}."
-        if failure.source == "weights":
-            return (
-                f"{failure.name} was {failure.value} before the step, and no step makes it finite again; the first operation with "
-                f"it is {self.operation}{code}."
-            )
-        if failure.source == "error":
-            return f"The step raises {failure.value}: {self.operation}{code}."
-        forward = failure.phase == "forward"
-        what = "gives the first value that is not finite" if forward else "has the first gradient that is not finite"
-        given = f", of inputs {failure.place.inputs}" if failure.place.inputs else ""
-        return f"Run again, {self.operation} {what} ({failure.value}){given}{code}."
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be known of how the step was run again."""
+        differs = "Its loss was not the same to the bit when it was run again." if self.exact is False else ""
+        eager = "Compiled parts ran without torch.compile for this." if self.eager else ""
+        return tuple(filter(None, (differs, eager)))
 
     def _of_rows(self) -> str:
         if self.all_rows:
@@ -184,6 +173,7 @@ def blame(
         rows=() if every else found,
         all_rows=every,
         samples=_samples(rows, found if rows is None or len(rows) in (0, size) else ()),
+        loss=outcome.loss is not None and not bool(torch.isfinite(outcome.loss).all()),
         reproduced=True,
         exact=_same(loss, outcome.loss),
         eager=eager,

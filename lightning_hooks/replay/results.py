@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch.distributed
@@ -11,7 +12,11 @@ import torch.distributed
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.kinds import kind_of
-from lightning_hooks.diagnostics.causes.facts import BadStep
+from lightning_hooks.declare.window import Window
+from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep
+from lightning_hooks.diagnostics.nonfinite.operations import explained
+from lightning_hooks.diagnostics.nonfinite.statement import state
+from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.ring import Ring, StepEvidence
 
@@ -88,12 +93,51 @@ class ReplayResults:
     @property
     def bad_step(self) -> BadStep | None:
         """What running the first bad step again has shown, on the first rank that had one; None where nothing has."""
-        for _, shown in self._by_rank():
-            blame, failure = shown.blame, shown.blame.failure
-            if failure is not None:
-                code, value = failure.place.code, failure.value
-                return BadStep(failure.source, failure.name, value, blame.operation, blame.module, code, blame.samples)
-        return None
+        steps = ((shown.blame.step, shown.batch) for _, shown in self._by_rank())
+        return next((dataclasses.replace(step, first=batch == 0) for step, batch in steps if step is not None), None)
+
+    def lead(self, window: Window, lasting: Sequence[Sequence[Alert]]) -> tuple[int, Alert] | None:
+        """The alert about the first bad step, where running it again has shown what failed, and a window shows what came of it.
+
+        Args:
+            window: The reports of all monitors.
+            lasting: Problems of earlier windows that last, by report.
+
+        Returns:
+            The place of the report that it belongs to, and the alert, of which all alerts about values that are not finite are
+            consequences; None without one.
+        """
+        step, affected = self.bad_step, list(_affected(window))
+        if step is None or not window.reports:
+            return None
+        failure, raised = step.failure, step.failure.source == "error"
+        site = clean_name(failure.name) if failure.source == "weights" else failure.place.module
+        kind, site = ("nonfinite", site or "training_step") if site or not step.loss else ("loss_nonfinite", "loss")
+        holding = [n for n, known in enumerate(lasting) if any((alert.kind, alert.site) == (kind, site) for alert in known)]
+        if raised:
+            if affected or explained(step) is None:
+                return None
+        elif not any(holding or self._shown(alert) for _, alert in affected):
+            return None
+        first = window.reports[0]
+        made = (0, Alert(kind, site, math.nan, 0.0, first.epoch, first.step, "critical"))
+        fits = sorted(affected, key=lambda entry: (entry[1].kind != kind, entry[1].site != site))
+        place, alert = fits[0] if fits else made
+        place = holding[0] if holding else place
+        known = [(rank, shown) for rank, shown in self._by_rank() if shown.blame.step is not None]
+        (rank, shown), (title, what, why) = known[0], state(step)
+        if failure.source == "weights" and (alert.kind, alert.site) == (kind, site):
+            return place, alert  # its rule knows more
+        lead = Alert(
+            *(kind, site, alert.value, alert.threshold, alert.epoch, alert.step, "critical", what),
+            since_step=shown.step,
+            batch=shown.batch if shown.epoch == alert.epoch else None,
+            title=title,
+            advice=kind_of(kind).advice,
+            diagnosis=f"{why} {f'It was on rank {rank}.' * (self._host.setup.world_size > 1)}".strip(),
+            samples=tuple(sample for _, other in known for sample in other.blame.samples),
+        )
+        return place, lead
 
     def dated(self, alert: Alert) -> Alert:
         """An alert on the loss, or on the module that was first, with the step at which it began, as each step was judged."""
@@ -109,3 +153,11 @@ class ReplayResults:
         if alert.kind == "loss_nonfinite":  # every batch is looked at: in an earlier one the loss was finite
             found = [(rank, shown) for rank, shown in found if shown.batch == alert.batch]
         return [(rank, shown) for rank, shown in found if shown.blame.reproduced] or found[:1]
+
+
+def _affected(window: Window) -> Iterator[tuple[int, Alert]]:
+    """What a window says of values that are not finite, and the places of the reports."""
+    for place, report in enumerate(window.reports):
+        for alert in report.alerts:
+            if kind_of(alert.kind).about == "nonfinite" and alert.severity != "info":
+                yield place, alert

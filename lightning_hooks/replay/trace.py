@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from traceback import walk_stack, walk_tb
 from types import FrameType
@@ -18,61 +18,24 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode  # torch's documentation refers users to it
 
 from lightning_hooks.debugging import Trace, Tracer
+from lightning_hooks.diagnostics.nonfinite.bad_step import Failure, Place
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.hooks.calls import in_backward
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.hooks.tensors import has_values, tensors_in
+from lightning_hooks.replay.arguments import arguments_of
 
 _INSERTS = {
     *("fill", "masked_fill", "full", "full_like", "scalar_tensor", "where", "index_put", "copy", "lift_fresh", "masked_scatter"),
     *("new_full", "constant_pad_nd", "scatter", "index_fill", "detach", "clone", "empty", "empty_like", "new_empty"),
 }
 """Operations that put in a value that was given, as a mask puts in minus infinity: that is meant."""
+_PICKS = {"nll_loss", "nll_loss2d"}
+"""Operations that are to take no value that was put in on purpose: they pick one by a label."""
 _ALIASES = {"to_copy": "to", "linalg_vector_norm": "norm"}
 _NOT_USERS = str(Path(torch.__file__).parent), str(Path(__file__).parent.parent)  # torch's folder, and ours
 _LIBRARIES = ("/lightning/", "/pytorch_lightning/", "/lightning_fabric/", "/torchmetrics/")
 _SITE_PACKAGES, _STANDARD_LIBRARY = (sysconfig.get_paths()[name] for name in ("purelib", "stdlib"))
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an operation of the forward pass was called.
-
-    Attributes:
-        operation: Its name, such as ``log``.
-        module: The innermost module that was being called; empty for the step itself.
-        where: The nearest line of the user's, ``file:line``.
-        code: That line.
-        inputs: Its inputs in words, with their ranges.
-    """
-
-    operation: str
-    module: str = ""
-    where: str = ""
-    code: str = ""
-    inputs: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The operation that gave the first value that is not finite and reached the loss or a gradient.
-
-    Attributes:
-        source: ``operation``; ``data`` or ``weights`` where the batch or a parameter or buffer was not finite itself; ``error``
-            where it raised.
-        place: The operation; of what is not finite itself the first that used it.
-        phase: ``forward`` or ``backward``.
-        value: ``NaN``, ``inf`` or ``-inf``; of an error its text.
-        name: Of the tensor in the batch, or of the parameter or buffer.
-        rows: The rows of the batch with such values, by the first dimension; None where it has no such dimension.
-    """
-
-    source: str
-    place: Place
-    phase: str
-    value: str
-    name: str = ""
-    rows: tuple[int, ...] | None = None
 
 
 class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -128,11 +91,10 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _raised(self, error: Exception) -> Failure | None:
         assert self.trace is not None
-        where, code = _users_line(reversed([*walk_tb(error.__traceback__)]))
-        last = self._last or Place("")
         raising = [call for call in self.trace.calls if call.error]
         module = max(raising, key=lambda call: call.depth).site if raising else ""
-        place = Place(last.operation, module, where, code, last.inputs)
+        line = _users_line(reversed([*walk_tb(error.__traceback__)]))
+        place = replace(self._last or Place(""), module=module, **line)
         return Failure("error", place, "forward", f"{type(error).__name__}: {error}".splitlines()[0][:300])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -142,7 +104,7 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         nans = any(bool(torch.isnan(tensor).any()) for tensor in bad_inputs)
         name = func.overloadpacket.__name__.rstrip("_") if func.overloadpacket.__name__.strip("_") else str(func)
         backward = in_backward()
-        place = self._place_in_backward() if backward else self._place(name, args, given)
+        place = self._place_in_backward() if backward else self._place(name, func._schema, args, given)
         output = func(*args, **given)
         for tensor in _floats(output):
             if _nonfinite(tensor):
@@ -159,7 +121,7 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if real:
             with_nan = [cause for value, cause in zip(inputs, known, strict=True) if cause and bool(torch.isnan(value).any())]
             cause: Failure | None = (with_nan or real)[0]
-        elif (inputs and (nans or not is_nan)) or name.strip("_") in _INSERTS:
+        elif (inputs and (nans or not is_nan) and place.operation not in _PICKS) or name.strip("_") in _INSERTS:
             cause = None  # what was put in on purpose goes on
         else:
             cause = Failure("operation", place, phase, _value(tensor), "", _bad_rows(tensor, self._size))
@@ -179,12 +141,14 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._alive.append(tensor)
         return self._causes[key]
 
-    def _place(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Place:
-        where, code = _users_line(walk_stack(sys._getframe(2)))
-        inputs = ", ".join(map(_range, tensors_in((args, kwargs))))
+    def _place(self, name: str, schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Place:
         short = name.removeprefix("native_").removeprefix("_").removesuffix("_forward")
-        place = Place(_ALIASES.get(short, short), self._tracer.innermost, where, code, inputs)
-        self._last = place
+        short = _ALIASES.get(short, short)
+        arguments, settings = arguments_of(short, schema, args, kwargs)
+        line = _users_line(walk_stack(sys._getframe(2)))
+        place = Place(short, self._tracer.innermost, arguments=arguments, settings=settings, **line)
+        if self._last is None or not self._last.operation.startswith("linalg_") or self._last.where != place.where:
+            self._last = place  # what follows in one line is torch's look at how it went
         # torch gives the node of an operation its number before the operation itself runs; there is no public name.
         self._of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, place)
         return place
@@ -252,26 +216,14 @@ def _bad_rows(tensor: Tensor, size: int) -> tuple[int, ...] | None:
     return tuple(bad.nonzero().flatten().tolist())
 
 
-def _range(tensor: Tensor) -> str:
-    """``float32[8, 3] from 0 to 0.93``."""
-    text = f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
-    if tensor.is_complex() or tensor.layout != torch.strided or not tensor.numel() or tensor.dtype == torch.bool:
-        return text
-    finite = tensor if not tensor.is_floating_point() else tensor[torch.isfinite(tensor)]
-    if not finite.numel():
-        return f"{text} with no finite value"
-    low, high = (float(edge) for edge in torch.aminmax(finite))
-    others = tensor.numel() - finite.numel()
-    return f"{text} from {low:.4g} to {high:.4g}" + (f" with {others} not finite" if others else "")
-
-
-def _users_line(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, str]:
-    """The first line outside of torch, Lightning and this package: ``file:line``, and its text."""
+def _users_line(frames: Iterable[tuple[FrameType, int]]) -> dict[str, Any]:
+    """The first line outside of torch, Lightning and this package, as a place names it."""
     for frame, line in frames:
-        file = frame.f_code.co_filename
+        file, code = frame.f_code.co_filename, frame.f_code
         if _is_users(file):
-            return f"{Path(file).name}:{line}", linecache.getline(file, line).strip()
-    return "", ""
+            function = getattr(code, "co_qualname", code.co_name).rpartition("<locals>.")[2]
+            return {"where": f"{Path(file).name}:{line}", "code": linecache.getline(file, line).strip(), "function": function}
+    return {}
 
 
 def _is_users(file: str) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -245,8 +244,7 @@ def _causes(alert: Alert, sentences: Sentences, names: list[str]) -> list[dict[s
     ]
     if not alert.diagnosis or (alert.causes and alert.diagnosis.startswith(alert.causes[0].statement)):
         return [*root, *judged]
-    shown = re.sub(r"The step raises .*", "The step raises an exception.", alert.diagnosis, flags=re.DOTALL)  # without its text
-    return [*root, *judged, {**none, "text": sentences.without_names(shown, names)}]
+    return [*root, *judged, {**none, "text": sentences.without_names(alert.diagnosis, names)}]
 
 
 def _remedies(alert: Alert, sentences: Sentences, names: list[str]) -> list[dict[str, Any]]:

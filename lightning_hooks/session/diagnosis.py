@@ -18,7 +18,8 @@ from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.step import groups_of
 from lightning_hooks.declare.warn import Once
 from lightning_hooks.declare.window import Window
-from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
+from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
+from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep
 from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
 from lightning_hooks.diagnostics.optimizer.watch import schedules_of, settings_of
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -27,6 +28,8 @@ from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import as_number, has_values
 from lightning_hooks.statistics.weight_sample import is_distributed
 
+SEEN = 0.9
+"""The score from which on a cause leaves no room for others."""
 MOST_ELEMENTS = 1 << 22
 """Of a larger parameter every so many elements are read."""
 _PARTS = {
@@ -147,11 +150,13 @@ def with_causes(alert: Alert, facts: Facts, on_fault: Any = None) -> Alert:
     diagnosis = re.sub(r"(Common causes?: )(.*?)\.(?=\s|$)", lambda found: _list(found[1], found[2], facts), alert.diagnosis)
     best = causes[0] if causes else None
     if best is not None and best.decisive and best.evidence_for != (alert.message,):  # more than what its rule says
-        others = [cause for cause in causes[1:] if cause.score > 0.2]
+        others = [cause for cause in causes[1:] if cause.score > 0.2 and best.score < SEEN]
         rest = re.sub(r"\s*Common causes?: .*?\.(?=\s|$)", "", diagnosis).strip()
+        rest = rest.removeprefix(best.statement)
         against = f" Against it: {best.evidence_against[0]}." if best.evidence_against else ""
         less = f" Less likely: {' '.join(cause.statement for cause in others)}" if others else ""
-        diagnosis = " ".join(f"{best.statement}{against} {rest}{less}".split())
+        stated = "" if best.statement == alert.message else best.statement
+        diagnosis = " ".join(f"{stated}{against} {rest}{less}".split())
         named = tuple(remedy.text for cause in (best, *others) for remedy in cause.remedies)
         advice = named or advice
     remedies = tuple(remedy for cause in causes for remedy in cause.remedies)

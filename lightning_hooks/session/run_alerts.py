@@ -12,7 +12,8 @@ from lightning_hooks.alerts import Alert, AlertBook, AlertError
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.harm import weighed
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.warn import info
+from lightning_hooks.declare.kinds import kind_of
+from lightning_hooks.declare.warn import Once, info
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_range
 from lightning_hooks.diagnostics.reports import FeatureReport
@@ -39,6 +40,7 @@ class RunAlerts:
     def __init__(self, host: Host, evidence: StepWatch, sinks: Sinks) -> None:
         self._host, self._evidence, self._sinks = host, evidence, sinks
         self._diagnosis = Diagnosis(host)
+        self._warn_once = Once()
         self.stopped_by: Alert | None = None
 
     def window_end(self, members: Sequence[Member]) -> None:
@@ -90,7 +92,7 @@ class RunAlerts:
             members, Window(reports), lambda member, report: member.alerting.book.at_once(report.alerts)
         )
         for member in members:
-            member.alerting.book.reported.update(notice.alert.kind for notice in notices)
+            member.alerting.book.reported.update(kind_of(notice.alert.kind).about for notice in notices)
         if not notices:
             return False
         if last or any("raise" in notice.actions for notice in notices):  # there will be no end of this window
@@ -130,13 +132,17 @@ class RunAlerts:
             The window with its alerts in order, and the root causes that are new, with the actions of the affected members.
         """
         books = [member.alerting.book for member in members]
-        ordered = in_order_of_cause(window, books)
         earlier = [alert for book in books for alert in book.open]
+        lead = None
+        if (found := self._lead(members, window)) is not None:
+            place, lead = found
+            window = window.led_by(lead, place)
+        ordered = in_order_of_cause(window, books, lead)
         known = Window(
             report.after([one for one in member.alerting.history if one.step < report.step])
             for member, report in zip(members, window.reports, strict=True)
         )
-        alerts = [self._completed(found, book, known, earlier) for found, book in zip(ordered.of_report, books, strict=True)]
+        alerts = [self._completed(found, book, known, earlier, lead) for found, book in zip(ordered.of_report, books, strict=True)]
         complete = window.with_alerts(book.grouped(found) for book, found in zip(books, alerts, strict=True))
         fresh = {
             (place, alert.name): alert
@@ -150,10 +156,23 @@ class RunAlerts:
         ]
         return complete, notices
 
-    def _completed(self, alerts: Sequence[Alert], book: AlertBook, window: Window, earlier: Sequence[Alert]) -> list[Alert]:
+    def _lead(self, members: Sequence[Member], window: Window) -> tuple[int, Alert] | None:
+        """The alert about the first bad step with its place, unless it is muted."""
+        try:
+            found = self._evidence.results.lead(window, [member.alerting.book.open for member in members])
+        except Exception as error:  # noqa: BLE001  the alerts of the rules are passed on without it
+            self._warn_once(f"What running the bad step again has shown is missing: {type(error).__name__}: {error}.", about="lead")
+            return None
+        muted = found is not None and any(mute.mutes(found[1]) for mute in members[found[0]].alerting.rules.mutes)
+        return None if muted else found
+
+    def _completed(
+        self, alerts: Sequence[Alert], book: AlertBook, window: Window, earlier: Sequence[Alert], lead: Alert | None
+    ) -> list[Alert]:
         """Root causes with what running their step again has shown, and those that are to be passed on with their causes."""
         results = self._evidence.results
-        known = [alert if alert.cause else results.explained(alert) for alert in alerts]
+        leads = "" if lead is None else lead.name
+        known = [alert if alert.cause or alert.name == leads else results.explained(alert) for alert in alerts]
         new = book.fresh(known)
         explained = self._diagnosis.explained(new, window, results.bad_step, earlier)
         diagnosed = dict(zip(map(id, new), explained, strict=True))

@@ -28,13 +28,14 @@ from lightning_hooks.declare.hypothesis import OPS, Cause, Hypothesis, Remedy, r
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.plain import from_plain
 from lightning_hooks.diagnostics.causes import code, rates, weights
-from lightning_hooks.diagnostics.causes.facts import BadStep, TensorFacts
 from lightning_hooks.diagnostics.causes.facts import Facts as AllFacts
+from lightning_hooks.diagnostics.causes.facts import TensorFacts
 from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.diagnostics.optimizer.table import ScheduleStats
 from lightning_hooks.session.diagnosis import measured, with_causes
+from tests.support.bad_steps import data_of, failed
 
 NAN = math.nan
 
@@ -231,7 +232,7 @@ def test_steps_that_ruin_all_weights_say_nothing_of_a_usual_rate() -> None:
     ("operation", "cause"), [("addmm", "rate_too_high"), ("add_", "rate_too_high"), ("div", "nonfinite_operation")]
 )
 def test_an_operation_that_only_overflows_is_no_cause(operation: str, cause: str) -> None:
-    step = BadStep("operation", "", "inf", f"{operation} at net.py:3 in net.fc (Linear)", "net.fc")
+    step = failed(operation, "net.fc", "inf")
     known = Facts(flow=flow(ratio=0.3, lr=0.1, kind="SGD"), bad_step=step)
     found = with_causes(alert("nonfinite", "net.fc"), known).causes
     assert [one.name for one in found if one.decisive] == [cause]
@@ -315,15 +316,15 @@ def test_what_is_open_since_an_earlier_window_counts_as_raised() -> None:
 def test_data_weights_and_operations_that_are_not_finite_are_distinguished() -> None:
     nan = alert("nonfinite", "net.fc")
     clean = {"net.fc.weight": TensorFacts(64, 0.0, -1.0, 1.0)}
-    data = BadStep("data", "[0]", "NaN", "addmm in net.fc (Linear)", "net.fc", samples=(700,))
+    data = data_of("[0]", samples=(700,))
     named = [with_causes(nan, Facts(start=clean, bad_step=data)).causes[0]]
-    step = BadStep("operation", "", "NaN", "sqrt at net.py:3 in training_step", "")
+    step = failed("sqrt")
     named.append(with_causes(nan, Facts(start=clean, bad_step=step)).causes[0])
     named.append(with_causes(nan, Facts(start={"net.fc.weight": TensorFacts(64, NAN, NAN, NAN, 1)})).causes[0])
     assert [cause.name for cause in named] == ["nonfinite_data", "nonfinite_operation", "nonfinite_weights"]
-    assert named[0].statement == "batch[0] has NaN in it in sample 700."
-    assert named[1].remedies[0].code == "torch.sqrt(x + 1e-8)"
-    assert "all further steps are lost" in named[2].statement
+    assert named[0].statement == "batch[0] has NaN in it."
+    assert named[1].remedies[0].text == "Replace sqrt in training_step by torch.sqrt(x.clamp_min(1e-8))"
+    assert "NaN or infinite when training started" in named[2].statement
 
 
 def test_parameters_are_measured_against_plain_arithmetic() -> None:

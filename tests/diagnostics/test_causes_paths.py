@@ -25,7 +25,7 @@ from lightning_hooks.diagnostics.attention import rules as attention
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
 from lightning_hooks.diagnostics.batches.inputs import FeatureScales
 from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
-from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
+from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
 from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
@@ -37,6 +37,7 @@ from lightning_hooks.diagnostics.representations.table import RepresentationStat
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 from lightning_hooks.diagnostics.setup.checks import ModelSetup
 from lightning_hooks.session.diagnosis import _places_first
+from tests.support.bad_steps import data_of, failed
 
 MODULES = {"net.a": "Linear", "net.b": "Linear", "net.norm": "BatchNorm1d", "net": "Sequential"}
 START = {"net.a.weight": TensorFacts(64, 0.0, -0.5, 0.5), "net.b.weight": TensorFacts(64, 0.0, -0.5, 0.5)}
@@ -361,7 +362,7 @@ def test_a_step_that_changes_nothing(ratio: float, found: bool) -> None:
 
 
 def test_a_rectifier_before_a_logarithm_is_the_second_remedy() -> None:
-    known = facts(bad_step=BadStep("operation", value="-inf", operation="log at a.py:3 in training_step"))
+    known = facts(bad_step=failed("log", value="-inf"))
     cause = code.nonfinite_operation.judge(alert("loss_nonfinite"), known)
     assert cause is not None
     assert cause.remedies[1].text == "Replace the rectifier before the log in training_step by a softplus: torch.log(F.softplus(x))"
@@ -425,7 +426,7 @@ def test_inputs_next_to_zero(largest: float, images: bool, score: float | None) 
 def test_many_numbers_that_are_not_finite_come_of_a_transform(share: float, remedies: int) -> None:
     known = dataclasses.replace(stats(), nonfinite_fraction=share)
     given = facts(features(inputs={"training": known}))
-    step = BadStep("data", "[0]", "NaN")
+    step = data_of("[0]")
     cause = code.nonfinite_data.judge(alert("nonfinite", "net.0"), dataclasses.replace(given, bad_step=step))
     assert cause is not None
     assert len(cause.remedies) == remedies

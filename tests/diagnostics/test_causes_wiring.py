@@ -18,7 +18,7 @@ from lightning_hooks.declare.host import TrainingSetup
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.diagnostics.batches.inputs import FeatureScales
 from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
-from lightning_hooks.diagnostics.causes.facts import BadStep, Facts, TensorFacts
+from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
 from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
@@ -26,6 +26,7 @@ from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, ScheduleStats
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from lightning_hooks.diagnostics.setup.checks import ModelSetup, UnregisteredModules
+from tests.support.bad_steps import failed
 from tests.support.models import Classifier, loader, trainer
 
 MODULES = {"net.a": "Linear", "net.b": "Linear", "net": "Sequential"}
@@ -337,13 +338,17 @@ def test_biases_that_close_all_gates() -> None:
 
 
 def test_a_row_that_a_mask_empties_and_a_batch_of_one() -> None:
-    step = BadStep("operation", "", "NaN", "softmax at net.py:3 in net (Pools)", "net", samples=(7,))
-    first = code.nonfinite_operation.judge(alert("nonfinite", "net/softmax", batch=0), facts(bad_step=step))
-    later = code.nonfinite_operation.judge(alert("nonfinite", "net/softmax", batch=60), facts(bad_step=step))
+    first, later = (
+        code.nonfinite_operation.judge(
+            alert("nonfinite", "net"),
+            facts(bad_step=failed("softmax", "net", settings={"empty": 3, "slices": 8}, samples=(7,), first=first)),
+        )
+        for first in (True, False)
+    )
     assert first is not None
     assert later is not None
     assert [first.remedies[0].code, later.remedies[0].target] == ["~mask", "-inf before the softmax in net"]
-    single = BadStep("operation", "", "NaN", "std at net.py:3 in net", "net")
+    single = failed("std", "net", settings={"size": 1})
     cause = code.nonfinite_operation.judge(alert("loss_nonfinite", batch=7), facts(bad_step=single))
     assert cause is not None
     assert (cause.remedies[0].target, cause.remedies[0].to) == ("dataloader.drop_last", True)

@@ -30,7 +30,7 @@ def test_weights_losses_generators_metrics_and_attributes_are_the_same_to_the_bi
     assert fit([monitor], accumulate_grad_batches=accumulate).left == expected
     alert = nonfinite(monitor)
     assert alert.samples == (BAD,)
-    assert "log at planted.py" in alert.diagnosis
+    assert "log of 0 gives -inf in Net.training_step, planted.py" in alert.message
     assert "to the bit" not in alert.diagnosis
 
 

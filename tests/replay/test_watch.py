@@ -84,7 +84,7 @@ def test_compiled_parts_run_without_compilation_and_the_alert_says_so(tmp_path: 
     monitor = TrainingMonitor(summary=False, capsule=tmp_path)
     fit([monitor], model=model)
     alert = next(alert for alert in monitor.alerts if "nonfinite" in alert.kind)
-    assert "Compiled parts ran without torch.compile" in alert.diagnosis
+    assert "Compiled parts ran without torch.compile for this." in alert.causes[0].evidence_for
     assert alert.samples == (BAD,)
 
 

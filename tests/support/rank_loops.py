@@ -103,7 +103,7 @@ def bad_sample(folder: Path | None) -> dict[str, Any]:
             monitor.step(loss)
             losses.append(loss.item())
     alert = first(monitor)
-    return {"left": left_by(net, losses, optimizer), "samples": alert.samples, "text": alert.diagnosis}
+    return {"left": left_by(net, losses, optimizer), "samples": alert.samples, "text": alert.seen}
 
 
 if __name__ == "__main__":

@@ -5,11 +5,14 @@ from __future__ import annotations
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import Cause, CauseEvidence, Hypothesis, Judgement, Remedy, hypothesis
 from lightning_hooks.diagnostics.causes.data import large_inputs, large_targets
-from lightning_hooks.diagnostics.causes.facts import Facts, operation_of
+from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import rate_too_high
 from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace
 from lightning_hooks.diagnostics.causes.weights import nonfinite_weights, stretching_start
 from lightning_hooks.diagnostics.loss_inputs.targets import BLANK, SIGNS
+from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep
+from lightning_hooks.diagnostics.nonfinite.operations import explained, name_of, place_of
+from lightning_hooks.diagnostics.nonfinite.statement import state
 
 MANY = 0.05
 """Share of numbers that are not finite above which a transform makes them, and no single sample has them."""
@@ -17,56 +20,49 @@ MANY = 0.05
 # What is not finite.
 
 
+SEEN = 0.95
+"""How much what running the step again has shown speaks for a cause."""
+
+
+def _shown(alert: Alert, step: BadStep) -> str:
+    """What running the step again has shown, but for what the alert says already."""
+    _, what, why = state(step)
+    return why or what if alert.message == what else f"{what} {why}".strip()
+
+
 @hypothesis("replace what is not finite in the batch", "replace the transform that makes it")
 def nonfinite_data(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The data are not finite."""
     step = facts.bad_step
-    if step is None or step.source != "data":
+    if step is None or step.failure.source != "data":
         return None
-    found.add(True, 0.95, "the step was run again, and the batch was looked at")
-    place, samples = f"batch{step.name}", ", ".join(map(str, step.samples[:4]))
-    remedies = [Remedy("replace", place, step.value, "finite numbers", "", "a finite loss", 1, f"torch.nan_to_num({place})")]
+    found.add(True, SEEN, "the step was run again, and the batch was looked at")
+    name, value = step.failure.name, step.failure.value
+    place = f"batch{name}"
+    remedies = [Remedy("replace", place, value, "finite numbers", "", "a finite loss", 1, f"torch.nan_to_num({place})")]
     known = facts.features.inputs.get("training")
-    if known is not None and known.nonfinite_fraction > MANY and facts.features.input_place == step.name:
+    if known is not None and known.nonfinite_fraction > MANY and facts.features.input_place == name:
         to, code = "one that holds for all numbers, such as those below 0", "x.clamp_min(0) ** gamma"
         target = f"the power, logarithm or root in the transforms that make {place}"
-        remedies.insert(0, Remedy("replace", target, step.value, to, "", "a finite loss", 1, code))
-    return f"{place} has {step.value} in it{f' in sample {samples}' * bool(samples)}.", remedies
+        remedies.insert(0, Remedy("replace", target, value, to, "", "a finite loss", 1, code))
+    return state(step).what, remedies
 
 
-_SAFE = {
-    "div": "x / y.clamp_min(1e-8)", "log": "torch.log(x.clamp_min(1e-8))", "sqrt": "torch.sqrt(x + 1e-8)",
-    "rsqrt": "torch.rsqrt(x + 1e-8)", "exp": "torch.exp(x.clamp_max(10.0))", "std": "(x.var(0) + 1e-8).sqrt()",
-    "acos": "torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6))",
-}  # fmt: skip
-"""Operations, and what holds where their argument is at its bound."""
-
-
-@hypothesis("replace the operation by one that holds for such arguments, set the module's eps, or replace the mask")
+@hypothesis("replace the operation by one that is finite there, set the module's eps, or replace the mask")
 def nonfinite_operation(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """An operation gives NaN or infinity of finite numbers."""
     step = facts.bad_step
-    if step is None or step.source != "operation" or facts.overflows:
+    if step is None or step.failure.source not in ("operation", "error"):
         return None
-    where, name = step.module or "training_step", operation_of(step) or "the operation"
-    found.add(True, 0.7, "the step was run again: its batch and its weights were finite")
-    text, effect = f"{step.operation} gives {step.value} of finite numbers.", "a finite loss"
-    if step.module and "norm" in name:
-        return text, [Remedy("set", f"{step.module}.eps", None, 1e-5, "", effect, 1, f"{in_code(step.module)}.eps = 1e-5")]
-    if "softmax" in name:
-        inverted = replace(f"the mask in {where}", "one that leaves a key to each query", effect, "~mask", 1)
-        code = "scores.masked_fill(mask, torch.finfo(scores.dtype).min)"
-        lowest = replace(f"-inf before the {name} in {where}", "the lowest finite number", effect, code, 1)
-        few = bool(step.samples) and (alert.batch or 0) > 0  # a mask that is always wrong is so in the first batch
-        return text, [lowest, inverted] if few else [inverted, lowest]
-    if name in ("std", "var"):
-        remedy = Remedy("set", "dataloader.drop_last", False, True, "", effect, SOON, "DataLoader(…, drop_last=True)")
-        return f"{step.operation} gives {step.value} of a single sample, as the last batch of an epoch may be.", [remedy]
-    forward = name.removesuffix("_backward")
-    remedies = [replace(f"{name} in {where}", f"{name} of arguments that it holds for", effect, _SAFE.get(forward, ""), 1)]
-    if forward == "log":  # a bound lets no gradient through
-        remedies.append(replace(f"the rectifier before the log in {where}", "a softplus", effect, "torch.log(F.softplus(x))"))
-    return text, remedies
+    known, place = explained(step), step.failure.place
+    if facts.overflows and not (known and known.remedies):
+        return None  # numbers grew, which has a cause of its own
+    found.add(True, SEEN, "the step was run again: its batch and its weights were finite")
+    found.add(bool(place.inputs), 0.0, f"{name_of(step.failure)} was given {place.inputs}")
+    for shown in (f"{place.where}: {place.code}" * bool(place.code), *step.notes):
+        found.add(bool(shown), 0.0, shown)
+    check = Remedy("check", f"what {name_of(step.failure)} is given in {place_of(place)}", effect="a finite loss", steps=1)
+    return _shown(alert, step), known.remedies if known is not None and known.remedies else [check]
 
 
 @hypothesis("set trainer.precision to bf16-mixed")

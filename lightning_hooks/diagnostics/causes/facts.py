@@ -6,7 +6,6 @@ A number that is not known is NaN: no comparison with it holds, so it speaks nei
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,8 @@ from lightning_hooks.declare.host import TrainingSetup
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.excuses import weight_ratios
+from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep
+from lightning_hooks.diagnostics.nonfinite.operations import overflows
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, ScheduleStats
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
@@ -49,40 +50,6 @@ class TensorFacts:
     def size(self) -> float:
         """The largest, whatever its sign."""
         return max(abs(self.low), abs(self.high))
-
-
-@dataclass(frozen=True, slots=True)
-class BadStep:
-    """What running the first bad step again has shown.
-
-    Attributes:
-        source: ``data``, ``weights``, ``operation`` or ``error``.
-        name: Of the tensor in the batch, or of the parameter or buffer.
-        value: ``NaN``, ``inf`` or ``-inf``.
-        operation: The operation in words.
-        module: The module in which it is; empty for ``training_step`` itself.
-        code: Its line of code.
-        samples: The samples that cause it.
-    """
-
-    source: str
-    name: str = ""
-    value: str = ""
-    operation: str = ""
-    module: str = ""
-    code: str = ""
-    samples: tuple[int | str, ...] = ()
-
-
-_ONLY_OVERFLOW = re.compile(
-    r"(add|sub|mul|square|sum|dot|mm|mv|bmm|addmm|addmv|baddbmm|matmul|convolution|(mse|l1|smooth_l1|huber)_loss)(_backward)?"
-)
-"""Operations that are finite for all finite numbers but those that are too large."""
-
-
-def operation_of(step: BadStep) -> str:
-    """The operation's name alone; empty where it is not known."""
-    return step.operation.split(" ")[0].removesuffix("_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +160,7 @@ class Facts:
     @property
     def overflows(self) -> bool:
         """Whether the first bad step has an operation that is finite for all finite numbers but those that are too large."""
-        step = self.bad_step
-        return step is not None and step.source == "operation" and bool(_ONLY_OVERFLOW.fullmatch(operation_of(step)))
+        return self.bad_step is not None and overflows(self.bad_step.failure)
 
     @property
     def stretch(self) -> float:

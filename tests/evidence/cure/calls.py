@@ -98,12 +98,12 @@ def _transposed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 SAFE: dict[str, dict[str, Change]] = {
     "log": {"log": on_first(lambda x: x.clamp_min(LEAST))},
-    "sqrt": {"sqrt": on_first(lambda x: x + LEAST)},
-    "rsqrt": {"rsqrt": on_first(lambda x: x + LEAST)},
+    "sqrt": {"sqrt": on_first(lambda x: x.clamp_min(LEAST))},
+    "rsqrt": {"rsqrt": on_first(lambda x: x.clamp_min(LEAST))},
     "std": {"std": lambda func, args, kwargs: (torch.var(*args, **kwargs) + LEAST).sqrt()},
     "acos": {"acos": on_first(lambda x: x.clamp(-1 + 1e-6, 1 - 1e-6))},
     "exp": {"exp": on_first(lambda x: x.clamp_max(MOST))},
-    "div": dict.fromkeys(("div", "true_divide", "truediv"), _divided)
+    "division": dict.fromkeys(("div", "true_divide", "truediv"), _divided)
     | dict.fromkeys(("rdiv", "rtruediv", "reciprocal"), on_first(lambda x: x.clamp_min(LEAST))),
 }
 """Operations to what holds where their argument is at its bound, as the remedies' lines of code say."""

@@ -415,7 +415,7 @@ _ACTS: dict[str, Callable[..., Built | None]] = {
     r"set training of .*": _drop_in_training,
     r"call optimizer\.zero_grad\(\) once after each step": _zero_after_steps,
     r"call configure_optimizers after .*": _configure_later,
-    r"replace (log|sqrt|rsqrt|exp|div|std|acos)(?:_backward)? in .*": _safe,
+    r"replace (log|sqrt|rsqrt|exp|division|std|acos) in .*": _safe,
     r"replace -inf before the softmax in .*": _on_calls(FINITE_SCORES),
     r"replace round, floor or sign of .*": _on_calls(PASSING),
     r"replace the target of .*": _on_calls(ONE_SHAPE),

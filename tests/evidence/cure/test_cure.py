@@ -155,8 +155,8 @@ class Calls(LightningModule):
     [
         (Remedy("replace", "log in training_step", None, "…"), torch.log, torch.zeros(1), math.log(1e-8)),
         (Remedy("replace", "sqrt in net", None, "…"), lambda x: x.sqrt(), torch.zeros(1), 1e-4),
-        (Remedy("replace", "div in net", None, "…"), lambda x: 0 / x, torch.zeros(1), 0.0),
-        (Remedy("replace", "std_backward in net", None, "…"), lambda x: x.std(), torch.ones(2), 1e-4),
+        (Remedy("replace", "division in net", None, "…"), lambda x: 0 / x, torch.zeros(1), 0.0),
+        (Remedy("replace", "std in net", None, "…"), lambda x: x.std(), torch.ones(2), 1e-4),
         (Remedy("replace", "-inf before the softmax in net", None, "…"), lambda x: x.softmax(0).sum(), -torch.ones(2) / 0, 1.0),
         (Remedy("replace", "the target of mse_loss", None, "…"), lambda x: F.mse_loss(x, x[:, 0]), torch.eye(2)[:, :1], 0.0),
     ],

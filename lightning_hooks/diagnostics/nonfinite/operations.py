@@ -1,0 +1,271 @@
+"""For which arguments an operation is finite, in words, and the line of code that keeps its value and its gradient finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from lightning_hooks.declare.hypothesis import Remedy
+from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep, Failure, Place
+
+
+class Explanation(NamedTuple):
+    """Why an operation was not finite."""
+
+    of: str  # completes "log of …"
+    why: str
+    remedies: tuple[Remedy, ...] = ()
+
+
+class Points(NamedTuple):
+    """The points of an argument at which an operation is not finite, by the counts of an argument."""
+
+    argument: str
+    value: tuple[str, ...]
+    slope: tuple[str, ...]  # where only its gradient is not
+    code: str
+
+
+_FROM_0, _WITHIN_1 = "torch.{}(x.clamp_min(1e-8))", "torch.{}(x.clamp(-1 + 1e-6, 1 - 1e-6))"
+POINTS = {
+    **dict.fromkeys(("log", "log2", "log10", "rsqrt", "lgamma", "digamma"), Points("self", ("zero", "negative"), (), _FROM_0)),
+    "sqrt": Points("self", ("negative",), ("zero",), _FROM_0),
+    "div": Points("other", ("zero",), (), "x / y.clamp_min(1e-8)"),
+    "reciprocal": Points("self", ("zero",), (), "1 / x.clamp_min(1e-8)"),
+    **dict.fromkeys(("acos", "asin"), Points("self", ("beyond",), ("one",), _WITHIN_1)),
+    **dict.fromkeys(("atanh", "erfinv"), Points("self", ("beyond", "one"), (), _WITHIN_1)),
+    "logit": Points("self", ("outside", "zero", "one"), (), "torch.logit(x, eps=1e-6)"),
+    "binary_cross_entropy": Points("self", ("outside",), (), "F.binary_cross_entropy_with_logits(logits, target)"),
+}
+"""Operations that are not finite at some points."""
+_WORDS = {
+    "zero": ("0", "0"),
+    "negative": ("a negative number", "negative"),
+    "one": ("±1", "±1"),
+    "beyond": ("a number beyond ±1", "beyond ±1"),
+    "outside": ("a number outside [0, 1]", "outside [0, 1]"),
+}
+_NAMES = {"div": "division", "to": "cast"}
+_GROWS = {"exp": 1.0, "expm1": 1.0, "exp2": math.log2(math.e), "sinh": 1.0, "cosh": 1.0}
+"""Operations that overflow, and how much further than ``exp`` they do."""
+_OVERFLOWS = {
+    *("add", "sub", "mul", "square", "sum", "mean", "dot", "mm", "mv", "bmm", "addmm", "addmv", "baddbmm", "matmul"),
+    *("convolution", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+}
+"""Operations that are finite for all finite numbers but those that are too large."""
+
+
+def operation_of(failure: Failure) -> str:
+    """The operation's name, without the mark of one that writes in place, and of a backward pass."""
+    return failure.place.operation.rstrip("_").removesuffix("_backward")
+
+
+def name_of(failure: Failure) -> str:
+    """The operation as a sentence names it."""
+    name = operation_of(failure)
+    return _NAMES.get(name, name.removeprefix("linalg_").removesuffix("_ex")) or "an operation"
+
+
+def place_of(place: Place) -> str:
+    """Where an operation was called: ``Log.forward, net.py:12``."""
+    function = place.function if "<" not in place.function else ""
+    return ", ".join(filter(None, (function or place.module or "training_step", place.where)))
+
+
+def overflows(failure: Failure) -> bool:
+    """Whether only numbers that are too large make the operation fail."""
+    return failure.source == "operation" and operation_of(failure) in _OVERFLOWS and _of_constant(failure) is None
+
+
+def explained(step: BadStep) -> Explanation | None:
+    """Why the operation of a bad step was not finite, by its arguments; None where they do not say it."""
+    failure = step.failure
+    if failure.source not in ("operation", "error"):
+        return None
+    name = operation_of(failure)
+    judge = next((judge for names, judge in _JUDGES if name in names), _of_matrix if name.startswith("linalg_") else _of_size)
+    return judge(step, name) or _of_constant(failure) or _of_size(step)
+
+
+def _replaced(failure: Failure, code: str, what: str = "", to: str = "") -> Remedy:
+    """Replace an operation by a line of code; or something next to it by something else, with the line."""
+    target = f"{what or name_of(failure)} in {failure.place.module or 'training_step'}"
+    return Remedy("replace", target, None, to or code, "", "a finite loss", 1, code if to else "")
+
+
+def _counted(count: int, of: int, things: str) -> str:
+    return f"{count} of {of} {things} {'is' if count == 1 else 'are'}"
+
+
+def _of_points(step: BadStep, name: str) -> Explanation | None:
+    points, failure = POINTS[name], step.failure
+    argument = failure.place.argument(points.argument)
+    if argument is None:
+        return Explanation("0", "The divisor is 0 in the code.") if failure.place.settings.get("other") == 0 else None
+    found = next((one for one in (*points.value, *points.slope) if argument.counts.get(one)), "")
+    if not found or (found in points.slope and failure.phase == "forward"):
+        return None
+    of, are = _WORDS[found]
+    why = f"{_counted(argument.counts[found], argument.elements, 'divisors' if name == 'div' else 'inputs')} {are}"
+    if found in ("negative", "beyond", "outside"):
+        why += f" (they go from {argument.low:.3g} to {argument.high:.3g})"
+    if failure.phase == "backward":
+        left_out = "; the gradient is not finite even where torch.where or a mask leaves the value out"
+        why += ", where its slope is infinite" if found in points.slope else left_out
+    signed = name == "div" and argument.counts.get("negative")
+    code = "x / torch.where(y.abs() < 1e-8, 1e-8, y)" if signed else points.code.format(name)
+    remedies = [_replaced(failure, code)]
+    if name == "log":  # a bound lets no gradient through
+        remedies.append(_replaced(failure, "torch.log(F.softplus(x))", "the rectifier before the log", "a softplus"))
+    return Explanation(of, f"{why}.", tuple(remedies))
+
+
+def _of_power(step: BadStep, _: str) -> Explanation | None:
+    place = step.failure.place
+    base, exponent = place.argument("self"), place.settings.get("exponent")
+    if base is None or (exponent is not None and exponent >= 1 and exponent % 1 == 0):
+        return None
+    found = "negative" if base.low < 0 and (exponent is None or exponent % 1) else "zero"
+    count = base.counts.get(found, 0)
+    if not count:
+        return None
+    why = f"{_counted(count, base.elements, 'bases')} {_WORDS[found][1]}"
+    why += "" if exponent is None else f", and the exponent is {exponent:g}"
+    return Explanation(_WORDS[found][0], f"{why}.", (_replaced(step.failure, "x.clamp_min(1e-8) ** exponent"),))
+
+
+def _of_growth(step: BadStep, name: str) -> Explanation | None:
+    argument = step.failure.place.argument("self")
+    if argument is None or math.isnan(argument.high):
+        return None
+    both = name.endswith("h")
+    largest = max(argument.high, -argument.low) if both else argument.high
+    limit = math.log(_largest(argument.dtype)) * _GROWS[name]
+    if largest < limit:
+        return None
+    bound = f"{0.9 * limit:.0f}.0"
+    code = f"torch.{name}(x.clamp({f'-{bound}, {bound}' if both else f'max={bound}'}))"
+    why = f"The largest input is {largest:.4g}; above {limit:.1f} {name} passes the largest {argument.dtype}."
+    return Explanation(f"{largest:.4g}", why, (_replaced(step.failure, code),))
+
+
+def _of_rows(step: BadStep, name: str) -> Explanation | None:
+    settings, failure = step.failure.place.settings, step.failure
+    if not settings.get("empty"):
+        return None
+    why = f"{_counted(settings['empty'], settings['slices'], 'rows')} -inf throughout"
+    code = "scores.masked_fill(mask, torch.finfo(scores.dtype).min)"
+    lowest = _replaced(failure, code, f"-inf before the {name}", "the lowest finite number")
+    if settings.get("queries"):
+        keys = _replaced(failure, "mask[:, None, :]", "the mask", "one of keys")
+        return Explanation(
+            "rows of -inf", f"{why}, the others not masked: the mask is of queries in place of keys.", (keys, lowest)
+        )
+    inverted = _replaced(failure, "~mask", "the mask", "one that leaves a key to each query")
+    few = bool(step.samples) and not step.first  # a mask that is always wrong is so in the first batch
+    return Explanation("rows of -inf", f"{why}: a mask leaves them no key.", (lowest, inverted) if few else (inverted, lowest))
+
+
+def _of_deviation(step: BadStep, name: str) -> Explanation | None:
+    if step.failure.place.settings.get("size") != 1:
+        return None
+    drop = Remedy("set", "dataloader.drop_last", False, True, "", "a finite loss", 50, "DataLoader(…, drop_last=True)")
+    biased = _replaced(step.failure, f"x.{name.removesuffix('_mean')}(0, correction=0)")
+    why = "It divides by 0, the number of values less one, as in a last batch of one sample."
+    return Explanation("a single value", why, (drop, biased))
+
+
+def _of_labels(step: BadStep, _: str) -> Explanation | None:
+    place = step.failure.place
+    given, target = place.argument("self"), place.argument("target")
+    if place.settings.get("used") == 0 and target is not None:
+        index = place.settings.get("ignore_index", -100)
+        why = f"All {target.elements} labels are ignore_index ({index}): it is the mean of nothing."
+        code = f'F.cross_entropy(logits, target, reduction="sum") / (target != {index}).sum().clamp_min(1)'
+        return Explanation("no label", why, (_replaced(step.failure, code),))
+    if given is None or not given.counts.get("-inf"):
+        return None
+    to, code = "one that leaves the class of the label", "mask.scatter(1, target[:, None], False)"
+    why = "The logit of a label's class is -inf: the class is masked."
+    return Explanation("-inf", why, (_replaced(step.failure, code, "the mask of the classes", to),))
+
+
+def _of_alignment(step: BadStep, _: str) -> Explanation | None:
+    settings = step.failure.place.settings
+    if "steps" not in settings:
+        return None
+    labels, repeats = settings["labels"], settings["repeats"]
+    more = f", one more for each of {repeats} repeated labels" * bool(repeats)
+    why = (
+        f"Sequence {settings['row']} of the batch has {settings['steps']} input steps, too few for {labels} labels, which need "
+        f"{labels + repeats}{more}."
+    )
+    drop = Remedy("set", "zero_infinity of ctc_loss", False, True, "", "a finite loss", 1)
+    longer = _replaced(step.failure, "", "inputs that are too short", f"inputs of at least {labels + repeats} steps")
+    return Explanation("targets that do not fit", why, (drop, longer))
+
+
+def _of_matrix(step: BadStep, name: str) -> Explanation | None:
+    if "eig" in name or "svd" in name:
+        code = "A + torch.diag(1e-6 * torch.arange(A.shape[-1], dtype=A.dtype))"
+        of, why = "equal eigenvalues", "Two eigenvalues or singular values are equal: it has no gradient there."
+    else:
+        of, code = "a singular matrix", "A + 1e-6 * torch.eye(A.shape[-1])"
+        why = f"A matrix is singular{', or not positive definite' * ('cholesky' in name)}."
+    return Explanation(of, why, (_replaced(step.failure, code, f"the matrix before {name_of(step.failure)}", "one that is not"),))
+
+
+def _of_normalisation(step: BadStep, _: str) -> Explanation | None:
+    place = step.failure.place
+    if place.settings.get("eps") != 0 or not place.module:
+        return None
+    remedy = Remedy("set", f"{place.module}.eps", 0.0, 1e-5, "", "a finite loss", 1)
+    return Explanation("equal values", "Values that it normalises are equal, and its eps is 0.", (remedy,))
+
+
+def _of_nothing(step: BadStep, _: str) -> Explanation | None:
+    argument = step.failure.place.argument("self")
+    if argument is None or argument.elements:
+        return None
+    return Explanation("nothing", "Its input has no values.", (_replaced(step.failure, "x.sum() / max(x.numel(), 1)"),))
+
+
+def _of_constant(failure: Failure) -> Explanation | None:
+    """A number in the code that is not finite."""
+    bad = [value for value in failure.place.settings.values() if isinstance(value, float) and not math.isfinite(value)]
+    return Explanation(f"{bad[0]}", f"It is given {bad[0]} in the code.") if bad else None
+
+
+def _of_size(step: BadStep, _: str = "") -> Explanation | None:
+    """An overflow: of the dtype that numbers are cast to, or of an operation that is finite for all that are small enough."""
+    failure = step.failure
+    arguments = [one for one in failure.place.arguments if not math.isnan(one.low)]
+    to = failure.place.settings.get("dtype") or next((one.dtype for one in arguments if "float" in one.dtype), "float32")
+    half = to == "float16"
+    if not arguments or not (half or (operation_of(failure) in _OVERFLOWS and failure.value != "NaN")):
+        return None
+    sizes = [f"{max(abs(one.low), abs(one.high)):.3g}" for one in arguments[:2]]
+    why = f"The largest of its inputs {'is' if len(sizes) == 1 else 'are'} {' and '.join(sizes)}; {to} ends at {_largest(to):.4g}."
+    remedies = (_replaced(failure, "x.to(torch.bfloat16)", "float16", "bfloat16"),) if half else ()
+    return Explanation("numbers that are too large", why, remedies)
+
+
+def _largest(dtype: str) -> float:
+    kind = getattr(torch, dtype, torch.float32)
+    return torch.finfo(kind).max if kind.is_floating_point else math.inf
+
+
+_JUDGES: tuple[tuple[tuple[str, ...], Callable[[BadStep, str], Explanation | None]], ...] = (
+    (tuple(POINTS), _of_points),
+    (("pow",), _of_power),
+    (tuple(_GROWS), _of_growth),
+    (("softmax", "log_softmax", "logsumexp"), _of_rows),
+    (("std", "var", "std_mean", "var_mean"), _of_deviation),
+    (("nll_loss", "nll_loss2d"), _of_labels),
+    (("ctc_loss",), _of_alignment),
+    (("layer_norm", "batch_norm", "group_norm", "rms_norm"), _of_normalisation),
+    (("mean",), _of_nothing),
+)
