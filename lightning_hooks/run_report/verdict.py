@@ -64,6 +64,11 @@ class Problem:
         return "" if record is None else f"Its record: {record.text}."
 
     @property
+    def evidence(self) -> tuple[str, ...]:
+        """What speaks for its most likely cause; empty without one."""
+        return self.first.causes[0].evidence_for if self.first.causes else ()
+
+    @property
     def what(self) -> str:
         """The kind in plain words, as in the middle of a sentence."""
         return inside_a_sentence(self.title)

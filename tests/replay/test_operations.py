@@ -282,6 +282,19 @@ def test_the_message_knows_the_operation(name: str) -> None:
     assert not [remedy for remedy in alert.remedies if remedy.to in (0, math.inf, -math.inf)]
 
 
+def test_the_report_folds_what_the_message_leaves_out(tmp_path: Path) -> None:
+    seed_everything(3, verbose=False)
+    x = torch.rand(16, 4)
+    x[3, 0] = 0
+    monitor = TrainingMonitor(summary=False, report_dir=tmp_path)
+    trainer([monitor]).fit(Net(CASES["log"].operation), DataLoader(TensorDataset(x), batch_size=8))
+    page = (tmp_path / "lightning_hooks" / "report.html").read_text()
+    folded = page.partition("<summary>What speaks for it</summary>")[2].partition("</details>")[0]
+    assert "log was given float32[8, 1] from 0 to" in folded
+    assert "torch.log(x[:, :1])" in folded
+    assert "float32[8, 1]" not in monitor.alerts[0].text
+
+
 def test_the_page_has_each_operation() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name, case in CASES.items():

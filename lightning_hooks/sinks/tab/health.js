@@ -434,6 +434,7 @@ function problemCard(run, problem) {
     h("p", {}, name(problem.sites[0]), ` · ${problem.when}`, problem.value ? ` · ${problem.value} against a limit of ${problem.limit}` : ""),
     h("p", {}, problem.seen),
     problem.advice.length > 0 && h("div", { class: "try" }, h("b", {}, "What to try"), h("ul", {}, problem.advice.map((step) => h("li", {}, step)))),
+    problem.evidence.length > 0 && h("details", { class: "soft" }, h("summary", {}, "What speaks for it"), h("ul", {}, problem.evidence.map((text) => h("li", {}, text)))),
     problem.sites.length > 1 && soft("Also at ", listed(problem.sites.slice(1)), problem.others ? ` and ${problem.others} more` : "", "."),
     problem.consequences.length > 0 && soft("Consequences: ", listed(problem.consequences), "."),
     isChosen ? problem.curve && curveOf(run, problem.curve)

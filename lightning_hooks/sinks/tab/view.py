@@ -109,6 +109,7 @@ def _problem(run: Run, problem: Problem) -> dict[str, Any]:
         "lasts": problem.lasts,
         "seen": problem.seen,
         "advice": problem.advice,
+        "evidence": problem.evidence,
         "consequences": problem.consequences[:MOST_NAMES],
         "value": value,
         "limit": limit,
