@@ -26,8 +26,7 @@ def _demo(options: argparse.Namespace) -> cli.Done:
 
 
 def _serve(options: argparse.Namespace) -> cli.Done:
-    serve(options.logdir, options.port)
-    return [], 0
+    return serve(options.logdir, options.port), 0
 
 
 if __name__ == "__main__":

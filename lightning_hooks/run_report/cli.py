@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from lightning_hooks.run_report.run import Run, read_run
 from lightning_hooks.run_report.text import DASH, number
 from lightning_hooks.run_report.verdict import judge
 from lightning_hooks.run_report.verify import verify
-from lightning_hooks.trackers.console import shortened, some, table_lines, visible
+from lightning_hooks.trackers.console import shortened, show, some, table_lines, visible
 
 
 def compare_lines(found: Comparison) -> list[str]:
@@ -60,7 +61,7 @@ SIGNS = {"failed": "[failed]", "critical": "[critical]", "warning": "[warning]",
 FAILS = {"warning": ("warning", "critical", "failed"), "critical": ("critical", "failed")}
 """``--fail-on`` to the statuses with which ``report`` returns 1."""
 
-Done = tuple[list[str], int]
+Done = tuple[Iterable[str], int]
 """What a command prints, and what it returns."""
 Command = Callable[[argparse.Namespace], Done]
 
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None, **others: Command) -> int:
 
     Returns:
         0; 1 where ``report --fail-on`` says so, ``verify`` finds no cure, ``check`` finds something wrong or a replay does not
-        reproduce; 2 if what is named cannot be read or is not known.
+        reproduce; 2 if what is named cannot be read or is not known, or nothing can be printed; 130 after Ctrl-C.
 
     Args:
         arguments: Those after the command's name; None for ``sys.argv``.
@@ -81,12 +82,24 @@ def main(arguments: Sequence[str] | None = None, **others: Command) -> int:
         sys.stdout.reconfigure(errors="replace")  # names may hold what a terminal cannot show
     try:
         lines, code = (COMMANDS | others)[options.command](options)
+        _print(lines)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201  a command prints
+        show(map(visible, f"error: {error}".splitlines()), sys.stderr)
         return 2
-    for line in lines:
-        print(visible(line))  # noqa: T201
+    except KeyboardInterrupt:
+        return 130
     return code
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        try:
+            print(visible(line), flush=True)  # noqa: T201  a command prints
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes once more what is left when it ends
+            if isinstance(error, BrokenPipeError):  # as of head, which has read enough
+                return
+            raise
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -141,7 +154,7 @@ def _read(path: Path) -> Run:
     run = read_run(path)
     if run.damaged:
         lines = f"{run.damaged} line{'s' * (run.damaged > 1)}"
-        print(f"note: {lines} of {path} could not be read, and what they hold is left out.", file=sys.stderr)  # noqa: T201
+        show([visible(f"note: {lines} of {path} could not be read, and what they hold is left out.")], sys.stderr)
     return run
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from lightning_hooks.alerts import ALERT_KINDS
 from lightning_hooks.alerts.explain import documented, formula, rules_that_raise, thresholds_of
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.run_report import read_run
-from lightning_hooks.run_report.cli import main
+from lightning_hooks.run_report.cli import COMMANDS, main
 from lightning_hooks.run_report.lines import FOLDER, write_whole
 from lightning_hooks.run_report.page import environment, health_markdown, write_health
 from lightning_hooks.trackers.console import markdown_text
@@ -97,6 +98,30 @@ def test_what_cannot_be_read_is_an_error(tmp_path, make_run, capsys):
     assert "error: cannot compare at epoch 70" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([])
+
+
+@pytest.mark.parametrize("command", [["explain", "dead"], ["report", "RUN", "--json", "--fail-on", "warning"]])
+def test_a_reader_that_has_read_enough_and_a_full_disk(command, make_run, monkeypatch):
+    folder = str(make_run())
+    command = [sys.executable, "-m", "lightning_hooks", *(folder if part == "RUN" else part for part in command)]
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        done = subprocess.run(command, cwd=ROOT, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (int("--fail-on" in command), "")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: [Errno 28] No space left on device\n")
+
+
+def test_ctrl_c_and_what_an_error_names(monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    assert main(["report", "\x1b[31mred"]) == 2
+    assert capsys.readouterr().err.startswith("error: no lightning_hooks/reports.jsonl in \\x1b[31mred. ")
+    monkeypatch.setitem(COMMANDS, "explain", interrupted)
+    assert main(["explain", "dead"]) == 130
 
 
 @pytest.mark.parametrize("kind", ALERT_KINDS)

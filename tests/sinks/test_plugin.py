@@ -177,6 +177,10 @@ def test_the_command_serves_until_it_is_interrupted(make_run, tmp_path, monkeypa
 
 
 def test_a_port_in_use_is_an_error(served, tmp_path, capsys):
-    assert main(["serve", str(tmp_path), "--port", str(served.server_port)]) == 2
-    assert "error: " in capsys.readouterr().err
+    for port, why in ((served.server_port, "Address already in use"), (70_000, "must be 0-65535"), (-1, "must be 0-65535")):
+        assert main(["serve", str(tmp_path), "--port", str(port)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: port {port} cannot be used (")
+        assert why in error
+        assert error.endswith("); name another with --port, or 0 for any that is free.\n")
     assert serving.PORT == 6007

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -142,16 +142,19 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are not printed."""
 
 
-def serve(logdir: Path, port: int) -> None:
-    """Serve a log directory until Ctrl-C.
+def serve(logdir: Path, port: int) -> Iterator[str]:
+    """Yield the address of a log directory, then serve it until Ctrl-C.
 
     Raises:
         NotADirectoryError: If there is no such directory.
-        OSError: If the port is in use.
+        ValueError: If the port is none, or is in use.
     """
     if not logdir.is_dir():
         raise NotADirectoryError(f"there is no directory {logdir}; name the log directory of your runs, such as lightning_logs.")
-    with HealthServer(logdir, port) as server:
-        print(f"Health of the runs below {logdir}: {server.address} (Ctrl-C ends it)", flush=True)  # noqa: T201  a command prints
-        with suppress(KeyboardInterrupt):
-            server.serve_forever()
+    try:
+        server = HealthServer(logdir, port)
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"port {port} cannot be used ({error}); name another with --port, or 0 for any that is free.") from None
+    with server, suppress(KeyboardInterrupt):
+        yield f"Health of the runs below {logdir}: {server.address} (Ctrl-C ends it)"
+        server.serve_forever()
