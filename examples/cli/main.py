@@ -95,9 +95,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data are in memory
     warnings.filterwarnings("ignore", ".*LeafSpec.*")  # between Lightning and torch
     torch.set_num_threads(1)  # a second thread does not help with so small a net
-    cli = CLI(DigitsNet, Digits, seed_everything_default=0, save_config_kwargs={"overwrite": True})
-    if cli.trainer.log_dir is not None:
-        print(f"Health report: {cli.trainer.log_dir}/lightning_hooks/report.html")
+    CLI(DigitsNet, Digits, seed_everything_default=0, save_config_kwargs={"overwrite": True})
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ def load_checkpoint(path: Path) -> Any:
             f"{path} is a folder. A sharded checkpoint has to be put together first: python -m lightning.pytorch.utilities."
             "consolidate_checkpoint FOLDER, or torch.distributed.checkpoint.format_utils.dcp_to_torch_save."
         )
+    if not path.is_file():  # a FIFO or a device may have no end
+        raise FileNotFoundError(f"there is no file {path}; name a checkpoint, such as last.ckpt.")
     zipped = zipfile.is_zipfile(path)
     try:
         if zipped:
@@ -48,7 +50,7 @@ def load_checkpoint(path: Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, on formats that it wrote earlier
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except (FileNotFoundError, PermissionError):
+    except PermissionError:
         raise
     except pickle.UnpicklingError as error:
         needed = _needed(path, str(error), zipped)

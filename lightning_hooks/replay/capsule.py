@@ -258,6 +258,7 @@ def _load(file: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    check(file.is_file(), f"there is no file {file}: the capsule is not whole.")
     try:
         found: dict[str, Tensor] = load_file(file)
     except (SafetensorError, OSError, ValueError, KeyError) as error:

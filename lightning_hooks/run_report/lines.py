@@ -23,8 +23,13 @@ from lightning_hooks.declare.plain import to_plain
 
 
 def write_whole(path: Path, text: str) -> Path:
-    """Write a file so that it is there whole or, if that fails, as it was before."""
+    """Write a file so that it is there whole or, if that fails, as it was before; a device or a pipe is written to as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        with open(os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)), "wb") as stream:  # noqa: PTH123  a pipe needs a reader
+            os.set_blocking(stream.fileno(), True)
+            stream.write(text.encode("utf-8", "backslashreplace"))
+        return path
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -78,7 +78,7 @@ def find(path: Path) -> Path:
     for candidate in (path, path / REPORTS, path / FOLDER / REPORTS):
         if candidate.is_file():
             return candidate
-    below = sorted(path.glob(f"**/{FOLDER}/{REPORTS}")) if path.is_dir() else []
+    below = sorted(filter(Path.is_file, path.glob(f"**/{FOLDER}/{REPORTS}")))
     if len(below) == 1:
         return below[0]
     if below:

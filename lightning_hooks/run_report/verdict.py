@@ -243,7 +243,7 @@ def _course(books: Sequence[AlertBook], observed: bool, problems: Sequence[Probl
     status: Status = "healthy" if fallen else "unknown"
     serious = [problem for problem in problems if problem.severity != "info"]
     if not serious:
-        infos = some(list(dict.fromkeys(problem.kind for problem in problems)), 3)
+        infos = some(list(dict.fromkeys(problem.what for problem in problems)), 3)
         judged = f"no alert above info ({infos})" if infos else "no rule broken"
         text = f"{_count(longest.windows, window_of(longest.unit))}, {judged}{loss}."
         return status, text, text
@@ -299,7 +299,7 @@ def _order(problem: Problem) -> tuple[bool, bool, int, int]:
 
 
 def _shortened(text: str) -> str:
-    line = " ".join(text.split()).rstrip(".")
+    line = " ".join(text.split()).rstrip(".:")
     return line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]} …"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_hooks.__main__ import main as entry
 from lightning_hooks.alerts import ALERT_KINDS
 from lightning_hooks.alerts.explain import documented, formula, rules_that_raise, thresholds_of
 from lightning_hooks.declare.kinds import KINDS
@@ -79,7 +80,7 @@ def test_check_prints_what_is_wrong(tmp_path, capsys):
     torch.save({"fc.weight": torch.tensor([[1.0, 2.0]])}, tmp_path / "last.ckpt")
     assert main(["check", str(tmp_path / "last.ckpt")]) == 0
     assert main(["check", str(tmp_path / "none.ckpt")]) == 2
-    assert "none.ckpt" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"error: there is no file {tmp_path / 'none.ckpt'}; name a checkpoint, such as last.ckpt.\n"
 
 
 def test_compare_writes_next_to_the_second(make_run, capsys):
@@ -112,6 +113,34 @@ def test_a_reader_that_has_read_enough_and_a_full_disk(command, make_run, monkey
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "error: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize("command", ["report", "check", "replay"])
+def test_a_pipe_in_place_of_a_file_is_an_error(command, tmp_path, capsys):
+    name = {"report": "lightning_hooks/reports.jsonl", "check": "last.ckpt", "replay": "tensors.safetensors"}[command]
+    (tmp_path / "lightning_hooks").mkdir()
+    (tmp_path / "capsule.json").write_text('{"format": "lightning_hooks capsule", "version": 1}')
+    os.mkfifo(tmp_path / name)
+    path = tmp_path / name if command == "check" else tmp_path
+    assert entry([command, str(path), *["--model", "m:f"] * (command == "replay")]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"error: no {name} in {path}. " if command == "report" else f"error: there is no file {tmp_path / name}"
+    )
+
+
+def test_a_pipe_or_a_device_is_written_to_as_it_is(make_run, tmp_path, capsys):
+    runs = [str(make_run("a", healthy=True)), str(make_run("b"))]
+    device, pipe = tmp_path / "null", tmp_path / "pipe"
+    device.symlink_to("/dev/null")
+    os.mkfifo(pipe)
+    assert main(["compare", *runs, "--output", str(device)]) == 0
+    assert device.is_char_device()
+    assert main(["compare", *runs, "--output", str(pipe)]) == 2  # nobody reads
+    assert capsys.readouterr().err == f"error: [Errno 6] No such device or address: '{pipe}'\n"
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert main(["compare", *runs, "--output", str(pipe)]) == 0
+    assert os.read(reader, 1 << 20).endswith(b"</html>")
+    os.close(reader)
 
 
 def test_ctrl_c_and_what_an_error_names(monkeypatch, capsys):

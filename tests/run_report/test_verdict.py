@@ -30,7 +30,7 @@ def verdict_of(tmp_path):
         for epoch, loss in enumerate(losses):
             append(file, line("epoch", {"epoch": epoch, "loss": loss}))
         if end:
-            append(file, line("end", {"how": end, "error": "ValueError: boom", **more}))
+            append(file, line("end", {"how": end, "error": "ValueError: boom"} | more))
         return judge(read_run(file))
 
     return make
@@ -149,7 +149,7 @@ def test_the_gravest_comes_first_and_infos_last(verdict_of):
 
 
 def test_infos_alone_are_healthy(verdict_of):
-    assert verdict_of([("silent", "a", "info")]).headline == "1 epoch, no alert above info (silent)."
+    assert verdict_of([("silent", "a", "info")]).headline == "1 epoch, no alert above info (modules that were not measured)."
 
 
 def test_a_kind_of_the_users_own_is_reported_in_its_words(verdict_of):
@@ -171,6 +171,11 @@ def test_a_run_without_an_epoch_is_not_judged(verdict_of):
     verdict = verdict_of(end="exception")
     failed = "Training ended with ValueError: boom. No report: no window was completed."
     assert (verdict.status, verdict.headline) == ("failed", failed)
+
+
+def test_an_error_without_a_text_is_its_type(verdict_of):
+    verdict = verdict_of([], end="exception", error="SIGTERMException: ", epoch=0, step=4)
+    assert verdict.headline == "Training ended with SIGTERMException (epoch 0, step 4). No alert was raised before it."
 
 
 def test_a_run_that_raised_is_not_called_healthy(verdict_of):
