@@ -138,4 +138,6 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 
 def _nothing(kind: Any) -> Any:
     """The value of a field that is missing."""
-    return {float: math.nan, int: 0, str: ""}.get(kind, get_origin(kind)() if get_origin(kind) in (dict, tuple) else None)
+    origin = get_origin(kind)
+    empty = get_args(kind)[0] if origin is Literal else origin() if origin in (dict, tuple) else None
+    return {float: math.nan, int: 0, str: ""}.get(kind, empty)

@@ -163,8 +163,13 @@ def _report(options: argparse.Namespace) -> Done:
     code = int(options.fail_on is not None and judge(run).status in FAILS[options.fail_on])
     if options.json:
         return health_of(run).text().splitlines(), code
-    written = write_health(run, options.output)
-    return [*verdict_lines(run), "", *(f"Written: {path}" for path in written)], code
+    lines = verdict_lines(run)
+    try:
+        return [*lines, "", *(f"Written: {path}" for path in write_health(run, options.output))], code
+    except OSError as error:
+        where = options.output or run.path
+        show([visible(f"error: the report cannot be written to {where}: {error}; name another folder with --output.")], sys.stderr)
+        return lines, 2
 
 
 def _compare(options: argparse.Namespace) -> Done:

@@ -56,6 +56,21 @@ def test_report_fails_on_a_problem_at_the_end(made, fail_on, code, make_run, cap
     assert main(["report", str(folder), "--json", *more]) == code
 
 
+def test_the_verdict_is_printed_where_the_report_cannot_be_written(make_run, capsys, monkeypatch):
+    folder = make_run()
+
+    def full(self, *args, **kwargs):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main(["report", str(folder)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.startswith("[warning] Dead units at model.encoder.layers.0.attn.out_proj, since epoch 3; 1 more problem.\n")
+    assert printed.err == (
+        f"error: the report cannot be written to {folder / FOLDER}: No space left on device; name another folder with --output.\n"
+    )
+
+
 def test_report_json_writes_nothing(make_run, capsys):
     folder = make_run()
     assert main(["report", str(folder), "--json"]) == 0

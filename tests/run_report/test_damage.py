@@ -101,6 +101,18 @@ def test_a_number_that_is_a_list(lines: list[str], tmp_path: Path, capsys: pytes
     assert run.fit["model"] == "Classifier"
 
 
+def test_an_alert_without_a_severity(lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = [json.loads(line) for line in lines]
+    first = next(event for event in broken if event.get("alerts"))
+    del first["alerts"][0]["severity"]
+    folder = write(tmp_path, [json.dumps(event) for event in broken])
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().err == ""
+    severities = {alert.severity for record in read_run(folder).monitors for found in record.alerts.values() for alert in found}
+    assert "info" in severities
+    assert None not in severities
+
+
 def test_nothing_but_junk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path, ["[" * 100_000, "1e999", '{"event": [1]}', '{"event": "report", "report": 3}', "\x00" * 50])
     assert main(["report", str(folder)]) == 2

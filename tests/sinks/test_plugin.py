@@ -3,6 +3,8 @@
 import http.client
 import json
 import os
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -157,6 +159,17 @@ def test_another_host_gets_nothing(served, host):
 
 def test_it_listens_on_the_loopback_address_only(served):
     assert served.server_address[0] == "127.0.0.1"
+
+
+def test_a_client_that_is_broken_prints_nothing(served, capfd):
+    for request in (b"GET http://[ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"GET /index.js HTTP/1.1\r\n\r\n"):
+        with socket.create_connection(served.server_address) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it resets the connection
+            client.sendall(request)
+            client.settimeout(5)
+            client.recv(1)
+    assert get(served, "/")[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_it_takes_no_other_method(served):

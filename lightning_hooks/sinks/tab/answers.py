@@ -109,6 +109,9 @@ class HealthServer(ThreadingHTTPServer):
         self.runs = Runs({"": logdir})
         super().__init__((HOST, port), _Handler)
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """What a client breaks off, or asks for in no address, is not printed."""
+
     @property
     def address(self) -> str:
         """What a browser opens."""
