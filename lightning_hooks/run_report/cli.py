@@ -43,10 +43,7 @@ def compare_lines(found: Comparison) -> list[str]:
     for title, alerts in (("Alerts only in A", found.alerts_a), ("Alerts only in B", found.alerts_b)):
         if alerts:
             lines += ["", f"{title} ({len(alerts)}):"]
-            lines += [
-                f"  [{course.severity}] {course.alert.kind} at {course.alert.site}, since {course.unit} {course.since}"
-                for course in alerts[:10]
-            ]
+            lines += [f"  [{c.severity}] {c.alert.kind} at {c.alert.site}, since {c.unit} {c.since}" for c in alerts[:10]]
     for letter, names in found.only:
         lines += ["", f"Only in {letter}: {some(names)}"]
     return lines
@@ -144,8 +141,8 @@ def verdict_lines(run: Run) -> list[str]:
     for problem in verdict.problems:
         if problem.severity != "info":
             state = problem.severity if problem.lasts else "passed"
-            text = f"[{state}] {problem.what} at {problem.where}, {problem.when}. {problem.seen}"
-            text = " ".join([text, *(f"{step}." for step in problem.advice)])
+            seen = f"[{state}] {problem.what} at {problem.where}, {problem.when}. {problem.seen}"
+            text = " ".join([seen, *(f"{step}." for step in problem.advice)])
             lines += ["", *textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="    ", break_long_words=False)]
     return lines
 
