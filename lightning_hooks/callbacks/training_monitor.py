@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from typing_extensions import override
 
@@ -168,6 +168,22 @@ class MonitorsFromEnvironment(TrainingMonitor):
     cannot observe this model (it has no modules, a pattern matches none of them, each rank holds a shard of the gradients) is left
     out, with a warning. The arguments are those of TrainingMonitor. Lightning prints the name of this class at the start.
     """
+
+    # Lightning extends the list that it is given in place, so that the second trainer with a list has two of these, and raises for
+    # callbacks with a state_dict of their own and one key. on_save_checkpoint puts the state into checkpoints instead.
+    state_dict = Callback.state_dict
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["callbacks"][self.state_key] = super().state_dict()
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        callbacks = callbacks_of(trainer)
+        *of_others, own = (each for each in callbacks if isinstance(each, MonitorsFromEnvironment))  # of earlier trainers first
+        if self is own:
+            trainer.callbacks = [each for each in callbacks if each not in of_others]  # type: ignore[attr-defined]
+            super().setup(trainer, pl_module, stage)
 
     @property
     @override

@@ -171,6 +171,27 @@ def test_one_list_of_callbacks_for_two_trainers_is_not_filled_up(installed: Path
     assert not any(isinstance(callback, SessionCallback) for callback in mine)
 
 
+def test_a_list_with_a_callback_for_two_trainers_gives_each_its_own(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Lightning extends a list that is not empty in place."""
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    monkeypatch.setenv("LIGHTNING_HOOKS", "1")
+    mine: list[Any] = [ModelCheckpoint(dirpath=tmp_path)]
+    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    runs = [pl.Trainer(callbacks=mine, max_epochs=1, accelerator="cpu", **quiet) for _ in range(3)]
+    for run in runs[::-1]:
+        run.fit(Classifier(mlp()), loader())
+        assert present(run) == TRIO
+        assert [type(each).__name__ for each in run.callbacks] == ["MonitorsFromEnvironment", "ModelCheckpoint"]
+    own = [run.callbacks[0] for run in runs]
+    assert own == mine[1:]
+    (key,) = torch.load(mine[0].best_model_path, weights_only=True)["callbacks"].keys() & {own[0].state_key}
+    assert key == "MonitorsFromEnvironment{'modules': 'None'}"
+
+
 def test_validation_alone_gets_none(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTNING_HOOKS", "1")
     run = trainer()
