@@ -30,7 +30,7 @@ from lightning_hooks.extraction.capture import check_output, check_pool, output_
 from lightning_hooks.extraction.extracted import FORMATS, merge_ranks, safetensors_for
 from lightning_hooks.hooks import Listener, ModuleSelector
 from lightning_hooks.hooks.checks import check_choice, check_count
-from lightning_hooks.hosts.lightning_api import callbacks_of, log_step
+from lightning_hooks.hosts.lightning_api import callbacks_of, log_step, world_size
 from lightning_hooks.trackers import Trackers, some
 
 Stage = Literal["train", "validate", "test", "predict"]
@@ -169,7 +169,7 @@ class FeatureExtractor(HookedCallback):
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._check_folder(trainer)
         sites = self.select(pl_module)
-        reservoir = Reservoir(self.max_samples, self.sampling, self.seed, trainer.global_rank, trainer.world_size)
+        reservoir = Reservoir(self.max_samples, self.sampling, self.seed, trainer.global_rank, world_size(trainer))
         self._store = store = FeatureStore(reservoir, self.fields, self._site_fault)
         self._sites = [name for name, _ in sites]
         self._warned.clear()

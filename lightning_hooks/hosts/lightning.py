@@ -27,7 +27,7 @@ from lightning_hooks.declare.host import (
     StepAgain,
     TrainingSetup,
 )
-from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER
+from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER, warn
 from lightning_hooks.hosts import lightning_api
 from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
 from lightning_hooks.hosts.loop_setup import replicated
@@ -82,9 +82,15 @@ class LightningHost(TrainerReference, Host):
         self.console = LightningConsole(trainer, of_fit)
         self.files = LightningFiles(trainer, of_fit)
         self.again = LightningStepAgain(self)
+        ranks = lightning_api.world_size(trainer)
+        if ranks < trainer.world_size:
+            warn(
+                f"{type(trainer.strategy).__name__} says that {trainer.world_size} ranks train, but torch.distributed has no "
+                "process group that joins them: each rank reports what it measured alone."
+            )
         self.setup = TrainingSetup(
             device=pl_module.device,
-            world_size=trainer.world_size,
+            world_size=ranks,
             data_parallel_size=lightning_api.data_parallel_size(trainer),
             is_global_zero=trainer.is_global_zero,
             automatic_optimization=pl_module.automatic_optimization,
@@ -159,7 +165,7 @@ class LightningHost(TrainerReference, Host):
     def replicated_parameters(self) -> Sequence[nn.Parameter]:
         trainer = self.trainer
         averaged = getattr(trainer.strategy, "_model_averager", None) is not None  # local SGD: ranks differ until then
-        if trainer.world_size == 1 or averaged or lightning_api.is_sharded(trainer, self.model):
+        if self.setup.world_size == 1 or averaged or lightning_api.is_sharded(trainer, self.model):
             return ()
         return replicated(trainer.strategy.model)
 

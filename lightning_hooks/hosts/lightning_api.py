@@ -15,6 +15,7 @@ from lightning_hooks.declare.host import GradientChanges
 from lightning_hooks.declare.warn import Once
 from lightning_hooks.hooks.attributes import exchange, stored
 from lightning_hooks.replay.rows import LoaderRows
+from lightning_hooks.statistics.reduction import all_ranks
 from lightning_hooks.statistics.weight_sample import is_distributed
 from lightning_hooks.trackers import Trackers
 
@@ -38,10 +39,16 @@ def log_step(trainer: Trainer) -> int:
     return stepped if batch_ends or trainer.validating else max(stepped - 1, 0)  # the batch that ends is not counted yet
 
 
+def world_size(trainer: Trainer) -> int:
+    """The ranks of a trainer that collectives reach: 1 where there is no process group, whatever the strategy says."""
+    among = all_ranks()
+    return 1 if among is None else min(trainer.world_size, among.count)
+
+
 def batches_per_epoch(trainer: Trainer) -> float:
     """Training batches of an epoch, the most of any rank; infinite where that is not known."""
     batches = float(trainer.num_training_batches)
-    if trainer.world_size == 1:
+    if world_size(trainer) == 1:
         return batches
     most = torch.tensor(batches, device=trainer.strategy.root_device)
     torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
@@ -187,7 +194,7 @@ def data_parallel_size(trainer: Trainer) -> int:
     mesh: Any = getattr(trainer.strategy, "device_mesh", None)
     if mesh is not None and "data_parallel" in (mesh.mesh_dim_names or ()):
         return int(mesh["data_parallel"].size())
-    return trainer.world_size
+    return world_size(trainer)
 
 
 def record_rows(trainer: Trainer) -> Callable[[], None]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -56,6 +58,25 @@ def test_fast_dev_run_reports_its_one_batch() -> None:
     trainer(ours, fast_dev_run=True).fit(Classifier(mlp()), loader(), loader())
     assert ours[0].report.sites["net.0"].calls == 1
     assert ours[2].report.optimizers["0-SGD"].steps == 1
+
+
+class OfALauncher(SingleDeviceStrategy):
+    """Knows of ranks that torch.distributed does not join."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.world_size = 2
+
+
+def test_ranks_without_a_process_group_report_alone() -> None:
+    alone = reports()
+    message = (
+        "OfALauncher says that 2 ranks train, but torch.distributed has no process group that joins them: each rank reports what "
+        "it measured alone."
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(message)}$") as said:
+        assert reports(strategy=OfALauncher()) == alone
+    assert [str(one.message) for one in said].count(message) == 1
 
 
 def test_predict_validate_and_test_are_not_listened_to() -> None:
