@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lightning_hooks.hooks.attributes import contents, entries_of, stored
 from lightning_hooks.hooks.graph import parameters_behind
 from lightning_hooks.hooks.selection import clean_name, closest_names, fits, outwards
-from lightning_hooks.hooks.tensors import has_values
+from lightning_hooks.hooks.tensors import has_values, is_computed
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 
@@ -304,7 +304,7 @@ def _follows(one: nn.Module, other: nn.Module) -> bool:
 
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:
-    return {name: parameter.shape for name, parameter in module.named_parameters() if not nn.parameter.is_lazy(parameter)}
+    return {name: parameter.shape for name, parameter in module.named_parameters() if is_computed(parameter)}
 
 
 def _plain(name: str) -> str:

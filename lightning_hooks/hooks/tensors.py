@@ -10,13 +10,21 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor  # torch has no public way to know one
 from torch.nn import Parameter
 from torch.nn.utils.rnn import PackedSequence
 
 from lightning_hooks.hooks.attributes import entries_of, stored
 
 _PLAIN = (Tensor, Parameter)
+_FUNCTIONS = (Tensor.__torch_function__.__func__, Parameter.__torch_function__)  # type: ignore[attr-defined]  # of no class of others
+_COMPUTED = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    }
+)
+"""Not floats and integers of 8 bits and less that are only stored, complex halves, bits and quantised numbers."""
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 MAX_DEPTH = 8
 """Containers nested deeper than this are not searched; this also ends the search of a container that contains itself."""
@@ -202,8 +210,46 @@ def is_freed(tensor: Tensor) -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether a tensor has values: it is not lazy, fake or on the meta device, and its storage was not freed."""
-    return not (nn.parameter.is_lazy(tensor) or tensor.is_meta or isinstance(tensor, FakeTensor) or is_freed(tensor))
+    """Whether torch computes with the values of a tensor, and they are there: not lazy, not on the meta device, nor freed."""
+    return is_computed(tensor) and not (tensor.is_meta or is_freed(tensor))
+
+
+def is_computed(tensor: Tensor) -> bool:
+    """Whether torch computes with values of this class, type and layout; of a subclass with operators of its own only a DTensor."""
+    kind = type(tensor)
+    if kind not in _PLAIN and (nn.parameter.is_lazy(tensor) or (_has_operators(kind) and not is_distributed(tensor))):
+        return False
+    return tensor.dtype in _COMPUTED and tensor.layout is torch.strided and not tensor.is_nested
+
+
+def unread(model: nn.Module) -> list[str]:
+    """The parameters of a model with whose values torch does not compute, with what each is, as ``scale (float8_e4m3fn)``."""
+    found = []
+    for name, parameter in model.named_parameters():
+        if not (nn.parameter.is_lazy(parameter) or is_computed(parameter)):
+            kind = type(parameter).__name__ if type(parameter) not in _PLAIN and _has_operators(type(parameter)) else ""
+            form = "nested" if parameter.is_nested else str(parameter.layout).removeprefix("torch.")
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            found.append(f"{name} ({kind or (dtype if parameter.dtype not in _COMPUTED else form)})")
+    return found
+
+
+def copied(tensor: Tensor) -> Tensor | None:
+    """What torch copies and compares of a tensor: itself, or its memory as integers; None where neither is there."""
+    if has_values(tensor):
+        return tensor
+    integers = _INTEGERS.get(tensor.dtype.itemsize)
+    return None if integers is None or not in_memory(tensor) or tensor.is_quantized else tensor.detach().view(integers)
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor, by the attributes its class has, since the class would take a while to import."""
+    return hasattr(type(tensor), "placements") and hasattr(type(tensor), "device_mesh")
+
+
+def _has_operators(kind: type[Tensor]) -> bool:
+    function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ or function not in _FUNCTIONS
 
 
 def stored_tensor(module: nn.Module, name: str) -> Tensor | None:

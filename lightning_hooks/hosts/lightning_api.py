@@ -14,9 +14,9 @@ from torch.optim import optimizer as torch_optimizer
 from lightning_hooks.declare.host import GradientChanges
 from lightning_hooks.declare.warn import Once
 from lightning_hooks.hooks.attributes import exchange, stored
+from lightning_hooks.hooks.tensors import is_distributed
 from lightning_hooks.replay.rows import LoaderRows
 from lightning_hooks.statistics.reduction import all_ranks
-from lightning_hooks.statistics.weight_sample import is_distributed
 from lightning_hooks.trackers import Trackers
 
 

@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from lightning_hooks.declare.host import Console, Host, LossScaling, Metrics, Position, RunFiles, StepAgain, TrainingSetup
 from lightning_hooks.hooks.attributes import exchange
+from lightning_hooks.hooks.tensors import is_distributed
 from lightning_hooks.hosts.loggers import warn_of_logger
 from lightning_hooks.hosts.loop_setup import replicated, setup_of, unwrapped
 from lightning_hooks.replay.rows import LoaderRows
-from lightning_hooks.statistics.weight_sample import is_distributed
 from lightning_hooks.trackers import Trackers
 
 

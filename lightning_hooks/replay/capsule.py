@@ -20,6 +20,7 @@ from torch import Tensor
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.declare.warn import info, warn
+from lightning_hooks.hooks.tensors import copied
 from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.generators import Generators
 from lightning_hooks.replay.ring import Ring, StepEvidence
@@ -286,7 +287,7 @@ def _state(host: Host) -> tuple[dict[str, Tensor], list[Any]]:
         groups.append({"class": type(optimizer).__name__, "groups": plain})
     storages: set[int] = set()
     for name, tensor in tensors:
-        if tensor.layout == torch.strided and not tensor.is_quantized:
+        if copied(tensor) is not None:
             storage = tensor.untyped_storage()._cdata
             alone = tensor.is_contiguous() and storage not in storages and tensor.device.type == "cpu"
             storages.add(storage)

@@ -18,6 +18,7 @@ from lightning_hooks.declare.measured import MeasuredLoss, is_measured
 from lightning_hooks.declare.step import groups_of
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.selection import compiled_regions
+from lightning_hooks.hooks.tensors import copied, has_values
 from lightning_hooks.replay.generators import Generators, GeneratorWatch
 from lightning_hooks.replay.rerun import StepRerun, shallow
 from lightning_hooks.replay.state import TRAINER, ModelSnapshot, NotRestoredError
@@ -123,7 +124,8 @@ class StepMeasure:
             raise NotRestoredError("training_step fetches its batches by itself")
         if self._accumulates:
             raise NotRestoredError(ACCUMULATES)
-        buffers = [(buffer, buffer.detach().clone()) for buffer in self._host.model.buffers() if buffer.layout == torch.strided]
+        found = (copied(buffer) for buffer in self._host.model.buffers())
+        buffers = [(buffer, buffer.detach().clone()) for buffer in found if buffer is not None]
         states = GeneratorWatch(self._host.setup.device).read()
         now = _Batch((shallow(args[0]), *args[1:]), dict(kwargs), states, buffers)
         tried, self._tried = self._tried, True
@@ -246,4 +248,4 @@ def _contents_of(model_copy: nn.Module, model: nn.Module) -> Iterator[None]:
 
 def _sums(parameters: Iterable[Tensor]) -> str:
     """The sums of weights."""
-    return repr([parameter.detach().double().sum().item() for parameter in parameters])
+    return repr([parameter.detach().double().sum().item() for parameter in filter(has_values, parameters)])

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
+from lightning_hooks.hooks.tensors import copied
 from lightning_hooks.replay.generators import Generators
 from lightning_hooks.replay.rows import BatchRows
 
@@ -121,8 +121,8 @@ class ChangedBuffers:
     def keep(self, model: nn.Module) -> None:
         """A forward pass starts: keep the values."""
         if self._changing is None:
-            found = (b for b in model.buffers() if b.layout == torch.strided and not is_lazy(b))
-            buffers = sorted(found, key=lambda buffer: buffer.nbytes)
+            found = (copied(buffer) for buffer in model.buffers())
+            buffers = sorted((buffer for buffer in found if buffer is not None), key=lambda buffer: buffer.nbytes)
             ends = itertools.accumulate(buffer.nbytes for buffer in buffers)
             self._changing = [buffer for buffer, end in zip(buffers, ends, strict=True) if end <= MOST_BYTES]
             self._before, self._known = [buffer.clone() for buffer in self._changing], False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.hooks.attributes import contents
+from lightning_hooks.hooks.tensors import copied
 from lightning_hooks.replay.generators import Generators, GeneratorWatch, set_generators
 
 MOST_OBJECTS = 300_000
@@ -107,20 +109,21 @@ class ModelSnapshot:
         return []
 
     def _keep_tensor(self, tensor: Tensor, name: str) -> list[tuple[Any, str]]:
-        gradient, required = tensor.grad if tensor.is_leaf else None, tensor.requires_grad
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-            self._add(name, lambda: tensor._version, lambda: None)
+        values = copied(tensor)
+        if values is None:
+            self._add(name, partial(_version, tensor), lambda: None)
             return []
-        copy = tensor.detach().clone()
+        gradient, required = tensor.grad if tensor.is_leaf else None, tensor.requires_grad
+        copy = values.detach().clone()
 
         def put() -> None:
-            if not _same(tensor, copy):
-                tensor.data.copy_(copy)
+            if not _same(values, copy):
+                values.data.copy_(copy)
             if tensor.is_leaf:
                 tensor.grad = gradient
                 tensor.requires_grad_(required)
 
-        self._add(name, lambda: (_same(tensor, copy), id(tensor.grad) if tensor.is_leaf else 0, tensor.requires_grad), put)
+        self._add(name, lambda: (_same(values, copy), id(tensor.grad) if tensor.is_leaf else 0, tensor.requires_grad), put)
         return [] if gradient is None else [(gradient, f"{name}.grad")]
 
     def _keep_mapping(self, mapping: dict[Any, Any], name: str) -> None:
@@ -202,7 +205,14 @@ def _refill(value: Any, entries: list[Any]) -> None:
         value.extend(entries)
 
 
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place, as far as torch counts it."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return 0 if tensor.is_inference() else tensor._version
+
+
 def _same(tensor: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same bits, NaN included, and the same shape and type."""
     alike = tensor.shape == other.shape and tensor.dtype == other.dtype
-    return alike and torch.equal(*(each.detach().contiguous().view(-1).view(torch.uint8) for each in (tensor, other)))
+    whole = (each.detach().resolve_conj().resolve_neg().contiguous() for each in (tensor, other))
+    return alike and torch.equal(*(each.view(-1).view(torch.uint8) for each in whole))

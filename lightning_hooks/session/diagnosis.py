@@ -25,8 +25,7 @@ from lightning_hooks.diagnostics.optimizer.watch import schedules_of, settings_o
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.tensors import as_number, has_values
-from lightning_hooks.statistics.weight_sample import is_distributed
+from lightning_hooks.hooks.tensors import as_number, has_values, is_distributed
 
 SEEN = 0.9
 """The score from which on a cause leaves no room for others."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from weakref import ref
 
@@ -23,7 +23,7 @@ class ParameterPlaces:
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self._parameters: list[ref[Tensor]] = []
+        self._parameters: list[Callable[[], Tensor | None]] = []
         self._index: dict[int, int] = {}
 
     def update(self, model: nn.Module, optimizers: Sequence[tuple[str, Any]]) -> bool:
@@ -57,6 +57,10 @@ class ParameterPlaces:
         self._index = index
         return len(self.names) > n_before
 
+    def release(self) -> None:
+        """Let the parameters go until the next :meth:`update`: torch exchanges no contents of what has a weak reference."""
+        self._parameters, self._index = [_gone for _ in self._parameters], {}
+
     def index_of(self, parameter: Tensor) -> int | None:
         """The parameter's place; None if it was not there at the last :meth:`update`."""
         return self._index.get(id(parameter))
@@ -73,6 +77,10 @@ class ParameterPlaces:
     def tensors(self) -> list[Tensor | None]:
         """The parameter at each place; None where it is gone."""
         return [found() for found in self._parameters]
+
+
+def _gone() -> None:
+    return None
 
 
 def _named(model: nn.Module, optimizers: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:

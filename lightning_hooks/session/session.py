@@ -14,6 +14,8 @@ from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import Once, info, skipped_message
 from lightning_hooks.hooks.modes import outside_modes
+from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.tensors import unread
 from lightning_hooks.session.closing import ending, print_summaries, verdict_of
 from lightning_hooks.session.evidence import SessionEvidence
 from lightning_hooks.session.functional_calls import FunctionalCalls
@@ -27,6 +29,9 @@ from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.terminal import Terminal
 from lightning_hooks.session.tracker_sink import TrackerSink
 from lightning_hooks.session.windows import check_ranks_agree, merged
+
+SHOWN = 5
+"""How many parameters that are not measured are named."""
 
 
 class CollectorEvents:
@@ -94,6 +99,10 @@ class Session:
         self._clock = BatchClock(host.setup.device)
         self._collectors = CollectorEvents()
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
+        left_out = [clean_name(parameter) for parameter in unread(host.model)]
+        if left_out:
+            named = ", ".join(left_out[:SHOWN]) + f" and {len(left_out) - SHOWN} more" * (len(left_out) > SHOWN)
+            info(f"Not measured, since torch does not compute with their values: {named}.")
 
     def join(self, member: Member) -> None:
         """Add a member, all of its hooks or none.

@@ -19,10 +19,11 @@ from torch.optim import Optimizer
 from lightning_hooks.declare.host import GradientChanges, Host
 from lightning_hooks.declare.step import EarlierOptimizers, Step, groups_of, small_ones
 from lightning_hooks.hooks import HookManager
+from lightning_hooks.hooks.tensors import is_computed, is_distributed
 from lightning_hooks.session.optimizer_state import GradientTrace, OptimizerState, UndoneUpdate
 from lightning_hooks.session.parameter_places import ParameterPlaces
 from lightning_hooks.session.step_hooks import AfterUpdate, BeforeUpdate, UnseenSteps, has_step_hooks
-from lightning_hooks.statistics.weight_sample import Shards, is_distributed
+from lightning_hooks.statistics.weight_sample import Shards
 
 StepCalls = Mapping[str, Callable[[Any], Any]]
 """What an observer does at some of :data:`STEP_EVENTS`: functions of the :class:`Step`, of ``changed`` of what was kept."""
@@ -73,6 +74,7 @@ class StepProbe:
             self._hooks.remove_all()
             for watch in self._watches:
                 watch.give_back()
+            self._places.release()
             self._optimizers, self._watches, self._watch_of, self._backward = [], [], {}, False
 
     def _install(self) -> EarlierOptimizers:
@@ -271,7 +273,7 @@ class StepProbe:
         if watch.ids != ids:
             if self._place_parameters():
                 self._notify("changed", [*range(len(self._optimizers))])
-            watch.ids, watch.members = ids, self._places.members(groups)
+            watch.ids, watch.members = ids, [each for each in self._places.members(groups) if is_computed(each[1])]
             watch.few = small_ones([parameter for _, parameter in watch.members])
         return watch.members
 

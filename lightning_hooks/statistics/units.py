@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks.attributes import stored, stored_count
 from lightning_hooks.hooks.selection import OPAQUE
-from lightning_hooks.hooks.tensors import as_number
+from lightning_hooks.hooks.tensors import as_number, is_computed
 from lightning_hooks.statistics.kernels import Bounds
 
 RECTIFIERS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ReLU6)
@@ -192,5 +192,5 @@ def units_of(module: nn.Module) -> int:
         return stored_count(module, "embedding_dim")
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
         return stored_count(module, "out_channels")
-    shapes = [p.shape for p in module.parameters(recurse=False) if not nn.parameter.is_lazy(p)]
+    shapes = [p.shape for p in module.parameters(recurse=False) if is_computed(p)]
     return max((shape[0] for shape in shapes if len(shape)), default=0)

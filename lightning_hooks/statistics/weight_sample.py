@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from lightning_hooks.hooks.tensors import as_real, is_freed, plain_values
+from lightning_hooks.hooks.tensors import as_real, is_distributed, is_freed, plain_values
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.kernels import kernels_for
 
@@ -164,11 +164,6 @@ class RowSample:
 
         before = square(rows, spread)
         return torch.stack((square(rows_now - rows, spread_now - spread), before, before / parameter.numel())).sqrt()
-
-
-def is_distributed(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor, by the attributes its class has, since the class would take a while to import."""
-    return hasattr(type(tensor), "placements") and hasattr(type(tensor), "device_mesh")
 
 
 def whole_where_partial(tensor: Tensor) -> Tensor:

@@ -16,8 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from lightning_hooks.hooks.attributes import contents, stored, stored_count
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.tensors import has_values, stored_tensor, weights_of
-from lightning_hooks.statistics.weight_sample import is_distributed
+from lightning_hooks.hooks.tensors import has_values, is_computed, is_distributed, stored_tensor, weights_of
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)  # a row of an embedding is looked up, not summed over: it has no gain
 
@@ -143,7 +142,7 @@ def roles(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
     puts_out: dict[str, int] = {}
     taken: set[int] = set()
     for name, module in sites:
-        weights = [p for p in nn.Module.parameters(module, recurse=False) if not nn.parameter.is_lazy(p) and p.dim() > 1]
+        weights = [p for p in nn.Module.parameters(module, recurse=False) if is_computed(p) and p.dim() > 1]
         if weights and not isinstance(module, _TABLES):
             role = f"{_type_name(module)} {role_of(name)}".rstrip()
             shapes[name] = role, tuple(weight.shape for weight in weights)

@@ -15,7 +15,7 @@ from lightning_hooks.declare.step import EarlierOptimizers, Step, groups_of
 from lightning_hooks.diagnostics.setup.initial import is_known, on_host, starting_at_zero
 from lightning_hooks.hooks.parameters import of_libraries, unused_parts
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.tensors import as_number, as_real
+from lightning_hooks.hooks.tensors import as_number, as_real, has_values, is_computed
 from lightning_hooks.statistics.columns import row_dtype
 
 DECOUPLED = ("AdamW", "SGD", "Lion", "Muon", "NAdamW", "LAMB")
@@ -156,7 +156,7 @@ class SetupWatch:
                 known = of_holders[holders] = self._of_holders(holders)
             setups[name] = ParameterSetup(
                 elements=0 if nn.parameter.is_lazy(parameter) else parameter.numel(),
-                dimensions=0 if nn.parameter.is_lazy(parameter) else parameter.dim(),
+                dimensions=parameter.dim() if is_computed(parameter) else 0,
                 trains=parameter.requires_grad,
                 has_gradient=name not in never and known["steps"] > 0 if holders else raw in self._reached,
                 starts_at_zero=name in self._at_zero,
@@ -282,10 +282,10 @@ def standing_still(model: nn.Module, copies: Sequence[ModuleCopy]) -> dict[str, 
 
 
 def _are_equal(one: nn.Module, other: nn.Module) -> bool:
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    pairs = zip(*(filter(has_values, module.parameters()) for module in (one, other)), strict=True)
     return all(a.device == b.device and torch.equal(a.detach(), b.detach()) for a, b in pairs)
 
 
 def _sums(module: nn.Module) -> Sequence[float]:
-    values = (as_real(parameter.detach()) for parameter in module.parameters())
+    values = (as_real(parameter.detach()) for parameter in filter(has_values, module.parameters()))
     return on_host([value.sum(dtype=row_dtype(value.device)) for value in values])
