@@ -11,8 +11,8 @@ A wrapper is picklable when the hook inside it is.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -95,11 +95,11 @@ class timed:  # noqa: N801
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the hook and add its time, also when it raises."""
-        start = time.perf_counter()
+        start = perf_counter()
         try:
             return self.hook(*args, **kwargs)
         finally:
-            self.seconds += time.perf_counter() - start
+            self.seconds += perf_counter() - start
             self.calls += 1
 
     @property
@@ -172,7 +172,7 @@ class guarded:  # noqa: N801
                 return self._trace(hook, self.number, *args)
         if self.error is not None or (self.when is not None and not self.when.open):
             return None
-        begin = 0.0 if meter is None else time.perf_counter()
+        begin = 0.0 if meter is None else perf_counter()
         try:
             if self.observes and (function_modes() or dispatch_modes()):
                 with outside_modes():
@@ -180,7 +180,7 @@ class guarded:  # noqa: N801
             else:
                 result = hook(*args, **kwargs)
             if meter is not None:
-                meter.seconds += time.perf_counter() - begin
+                meter.seconds += perf_counter() - begin
             return result
         except self.passes:
             raise

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from time import perf_counter_ns
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -121,7 +121,7 @@ class HostClock:
 
     def pause(self) -> None:
         """Begin the profiler's own work."""
-        self._paused_at = time.perf_counter_ns()
+        self._paused_at = perf_counter_ns()
 
     def switch(self, account: Any) -> None:
         """Assign the time from the pause on to ``account``."""
@@ -130,7 +130,7 @@ class HostClock:
 
     def resume(self) -> None:
         """End the profiler's own work."""
-        self._overhead += time.perf_counter_ns() - self._paused_at
+        self._overhead += perf_counter_ns() - self._paused_at
 
     def end(self) -> None:
         """End the step."""

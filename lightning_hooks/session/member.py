@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from torch import Tensor
@@ -200,7 +200,7 @@ class Member:
             merged_table: Its table, of all ranks.
             epoch_ends: Whether the epoch ends with it.
         """
-        began, collector = time.perf_counter(), self.live
+        began, collector = perf_counter(), self.live
         warn_of_faults(self.name, self.faults)
         packed = merged_table.to("cpu")  # the one copy to the host
         self.histograms = collector.read_histograms(packed)
@@ -221,7 +221,7 @@ class Member:
         self.report, self.epoch_report = dataclasses.replace(report, alerts=alerts), None
         collector.reset()
         self.context.batches = self.context.sampled_batches = 0
-        self.window_end_seconds, self.table_bytes = time.perf_counter() - began, packed.nbytes
+        self.window_end_seconds, self.table_bytes = perf_counter() - began, packed.nbytes
 
     def enter(self, report: Any) -> list[Alert]:
         """Take a window's report, whose alerts are in order of cause, and enter it into the alert book; return those to pass on."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from time import perf_counter
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -94,7 +94,7 @@ class RunRecord(Sink):
         self._most = MOST_BYTES
         self._windows = 0  # in the file, about
         self._memory = Memory()
-        self._began = time.perf_counter()
+        self._began = perf_counter()
         self._broken = False
         self._warn_once = Once()
         self._model_sources: Sources | None = None
@@ -103,7 +103,7 @@ class RunRecord(Sink):
 
     @override
     def epoch_start(self) -> None:
-        self._began = time.perf_counter()
+        self._began = perf_counter()
 
     @override
     def alerts(self, notices: Sequence[Notice]) -> None:
@@ -132,11 +132,11 @@ class RunRecord(Sink):
             report_line(member.kind.prefix, member.selection, report, member.window_end_seconds, self._memory)
             for member, report in reports
         ]
-        event: dict[str, Any] = {**position(reports[-1][1]), "seconds": time.perf_counter() - self._began}
+        event: dict[str, Any] = {**position(reports[-1][1]), "seconds": perf_counter() - self._began}
         event["bytes"] = sum(member.table_bytes for member in used)
         loss = Window(member.report for member in self.members).loss
         event |= {**({} if loss is None else {"loss": loss}), "lr": learning_rates(self._host.optimizers)}
-        self._began = time.perf_counter()
+        self._began = perf_counter()
         health = self._health()
         self._append("".join([*start, *lines, *self._source_lines(health), line("epoch", event)]))
         write_whole(self.file.with_name(HEALTH), health.text())

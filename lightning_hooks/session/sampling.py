@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class BatchClock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._now = _event if device.type == "cuda" else time.perf_counter
+        self._now = _event if device.type == "cuda" else perf_counter
         self._begin: Any = None
 
     def start(self) -> None:

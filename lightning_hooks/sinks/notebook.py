@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib import import_module
 from importlib.resources import files
+from time import monotonic, time
 from typing import Any
 
 from typing_extensions import override
@@ -43,7 +43,7 @@ class LivePage(Sink):
     @override
     def window_end(self, members: Sequence[Any]) -> None:
         """Show the window."""
-        if time.monotonic() >= self._not_before:
+        if monotonic() >= self._not_before:
             self._show()
 
     @override
@@ -52,7 +52,7 @@ class LivePage(Sink):
         self._show(end)
 
     def _show(self, end: Mapping[str, Any] | None = None) -> None:
-        began, run = time.monotonic(), self._run()
+        began, run = monotonic(), self._run()
         run.end = run.end if end is None else dict(end)
         if not in_notebook():
             last = f"{run.unit} {run.epochs[-1]}: " if run.epochs else ""
@@ -64,8 +64,8 @@ class LivePage(Sink):
             self._handle = shown.display(page, display_id=True)
         else:
             self._handle.update(page)
-        took = time.monotonic() - began
-        self._not_before = time.monotonic() + took / MOST_SHARE
+        took = monotonic() - began
+        self._not_before = monotonic() + took / MOST_SHARE
 
 
 def in_notebook() -> bool:
@@ -77,7 +77,7 @@ def in_notebook() -> bool:
 
 def page_of(run: Run) -> str:
     """The page with all of its data, which asks for nothing: a whole HTML document."""
-    now = time.time()
+    now = time()
     answers: dict[str, Any] = {
         "runs?known=-1": {"revision": -1, "notes": [], "searched": True, "now": now, "runs": [{"id": KEY, **entry(run, now)}]},
         f"run?run={KEY}": (page := whole(run, now)),

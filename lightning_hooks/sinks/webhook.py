@@ -10,11 +10,11 @@ import http.client
 import os
 import socket
 import threading
-import time
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -156,9 +156,7 @@ class Webhook(Sink):
         clock: Seconds that only grow.
     """
 
-    def __init__(
-        self, address: Address, run: str, warn: Callable[[str], object], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, address: Address, run: str, warn: Callable[[str], object], clock: Callable[[], float] = monotonic) -> None:
         self.address, self._run, self._warn, self._clock = address, run, warn, clock
         self._waiting: deque[Message] = deque()
         self._held: dict[str, int] = {}  # kind to how many alerts were not sent since the last message of it
@@ -242,7 +240,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str], seconds: float = SEC
     alarm = threading.Timer(seconds, _cut, [connection])  # a timeout holds for each part of an answer, not for all of it
     alarm.daemon = True
     alarm.start()
-    began, status, fault = time.monotonic(), 0, ""
+    began, status, fault = monotonic(), 0, ""
     try:
         connection.request("POST", target, body, {"User-Agent": "lightning_hooks", **_credentials(parts), **headers})
         status = connection.getresponse().status
@@ -251,7 +249,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str], seconds: float = SEC
     finally:
         alarm.cancel()
         connection.close()
-    if time.monotonic() - began >= seconds or fault == "TimeoutError":
+    if monotonic() - began >= seconds or fault == "TimeoutError":
         return f"no answer within {seconds:g} s"
     if fault:
         return fault

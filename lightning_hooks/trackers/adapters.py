@@ -7,12 +7,12 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from io import BytesIO
 from itertools import islice, pairwise
 from pathlib import Path
+from time import time
 from typing import Any
 from weakref import WeakSet
 
@@ -209,7 +209,7 @@ class MLflowTracker(Tracker):
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
+        now = int(time() * 1000)
         metrics = [Metric(metric_name(self.prefixed(tag)), float(value), now, step) for tag, value in values.items()]
         for start in range(0, len(metrics), METRICS_PER_BATCH):
             self.experiment.log_batch(self.logger.run_id, metrics=metrics[start : start + METRICS_PER_BATCH])

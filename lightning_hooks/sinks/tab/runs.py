@@ -6,10 +6,10 @@ import hashlib
 import json
 import os
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ class Search:
 
     def runs(self) -> Iterator[tuple[str, Path]]:
         """The runs: what each is called, which is its key too, and its file."""
-        self.notes, found, end = [], 0, time.monotonic() + MOST_SECONDS
+        self.notes, found, end = [], 0, monotonic() + MOST_SECONDS
         for label, (given, root) in self._roots.items():
             if not root.is_dir():
                 self.notes.append(f"There is no directory {_text(given.name or str(given))}.")
             for folder, folders, files in os.walk(root):
                 folders.sort()
-                if found >= MOST_RUNS or time.monotonic() > end:
+                if found >= MOST_RUNS or monotonic() > end:
                     self.notes.append(f"Only the first {found} runs are listed: the log directory is large.")
                     return
                 if FILE not in files or os.path.basename(folder) != FOLDER:  # noqa: PTH119  of thousands of folders
@@ -116,7 +116,7 @@ class Runs:
         """All runs in short; without them if nothing has changed since the revision that is known."""
         self.ask()
         with self._changed:
-            head = {"revision": self._revision, "notes": self._search.notes, "searched": self._done > 0, "now": time.time()}
+            head = {"revision": self._revision, "notes": self._search.notes, "searched": self._done > 0, "now": time()}
             if known == self._revision:
                 return head
             waiting = {"status": "unknown", "state": "reading", "headline": "Being read."}
@@ -163,7 +163,7 @@ class Runs:
                 self._changed.notify_all()
 
     def _refresh(self) -> None:
-        began = time.monotonic()
+        began = monotonic()
         if began >= self._next_search:
             found: dict[str, Path] = {}
             for key, path in self._search.runs():
@@ -175,7 +175,7 @@ class Runs:
                 self._files = found
                 for gone in set(self._entries) - set(found):
                     del self._entries[gone], self._lists[gone]
-            self._next_search = time.monotonic() + max(1.0, PAUSE * (time.monotonic() - began))
+            self._next_search = monotonic() + max(1.0, PAUSE * (monotonic() - began))
         for key, path in list(self._files.items()):
             entry = self._read(key, path)
             if entry is not None and entry != self._entries.get(key):
