@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from reprlib import Repr
+
+_REPR = Repr()
+_REPR.maxother = _REPR.maxstring = 80
+
+
+def brief(value: object) -> str:
+    """An object's ``repr`` in one line, shortened, for an error that says what came."""
+    return " ".join(_REPR.repr(value).split())
 
 
 def check_count(name: str, value: object, least: int) -> int:

@@ -11,6 +11,7 @@ import torch
 from accelerate.accelerator import Accelerator
 from torch import nn
 
+from lightning_hooks.hooks.checks import brief
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
 from lightning_hooks.hosts.watch import watch as watch_plain
 
@@ -43,7 +44,7 @@ def watch(
         ValueError: If an argument is out of range or needs Lightning.
     """
     if not isinstance(accelerator, Accelerator):
-        raise TypeError(f"watch takes an accelerate.Accelerator first; got {accelerator!r}.")
+        raise TypeError(f"watch takes an accelerate.Accelerator first; got {brief(accelerator)}.")
     monitor = watch_plain(
         model,
         optimizer,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning_hooks.declare.warn import warn
+from lightning_hooks.hooks.checks import brief
 
 
 class LoopLogger:
@@ -67,7 +68,7 @@ def _as_logger(given: Any) -> Any:
         return LoopLogger(None, given)
     raise TypeError(
         "loggers must be TensorBoard's SummaryWriter, a run of W&B's or MLflow's, a function of (values, step), a logger of "
-        f"Lightning's, or several of these; got {given!r}."
+        f"Lightning's, or several of these; got {brief(given)}."
     )
 
 

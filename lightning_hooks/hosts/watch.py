@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from lightning_hooks.hooks.checks import brief
 from lightning_hooks.hosts.loggers import as_loggers
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
 from lightning_hooks.hosts.loop_setup import inner_optimizer, setup_of
@@ -71,13 +73,16 @@ def watch(
         >>> monitor.clipping.optimizers["0-SGD"].steps
         3
     """
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"watch takes a torch.nn.Module; got {model!r}.")
-    if not optimizers:
-        raise ValueError("watch needs the optimizer that trains the model; got none.")
+    _check_model(model)
+    optimizers = _optimizers(optimizer)
     if scaler is not None and not hasattr(scaler, "unscale_"):
-        raise TypeError(f"scaler must be a GradScaler; got {scaler!r}.")
+        raise TypeError(f"scaler must be a GradScaler, or None where losses are not scaled; got {brief(scaler)}.")
+    if log_dir is not None and not isinstance(log_dir, str | os.PathLike):
+        raise TypeError(f"log_dir must be the path of a folder, or None for nowhere; got {brief(log_dir)}.")
+    if batches_per_epoch is not None and (isinstance(batches_per_epoch, bool) or not isinstance(batches_per_epoch, Real)):
+        raise TypeError(f"batches_per_epoch must be a number, such as len(loader), or None; got {brief(batches_per_epoch)}.")
+    if batches_per_epoch is not None and not batches_per_epoch >= 1:
+        raise ValueError(f"batches_per_epoch must be at least 1, or None where it is not known; got {batches_per_epoch!r}.")
     kept = {each: arguments[each] for each in ("capsule", "keep_batches") if arguments.get(each)}
     if loss_function is None and kept:
         raise ValueError(
@@ -85,7 +90,7 @@ def watch(
             f"watch(…, loss_function=…), and call monitor.loss(batch) in its place; got {kept!r} and no loss_function."
         )
     if loss_function is not None and not callable(loss_function):
-        raise TypeError(f"loss_function must be a function of a batch that returns its loss; got {loss_function!r}.")
+        raise TypeError(f"loss_function must be a function of a batch that returns its loss; got {brief(loss_function)}.")
     known = {} if batches_per_epoch is None else {"batches_per_epoch": float(batches_per_epoch)}
     host = PlainHost(
         model,
@@ -99,6 +104,37 @@ def watch(
         host.again = LoopStepAgain(host, loss_function)
         arguments = {"capsule": "auto", **arguments}
     return LoopMonitor(host, observers_of("watch", arguments))
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"watch takes a torch.nn.Module first, the model; got {brief(model)}.")
+    lazy = [name for name, parameter in model.named_parameters() if nn.parameter.is_lazy(parameter)]
+    if lazy:
+        raise ValueError(
+            f"The model has parameters that its first forward makes: {', '.join(lazy[:3])}{' and others' * (len(lazy) > 3)}. Run "
+            "one batch through it, model(batch), before its optimizer is made and watch is called."
+        )
+
+
+def _optimizers(given: Any) -> list[Any]:
+    if _is_optimizer(given):
+        return [given]
+    several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping | nn.Module | Tensor)
+    found = list(given) if several else [given]
+    wrong = [each for each in found if not _is_optimizer(each)]
+    if wrong:
+        raise TypeError(
+            "optimizer must be the torch.optim.Optimizer that trains the model, or several in a list; got "
+            f"{'one with ' if several else ''}{brief(wrong[0])}. Pass what the loop calls step() of: watch(model, optimizer)."
+        )
+    if not found:
+        raise ValueError("watch needs the optimizer that trains the model; got none.")
+    return found
+
+
+def _is_optimizer(given: Any) -> bool:
+    return not isinstance(given, type) and hasattr(given, "param_groups") and callable(getattr(given, "step", None))
 
 
 def observers_of(name: str, arguments: dict[str, Any]) -> TrainingMembers:

@@ -360,6 +360,42 @@ def test_a_resumed_training_reports_as_one_that_went_on() -> None:
     assert resumed["gradients"].loss.count == 6
 
 
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"model": 3}, TypeError, "watch takes a torch.nn.Module first, the model; got 3."),
+        ({"model": [mlp()]}, TypeError, "watch takes a torch.nn.Module first, the model; got [Sequential( (0"),
+        ({"optimizer": None}, TypeError, "optimizer must be the torch.optim.Optimizer that trains the model, or several in a list; "
+         "got None. Pass what the loop calls step() of: watch(model, optimizer)."),
+        ({"optimizer": "adam"}, TypeError, "or several in a list; got 'adam'."),
+        ({"optimizer": torch.optim.SGD}, TypeError, "or several in a list; got <class 'torch.optim.sgd.SGD'>."),
+        ({"optimizer": mlp()}, TypeError, "or several in a list; got Sequential( (0): Linear("),
+        ({"optimizer": mlp().parameters()}, TypeError, "or several in a list; got one with Parameter containing: tensor("),
+        ({"optimizer": [sgd(mlp()), None]}, TypeError, "or several in a list; got one with None."),
+        ({"optimizer": {"a": sgd(mlp())}}, TypeError, "or several in a list; got {'a': SGD ("),
+        ({"optimizer": []}, ValueError, "watch needs the optimizer that trains the model; got none."),
+        ({"scaler": 2.0}, TypeError, "scaler must be a GradScaler, or None where losses are not scaled; got 2.0."),
+        ({"loggers": "runs"}, TypeError, "or several of these; got 'runs'."),
+        ({"log_dir": 3}, TypeError, "log_dir must be the path of a folder, or None for nowhere; got 3."),
+        ({"batches_per_epoch": 0}, ValueError, "batches_per_epoch must be at least 1, or None where it is not known; got 0."),
+        ({"batches_per_epoch": float("nan")}, ValueError, "or None where it is not known; got nan."),
+        ({"batches_per_epoch": "9"}, TypeError, "batches_per_epoch must be a number, such as len(loader), or None; got '9'."),
+        ({"loss_function": 3}, TypeError, "loss_function must be a function of a batch that returns its loss; got 3."),
+        ({"model": nn.Sequential(nn.LazyLinear(3))}, ValueError, "The model has parameters that its first forward makes: 0.weight, "
+         "0.bias. Run one batch through it, model(batch), before its optimizer is made and watch is called."),
+    ],
+)  # fmt: skip
+def test_each_wrong_argument_is_named(wrong: dict[str, Any], error: type[Exception], message: str) -> None:
+    """With what came, in one line of a bounded length."""
+    net = mlp()
+    given: dict[str, Any] = {"model": net, "optimizer": sgd(net), **wrong}
+    with pytest.raises(error) as raised:
+        watch(given.pop("model"), given.pop("optimizer"), **given)
+    assert message in str(raised.value)
+    assert len(str(raised.value)) < 350
+    assert "\n" not in str(raised.value)
+
+
 def test_what_needs_lightning_and_what_is_wrong_is_an_error() -> None:
     net = mlp()
     optimizer = sgd(net)
@@ -367,12 +403,6 @@ def test_what_needs_lightning_and_what_is_wrong_is_an_error() -> None:
         watch(net, optimizer, progress_bar=True)
     with pytest.raises(TypeError, match="There is no argument 'every_n_step'"):
         watch(net, optimizer, every_n_step=3)
-    with pytest.raises(TypeError, match=r"watch takes a torch.nn.Module; got 3"):
-        watch(3, optimizer)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="needs the optimizer"):
-        watch(net, [])
-    with pytest.raises(TypeError, match="scaler must be a GradScaler"):
-        watch(net, optimizer, scaler=2.0)  # type: ignore[arg-type]
     monitor = observed(net, optimizer)
     with pytest.raises(RuntimeError, match="belong into the block"):
         monitor.step()
