@@ -172,10 +172,13 @@ def _grouped(names: Sequence[str], most: int = 3) -> str:
 
 
 def limit_of(kind: str, alerts: Iterable[Alert]) -> float:
-    """The threshold of a rule: that of its last alert, which the user may have set, or the default; 0 without one."""
-    thresholds = [alert.threshold for alert in alerts if alert.kind == kind]
-    known = known_kind(kind)
-    return thresholds[-1] if thresholds else 0.0 if known is None else known.limit
+    """The threshold of a rule: the mildest of its last alerts, which are all beyond it, or the default; 0 without one."""
+    found = [alert for alert in alerts if alert.kind == kind]
+    if not found:
+        known = known_kind(kind)
+        return 0.0 if known is None else known.limit
+    last = [alert for alert in found if alert.step == found[-1].step]
+    return (min if last[0].value >= last[0].threshold else max)(alert.threshold for alert in last)
 
 
 class AlertError(RuntimeError):

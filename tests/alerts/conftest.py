@@ -11,6 +11,7 @@ from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlo
 from lightning_hooks.clipping import ClipStats
 from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
+from tests.support.limits import assert_beyond
 
 FEATURE = FeatureStats(
     calls=4, count=100, mean=0.1, std=1.0, min=-2.0, max=2.0, rms=1.0, zero_fraction=0.0, nonfinite_fraction=0.0,
@@ -30,17 +31,27 @@ CLIP = ClipStats(
 
 
 @pytest.fixture(autouse=True)
-def short_texts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever a test makes a rule raise: its message is one sentence of at most 40 words, its diagnosis is as short, neither
-    repeats the other or the advice, and no number has more than three significant digits."""
-    made: list[Alert] = []
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Alert]]:
+    """The alerts that a test makes rules raise; their values are beyond the limits that they state."""
+    found: list[tuple[Rule, Alert]] = []
     alert = Rule.alert
 
     def kept(self: Rule, *args: Any, **kwargs: Any) -> Alert:
-        made.append(alert(self, *args, **kwargs))
-        return made[-1]
+        found.append((self, alert(self, *args, **kwargs)))
+        alerts.append(found[-1][1])
+        return alerts[-1]
 
+    alerts: list[Alert] = []
     monkeypatch.setattr(Rule, "alert", kept)
+    yield alerts
+    for rule, one in found:
+        assert_beyond(rule, one)
+
+
+@pytest.fixture(autouse=True)
+def short_texts(made: list[Alert]) -> Iterator[None]:
+    """Whatever a test makes a rule raise: its message is one sentence of at most 40 words, its diagnosis is as short, neither
+    repeats the other or the advice, and no number has more than three significant digits."""
     yield
     for one in made:
         assert len(one.message.split()) <= 40, one.message

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -13,11 +14,13 @@ from lightning_hooks.alerts import (
     AlertError,
     AttentionReport,
     ClipReport,
+    Dead,
     FeatureReport,
     GradientFlowReport,
     RouterReport,
 )
 from lightning_hooks.alerts.defaults import kinds_of
+from lightning_hooks.declare.alert import limit_of
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.rulebook import reports_of
 
@@ -141,3 +144,15 @@ def test_an_alert_of_the_users_own_needs_a_message_only() -> None:
     assert "quiet at &lt;b&gt;" in own._repr_html_()
     one = Alert("quiet", "a", 1e-4, 1e-3, 2, 30, "warning", "quiet", consequences=("zero at b",))
     assert str(one) == "[warning] quiet at a (epoch 2, step 30): quiet\n  Consequences: zero at b."
+
+
+def test_figures_draw_the_mildest_limit_that_the_last_alerts_are_beyond() -> None:
+    assert limit_of("dead", ()) == Dead().threshold
+    assert limit_of("mine", ()) == 0.0
+    given = [replace(alert(), value=value, threshold=limit, step=step) for value, limit, step in _LIMITS]
+    assert limit_of("dead", given) == 0.6
+    small = [replace(each, value=each.threshold / 2, kind="update_too_small") for each in given]
+    assert limit_of("update_too_small", [*small, *given]) == 0.8
+
+
+_LIMITS = ((0.5, 0.4, 9), (0.9, 0.8, 10), (0.65, 0.6, 10), (0.9, 0.7, 10))

@@ -65,16 +65,17 @@ def test_units_that_were_hardly_seen_are_not_called_dead(features, samples, shar
 def test_of_few_units_more_may_be_dead(features, units, share, found):
     given = features({"dead_fraction": share, "unit_samples": 100, "count": 100 * units})
     alerts = list(Dead()(given))
-    assert [alert.threshold for alert in alerts] == [0.7] * found  # one limit in all messages and figures
-    assert all("(limit 70%)" in alert.message for alert in alerts)
+    limit = 0.8 if units < 64 else 0.7
+    assert [alert.threshold for alert in alerts] == [limit] * found
+    assert all(f"(limit {limit:.0%})" in alert.message for alert in alerts)
 
 
-def test_units_that_die_in_training_count_earlier_and_the_limit_is_the_same(features):
+def test_units_that_die_in_training_count_earlier(features):
     first, now = features({"dead_fraction": 0.3}), features({"dead_fraction": 0.65})
     assert not list(Dead()(now))
     (alert,) = Dead()(now.after([first]))
-    assert alert.threshold == 0.7
-    assert "(limit 70%; 30% at first)" in alert.message
+    assert alert.threshold == 0.6
+    assert "(limit 60%; 30% at first)" in alert.message
 
 
 @pytest.mark.parametrize(("began", "now", "found"), [(0.5, 0.9, False), (0.5, 0.91, True), (0.51, 0.52, True), (None, 0.51, True)])

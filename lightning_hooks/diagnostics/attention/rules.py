@@ -103,7 +103,7 @@ class AttentionLogits(Rule):
             elif end > limit:
                 yield self.alert(
                     report, site, end, limit, "warning",
-                    f"its largest logit grew from {begin:.3g} to {end:.3g} within this window (limit {self.growth:g} times).",
+                    f"its largest logit grew from {begin:.3g} to {end:.3g} within this window (limit {limit:.3g}).",
                     f"Attention goes to single keys, and training may diverge. Common causes: {_CAUSES}",
                 )  # fmt: skip
 
@@ -145,17 +145,17 @@ class AttentionCollapse(Rule):
         for site, stats in sorted(report.sites.items(), key=lambda item: item[1].entropy):
             if collapsed := self._collapsed(stats, limit):
                 yield self.alert(
-                    report, site, stats.entropy, limit, "warning",
-                    f"{collapsed} of its {len(stats.heads)} heads attend to a single key: their entropy is below "
+                    report, site, statistics.fmean(collapsed), limit, "warning",
+                    f"{len(collapsed)} of its {len(stats.heads)} heads attend to a single key: their entropy is below "
                     f"{percent(limit)} of its maximum{everywhere}.",
                     f"The softmax is saturated (largest logit {stats.max_logit:.3g}) and passes almost no gradient. Common "
                     f"causes: {_CAUSES}",
                 )  # fmt: skip
 
-    def _collapsed(self, stats: AttentionStats, limit: float) -> int:
-        """How many heads have collapsed; 0 where it is no more than their share."""
-        heads = sum(head.entropy < limit and head.first_token_share < self.sink for head in stats.heads)
-        return heads if heads > self.share * len(stats.heads) and stats.max_logit > self.least else 0
+    def _collapsed(self, stats: AttentionStats, limit: float) -> list[float]:
+        """The entropies of the heads that have collapsed; none where these are no more than their share."""
+        found = [head.entropy for head in stats.heads if head.entropy < limit and head.first_token_share < self.sink]
+        return found if len(found) > self.share * len(stats.heads) and stats.max_logit > self.least else []
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,7 +181,7 @@ class AttentionUniform(Rule):
         for site, stats in report.sites.items():
             if stats.heads and all(head.entropy > self.threshold for head in stats.heads):
                 yield self.alert(
-                    report, site, stats.entropy, self.threshold, "info",
+                    report, site, min(head.entropy for head in stats.heads), self.threshold, "info",
                     f"all of its heads attend to all keys alike after {report.step} steps: their entropy is above "
                     f"{percent(self.threshold)} of its maximum.",
                     "Common causes: a layer that has not begun to learn, queries or keys that are next to zero, or keys that are "
@@ -211,18 +211,18 @@ class MaskedRows(Rule):
             found, rows = stats.masked_rows, f"{percent(stats.masked_rows)} of its queries may attend to no key"
             if found > 0 and stats.masked_nonfinite_rows > 0:
                 yield self.alert(
-                    report, site, found, self.threshold, "critical",
+                    report, site, found, 0.0, "critical",
                     f"{rows}, and their softmax over minus infinity alone is NaN.", _MASKS,
                 )  # fmt: skip
             elif found > 0 and stats.masked_samples > self.threshold:
                 yield self.alert(
-                    report, site, found, self.threshold, "warning",
+                    report, site, stats.masked_samples, self.threshold, "warning",
                     f"{rows}; in {percent(stats.masked_samples)} of the samples none may.",
                     f"They attend to nothing, or to all keys alike. {_MASKS}",
                 )  # fmt: skip
             elif found > 0:
                 yield self.alert(
-                    report, site, found, self.threshold, "info",
+                    report, site, found, 0.0, "info",
                     f"{rows}.",
                     "This does no harm where their outputs are not used, as those of padding before a causal sequence. Other "
                     "causes: a mask with the opposite meaning, or one that leaves out the diagonal.",

@@ -39,8 +39,9 @@ class LabelsIgnored(Rule):
         for site, ignored, of, what, targets, lost in _ignored(report):
             if ignored:
                 share = ignored / of
+                many = share >= self.threshold
                 yield self.alert(
-                    report, site, share, self.threshold, "warning" if lost or share >= self.threshold else "info",
+                    report, site, share, self.threshold if many else 0.0, "warning" if lost or many else "info",
                     f"all targets are ignore_index in {ignored} of {what} ({percent(targets)} of all targets): "
                     f"{'cross entropy' if site == THE_DATA else 'it'} averages over nothing, which is NaN.",
                     "Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index.",
@@ -134,7 +135,7 @@ class IdOutOfRange(Rule):
             where = in_batch(found.place) if found.place else "its input"
             when = "" if found.batch is None else f", in training batch {found.batch} of the epoch"
             yield self.alert(
-                report, found.site, found.id, found.rows, "critical",
+                report, found.site, found.id, found.rows if found.id >= 0 else 0, "critical",
                 f"id {found.id} in a table of {found.rows} rows, at {list(found.index)} of {where}{when}.",
                 "Training ended at this lookup. Common causes: a vocabulary larger than the table, ids of another tokenizer, a "
                 "padding of -100 that reaches the model.",

@@ -24,7 +24,7 @@ class Dead(Rule):
     (56 %) and the mobile nets of ReLU6 and hard-swish (65 %).
 
     Attributes:
-        threshold: Share of a rectifier's units, in [0, 1]: the limit that alerts and figures state.
+        threshold: Share of a rectifier's units, in [0, 1].
         dying: Share that is enough where it has grown by ``growth`` since training's first epoch.
         growth: As a share of the units.
         min_samples: Values seen of each unit, below which only a layer without any unit that fired is judged.
@@ -56,11 +56,11 @@ class Dead(Rule):
                 limit = max(limit, self.of_few)
             if dead > limit and (dead == 1.0 or stats.unit_samples is None or stats.unit_samples >= self.min_samples):
                 severity: Severity = "critical" if dead == 1.0 else "warning"
-                below = f"; {percent(first)} at first" if first is not None and dead <= self.threshold else ""
+                below = f"; {percent(first)} at first" if first is not None and limit < self.threshold else ""
                 yield self.alert(
-                    report, site, dead, self.threshold, severity,
+                    report, site, dead, limit, severity,
                     f"{percent(dead)} of its units output zero for every sampled input (limit "
-                    f"{percent(self.threshold)}{below}): they pass no gradient and cannot recover.",
+                    f"{percent(limit)}{below}): they pass no gradient and cannot recover.",
                     "Common causes: a learning rate that is too high, or a large negative bias.",
                 )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -187,11 +188,12 @@ class UpdateSpike(Rule):
         tops = {name: report.parameters[name].update_ratio_max or 0.0 for name in ratios}
         for name in sorted(ratios, key=lambda name: -tops[name]):
             usual = self._usual(report, name)
-            if usual is not None and tops[name] > max(self.factor * usual, self.least):
+            limit = math.inf if usual is None else max(self.factor * usual, self.least)
+            if usual is not None and tops[name] > limit:
                 yield self.alert(
-                    report, name, tops[name], self.factor * usual, "warning",
+                    report, name, tops[name], limit, "warning",
                     f"one step changed it by {percent(tops[name])} of its size; {percent(usual)} is usual for it (limit "
-                    f"{self.factor:g} times that), and its learning rate has not risen.",
+                    f"{percent(limit)}), and its learning rate has not risen.",
                     "Common causes: a batch of bad data, a gradient that is not clipped, or code of your own that writes the "
                     "weight.",
                 )  # fmt: skip

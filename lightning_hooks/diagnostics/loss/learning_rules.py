@@ -125,11 +125,12 @@ class LearnedByHeart(Rule):
         guessing = loss.mean / over if over else loss.start  # over that is of a sample of the batches
         last, now = loss.validations[-2:]
         rises = min(last.loss, now.loss) > self.worse * known[0]
-        never = rises and min(known) > max((0.95 if over else 0.98) * guessing, 0.98 * known[0])
+        limit = max((0.95 if over else 0.98) * guessing, 0.98 * known[0])
+        never = rises and min(known) > limit
         if guessing > 0 and never and now.training < self.better * guessing:
             what = "guessing has, without a look at the input," if over else "training began with,"
             yield self.alert(
-                report, VALIDATION_SITE, now.loss / guessing, 1.0, "warning",
+                report, VALIDATION_SITE, now.loss / guessing, limit / guessing, "warning",
                 f"the validation loss is {now.loss:.3g} and was never clearly below the {guessing:.3g} that {what} while the "
                 f"training loss has fallen to {now.training:.3g}.",
                 "The model learns the training samples by heart, and nothing that holds for new ones. Common causes: labels that "
@@ -163,7 +164,7 @@ class ValidationShift(Rule):
         ratio = validation.rms / training.rms
         for site in first_called(report) if max(ratio, 1 / ratio) > self.factor else ():
             yield self.alert(
-                report, site, ratio, self.factor, "warning",
+                report, site, ratio, self.factor if ratio > 1 else 1 / self.factor, "warning",
                 f"its input ({in_batch(report.input_place)}) has a root mean square of {validation.rms:.3g} in "
                 f"validation and {training.rms:.3g} in training (limit: a factor of {self.factor:.3g}): the two are prepared "
                 "differently.",

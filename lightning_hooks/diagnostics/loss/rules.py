@@ -163,7 +163,7 @@ class LossMaximized(Rule):
             if len(ways) == 1 and climbs == (report.loss_sign > 0):
                 how = f"{name} has maximize=True" if climbs else "there is a minus before it"
                 yield self.alert(
-                    report, SITE, float(report.loss_sign), 0.0, "warning",
+                    report, SITE, 1.0, 0.0, "warning",
                     f"it is a distance of outputs from targets, and is maximized: {how}.",
                     "Outputs get worse with every step. Common causes: a setting for rewards, the sign of a gain or of a "
                     "log-likelihood on a loss.",

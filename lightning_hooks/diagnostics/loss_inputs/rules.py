@@ -80,7 +80,7 @@ class OutputRange(Rule):
         elif stats.classes > 2 and abs(low + 1) <= self.bound and 1 - self.bound <= high <= 1:
             most = 7.389 / (7.389 + stats.classes - 1)
             yield self.alert(
-                report, site, high, 1.0, "warning",
+                report, site, high, 1 - self.bound, "warning",
                 f"its logits fill the range from {low:.3g} to {high:.3g} and do not leave it: of {stats.classes} classes none can "
                 f"get more than {percent(most)}.",
                 "Common causes: a tanh before the loss, cosines that are not divided by a temperature.",

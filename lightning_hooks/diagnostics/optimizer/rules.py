@@ -170,7 +170,7 @@ class ScheduleLength(Rule):
                     and report.step >= self.steps * epochs
                 ):
                     yield self.alert(
-                        report, name, schedule.length, planned, "warning",
+                        report, name, schedule.length, (1 - self.near) * planned, "warning",
                         f"{made}, as many as the training has ({planned}), and is stepped once per epoch: it goes "
                         f"{percent(planned * epochs / report.step / schedule.length)} of its way.",
                         "Common cause: a scheduler that configure_optimizers returns without interval='step'.",

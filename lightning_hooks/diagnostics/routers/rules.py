@@ -52,8 +52,9 @@ class DeadExperts(Rule):
             if dead and _batches_in_a_row(report, partial(self._lasts, site, dead)) >= needed:
                 shown = ", ".join(map(str, sorted(dead)[:8])) + (", …" if len(dead) > 8 else "")
                 share = len(dead) / stats.experts
+                many = share >= self.share
                 yield self.alert(
-                    report, site, share, self.share, "warning" if share >= self.share else "info",
+                    report, site, share, self.share if many else 0.0, "warning" if many else "info",
                     f"{len(dead)} of its {stats.experts} experts ({shown}) got at most {percent(self.threshold)} of an even share "
                     f"of {stats.tokens} tokens, so that they do not train.",
                     "Common causes: no loss for balance or one that weighs too little, a learning rate too high for the router, a "

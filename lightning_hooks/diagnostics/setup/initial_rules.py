@@ -61,7 +61,7 @@ class PoorInit(Rule):
             for site, gain in ((site, gains[site]) for site in odd if site not in of_one_size):
                 size = f"{gain / usual:.3g} times" if gain > usual else f"1/{usual / gain:.3g} of"
                 yield self.alert(
-                    report, site, gain / usual, self.factor, "warning",
+                    report, site, gain / usual, self.factor if gain > usual else 1 / self.factor, "warning",
                     f"its initial weights are {size} the size of those of the layers of the same role (gain {gain:.3g}, median "
                     f"{usual:.3g}, limit: a factor of {self.factor:.3g}), and none of these is close: signals grow or shrink by "
                     "this factor.",

@@ -126,11 +126,12 @@ class FrozenStatistics(Rule):
         for part, sites in parts.items():
             farthest = max(sites, key=updating.__getitem__)
             moved = updating[farthest]
+            far = moved > self.threshold
             yield self.alert(
-                report, part or THE_MODEL, moved, self.threshold, "warning" if moved > self.threshold else "info",
+                report, part or THE_MODEL, moved, self.threshold if far else 0.0, "warning" if far else "info",
                 f"it is frozen, but {some(sites, 3)} {'are' if len(sites) > 1 else 'is'} in training mode and "
                 f"{'update their' if len(sites) > 1 else 'updates its'} running statistics: those of {farthest} have moved by "
-                f"{moved:.2g} standard deviations (limit {self.threshold:.2g}).",
+                f"{moved:.2g} standard deviations ({'limit' if far else 'a warning above'} {self.threshold:.2g}).",
                 "In validation it computes something else than its weights were trained for. requires_grad_(False) does not stop "
                 "batch norm.",
             )  # fmt: skip
