@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +56,13 @@ class Remedy:
     effect: str = ""
     steps: int | None = None
     code: str = ""
+
+    @property
+    def possible(self) -> bool:
+        """Whether it names finite numbers only, and multiplies nothing by 0."""
+        numbers = [value for value in (self.from_, self.to) if isinstance(value, float)]
+        in_code = re.search(r"(?<![\w.])(inf|nan)\b", self.code) is None
+        return in_code and all(map(math.isfinite, numbers)) and not (self.op == "scale" and self.to == 0)
 
     @property
     def text(self) -> str:
@@ -144,14 +153,14 @@ Judgement = tuple[str, Sequence[Remedy]] | None
 """A cause in a sentence, and its remedies; None where it does not apply."""
 
 
-def hypothesis(*remedies: str) -> Callable[[Callable[[Any, Any, CauseEvidence], Judgement]], Hypothesis]:
+def hypothesis(*in_words: str) -> Callable[[Callable[[Any, Any, CauseEvidence], Judgement]], Hypothesis]:
     """Declare a hypothesis by the function that judges it: its docstring says what it supposes, and its name is the hypothesis's.
 
     The function is given an alert, the facts, and where to enter the evidence. There is no cause where nothing speaks for it, or
-    more against it.
+    more against it, and no remedy that is not possible.
 
     Args:
-        *remedies: What is done about it, in words.
+        *in_words: What is done about it.
     """
 
     def declare(function: Callable[[Any, Any, CauseEvidence], Judgement]) -> Hypothesis:
@@ -162,10 +171,11 @@ def hypothesis(*remedies: str) -> Callable[[Callable[[Any, Any, CauseEvidence], 
             stated = function(alert, facts, found)
             if stated is None or not found.pros or found.score <= 0:
                 return None
-            return Cause(name, stated[0], round(min(found.score, 1.0), 2), tuple(found.pros), tuple(found.cons), tuple(stated[1]))
+            remedies = tuple(remedy for remedy in stated[1] if remedy.possible)
+            return Cause(name, stated[0], round(min(found.score, 1.0), 2), tuple(found.pros), tuple(found.cons), remedies)
 
         title = (inspect.getdoc(function) or name).partition("\n")[0].rstrip(".")
-        return Hypothesis(name, title[:1].lower() + title[1:], remedies, judge)
+        return Hypothesis(name, title[:1].lower() + title[1:], in_words, judge)
 
     return declare
 

@@ -20,6 +20,7 @@ from lightning_hooks.alerts import (
     ParameterSetup,
 )
 from lightning_hooks.declare.host import TrainingSetup
+from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.attention import rules as attention
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
@@ -431,3 +432,73 @@ def test_many_numbers_that_are_not_finite_come_of_a_transform(share: float, reme
     assert cause is not None
     assert len(cause.remedies) == remedies
     assert cause.remedies[-1].to == "finite numbers"
+
+
+@pytest.mark.parametrize(
+    ("remedy", "possible"),
+    [
+        (Remedy("scale", "batch[0]", None, 0.004), True),
+        (Remedy("scale", "batch[0]", None, 0.0), False),
+        (Remedy("set", "optimizer.lr", 1.0, math.inf), False),
+        (Remedy("replace", "batch[0]", math.nan, "0"), False),
+        (Remedy("scale", "targets", None, 0.1, code="target = target / inf"), False),
+        (Remedy("fill", "net.a.bias", None, 0.0, code="nn.init.zeros_(self.net.a.bias)"), True),
+        (Remedy("replace", "batch[0]", "NaN", "finite numbers", code="torch.nan_to_num(batch[0])"), True),
+        (Remedy("replace", "-inf in it", to="a finite number", code="torch.finfo(x.dtype).min"), True),
+    ],
+)
+def test_no_remedy_names_a_number_that_is_not_finite_or_multiplies_by_zero(remedy: Remedy, possible: bool) -> None:
+    @hypothesis("do it")
+    def supposed(_: Any, __: Any, found: CauseEvidence) -> Judgement:
+        """Something."""
+        found.add(True, 0.9, "it is so")
+        return "It is so.", [remedy]
+
+    cause = supposed.judge(alert("dead"), facts())
+    assert cause is not None
+    assert cause.remedies == (remedy,) * possible
+
+
+@pytest.mark.parametrize("far", [math.inf, math.nan])
+def test_numbers_that_are_not_finite_are_no_measure_of_a_scale(far: float) -> None:
+    inputs = FeatureStats(4, 400, 1.0, far, -far, far, far, 0.0, 0.0)
+    given = features(inputs={"training": inputs}, feature_scales={"net.a": FeatureScales(2.0, 3, 8, far)})
+    assert data.large_inputs.judge(alert("exploding", "net.b"), facts(given)) is None
+    assert data.placeholder.judge(alert("exploding", "net.b"), facts(given)) is None
+    loss = LossReport(4, far, 0.0, far, far, far, recent=(far,) * 4, start=far)
+    assert data.large_targets.judge(alert("exploding"), facts(features(), flow(loss=loss))) is None
+    outputs = {"cross_entropy": of_logits(first_loss=2.3)}
+    rate = {"0-SGD": OptimizerStats((0.1,), (0.1,), groups=(GroupSettings(lr=0.1, lr_peak=0.1),))}
+    known = facts(features(outputs=outputs), flow(loss=loss), optimizers=rate)
+    assert rates.loss_multiplied.judge(alert("dead", "net.b"), known) is None
+    assert rates.loss_divided.judge(alert("second_moment_stale", "0-Adam"), facts()) is None  # no norm is known
+
+
+POLICY = {**dict.fromkeys(("pi.0", "pi.1", "pi.2", "vf.0", "vf.1", "vf.2"), "Linear"), "later": "Linear"}
+
+
+@pytest.mark.parametrize(("kind", "named"), [("saturated", None), ("poor_init", "pi.2.weight"), ("vanishing", "later.weight")])
+def test_a_layer_of_another_part_is_not_the_cause(kind: str, named: str | None) -> None:
+    """Small weights saturate nothing, and what is called later changes outputs before it through gradients alone."""
+    gains = {**dict.fromkeys(POLICY, 1.0), "pi.2": 0.0147, "later": 0.001}
+    cause = weights.initial_scale.judge(alert(kind, "vf.1"), facts(features(initial_gains=gains), modules=POLICY))
+    assert (cause.remedies[0].target.partition(",")[0] if cause else None) == named
+
+
+@pytest.mark.parametrize(("kind", "found"), [("poor_init", False), ("exploding", True)])
+def test_a_parameter_of_a_later_layer_is_no_cause_of_outputs_before_it(kind: str, found: bool) -> None:
+    start = {
+        **{f"{name}.weight": TensorFacts(64, 0.0, -0.5, 0.5) for name in POLICY},
+        "later.weight": TensorFacts(64, 0, -50.0, 50.0),
+    }
+    known = facts(modules=POLICY, start=start)
+    assert (weights.large_start.judge(alert(kind, "vf.1"), known) is not None) is found
+    assert weights.large_start.judge(alert(kind, "loss"), known) is not None
+
+
+@pytest.mark.parametrize(("kind", "found"), [("dead", False), ("zero", True)])
+def test_a_later_layer_of_zeros_is_no_cause_of_outputs_before_it(kind: str, found: bool) -> None:
+    start = {f"{name}.weight": TensorFacts(64, 0.0, -0.5, 0.5) for name in POLICY} | {"later.weight": TensorFacts(64, 0, 0, 0)}
+    setups = {name: ParameterSetup(64, 2, True, True) for name in start}
+    known = facts(features(), flow(setups=setups), modules=POLICY, start=start)
+    assert (weights.constant_weights.judge(alert(kind, "vf.1"), known) is not None) is found

@@ -24,7 +24,7 @@ def _first_layer(facts: Facts) -> tuple[str, float]:
 def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The model's inputs are not normalised."""
     stats = facts.features.inputs.get("training")
-    if stats is None or not (stats.rms > 8 or (stats.std > 0 and abs(stats.mean) > 4 * stats.std)):
+    if stats is None or not (8 < stats.rms < math.inf or (0 < stats.std < math.inf and abs(stats.mean) > 4 * stats.std)):
         return _large_within(facts, found)
     place, bytes_ = f"batch{facts.features.input_place}", stats.min >= 0 and 200 < stats.max <= 255
     ratio = max((scales.ratio for scales in facts.features.feature_scales.values()), default=1.0)
@@ -61,7 +61,7 @@ def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 def _large_within(facts: Facts, found: CauseEvidence) -> Judgement:
     """What the first layer is given is large, though the batch is not."""
     layer, scales = next(iter(facts.features.feature_scales.items()), ("", None))
-    if scales is None or scales.rms < 30:
+    if scales is None or not 30 <= scales.rms < math.inf:
         return None
     found.add(True, 0.55, f"one of its features has a root mean square of {scales.rms:.3g}")
     to = float(f"{1 / scales.rms:.2g}")
@@ -88,7 +88,7 @@ def placeholder(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A number far from all others stands for what is missing."""
     stats = facts.features.inputs.get("training")
     value = 0.0 if stats is None else max(stats.min, stats.max, key=abs)
-    if stats is None or not (abs(value) >= 99 and value == round(value) and abs(value) > 7 * stats.rms):
+    if stats is None or not (math.inf > abs(value) >= 99 and value == round(value) and abs(value) > 7 * stats.rms):
         return None
     largest = max((scales.rms for scales in facts.features.feature_scales.values()), default=0.0)
     found.add(abs(value) < 4 * largest, -0.5, f"numbers of one feature have a root mean square of {largest:.3g}")
@@ -102,7 +102,7 @@ def placeholder(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 def large_targets(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The targets of a regression are not normalised."""
     first = facts.first_loss
-    if not first > 1e3 or facts.features.outputs:
+    if not 1e3 < first < math.inf or facts.features.outputs:
         return None
     size = rounded(math.sqrt(first))
     found.add(True, 0.55, "it is no cross entropy")

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.host import TrainingSetup
+from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.excuses import weight_ratios
@@ -250,6 +252,18 @@ class Facts:
         inside = [name for name in order if name in own and name.startswith(f"{module}.")] if module else []
         place = order.index(module) if module else -1
         return (inside or [name for name in order[place::-1] if module and name in own])[:most]
+
+    def concerns(self, alert: Alert, names: Iterable[str]) -> list[str]:
+        """Those modules that an alert may be due to: at its site or before it in the order of calls.
+
+        A gradient comes from later modules too, and what is about no module from all.
+        """
+        order, module = list(self.modules), self.module_of(alert.site)
+        if not module or kind_of(alert.kind).group == "Backward":
+            return [*names]
+        after = order[order.index(module) + 1 :]
+        later = {name for name in after if not (name.startswith(f"{module}.") or module.startswith(f"{name}."))}
+        return [name for name in names if name not in later]
 
     def parameters_of(self, module: str) -> list[str]:
         """The parameters of a module itself."""

@@ -51,7 +51,7 @@ def lower_rate(rate: Rate, facts: Facts) -> float:
     if rate.lr > known.high:
         return known.typical  # steps of this size say nothing about those of a usual one
     factors = [0.1, USUAL_UPDATE / ratio if ratio > 0 else 1.0, 1 / (2 * (1 - gains)) if gains < 0.5 else 1.0]
-    lowest = min(known.low, rate.lr / 10) if known.low > 0 else 0.0  # a step that ruins all weights says nothing of its size
+    lowest = min(known.low, rate.lr / 10) if known.low > 0 else rate.lr / 1000  # a step that ruins all weights has no size
     return rounded(max(rate.lr * min(factors), lowest))
 
 
@@ -285,9 +285,11 @@ def loss_multiplied(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
         return None
     (site,), (measured,) = outputs, losses
     factor, summed = loss.recent[0] / measured, loss_summed.judge(alert, facts)
+    if not 0 < factor < math.inf:
+        return None
     found.add(factor > 10, 0.75, f"the first loss is {loss.recent[0]:.3g}, and {site} of that batch is {measured:.3g}")
     found.add(summed is not None and summed.decisive, -0.5, "it is as large as a sum over the batch")
-    to = float(f"{1 / factor:.2g}") if factor > 0 else 1.0
+    to = float(f"{1 / factor:.2g}")
     return f"The loss is {factor:.3g} times {site}, and so is each gradient.", _scale_loss(to, f"loss * {to:g}")
 
 
@@ -308,6 +310,8 @@ def accumulation_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
 def loss_divided(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss or its gradient is divided too often."""
     norm = facts.usual_norm
+    if not norm > 0:
+        return None
     found.add(norm < 1e-5, 0.6, "Adam's eps is 1e-8 for each element")
     return f"The usual norm of the gradients is {norm:.2g}.", _scale_loss(rounded(1 / norm), f"loss * {1 / norm:.0e}")
 

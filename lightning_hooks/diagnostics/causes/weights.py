@@ -15,6 +15,8 @@ from lightning_hooks.diagnostics.setup.initial import TEXTBOOK, is_textbook
 from lightning_hooks.trackers import some
 
 _SHUT = ("dead", "zero", "vanishing", "constant", "representation_collapse")
+_OF_LARGE = ("dead", "exploding", "saturated", "attention_logits", "attention_collapse", "residual_growth")
+"""What weights that are too small do not lead to."""
 
 
 @hypothesis("fill the bias with 0")
@@ -60,9 +62,11 @@ def constant_weights(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgem
     flat = [name for name, tensor in facts.start.items() if name in trained and tensor.constant and tensor.elements > 1]
     modules = {facts.module_of(alert.site), *facts.before(alert.site)}
     near = [name for name in flat if name == alert.site or name.rpartition(".")[0] in modules]
-    if not flat or (not near and len(flat) > 3):
+    able = {*facts.concerns(alert, (name.rpartition(".")[0] for name in flat))}
+    found_at = near or [name for name in flat if name.rpartition(".")[0] in able]
+    if not found_at or (not near and len(flat) > 3):
         return None
-    name = (near or flat)[0]
+    name = found_at[0]
     first, now = facts.start[name], facts.now.get(name)
     found.add(bool(near), 0.45, "it is at this site, or next to it")
     found.add(not near, 0.2, f"{len(flat)} of the model's weights start so")
@@ -81,7 +85,10 @@ def large_start(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     sizes = {name: tensor.size for name, tensor in facts.start.items() if not tensor.nonfinite and tensor.size > 0}
     if len(sizes) < 3:
         return None
-    name = max(sizes, key=sizes.__getitem__)
+    able = {*facts.concerns(alert, (name.rpartition(".")[0] for name in sizes))}
+    name = max((name for name in sizes if name.rpartition(".")[0] in able), key=sizes.__getitem__, default="")
+    if not name:
+        return None
     size, middle, tensor = sizes[name], statistics.median(sizes.values()), facts.start[name]
     if not (size > 8 and size > 10 * middle):
         return None
@@ -147,8 +154,11 @@ def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
         return None
     middle, here = _usual_gain(gains), facts.module_of(alert.site)
     away = {site: abs(math.log10(gain / middle)) for site, gain in gains.items()}
-    site = max(away, key=away.__getitem__)
-    site = here if away.get(here, 0.0) > 0.7 * away[site] else site
+    able = [site for site in facts.concerns(alert, gains) if gains[site] > middle or alert.kind not in _OF_LARGE]
+    site = max(able, key=away.__getitem__, default="")
+    if not site:
+        return None
+    site = here if here in able and away[here] > 0.7 * away[site] else site
     factor, block = gains[site] / middle, here.rpartition(".")[0]
     if away[site] < 0.5:
         return None
