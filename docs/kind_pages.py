@@ -71,7 +71,7 @@ def _kinds(group: str) -> list[str]:
 
 
 def _row(kind: str) -> str:
-    return f"| {KINDS[kind].title} | [`{kind}`]({kind}.md) | {KINDS[kind].severities.partition(';')[0].partition(' ')[0]} |"
+    return f"| {KINDS[kind].title} | [`{kind}`]({kind}.md) | {explain.severities(kind).partition(';')[0].partition(' ')[0]} |"
 
 
 def page(kind: str) -> str:
@@ -81,7 +81,7 @@ def page(kind: str) -> str:
     parts = [
         f"---\ntitle: {kind}\n---\n\n# {known.title}",
         f"Kind `{kind}`, raised by {' and '.join(f'`{name}`' for name in monitors)}. Severity: "
-        f"{known.severities}{', unless an [excuse](#excuses) holds' if explain.excuses_of(kind) else ''}.",
+        f"{explain.severities(kind)}{', unless an [excuse](#excuses) holds' if explain.excuses_of(kind) else ''}.",
         "## What it means",
         known.meaning,
         "## Formula and threshold",

@@ -107,7 +107,7 @@ def test_a_kinds_page_has_its_thresholds_and_advice(kind: str) -> None:
     for section in ("What it means", "Formula and threshold", "How to fix it", "False alarms", "How to change or mute it"):
         assert f"## {section}" in text
     assert f'"-{kind}"' in text
-    assert "{" not in explain.formula(kind)
+    assert "{" not in explain.formula(kind) + explain.severities(kind)
 
 
 @pytest.mark.parametrize("kind", ALERT_KINDS)

@@ -39,13 +39,22 @@ def documented(rule: type[Any]) -> tuple[str, dict[str, str]]:
 
 def formula(kind: str) -> str:
     """When a kind is raised, with the default thresholds."""
+    return _with_defaults(kind, KINDS[kind].formula)
+
+
+def severities(kind: str) -> str:
+    """How severe alerts of a kind are, with the default thresholds."""
+    return _with_defaults(kind, KINDS[kind].severities)
+
+
+def _with_defaults(kind: str, text: str) -> str:
     rules = {type(rule).__name__: rule for rule in rules_that_raise(kind)}
 
     def value(found: re.Match[str]) -> str:
         default = getattr(rules[found[1]], found[2])
         return " to ".join(f"{part:g}" for part in default) if isinstance(default, tuple) else f"{default:g}"
 
-    return re.sub(r"\{(\w+)\.(\w+)\}", value, KINDS[kind].formula)
+    return re.sub(r"\{(\w+)\.(\w+)\}", value, text)
 
 
 def advice_of(kind: str) -> list[str]:
@@ -84,7 +93,7 @@ def explain(kind: str) -> list[str]:
         near = difflib.get_close_matches(kind, KINDS, 3, 0.3) or [*KINDS]
         raise ValueError(f"no built-in rule raises {kind!r}; the closest kinds are {', '.join(near)}.")
     known = KINDS[kind]
-    lines = [f"{kind}: {known.title}", "", *_wrapped(known.meaning), "", *_wrapped(f"Severity: {known.severities}."), ""]
+    lines = [f"{kind}: {known.title}", "", *_wrapped(known.meaning), "", *_wrapped(f"Severity: {severities(kind)}."), ""]
     lines += [*textwrap.indent(formula(kind), "  ").splitlines(), "", "Try:", *(f"  - {step}." for step in advice_of(kind))]
     lines += ["", "Causes that are judged, and what is done about them:"] if known.hypotheses else []
     for one in known.hypotheses:

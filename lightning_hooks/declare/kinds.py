@@ -83,7 +83,7 @@ class Kind:
         formula: When an alert is raised. ``{Dead.threshold}`` stands for the default of that field of that rule.
         advice: What to try, as short imperatives without a full stop, the most likely remedy first.
         rank: Its place in the order of causes: of two problems without a link, the one of the lower rank comes first.
-        severities: How severe its alerts are, the usual one first.
+        severities: How severe its alerts are, the usual one first; with fields of rules as in ``formula``.
         about: What its alerts are about: a ``window``; one training ``batch``, whose evidence may be kept; or the batch at which a
             value was ``nonfinite`` first.
         measures: What an alert's value is: a ``share``, a ``number``, or ``nothing`` that is worth writing.

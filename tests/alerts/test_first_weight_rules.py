@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -89,3 +90,21 @@ def test_a_first_loss_far_above_that_of_a_constant(
     given = replace(report({}, epoch), loss=loss, learning=LearningReport(over_constant=over), loss_sign=sign)
     assert [(alert.site, alert.value, alert.severity) for alert in FirstLossFar()(given)] == found
     assert not [*FirstLossFar()(given.after([given]))]
+
+
+def test_a_loss_that_steps_have_raised_does_not_begin_so() -> None:
+    """The median of the first eight losses is what steps that are too long make of it; the first one is before any step."""
+    loss = LossReport(28, 5e6, 1.0, 1.0, 1e9, 1.0, recent=(2.3, *[5e6] * 27), start=5e6)
+    given = replace(report({}), loss=loss, loss_sign=1, learning=LearningReport(over_constant=2.2e6))
+    assert not [*FirstLossFar()(given)]
+    far = replace(loss, recent=(5e6,) * 28)
+    (alert,) = FirstLossFar()(replace(given, loss=far))
+    assert alert.message.startswith("it begins at 5e+06, 2.2e+06 times that of the best constant answer")
+
+
+def test_where_a_loss_began() -> None:
+    loss = LossReport(28, 5.0, 1.0, 1.0, 9.0, 1.0, recent=(2.3, *[5.0] * 27), start=5.0)
+    assert loss.began == 2.3
+    assert replace(loss, recent=(5.0,) * 256).began == 5.0  # the first one is not among them
+    assert replace(loss, start=math.nan).began == 2.3
+    assert replace(loss, recent=(), start=math.nan).began == math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from lightning_hooks import TrainingMonitor
 from lightning_hooks.alerts import (
+    Alert,
     GradientFlowReport,
     LearningReport,
     LossReport,
@@ -21,6 +23,7 @@ from lightning_hooks.alerts import (
     StepTooLong,
     StepTooShort,
 )
+from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.learning.rules import factor_to_best
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from tests.support.models import Classifier, loader, trainer
@@ -45,6 +48,80 @@ def test_steps_are_too_long(ratio: float) -> None:
 def test_steps_are_not_too_long(fields: dict[str, Any]) -> None:
     assert not [*StepTooLong()(report(replace(STEP, **fields)))]
     assert not [*StepTooLong()(report(None))]
+
+
+def course(*means: float, ratio: float | None = None, size: float = 0.2, over: float | None = None) -> GradientFlowReport:
+    """The last of windows whose loss has these means and began with 2; in the first a step changed weights by ``size``."""
+    held = ParameterSetup(64, 2, True, True, ("0-SGD",), 10, 1.0, 1.0)
+    windows = []
+    for place, mean in enumerate(means):
+        largest = size if not place else 1e-4
+        moved = ParameterGradientStats(4, 1.0, 1.0, 0.1, 0.0, 0, 0, largest / 2, update_ratio_max=largest)
+        loss = LossReport(8, mean, 0.1, 1.9, 2.1, mean, recent=(2.0, *[mean] * (8 * place + 7)), start=3.0)
+        given = replace(STEP, step_ratio=ratio, over_constant=over)
+        known = {"parameters": {"a.weight": moved, "b.weight": moved}, "setups": {"a.weight": held, "b.weight": held}}
+        windows.append(replace(report(given, step=8 * place + 8), loss=loss, **known))
+    return windows[-1].after(windows[:-1])
+
+
+def test_long_steps_that_ruin_the_loss_are_a_warning() -> None:
+    (alert,) = StepTooLong()(course(36.0, ratio=-0.031))
+    assert (alert.severity, alert.value, alert.threshold) == ("warning", -0.031, 0.1)
+    assert alert.message == (
+        "steps gain -3.1% of what their gradients predict on their own batch (limit 10%; the best length gains 50%): they raise "
+        "its loss, and the loss has been 18 times that before the first step."
+    )
+    (alert,) = StepTooLong()(course(2.1, ratio=0.05, over=147.0))
+    assert alert.message.endswith("and the loss has been 147 times that of the best constant answer.")
+    (alert,) = StepTooLong()(course(2.9, ratio=0.05))
+    assert alert.severity == "info"
+
+
+@pytest.mark.parametrize(("ratio", "size", "found"), [(None, 0.2, True), (0.6, 0.2, True), (None, 0.09, False)])
+def test_steps_that_nearly_replace_weights_and_ruin_the_loss(ratio: float | None, size: float, found: bool) -> None:
+    """Also where nothing says what they gain, as by default."""
+    alerts = [*StepTooLong()(course(36.0, ratio=ratio, size=size))]
+    assert [(alert.severity, alert.value, alert.threshold) for alert in alerts] == [("warning", 18.0, 1.5)] * found
+    assert not found or alerts[0].message == (
+        "the loss has been 18 times that before the first step (limit 1.5 times), and a step changed weights by up to 20% of their "
+        "size (median of all weights; limit 10%)."
+    )
+
+
+@pytest.mark.parametrize(("means", "severities"), [((36.0, 2.1), ["warning"]), ((36.0, 1.8), []), ((2.9,), []), ((-3.0,), [])])
+def test_a_loss_is_ruined_until_it_is_better_than_at_first(means: tuple[float, ...], severities: list[str]) -> None:
+    assert [alert.severity for alert in StepTooLong()(course(*means))] == severities
+    assert [alert.severity for alert in StepTooLong()(course(*means, ratio=0.05))] == (severities or ["info"])
+
+
+def test_a_loss_that_is_nan_is_no_better() -> None:
+    given = course(36.0, 2.1)
+    assert given.loss is not None
+    lost = replace(given.loss, mean=math.nan, recent=(math.nan,) * 8, nonfinite_steps=8)
+    assert [alert.value for alert in StepTooLong()(replace(given, loss=lost).after(given.earlier))] == [18.0]
+
+
+def test_a_loss_that_is_not_minimised_is_not_ruined() -> None:
+    given = course(36.0)
+    assert given.loss is not None
+    assert not [*StepTooLong()(replace(given, loss=replace(given.loss, optimized=False)))]
+
+
+@pytest.mark.parametrize("learning", [True, "auto"])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_a_rate_that_is_far_too_high_is_one_warning_that_names_it(learning: Any, optimizer: Any) -> None:
+    found: list[Alert] = []
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    model = Classifier(net)
+    model.configure_optimizers = lambda: optimizer(net.parameters(), 100.0)  # type: ignore[method-assign]
+    monitor = TrainingMonitor(summary=False, report_dir=None, learning=learning, on_alert=found.append)
+    trainer([monitor], max_epochs=1).fit(model, loader())
+    assert [alert.kind for alert in found if alert.severity != "info"] == ["step_too_long"]
+    (alert,) = (alert for alert in found if alert.severity != "info")
+    assert alert.causes[0].name == "rate_too_high"
+    assert "The learning rate is 100;" in alert.diagnosis
+    assert "nothing shows that it does harm" not in " ".join(map(str, found))
 
 
 def test_the_best_length_of_a_step_is_that_of_a_quadratic_loss() -> None:

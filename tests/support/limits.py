@@ -28,7 +28,7 @@ SIDES: dict[str, Beyond] = {
     **dict.fromkeys(
         (
             "AttentionCollapse", "Constant", "LossPlateau", "LossWithoutBound", "LrZero", "PartNotLearning",
-            "RepresentationCollapse", "RouterCollapse", "Silent", "StepTooLong", "TinyInput", "UpdateTooSmall", "Vanishing",
+            "RepresentationCollapse", "RouterCollapse", "Silent", "TinyInput", "UpdateTooSmall", "Vanishing",
         ),
         _below,
     ),
@@ -37,6 +37,8 @@ SIDES: dict[str, Beyond] = {
     "IdOutOfRange": _below_or_zero,
 }  # fmt: skip
 """The rules whose values are not above their limits."""
+_OF_TWO = {"ModuleSettings": "values", "NoProgress": "threshold", "StepTooLong": "threshold"}
+"""Rules that measure several things, and the limit of those below which a value counts."""
 
 
 def assert_beyond(rule: Rule, alert: Alert) -> None:
@@ -45,8 +47,6 @@ def assert_beyond(rule: Rule, alert: Alert) -> None:
     if not type(rule).__module__.startswith("lightning_hooks."):
         return
     beyond = SIDES.get(name, _above)
-    if name == "NoProgress":  # over that of a constant answer, else what new batches get
-        beyond = _above if alert.threshold == rule.over_constant else _below  # type: ignore[attr-defined]
-    if name == "ModuleSettings":
-        beyond = _below if "values per channel" in alert.message else _above
+    if name in _OF_TWO:
+        beyond = _below if alert.threshold == getattr(rule, _OF_TWO[name]) else _above
     assert beyond(alert.value, alert.threshold), f"{name}: {alert.value} is within {alert.threshold}: {alert.message}"

@@ -73,11 +73,12 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     found.add(ratio < 2 * USUAL_UPDATE and not related, -0.3, f"{size}, which is usual")
     found.add(gains < 0.1, 0.3, gained)
     found.add(gains > 0.5, -0.3, gained)
+    lost = facts.flow.loss is not None and facts.flow.loss.nonfinite_steps > 0
     found.add(rate.lr > 1.5 * began, 0.45, f"it began with {began:.2g} and was raised to {rate.lr:.2g}")
     found.add(bool(related), 0.1, f"{' and '.join(related)} {'is' if len(related) == 1 else 'are'} raised too")
     found.add(over <= 0.3 and bool(facts.magnified), -0.3, facts.magnified)
     found.add(facts.overflows, 0.2, "numbers grew from step to step until they overflowed")
-    found.add(alert.severity == "info", -1.0, "nothing shows that it does harm")
+    found.add(alert.severity == "info" and not lost, -1.0, "nothing shows that it does harm")
     to, effect = lower_rate(rate, facts), f"update ratios near {USUAL_UPDATE:g}, and a loss that falls"
     remedies = [_set(rate, "lr", rate.lr, to, effect), _set(rate, "lr", rate.lr, rounded(to / 10), effect)]
     if rate.lr > 1.5 * began:

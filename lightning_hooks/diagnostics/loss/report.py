@@ -80,6 +80,11 @@ class LossReport:
         last = self.recent[-max(len(self.recent) // 4, 1) :]
         return sum(last) / len(last) if last else math.nan
 
+    @property
+    def began(self) -> float:
+        """The first loss, before any step, where that is known, if it is lower than ``start``: steps may have raised that."""
+        return min(self.recent[0] if 0 < len(self.recent) < RECENT else math.inf, self.start)
+
     def change(self, least: int = FEWEST) -> tuple[float, float] | None:
         """The change of the mean from the second to the last quarter of ``recent``, and two standard errors of it, as shares.
 
@@ -107,9 +112,7 @@ def fallen(report: LossReport | None) -> float | None:
     """The last losses over those at the start; None where that says nothing of what is learned."""
     if report is None or not report.optimized or report.nonfinite_steps or len(report.recent) < FEWEST:
         return None
-    first = report.recent[0] if len(report.recent) < RECENT else math.inf  # steps that are too long raise it at once
-    start = min(first, report.start)
-    return report.latest / start if min(report.recent[0], start) > 0 else None
+    return report.latest / report.began if min(report.recent[0], report.began) > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

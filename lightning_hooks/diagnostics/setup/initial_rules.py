@@ -208,11 +208,11 @@ class FirstLossFar(Rule):
             return
         if not (loss.optimized and report.loss_sign and loss.mean > 0):
             return
-        ratio = over * loss.start / loss.mean
+        ratio = over * loss.began / loss.mean
         if ratio > self.factor:
             yield self.alert(
                 report, SITE, ratio, self.factor, "warning",
-                f"it begins at {loss.start:.3g}, {ratio:.3g} times that of the best constant answer (limit {self.factor:g}): "
+                f"it begins at {loss.began:.3g}, {ratio:.3g} times that of the best constant answer (limit {self.factor:g}): "
                 "outputs are far from all targets.",
                 "Common causes: inputs that are not normalised, a number that stands for what is missing, targets far from 0.",
                 advice=("Standardise inputs and targets", "Replace what is missing by the mean of its feature"),
