@@ -71,10 +71,9 @@ def test_long_steps_that_ruin_the_loss_are_a_warning() -> None:
         "steps gain -3.1% of what their gradients predict on their own batch (limit 10%; the best length gains 50%): they raise "
         "its loss, and the loss has been 18 times that before the first step."
     )
-    (alert,) = StepTooLong()(course(2.1, ratio=0.05, over=147.0))
-    assert alert.message.endswith("and the loss has been 147 times that of the best constant answer.")
-    (alert,) = StepTooLong()(course(2.9, ratio=0.05))
+    (alert,) = StepTooLong()(course(2.9, ratio=0.05, over=17.0))  # it began far above that of a constant
     assert alert.severity == "info"
+    assert not [*StepTooLong()(course(2.1, over=17.0))]
 
 
 @pytest.mark.parametrize(("ratio", "size", "found"), [(None, 0.2, True), (0.6, 0.2, True), (None, 0.09, False)])

@@ -25,7 +25,7 @@ from lightning_hooks.diagnostics.reports import GradientFlowReport
 FLAT = 0.005
 """Fall of the loss over that of the best constant answer, from one window to the next, above which it falls."""
 NO_BETTER = 0.95
-"""The loss over the first one, or that of the best constant answer, above which it is as bad."""
+"""The loss over the first one above which it is as bad."""
 MOST_LONGER = 100.0  # a ratio any nearer to 1 is rounding
 
 
@@ -38,14 +38,14 @@ def factor_to_best(step_ratio: float) -> float:
 class StepTooLong(Rule):
     """Steps that end about as high as they began, or higher; or that nearly replace weights, and ruin the loss.
 
-    It is a warning where the loss is ruined. Of 60 trainings of small models, at a good rate and up to a thousand times that, the mean
+    It is a warning where the loss is ruined. Of 60 trainings of small models, at a good rate and up to 1000 times it, the mean
     loss of the first epoch was at most 1.02 times the first one in those that learned, and above twice that in nearly all others.
 
     Attributes:
         threshold: Median step ratio below which it counts.
         min_reruns: Measured steps that there must be.
-        ruined: Mean loss of a window, or of its end, over the first loss, or over that of the best constant answer, above which
-            steps have ruined it, until it is better than these.
+        ruined: Mean loss of a window, or of its end, over the first loss, above which steps have ruined it, until it is better than
+            that.
         size: Where no step ratio says so: the largest share of a weight that a step changed, the median of all weights, from which
             on it is the steps that did.
     """
@@ -60,13 +60,13 @@ class StepTooLong(Rule):
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if steps are too long."""
-        learning, times, what = report.learning, *self._ruin(report)
+        learning, times = report.learning, self._ruin(report)
         measured = learning is not None and learning.step_ratio is not None and learning.reruns >= self.min_reruns
         ratio = learning.step_ratio if measured and learning is not None and learning.step_ratio is not None else math.inf
         lower = 1.0 / factor_to_best(ratio) if ratio < self.threshold else 10.0
         advice = (f"Divide the learning rate by {lower:.2g}, or by more", "Warm the learning rate up", "Clip gradients")
         if ratio < self.threshold:
-            ruin = f", and the loss has been {times:.3g} times {what}" if times > self.ruined else ""
+            ruin = f", and the loss has been {times:.3g} times that before the first step" if times > self.ruined else ""
             yield self.alert(
                 report, SITE, ratio, self.threshold, "warning" if ruin else "info",
                 f"steps gain {percent(ratio)} of what their gradients predict on their own batch (limit {percent(self.threshold)}; "
@@ -76,15 +76,15 @@ class StepTooLong(Rule):
         elif times > self.ruined and (size := max(map(_largest_steps, report.windows))) >= self.size:
             yield self.alert(
                 report, SITE, times, self.ruined, "warning",
-                f"the loss has been {times:.3g} times {what} (limit {self.ruined:g} times), and a step changed weights by up to "
-                f"{percent(size)} of their size (median of all weights; limit {percent(self.size)}).",
+                f"the loss has been {times:.3g} times that before the first step (limit {self.ruined:g} times), and a step changed "
+                f"weights by up to {percent(size)} of their size (median of all weights; limit {percent(self.size)}).",
                 _TOO_LONG, advice=advice,
             )  # fmt: skip
 
-    def _ruin(self, report: GradientFlowReport) -> tuple[float, str]:
-        """The most that the loss has been, as long as it is no better than the first, or than that of a constant."""
+    def _ruin(self, report: GradientFlowReport) -> float:
+        """The most that the loss has been of the first one, as long as it is no better than that."""
         now, lost = _risen(report), report.loss is not None and report.loss.nonfinite_steps > 0
-        return max(map(_risen, report.windows)) if lost or now[0] > NO_BETTER else now
+        return max(map(_risen, report.windows)) if lost or now > NO_BETTER else now
 
 
 _TOO_LONG = (
@@ -93,15 +93,13 @@ _TOO_LONG = (
 )
 
 
-def _risen(report: GradientFlowReport) -> tuple[float, str]:
-    """How many times a loss in words the loss of a window, or of its end, is; 0 where that is not known."""
+def _risen(report: GradientFlowReport) -> float:
+    """The loss of a window, or of its end, over the first one; 0 where that is not known."""
     loss, first = report.loss, report.first.loss
-    if loss is None or first is None or not loss.optimized or not loss.mean > 0:
-        return 0.0, ""
-    level, over = max(loss.mean, loss.latest), None if report.learning is None else report.learning.over_constant
-    found = [(level / first.began, "that before the first step")] if 0 < first.began < math.inf else []
-    found += [(over * level / loss.mean, "that of the best constant answer")] if over is not None else []
-    return max(((times, what) for times, what in found if times < math.inf), default=(0.0, ""))
+    if loss is None or first is None or not (loss.optimized and 0 < first.began < math.inf):
+        return 0.0
+    level = max(loss.mean, loss.latest) / first.began
+    return level if level < math.inf else 0.0
 
 
 def _largest_steps(report: GradientFlowReport) -> float:
@@ -299,10 +297,9 @@ KINDS = (
         "predicts, or raised the loss. Or steps nearly replace weights, and the loss is far above what it was before the first.",
         formula="ratio = median over the last measured steps of (loss before - loss after) / predicted gain\n\n"
         "alert if ratio < {StepTooLong.threshold}, with at least {StepTooLong.min_reruns} measured steps\n"
-        "      or loss > {StepTooLong.ruined} * the first loss, or * that of the best constant answer,\n"
+        "      or mean loss > {StepTooLong.ruined} * the first loss, and is still no better than that,\n"
         "         and median over the weights of the largest update_ratio >= {StepTooLong.size}",
-        severities="info; warning where the loss is above {StepTooLong.ruined} times the first one, or that of the best constant "
-        "answer",
+        severities="info; warning where the loss has been above {StepTooLong.ruined} times the first one, and is no better now",
         causes=dict.fromkeys(
             ("exploding", "spike", "zero", "constant", "representation_collapse", "dead", "saturated", "attention_logits",
              "attention_collapse", "update_too_large", "update_spike", "weights_growing", "loss_spike", "loss_diverging"),
