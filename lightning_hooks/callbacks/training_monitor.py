@@ -75,7 +75,9 @@ class TrainingMonitor(TrainingReports, SessionCallback):
         capsule: Where the first bad step of a run is kept, to be run again with ``lightning-hooks replay``: ``auto`` for the log
             directory, ``rows`` for the same without the samples themselves, a folder, or None. A capsule holds training samples.
             Alerts about single steps name their samples, and on the CPU a step that is not finite is run again at once, with hooks
-            at every module, to name the operation and the samples; the training is the same, bit for bit. None turns all of it off.
+            at every module, to name the operation and the samples; the training is the same, bit for bit. Only what the model
+            holds is put back: a global of a module that ``training_step`` changes, such as a script's counter, is changed twice in
+            that step. None turns all of it off.
         max_capsule_mb: The most that a capsule may take, in millions of bytes; what does not fit is left out.
         keep_batches: How many batches are kept, so that a capsule has the batch also where a bad step is known late, as on CUDA.
         learning: Whether it is measured what of the training learns (:attr:`learning`): ``auto`` for all that sampled steps show,

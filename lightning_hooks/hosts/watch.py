@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.hooks.checks import brief
+from lightning_hooks.hooks.tensors import as_number
 from lightning_hooks.hosts.loggers import as_loggers
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
 from lightning_hooks.hosts.loop_setup import inner_optimizer, setup_of
@@ -79,9 +79,10 @@ def watch(
         raise TypeError(f"scaler must be a GradScaler, or None where losses are not scaled; got {brief(scaler)}.")
     if log_dir is not None and not isinstance(log_dir, str | os.PathLike):
         raise TypeError(f"log_dir must be the path of a folder, or None for nowhere; got {brief(log_dir)}.")
-    if batches_per_epoch is not None and (isinstance(batches_per_epoch, bool) or not isinstance(batches_per_epoch, Real)):
+    expected = as_number(batches_per_epoch)
+    if batches_per_epoch is not None and expected is None:
         raise TypeError(f"batches_per_epoch must be a number, such as len(loader), or None; got {brief(batches_per_epoch)}.")
-    if batches_per_epoch is not None and not batches_per_epoch >= 1:
+    if expected is not None and not expected >= 1:
         raise ValueError(f"batches_per_epoch must be at least 1, or None where it is not known; got {batches_per_epoch!r}.")
     kept = {each: arguments[each] for each in ("capsule", "keep_batches") if arguments.get(each)}
     if loss_function is None and kept:
@@ -91,7 +92,7 @@ def watch(
         )
     if loss_function is not None and not callable(loss_function):
         raise TypeError(f"loss_function must be a function of a batch that returns its loss; got {brief(loss_function)}.")
-    known = {} if batches_per_epoch is None else {"batches_per_epoch": float(batches_per_epoch)}
+    known = {} if expected is None else {"batches_per_epoch": expected}
     host = PlainHost(
         model,
         [inner_optimizer(each) for each in optimizers],
