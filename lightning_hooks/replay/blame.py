@@ -187,8 +187,11 @@ def _rows(failure: Failure | None, size: int, is_bad: Callable[[Sequence[int]], 
     if failure is None or failure.source == "weights":
         return ()
     first = failure.rows
-    if size < 2 or (first and (len(first) == size or is_bad([row for row in everything if row not in set(first)]) is False)):
+    half = size // 2
+    if size < 2 or (first and len(first) < size and is_bad([row for row in everything if row not in set(first)]) is False):
         return first or everything
+    if first and len(first) == size and is_bad(everything[:half]) and is_bad(everything[half:]):
+        return everything
     runs = 0
 
     def bad_in(part: tuple[int, ...]) -> tuple[int, ...]:

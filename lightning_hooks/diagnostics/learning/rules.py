@@ -300,11 +300,12 @@ KINDS = (
         "      or mean loss > {StepTooLong.ruined} * the first loss, and is still no better than that,\n"
         "         and median over the weights of the largest update_ratio >= {StepTooLong.size}",
         severities="info; warning where the loss has been above {StepTooLong.ruined} times the first one, and is no better now",
+        follows=dict.fromkeys(("spike", "loss_spike"), lambda effect, _: not effect.held),  # steps were well before the leap
         causes=dict.fromkeys(
-            ("exploding", "spike", "zero", "constant", "representation_collapse", "dead", "saturated", "attention_logits",
-             "attention_collapse", "update_too_large", "update_spike", "weights_growing", "loss_spike", "loss_diverging"),
+            ("exploding", "zero", "constant", "representation_collapse", "dead", "saturated", "attention_logits",
+             "attention_collapse", "update_too_large", "update_spike", "weights_growing", "loss_diverging"),
             always,
-        ),
+        ) | dict.fromkeys(("spike", "loss_spike"), lambda _, cause: cause.held),
         advice=("Lower the learning rate", "Warm the learning rate up", "Clip gradients"),
     ),
     Kind(

@@ -153,7 +153,7 @@ def test_alerts_are_a_table(tmp_path: Path) -> None:
     events = fit(net, tmp_path, monitors(summary=False))
     rows = [re.split(r" (?<!\\)\| ", line.strip("| ")) for line in text(events, "alerts").splitlines()]
     assert rows[0][:6] == ["severity", "kind", "site", "value", "threshold", "epoch"]
-    assert ["critical", "dead", "net.1", "1", "0.7", "0"] in [row[:6] for row in rows]
+    assert ["critical", "dead", "net.1", "1", "0.8", "0"] in [row[:6] for row in rows]
     assert len(events.Tensors("alerts/text_summary")) == 1  # what lasts is reported once
 
 

@@ -70,7 +70,7 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
 @fault("MLP", "a loss that is summed over the batch instead of averaged", reaches=0.8, hurts=worse(0.1))
 def loss_summed(seed: int, planted: bool = True) -> Built:
     net = nets.mlp((64, 64, 64, 10), nn.GELU, init=nn.init.kaiming_normal_)
-    expected = Expected(("update_too_large", "exploding", "loss_diverging", "loss_spike"))
+    expected = Expected(("step_too_long", "update_too_large", "exploding", "loss_diverging", "loss_spike"))
     return digits(Supervised(net, sgd(0.1, 0.9), summed if planted else cross_entropy), seed, expected)
 
 
@@ -92,7 +92,7 @@ class Accumulated(Manual):
 @fault("MLP", "a manual loop that adds up eight gradients and does not divide them", reaches=0.75, hurts=worse(0.1))
 def accumulation_not_divided(seed: int, planted: bool = True) -> Built:
     net = nets.mlp((64, 64, 64, 64, 10), nn.GELU, init=nn.init.kaiming_normal_)
-    expected = Expected(("update_too_large", "exploding", "loss_diverging", "loss_spike"))
+    expected = Expected(("step_too_long", "update_too_large", "exploding", "loss_diverging", "loss_spike"))
     return digits(Accumulated(net, 1 if planted else 8), seed, expected, batch=16)
 
 

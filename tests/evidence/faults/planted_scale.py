@@ -56,14 +56,14 @@ def zero_init(seed: int, planted: bool = True) -> Built:
 
 @fault("MLP", "learning rate times 1000, SGD", reaches=0.8, hurts=worse(0.3))
 def lr_times_1000_sgd(seed: int, planted: bool = True) -> Built:
-    expected = Expected(("update_too_large", "exploding", "nonfinite"))
+    expected = Expected(("step_too_long", "update_too_large", "exploding", "nonfinite"))
     module = Supervised(nets.mlp(init=nn.init.kaiming_normal_), sgd(0.1 * (1000 if planted else 1)))
     return Built(module, data.loaders(data.digits(), 64, seed), EPOCHS, expected)
 
 
 @fault("transformer", "learning rate times 1000, Adam", reaches=0.22, hurts=worse(0.1))
 def lr_times_1000_adam(seed: int, planted: bool = True) -> Built:
-    expected = Expected(("update_too_large", "exploding", "nonfinite"))
+    expected = Expected(("step_too_long", "update_too_large", "exploding", "nonfinite"))
     module = Supervised(nets.Transformer(), adam(3e-3 * (1000 if planted else 1)))
     return Built(module, data.loaders(data.text(), 32, seed), EPOCHS, expected)
 
