@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,8 +12,12 @@ from torch import Tensor
 
 from lightning_hooks.diagnostics.nonfinite.bad_step import Argument
 from lightning_hooks.diagnostics.nonfinite.operations import POINTS
-from lightning_hooks.hooks.tensors import tensors_in
+from lightning_hooks.hooks.tensors import has_values, tensors_in
 
+_COMPARED = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+}
 _REDUCE = ("softmax", "log_softmax", "logsumexp", "std", "var", "std_mean", "var_mean")
 
 
@@ -34,19 +39,25 @@ def arguments_of(
     dims = given.get("dim")
     settings |= {"dims": tuple(dims)} if isinstance(dims, list | tuple) and all(isinstance(one, int) for one in dims) else {}
     first = tensors[0][1] if tensors else None
-    if first is not None and first.is_floating_point() and first.layout == torch.strided and first.numel():
-        if name in _REDUCE:
-            settings |= _along(first, settings.get("dims", settings.get("dim")))
-        elif name == "ctc_loss":
-            settings |= _alignment(**given)
-        elif name.startswith("nll_loss") and isinstance(target := given.get("target"), Tensor):
-            settings["used"] = int((target != settings.get("ignore_index", -100)).sum())
+    with suppress(IndexError, RuntimeError, TypeError, ValueError):  # arguments that the operation itself raises for
+        if first is not None and first.is_floating_point() and first.layout == torch.strided and first.numel():
+            if name in _REDUCE:
+                settings |= _along(first, settings.get("dims", settings.get("dim")))
+            elif name == "ctc_loss":
+                settings |= _alignment(**given)
+            elif name.startswith("nll_loss") and isinstance(target := given.get("target"), Tensor):
+                settings["used"] = int((target != settings.get("ignore_index", -100)).sum())
     return tuple(_measured(key, tensor, name in POINTS or name == "pow") for key, tensor in tensors), settings
 
 
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether an operation can read a tensor's values one by one."""
+    return tensor.layout == torch.strided and not tensor.is_nested and has_values(tensor)
+
+
 def _measured(name: str, tensor: Tensor, points: bool) -> Argument:
-    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(map(int, tensor.shape))
-    if tensor.is_complex() or tensor.layout != torch.strided or not tensor.numel() or tensor.dtype == torch.bool:
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), () if tensor.is_nested else tuple(map(int, tensor.shape))
+    if not tensor.numel() or tensor.dtype not in _COMPARED or not has_numbers(tensor):
         return Argument(name, dtype, shape)
     values = tensor.detach()
     finite = values[torch.isfinite(values)] if values.is_floating_point() else values

@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from traceback import walk_stack, walk_tb
 from types import FrameType
@@ -22,8 +23,8 @@ from lightning_hooks.diagnostics.nonfinite.bad_step import Failure, Place
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.hooks.calls import in_backward
 from lightning_hooks.hooks.selection import named_sites
-from lightning_hooks.hooks.tensors import has_values, tensors_in
-from lightning_hooks.replay.arguments import arguments_of
+from lightning_hooks.hooks.tensors import tensors_in
+from lightning_hooks.replay.arguments import arguments_of, has_numbers
 
 _INSERTS = {
     *("fill", "masked_fill", "full", "full_like", "scalar_tensor", "where", "index_put", "copy", "lift_fresh", "masked_scatter"),
@@ -93,8 +94,9 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         assert self.trace is not None
         raising = [call for call in self.trace.calls if call.error]
         module = max(raising, key=lambda call: call.depth).site if raising else ""
-        line = _users_line(reversed([*walk_tb(error.__traceback__)]))
-        place = replace(self._last or Place(""), module=module, **line)
+        frames = [*walk_tb(error.__traceback__)]
+        in_operation = any(frame.f_code is NonfiniteTrace.__torch_dispatch__.__code__ for frame, _ in frames)
+        place = replace((in_operation and self._last) or Place(""), module=module, **_users_line(reversed(frames)))
         return Failure("error", place, "forward", f"{type(error).__name__}: {error}".splitlines()[0][:300])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -104,11 +106,12 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         nans = any(bool(torch.isnan(tensor).any()) for tensor in bad_inputs)
         name = func.overloadpacket.__name__.rstrip("_") if func.overloadpacket.__name__.strip("_") else str(func)
         backward = in_backward()
-        place = self._place_in_backward() if backward else self._place(name, func._schema, args, given)
+        own = self._place(name, func._schema, args, given) if not backward or _in_users_backward() else None
+        place = own or self._place_in_backward()
         output = func(*args, **given)
         for tensor in _floats(output):
             if _nonfinite(tensor):
-                self._look(tensor, place, name, bad_inputs, nans, "backward" if backward else "forward")
+                self._look(tensor, place, name, bad_inputs, nans, "forward" if own else "backward")
             elif _key(tensor) in self._causes and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
                 del self._causes[_key(tensor)]  # written over
         return output
@@ -185,16 +188,20 @@ def nonfinite_inputs(model: nn.Module, batch: Any) -> Iterator[tuple[str, str, T
     """
     tensors = [("data", name, tensor) for name, tensor in tensors_of(batch).items()]
     tensors += [("weights", name, tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())]
-    return (entry for entry in tensors if has_values(entry[2]) and _nonfinite(entry[2]))
+    return (entry for entry in tensors if _nonfinite(entry[2]))
 
 
 def _floats(values: Any) -> Iterator[Tensor]:
-    return (t for t in tensors_in(values) if (t.is_floating_point() or t.is_complex()) and t.layout == torch.strided)
+    return filter(_is_read, tensors_in(values))
+
+
+def _is_read(tensor: Tensor) -> bool:
+    wide = tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype.itemsize > 1)  # torch looks at no float of 8 bits
+    return wide and has_numbers(tensor)
 
 
 def _nonfinite(tensor: Tensor) -> bool:
-    real = (tensor.is_floating_point() or tensor.is_complex()) and tensor.layout == torch.strided
-    return real and not bool(torch.isfinite(tensor).all())
+    return _is_read(tensor) and not bool(torch.isfinite(tensor).all())
 
 
 def _key(tensor: Tensor) -> int:
@@ -224,6 +231,12 @@ def _users_line(frames: Iterable[tuple[FrameType, int]]) -> dict[str, Any]:
             function = getattr(code, "co_qualname", code.co_name).rpartition("<locals>.")[2]
             return {"where": f"{Path(file).name}:{line}", "code": linecache.getline(file, line).strip(), "function": function}
     return {}
+
+
+def _in_users_backward() -> bool:
+    """Whether an operation of the backward pass is called by the backward of a ``torch.autograd.Function`` of the user's."""
+    frames = takewhile(lambda entry: entry[0].f_code.co_filename != torch.autograd.__file__, walk_stack(sys._getframe(1)))
+    return bool(_users_line(frames))
 
 
 def _is_users(file: str) -> bool:

@@ -56,6 +56,7 @@ _OVERFLOWS = {
     *("convolution", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
 }
 """Operations that are finite for all finite numbers but those that are too large."""
+_OF_MATRICES = tuple(f"linalg_{name}" for name in ("cholesky", "eig", "inv", "ldl", "lu", "qr", "slogdet", "solve", "svd"))
 
 
 def operation_of(failure: Failure) -> str:
@@ -86,7 +87,9 @@ def explained(step: BadStep) -> Explanation | None:
     if failure.source not in ("operation", "error"):
         return None
     name = operation_of(failure)
-    judge = next((judge for names, judge in _JUDGES if name in names), _of_matrix if name.startswith("linalg_") else _of_size)
+    if failure.source == "error" and name != "binary_cross_entropy" and "LinAlgError" not in failure.value.partition(":")[0]:
+        return None
+    judge = next((judge for names, judge in _JUDGES if name in names), _of_matrix if name.startswith(_OF_MATRICES) else _of_size)
     return judge(step, name) or _of_constant(failure) or _of_size(step)
 
 
@@ -105,7 +108,9 @@ def _of_points(step: BadStep, name: str) -> Explanation | None:
     argument = failure.place.argument(points.argument)
     if argument is None:
         return Explanation("0", "The divisor is 0 in the code.") if failure.place.settings.get("other") == 0 else None
-    found = next((one for one in (*points.value, *points.slope) if argument.counts.get(one)), "")
+    last = "zero" if failure.value == "NaN" and failure.phase == "forward" else ""  # the log of 0 is infinite, of less NaN
+    value = sorted(points.value, key=lambda one: one == last)
+    found = next((one for one in (*value, *points.slope) if argument.counts.get(one)), "")
     if not found or (found in points.slope and failure.phase == "forward"):
         return None
     of, are = _WORDS[found]
@@ -124,13 +129,14 @@ def _of_points(step: BadStep, name: str) -> Explanation | None:
 
 
 def _of_power(step: BadStep, _: str) -> Explanation | None:
-    place = step.failure.place
-    base, exponent = place.argument("self"), place.settings.get("exponent")
-    if base is None or (exponent is not None and exponent >= 1 and exponent % 1 == 0):
+    place, backward = step.failure.place, step.failure.phase == "backward"
+    base, exponent, exponents = place.argument("self"), place.settings.get("exponent"), place.argument("exponent")
+    if base is None:
         return None
-    found = "negative" if base.low < 0 and (exponent is None or exponent % 1) else "zero"
+    root = base.low < 0 and (exponent is None or exponent % 1) and (backward or step.failure.value == "NaN")
+    found, lowest = "negative" if root else "zero", exponent if exponents is None else exponents.low
     count = base.counts.get(found, 0)
-    if not count:
+    if not count or lowest is None or (not root and not lowest < (1 if backward else 0)):
         return None
     why = f"{_counted(count, base.elements, 'bases')} {_WORDS[found][1]}"
     why += "" if exponent is None else f", and the exponent is {exponent:g}"
@@ -245,7 +251,11 @@ def _of_size(step: BadStep, _: str = "") -> Explanation | None:
     arguments = [one for one in failure.place.arguments if not math.isnan(one.low)]
     to = failure.place.settings.get("dtype") or next((one.dtype for one in arguments if "float" in one.dtype), "float32")
     half = to == "float16"
-    if not arguments or not (half or (operation_of(failure) in _OVERFLOWS and failure.value != "NaN")):
+    if (
+        not arguments
+        or operation_of(failure) not in (*_OVERFLOWS, "to")
+        or not (half or (failure.phase, failure.value != "NaN") == ("forward", True))
+    ):
         return None
     sizes = [f"{max(abs(one.low), abs(one.high)):.3g}" for one in arguments[:2]]
     why = f"The largest of its inputs {'is' if len(sizes) == 1 else 'are'} {' and '.join(sizes)}; {to} ends at {_largest(to):.4g}."

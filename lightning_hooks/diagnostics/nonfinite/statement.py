@@ -36,6 +36,7 @@ def state(step: BadStep) -> Statement:
     why = "" if found is None else found.why
     if failure.source == "error":
         error = failure.value.partition(":")[0].lstrip("_")  # its text may hold values of the data
+        name = name if failure.place.operation else "the code"
         return Statement(f"{error} in {name}", f"{name} raises {error} in {where}.", why)
     if failure.phase == "forward":
         title = f"{name} {'by' if name == 'division' else 'of'} {found.of}" if found is not None else f"{failure.value} from {name}"
