@@ -44,7 +44,7 @@ def stored(holder: object, name: str, default: Any = None) -> Any:
         if name in vars(kind):
             value = vars(kind)[name]
             if isinstance(value, MemberDescriptorType):
-                return _in_slot(value, holder, default)
+                return in_slot(value, holder, default)
             return default if hasattr(type(value), "__get__") else value
     return default
 
@@ -85,7 +85,8 @@ def entries_of(container: list[Any] | tuple[Any, ...] | set[Any] | Mapping[Any, 
     return entries
 
 
-def _in_slot(slot: Any, holder: object, default: Any) -> Any:
+def in_slot(slot: Any, holder: object, default: Any) -> Any:
+    """What an object holds in a slot."""
     try:
         return slot.__get__(holder)
     except AttributeError:  # nothing was assigned yet

@@ -14,9 +14,11 @@ from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep, Failure
 from lightning_hooks.diagnostics.nonfinite.statement import state
 from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.replay.arguments import has_numbers
 from lightning_hooks.replay.generators import Generators
-from lightning_hooks.replay.rerun import Outcome, StepRerun
+from lightning_hooks.replay.rerun import Outcome, StepRerun, shallow
 from lightning_hooks.replay.rows import BatchRows
+from lightning_hooks.replay.state import same_bits, set_values
 from lightning_hooks.replay.trace import NonfiniteTrace, nonfinite_inputs, tensors_of
 
 MOST_RUNS = 64
@@ -144,10 +146,15 @@ def blame(
     buffers = list(buffers)
     size = batch_size(batch, rows)
     tracer = NonfiniteTrace(model, batch, size)
+    as_given = [(tensor, tensor.detach().clone()) for tensor in tensors_of(batch).values() if has_numbers(tensor)]
     with again() as rerun:
 
         def run(part: Any, **options: Any) -> Outcome:
-            return rerun.run(part, generators, backward=not crashed, scale=scale, buffers=buffers, **options)
+            outcome = rerun.run(shallow(part), generators, backward=not crashed, scale=scale, buffers=buffers, **options)
+            for tensor, values in as_given:  # a step may write into its batch
+                if not same_bits(tensor, values):
+                    set_values(tensor, values)
+            return outcome
 
         outcome = run(batch, within=tracer.within)
         if outcome.error is not None and not crashed:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lightning_hooks.hooks.attributes import exchange
 from lightning_hooks.hooks.listener import all_closed
 from lightning_hooks.replay.generators import Generators, set_generators
-from lightning_hooks.replay.state import ModelSnapshot, NotRestoredError
+from lightning_hooks.replay.state import ModelSnapshot, NotRestoredError, set_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class StepRerun:
         """
         assert self._snapshot is not None, "use it in a with block"
         for tensor, value in buffers:
-            tensor.data.copy_(value)
+            set_values(tensor, value)
         set_generators(self._snapshot.generators if generators is None else generators, self._device)
         try:
             with self._alone(), within():

@@ -127,6 +127,8 @@ class ChangedBuffers:
             self._changing = [buffer for buffer, end in zip(buffers, ends, strict=True) if end <= MOST_BYTES]
             self._before, self._known = [buffer.clone() for buffer in self._changing], False
         elif self._changing:
+            pairs = zip(self._changing, self._before, strict=True)
+            self._before = [old if old.shape == buffer.shape else torch.empty_like(buffer) for buffer, old in pairs]
             torch._foreach_copy_(self._before, self._changing)
 
     def after_forward(self) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from copy import copy
 from functools import partial
 from operator import attrgetter, methodcaller
+from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.hooks.attributes import contents
+from lightning_hooks.hooks.attributes import contents, in_slot
 from lightning_hooks.hooks.tensors import copied
 from lightning_hooks.replay.generators import Generators, GeneratorWatch, set_generators
 
@@ -87,16 +90,16 @@ class ModelSnapshot:
         if isinstance(value, Tensor):
             return self._keep_tensor(value, name)
         if isinstance(value, nn.Module) or _has_plain_attributes(value):
-            own = contents(value)
+            own, in_slots = contents(value), self._keep_slots(value, name)
             self._keep_mapping(own, name)
-            return [(entry, f"{name}.{key}") for key, entry in own.items() if key not in TRAINER]
+            return [(entry, f"{name}.{key}") for key, entry in (*own.items(), *in_slots) if key not in TRAINER]
         if isinstance(value, dict):
             self._keep_mapping(value, name)
             return [(entry, f"{name}[{key!r}]") for key, entry in dict.items(value)]
         if isinstance(value, list | deque):
-            copy = list(value)
-            self._add(name, lambda: _ids(value), lambda: _refill(value, copy))
-            return [(entry, f"{name}[{place}]") for place, entry in enumerate(copy)]
+            entries = list(value)
+            self._add(name, lambda: _ids(value), lambda: _refill(value, entries))
+            return [(entry, f"{name}[{place}]") for place, entry in enumerate(entries)]
         if isinstance(value, tuple):
             return [(entry, f"{name}[{place}]") for place, entry in enumerate(tuple.__iter__(value))]
         kind = next((kind for kind in _KINDS if isinstance(value, kind)), None)
@@ -114,17 +117,23 @@ class ModelSnapshot:
             self._add(name, partial(_version, tensor), lambda: None)
             return []
         gradient, required = tensor.grad if tensor.is_leaf else None, tensor.requires_grad
-        copy = values.detach().clone()
+        kept = values.detach().clone()
 
         def put() -> None:
-            if not _same(values, copy):
-                values.data.copy_(copy)
+            if not same_bits(values, kept):
+                set_values(values, kept)
             if tensor.is_leaf:
                 tensor.grad = gradient
                 tensor.requires_grad_(required)
 
-        self._add(name, lambda: (_same(values, copy), id(tensor.grad) if tensor.is_leaf else 0, tensor.requires_grad), put)
+        self._add(name, lambda: (same_bits(values, kept), id(tensor.grad) if tensor.is_leaf else 0, tensor.requires_grad), put)
         return [] if gradient is None else [(gradient, f"{name}.grad")]
+
+    def _keep_slots(self, value: Any, name: str) -> list[tuple[str, Any]]:
+        held = [(slot, slot.__get__(value)) for slot in _slots(value)]
+        for slot, entry in held:
+            self._add(f"{name}.{slot.__name__}", partial(_id_in, slot, value), partial(slot.__set__, value, entry))
+        return [(slot.__name__, entry) for slot, entry in held]
 
     def _keep_mapping(self, mapping: dict[Any, Any], name: str) -> None:
         items = list(dict.items(mapping))
@@ -163,21 +172,46 @@ def _has_plain_attributes(value: Any) -> bool:
     module = kind.__module__ or ""
     if module.partition(".")[0] in _OUTSIDE or module.startswith(_OUTSIDE_IN_TORCH):
         return False
-    return not isinstance(value, _CONTAINERS) and not callable(getattr(kind, "__next__", None)) and bool(contents(value))
+    return (
+        not isinstance(value, _CONTAINERS)
+        and not callable(getattr(kind, "__next__", None))
+        and bool(contents(value) or _slots(value))
+    )
+
+
+def _slots(value: Any) -> list[Any]:
+    """The slots of an object that hold something; of classes that are written in Python."""
+    members = [member for kind in type(value).__mro__ if "__slots__" in vars(kind) for member in vars(kind).values()]
+    unset = object()
+    return [each for each in members if isinstance(each, MemberDescriptorType) and in_slot(each, value, unset) is not unset]
 
 
 def _ids(values: Iterable[Any]) -> list[int]:
     return [id(value) for value in values]
 
 
+def _id_in(slot: Any, value: Any) -> int:
+    return id(slot.__get__(value))
+
+
 def _set_to(value: set[Any], members: set[Any]) -> None:
-    value.clear()
-    value.update(members)
+    if value != members:  # to fill a set anew may change its order
+        value.clear()
+        value.update(members)
+
+
+def set_values(tensor: Tensor, values: Tensor) -> None:
+    """Put values into a tensor, which may have grown since."""
+    if (tensor.shape, tensor.dtype) == (values.shape, values.dtype):
+        tensor.data.copy_(values)
+    else:
+        tensor.data = values.clone()
 
 
 _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     set: (set, set, _set_to),
     bytearray: (bytes, bytes, lambda value, data: value.__setitem__(slice(None), data)),
+    array: (copy, methodcaller("tobytes"), lambda value, state: value.__setitem__(slice(None), state)),
     np.ndarray: (methodcaller("copy"), methodcaller("tobytes"), np.copyto),
     random.Random: (methodcaller("getstate"), methodcaller("getstate"), lambda value, state: value.setstate(state)),
     torch.Generator: (
@@ -211,7 +245,7 @@ def _version(tensor: Tensor) -> int:
         return 0 if tensor.is_inference() else tensor._version
 
 
-def _same(tensor: Tensor, other: Tensor) -> bool:
+def same_bits(tensor: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same bits, NaN included, and the same shape and type."""
     alike = tensor.shape == other.shape and tensor.dtype == other.dtype
     whole = (each.detach().resolve_conj().resolve_neg().contiguous() for each in (tensor, other))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections import Counter, deque
 from typing import Any
 
@@ -23,6 +24,13 @@ class Meter:
         self.total, self.values = 0.0, []
 
 
+class Slots:
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+
 class Net(nn.Module):
     """A step that changes everything a step can change."""
 
@@ -33,6 +41,9 @@ class Net(nn.Module):
         self.register_buffer("queue", torch.zeros(5))
         self.count, self.seen, self.kinds, self.last = 0, [], Counter(), deque(maxlen=2)
         self.members, self.table, self.meter, self.plain = {1}, np.zeros(3), Meter(), torch.zeros(2)
+        self.slots, self.numbers, self.growing = Slots(), array("d", [1.0]), torch.zeros(1)
+        self.order = set(range(1000))
+        self.order -= self.order - {1, 8}  # in a new set 8 is the first
         self.own = random.Random(3)
         self.dice = np.random.default_rng(4)
         self.generator = torch.Generator().manual_seed(5)
@@ -49,6 +60,9 @@ class Net(nn.Module):
         self.meter.total += 1.0
         self.meter.values.append(2)
         self.plain.add_(1)
+        self.slots.total += 1.0
+        self.numbers.append(2.0)
+        self.growing.data = torch.cat([self.growing, self.plain[:1]])
         self.late = batch
         self.queue[0] = self.own.random() + self.dice.random() + random.random() + np.random.rand()  # noqa: NPY002  as users do
         self.teacher.weight.data.mul_(0.9)
@@ -60,7 +74,8 @@ class Net(nn.Module):
 
 def everything(net: Net) -> Any:
     plain = (net.count, net.seen, net.kinds, list(net.last), net.members, net.table.tolist(), vars(net.meter), net.late)
-    tensors = [*net.state_dict().values(), net.plain, net.hidden[0].weight, net.layer.weight.grad]
+    plain += net.slots.total, net.numbers, list(net.order)  # type: ignore[assignment]
+    tensors = [*net.state_dict().values(), net.plain, net.growing, net.hidden[0].weight, net.layer.weight.grad]
     generators = net.own.getstate(), net.dice.bit_generator.state, net.generator.get_state().tolist()
     rest = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist(), net.layer.bias.requires_grad  # noqa: NPY002  as users do
     return repr((plain, [tensor.tolist() for tensor in tensors], generators, rest))

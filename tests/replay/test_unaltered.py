@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import seed_everything
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lightning_hooks import GradientFlowMonitor, TrainingMonitor
 from lightning_hooks.declare.host import TrainingSetup
 from lightning_hooks.replay import watch
-from tests.replay.planted import BAD, Net, fit
+from tests.replay.planted import BAD, Net, data, fit
 from tests.support.models import trainer
 
 
@@ -39,6 +42,40 @@ def test_gradient_flow_monitor_alone_does_the_same(tmp_path: Path) -> None:
     monitor = GradientFlowMonitor(summary=False, capsule=tmp_path)
     assert fit([monitor]).left == expected
     assert nonfinite(monitor).samples == (BAD,)
+
+
+class WritesIntoItsBatch(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("growing", torch.zeros(0), persistent=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch.pop("x"), batch.pop("y")
+        x[:, 1].add_(0.01)
+        self.growing.data = torch.cat([self.growing, x[:1, 0]])
+        return super().training_step((x, y), batch_idx)
+
+
+class Batches:
+    def __init__(self) -> None:
+        self.all = [{"x": x.clone(), "y": y} for x, y in DataLoader(data(), batch_size=8)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return ({**batch} for batch in self.all)
+
+
+def test_a_step_that_writes_into_its_batch_is_run_again_without_a_trace(tmp_path: Path) -> None:
+    left = []
+    for callbacks in ([], [TrainingMonitor(summary=False, capsule=tmp_path)]):
+        seed_everything(5, verbose=False)
+        batches, model = Batches(), WritesIntoItsBatch()
+        trainer(callbacks, max_epochs=2).fit(model, batches)
+        left.append(repr([batches.all, model.state_dict(), model.growing.tolist()]))
+    assert left[0] == left[1]
+    alert = nonfinite(callbacks[0])
+    assert alert.diagnosis == "1 of 8 inputs is 0."
+    [folder] = tmp_path.iterdir()
+    assert json.loads((folder / "capsule.json").read_text())["blame"]["rows"] == [BAD % 8]
 
 
 def test_a_healthy_run_writes_no_capsule_and_runs_no_step_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
