@@ -16,6 +16,7 @@ from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep
 from lightning_hooks.diagnostics.nonfinite.operations import explained
 from lightning_hooks.diagnostics.nonfinite.statement import state
+from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.ring import Ring, StepEvidence
@@ -126,7 +127,9 @@ class ReplayResults:
         place = holding[0] if holding else place
         known = [(rank, shown) for rank, shown in self._by_rank() if shown.blame.step is not None]
         (rank, shown), (title, what, why) = known[0], state(step)
-        if failure.source == "weights" and (alert.kind, alert.site) == (kind, site):
+        gradients = window.report(GradientFlowReport)
+        at_start = gradients is not None and site in gradients.model_setup.nonfinite_weights
+        if at_start and failure.source == "weights" and (alert.kind, alert.site) == (kind, site):
             return place, alert  # its rule knows more
         lead = Alert(
             *(kind, site, alert.value, alert.threshold, alert.epoch, alert.step, "critical", what),

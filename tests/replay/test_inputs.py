@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_hooks import TrainingMonitor
@@ -73,6 +74,22 @@ def test_a_weight_that_is_nan_at_the_start_is_the_cause(kind: Any) -> None:
     assert alert.message == "1 of its 256 numbers is NaN or infinite since before the first step, the first at [3, 5]."
     assert "finite again" in alert.diagnosis
     assert alert.advice[0].startswith("Initialise net.2.weight again")
+
+
+class Breaks(Callback):
+    """Makes a weight NaN before the fifth step."""
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 5:
+            module.net[2].bias.data[1] = math.nan
+
+
+def test_a_weight_that_becomes_nan_between_steps_is_named() -> None:
+    monitor = TrainingMonitor(summary=False)
+    trainer([Breaks(), monitor], max_epochs=1).fit(Classifier(mlp()), loader(n=160))
+    [alert] = (one for one in monitor.alerts if one.kind == "nonfinite" and not one.cause)
+    assert (alert.site, alert.batch, alert.since_step) == ("net.2.bias", 5, 5)
+    assert alert.message == "net.2.bias was NaN before the step, and no step makes it finite again."
 
 
 def test_a_weight_that_nothing_uses_is_an_info() -> None:
