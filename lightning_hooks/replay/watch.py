@@ -191,7 +191,9 @@ class StepWatch:
         """Gradients are ready, and the update has not been: the moment to judge the step, on the CPU."""
         suspect, self._suspect = self._suspect, None
         if self._now is not None:
-            self._now.evidence.step, self._step = step.global_step, step.global_step + 1
+            if self._host.setup.automatic_optimization or self._now.evidence.flag is not True:  # else it is that of its loss
+                self._now.evidence.step = step.global_step
+            self._step = step.global_step + 1
         if self._requested and self._now is not None:
             self._write(self._now, "requested", None)
             self._requested = False

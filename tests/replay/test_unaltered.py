@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,10 +135,36 @@ class Manual(Net):
 
 def test_under_manual_optimisation_the_samples_of_the_batch_are_named(tmp_path: Path) -> None:
     monitor = TrainingMonitor(summary=False, capsule=tmp_path)
-    assert fit([monitor], model=Manual()).left == fit([], model=Manual()).left
+    model = Manual()
+    expected = fit([], model=copy.deepcopy(model)).left
+    assert fit([monitor], model=model).left == expected
     alert = nonfinite(monitor)
     assert BAD in alert.samples
     assert len(alert.samples) == 8
+
+
+class TwoOptimizers(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for place, optimizer in enumerate(self.optimizers()):
+            loss = self.head(self.body(batch[0])).square().mean() * (torch.inf if (batch_idx, place) == (3, 1) else 1.0)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(module.parameters(), 1e-3) for module in (self.body, self.head)]
+
+
+def test_under_manual_optimisation_the_step_is_that_of_the_message() -> None:
+    monitor = TrainingMonitor(summary=False, every_n_steps=1)
+    fit([monitor], bad=False, model=TwoOptimizers())
+    alert = next(alert for alert in monitor.alerts if alert.kind == "loss_nonfinite")
+    assert "first in batch 3 of the epoch, at global step 6." in alert.message
+    assert alert.since_step == 6
 
 
 def test_a_model_that_cannot_be_put_back_is_not_run_again(tmp_path: Path) -> None:
