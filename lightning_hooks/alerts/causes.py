@@ -68,8 +68,9 @@ def in_order_of_cause(window: Window, books: Sequence[AlertBook] = (), lead: Ale
     ordered: list[list[Alert]] = [[] for _ in reports]
     roots = []
     for node in sorted((node for node in nodes if node.cause is None), key=lambda node: (not node.serious, _rank(node))):
-        consequences = tuple(alerts[effect.number].name for effect in node.consequences)
         alert, earlier = alerts[node.number], _earlier_step(node, reports)
+        names = (alerts[effect.number].name for effect in node.consequences)  # a module's output and its gradient have one name
+        consequences = tuple(name for name in dict.fromkeys(names) if name != alert.name)
         diagnosis = f"{alert.diagnosis}{earlier}".strip() if earlier else alert.diagnosis
         alert = dataclasses.replace(alert, cause="", consequences=consequences, diagnosis=diagnosis)
         ordered[node.report].append(alert)

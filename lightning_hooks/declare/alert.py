@@ -134,7 +134,7 @@ class Alert:
             lines.append(f"{'why: ' if why else ''}{why} {self.of_samples} {self.follows}")
         if self.advice:
             first, *more = self.advice
-            where = f" ({len(more)} more in Alert.advice and in the health report)" if more else ""
+            where = f" ({len(more)} more in the report)" if more else ""
             lines.append(f"try: {inside_a_sentence(first.removeprefix('Try ').rstrip('.'))}{where}.")
         return "\n  ".join(" ".join(line.split()) for line in lines)  # a line each, whoever wrote the texts
 

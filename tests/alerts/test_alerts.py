@@ -127,7 +127,7 @@ def test_an_alert_prints_each_of_its_texts_once() -> None:
     assert str(found).splitlines() == [
         f"[critical] dead at net.1 (epoch 0, step 32, since step 4, batch 4): {seen}",
         f"  why: {why} Consequences: zero at 2 sites (a, b).",
-        "  try: a lower rate (1 more in Alert.advice and in the health report).",
+        "  try: a lower rate (1 more in the report).",
     ]
     for text in (seen, why, first, second):
         assert repr(found).count(text) == 1

@@ -77,6 +77,27 @@ def test_what_was_delivered_before_stays_the_cause_of_what_spread_from_it(model:
     assert set(root.consequences) == {"nonfinite at site0", "nonfinite at site1", "nonfinite at site3"}
 
 
+def test_consequences_name_a_site_once(model: Any) -> None:
+    """The output and the gradient of a module have one name."""
+    report = with_alerts(model[0], *(f"nonfinite at site{i}" for i in (0, 1, 2)))
+    flow = with_alerts(model[1], *(f"nonfinite at site{i}" for i in (2, 1, 0)))
+    ((_, root), *others) = in_order_of_cause(Window([report, flow])).roots
+    assert (root.name, others) == ("nonfinite at site0", [])
+    assert root.consequences == ("nonfinite at site1", "nonfinite at site2")
+    assert root.follows == "Consequences: nonfinite at 2 sites (site1, site2)."
+
+
+@pytest.mark.parametrize(("value", "explains"), [(31.0, True), (0.75, False)])  # steps with old gradients; a share thrown away
+def test_gradients_that_add_up_explain_what_large_steps_bring_about(model: Any, value: float, explains: bool) -> None:
+    clip = with_alerts(ClipReport(3, 120, {}), "not_zeroed at 0-SGD", values={"0-SGD": value})
+    features = with_alerts(model[0], "dead at site1", values={"site1": 0.9})
+    flow = with_alerts(model[1], "exploding at site2", "spike at 0-SGD")
+    effects = {"dead at site1", "exploding at site2", "spike at 0-SGD"}
+    found = roots(features, flow, clip)
+    assert set(found["not_zeroed at 0-SGD"]) == (effects if explains else set())
+    assert set(found) == {"not_zeroed at 0-SGD"} | (set() if explains else effects)
+
+
 def test_a_parameter_counts_from_its_batch_where_that_is_known(model: Any) -> None:
     features = with_alerts(model[0], "nonfinite at site0")
     features.sites["site0"] = replace(features.sites["site0"], first_nonfinite_batch=20)
