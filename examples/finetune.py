@@ -3,8 +3,8 @@
     python examples/finetune.py                    # watch the gradient reach the backbone once it is unfrozen
     python examples/finetune.py --fault detached   # a forgotten detach(): unfrozen, but it does not learn
 
-Freezing and unfreezing is Lightning's BackboneFinetuning. GradientFlowMonitor follows it: a frozen layer is listed as silent,
-not as zero, and an unfrozen layer without a gradient raises an alert.
+Freezing and unfreezing is Lightning's BackboneFinetuning. GradientFlowMonitor follows it: a frozen layer is listed without a
+gradient, not as zero, and an unfrozen layer without a gradient raises an alert.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class EpochLines(Callback):
         print(
             f"Epoch {report.epoch}, backbone {'frozen' if frozen else 'free'}: accuracy {accuracy:.1%}; "
             f"gradients at {', '.join(f'{name} ({norm:.2g})' for name, norm in norms.items())}; "
-            f"silent: {', '.join(report.silent) or 'none'}."
+            f"no gradient at: {', '.join(report.silent) or 'none'}."
         )
 
 

@@ -244,7 +244,7 @@ def _course(books: Sequence[AlertBook], observed: bool, problems: Sequence[Probl
     serious = [problem for problem in problems if problem.severity != "info"]
     if not serious:
         infos = some(list(dict.fromkeys(problem.what for problem in problems)), 3)
-        judged = f"no alert above info ({infos})" if infos else "no rule broken"
+        judged = f"no alert above info (infos: {infos})" if infos else "no rule broken"
         text = f"{_count(longest.windows, window_of(longest.unit))}, {judged}{loss}."
         return status, text, text
     first = serious[0]

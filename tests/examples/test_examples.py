@@ -84,9 +84,9 @@ def test_finetune_follows_the_unfreezing(run_here: Run) -> None:
     printed = run_here("finetune")
     lines = [line for line in printed.splitlines() if line.startswith("Epoch")]
     for line in lines[:2]:
-        assert re.search(r"backbone frozen: .* gradients at head.weight \([\d.]+\); silent: backbone.conv1, ", line)
+        assert re.search(r"backbone frozen: .* gradients at head.weight \([\d.]+\); no gradient at: backbone.conv1, ", line)
     for line in lines[2:]:
-        assert re.search(r"backbone free: .* gradients at backbone.conv1.weight .*, head.weight .*; silent: none.", line)
+        assert re.search(r"backbone free: .* gradients at backbone.conv1.weight .*, head.weight .*; no gradient at: none.", line)
     assert "Alerts: none." in printed
     assert len(epoch_rows("gradient_flow/backbone.conv1.weight/norm")) == 4
 
@@ -128,7 +128,7 @@ def test_hugging_faces_trainer_is_observed(tmp_path: Path) -> None:
     assert number(r"(\d+) of \d+ steps of the last epoch", done.stdout) == number(
         r"\d+ of (\d+) steps of the last epoch", done.stdout
     )
-    assert "always_clipped" in done.stdout
+    assert "clipping at nearly every step" in done.stdout
     assert "Attention is seen at 2 sites." in done.stdout
     assert (tmp_path / "logs" / "lightning_hooks" / "report.html").exists()
 

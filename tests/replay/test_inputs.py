@@ -96,7 +96,7 @@ def test_a_weight_that_nothing_uses_is_an_info() -> None:
     module, monitor = Classifier(mlp()), TrainingMonitor(summary=False)
     module.register_parameter("spare", nn.Parameter(torch.full((2,), math.nan), requires_grad=False))
     trainer([monitor]).fit(module, loader())
-    assert monitor.verdict.startswith("1 epoch, no alert above info (NaN or infinite values)")
+    assert monitor.verdict.startswith("1 epoch, no alert above info (infos: NaN or infinite values)")
 
 
 def test_a_batch_is_looked_at_under_manual_optimization() -> None:

@@ -149,7 +149,7 @@ def test_the_gravest_comes_first_and_infos_last(verdict_of):
 
 
 def test_infos_alone_are_healthy(verdict_of):
-    assert verdict_of([("silent", "a", "info")]).headline == "1 epoch, no alert above info (modules that were not measured)."
+    assert verdict_of([("silent", "a", "info")]).headline == "1 epoch, no alert above info (infos: modules that were not measured)."
 
 
 def test_a_kind_of_the_users_own_is_reported_in_its_words(verdict_of):

@@ -271,8 +271,9 @@ def loss_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     first = loss.recent[0] if facts.flow.epoch == 0 and loss.recent else loss.start
     guess = math.log(classes)
-    found.add(0.6 < first / guess / size < 1.7, 0.75, f"it starts at {first:.3g}, {first / guess:.3g} times that of guessing")
-    text = f"The loss starts at {first:.3g}, about {size:.0f} times that of guessing ({guess:.2g}): it is summed over the batch."
+    times = f"{first / guess:.3g} times that of guessing"
+    found.add(0.6 < first / guess / size < 1.7, 0.75, f"it starts at {first:.3g}, {times}")
+    text = f"The loss starts at {first:.3g}, {times} ({guess:.2g}), with a batch of {size:.0f}: it is summed over the batch."
     return text, _scale_loss(float(f"{1 / size:.2g}"), 'reduction="mean"')
 
 

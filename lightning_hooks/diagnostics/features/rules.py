@@ -151,9 +151,9 @@ KINDS = (
         "so they cannot recover by themselves.",
         formula="dead_fraction = units that are 0 in every sampled batch of the epoch / units of the layer\n\n"
         "alert if dead_fraction > {Dead.threshold}\n"
-        "      or dead_fraction > {Dead.dying} and dead_fraction - dead_fraction in the first epoch > {Dead.growth},\n"
-        "from {Dead.min_samples} values of each unit on, unless all units are dead;\n"
-        "of fewer than {Dead.min_units} units from {Dead.of_few} on",
+        "      or dead_fraction > {Dead.dying} and dead_fraction - dead_fraction in the first epoch > {Dead.growth}\n"
+        "In a layer of fewer than {Dead.min_units} units the limit is at least {Dead.of_few}.\n"
+        "With fewer than {Dead.min_samples} values of each unit only a layer whose units are all dead is judged.",
         severities="warning; critical if all units are dead",
         advice=("Try a lower learning rate or a warm-up", "Check the layer's bias and initialisation",
             "Use a LeakyReLU or GELU in its place"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,8 @@ def test_a_loss_that_is_summed_is_named_where_every_step_is_clipped() -> None:
     module = Net(lambda p: torch.optim.SGD(p, lr=0.1), lambda output, batch: F.cross_entropy(output, batch[1], reduction="sum"))
     clipped = next(alert for alert in alerts_of(module, data(), gradient_clip_val=1e-1) if alert.kind == "always_clipped")
     assert clipped.causes[0].name == "loss_summed"
+    (said,) = re.findall(r"([\d.]+) times that of guessing \(1\.4\), with a batch of 16: it is summed", clipped.causes[0].statement)
+    assert said in "".join(clipped.causes[0].evidence_for)
     assert (clipped.remedies[0].op, clipped.remedies[0].target, clipped.remedies[0].to) == ("scale", "loss", 0.062)
 
 
