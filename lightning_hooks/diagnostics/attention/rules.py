@@ -31,7 +31,7 @@ def wrong_mask(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if alert.site in _last(facts).target_shown:
         found.add(True, 0.8, "each query may attend to the token that is its target")
         remedy = replace(mask, "a causal one", "a loss that falls on new data too", "is_causal=True")
-        return f"No mask hides the token that comes next from {alert.site}, or one with the opposite meaning.", [remedy]
+        return f"{alert.site} has no mask that hides the next token from a query, or one with the opposite meaning.", [remedy]
     found.add(True, 0.7, alert.message)
     return "A mask hides all keys.", [replace(mask, "its opposite, if that was meant", code="~mask")]
 
@@ -309,7 +309,7 @@ KINDS = (
         advice=("Check that queries and keys differ between positions", "Check the gradients of the query and key weights"),
     ),
     Kind(
-        "masked_rows", "Queries that may attend to no key", group="Attention, experts, residual streams",
+        "masked_rows", "A mask that hides every key or shows the target", group="Attention, experts, residual streams",
         rank=800, stops_learning=True,
         about="nonfinite", measures="share",
         hypotheses=(wrong_mask,),
