@@ -6,12 +6,9 @@ reads and computes is neither the user's to see (a FLOP counter would count it) 
 
 from __future__ import annotations
 
-import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import FrameType
 from typing import Any
 
 import torch
@@ -48,8 +45,6 @@ def remove_mode(mode: TorchFunctionMode) -> None:
         above.append(top)
     for other in reversed(above):
         _push(other)
-    _INSERTED.discard(mode)
-    vars(F)["warnings"] = _CALLERS_LINE if _INSERTED else warnings
 
 
 def lowest_place() -> int:
@@ -62,38 +57,6 @@ def insert_mode(mode: TorchFunctionMode, below: int) -> None:
     above = [_pop() for _ in range(function_modes() - below)]
     for other in (mode, *reversed(above)):
         _push(other)
-    _INSERTED.add(mode)
-    vars(F)["warnings"] = _CALLERS_LINE
-
-
-class _CallersLine:
-    """``warnings`` for ``torch.nn.functional`` while a mode of ours passes its calls on.
-
-    The line that a warning points at, and by which it is shown once, is the one without the mode.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(warnings, name)
-
-    def warn(self, message: Any, category: Any = None, stacklevel: int = 1, **kwargs: Any) -> None:
-        """Warn as ``warnings.warn`` does, without counting the frames between a call and the same call passed on."""
-        frame, level, counted = sys._getframe(1), 1, 1
-        while counted < stacklevel and frame.f_back is not None:
-            called, frame, level = frame, frame.f_back, level + 1
-            counted += 1
-            if _passes_on(frame):
-                while frame.f_back is not None and frame.f_code is not called.f_code:
-                    frame, level = frame.f_back, level + 1
-                counted -= 1
-        warnings.warn(message, category, stacklevel=level + 1, **kwargs)
-
-
-def _passes_on(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "__torch_function__" and frame.f_globals.get("__name__", "").startswith("lightning_hooks.")
-
-
-_CALLERS_LINE = _CallersLine()
-_INSERTED: set[TorchFunctionMode] = set()
 
 
 # A mode has to leave before those that were entered after it, which has no public name.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hooks.diagnostics.nonfinite.bad_step import Argument
+from lightning_hooks.diagnostics.nonfinite.bad_step import Operand
 from lightning_hooks.diagnostics.nonfinite.operations import POINTS
 from lightning_hooks.hooks.tensors import has_values, tensors_in
 
@@ -23,7 +23,7 @@ _REDUCE = ("softmax", "log_softmax", "logsumexp", "std", "var", "std_mean", "var
 
 def arguments_of(
     name: str, schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Argument, ...], dict[str, Any]]:
+) -> tuple[tuple[Operand, ...], dict[str, Any]]:
     """The tensors that an operation was given, and its settings.
 
     Args:
@@ -55,10 +55,10 @@ def has_numbers(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and not tensor.is_nested and has_values(tensor)
 
 
-def _measured(name: str, tensor: Tensor, points: bool) -> Argument:
+def _measured(name: str, tensor: Tensor, points: bool) -> Operand:
     dtype, shape = str(tensor.dtype).removeprefix("torch."), () if tensor.is_nested else tuple(map(int, tensor.shape))
     if not tensor.numel() or tensor.dtype not in _COMPARED or not has_numbers(tensor):
-        return Argument(name, dtype, shape)
+        return Operand(name, dtype, shape)
     values = tensor.detach()
     finite = values[torch.isfinite(values)] if values.is_floating_point() else values
     low, high = (float(edge) for edge in torch.aminmax(finite)) if finite.numel() else (math.nan, math.nan)
@@ -67,7 +67,7 @@ def _measured(name: str, tensor: Tensor, points: bool) -> Argument:
         found |= {"zero": values == 0, "negative": values < 0, "outside": (values < 0) | (values > 1)}
         found |= {"one": values.abs() == 1, "beyond": values.abs() > 1}
     counts = {word: count for word, where in found.items() if (count := int(where.sum()))}
-    return Argument(name, dtype, shape, low, high, counts)
+    return Operand(name, dtype, shape, low, high, counts)
 
 
 def _along(tensor: Tensor, dim: Any) -> dict[str, Any]:

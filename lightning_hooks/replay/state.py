@@ -195,7 +195,7 @@ def _id_in(slot: Any, value: Any) -> int:
 
 
 def _set_to(value: set[Any], members: set[Any]) -> None:
-    if value != members:  # to fill a set anew may change its order
+    if value != members:  # to fill a set again may change its order
         value.clear()
         value.update(members)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_hooks.alerts import AlertError
 from lightning_hooks.declare.context import Context
@@ -29,9 +29,13 @@ from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.terminal import Terminal
 from lightning_hooks.session.tracker_sink import TrackerSink
 from lightning_hooks.session.windows import check_ranks_agree, merged
+from lightning_hooks.trackers import some
 
-SHOWN = 5
-"""How many parameters that are not measured are named."""
+
+def _name_unread(model: nn.Module) -> None:
+    names = list(map(clean_name, unread(model)))
+    if names:
+        info(f"Not measured, since torch does not compute with their values: {some(names, 5)}.")
 
 
 class CollectorEvents:
@@ -96,13 +100,9 @@ class Session:
         self.sinks = Sinks(TrackerSink(host, lambda: self.members), Terminal(host, lambda: self.members))
         self.alerts = RunAlerts(host, self.evidence, self.sinks)
         self._info_once, self._closed = Once(info), False
-        self._clock = BatchClock(host.setup.device)
-        self._collectors = CollectorEvents()
+        self._clock, self._collectors = BatchClock(host.setup.device), CollectorEvents()
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
-        left_out = [clean_name(parameter) for parameter in unread(host.model)]
-        if left_out:
-            named = ", ".join(left_out[:SHOWN]) + f" and {len(left_out) - SHOWN} more" * (len(left_out) > SHOWN)
-            info(f"Not measured, since torch does not compute with their values: {named}.")
+        _name_unread(host.model)
 
     def join(self, member: Member) -> None:
         """Add a member, all of its hooks or none.

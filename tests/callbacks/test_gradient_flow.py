@@ -191,7 +191,8 @@ def test_nan_in_backward_only() -> None:
     assert monitor.report.parameters["net.inner.weight"].nonfinite_steps == 1
     assert math.isnan(monitor.report.parameters["net.inner.weight"].norm)
     nonfinite = [alert.site for alert in monitor.report.alerts if alert.kind == "nonfinite"]
-    assert nonfinite == ["net.inner", "net.inner.weight", "net.inner.bias"]
+    assert nonfinite == ["net", "net.inner", "net.inner.weight", "net.inner.bias"]
+    assert monitor.report.alerts[0].title == "Gradient of sqrt at 0"
 
 
 def test_gradients_computed_inside_the_training_step_are_not_the_losss() -> None:

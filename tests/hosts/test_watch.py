@@ -6,13 +6,11 @@ import json
 import subprocess
 import sys
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
@@ -100,37 +98,6 @@ def test_the_numbers_are_those_of_a_slow_reference() -> None:
     assert clips.norm_after == pytest.approx(0.05, rel=1e-4)
     assert reports["gradients"].loss.mean == pytest.approx(sum(losses) / 5, rel=1e-6)
     assert reports["gradients"] is monitor.gradients
-
-
-@pytest.mark.parametrize("through_module", [False, True])
-def test_warnings_of_pytorch_point_at_the_line_of_the_user(through_module: bool) -> None:
-    """As without monitors, and as often, also where the warning counts several frames outwards."""
-    mse, softmax = nn.MSELoss(), nn.Softmax()
-
-    def warned(monitored: bool) -> list[tuple[str, int, str]]:
-        globals().pop("__warningregistry__", None)
-        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        monitor = watch(net, optimizer, summary=False, on_alert=lambda _: None, every_n_steps=2)
-        with warnings.catch_warnings(record=True) as caught, monitor if monitored else nullcontext():
-            warnings.simplefilter("default")
-            for module in (sys.modules[type(mse).__module__], sys.modules[nn.Module.__module__]):
-                vars(module).pop("__warningregistry__", None)
-            for _ in range(4):
-                output, target = net(torch.ones(8, 4)).squeeze(1), torch.ones(8, 1)
-                loss = mse(output, target) if through_module else F.mse_loss(output, target)
-                weight = softmax(output[None]) if through_module else F.softmax(output[None])
-                (loss * weight.sum()).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                if monitored:
-                    monitor.step(loss)
-        return [(each.filename, each.lineno, str(each.message)) for each in caught]
-
-    expected = warned(False)
-    assert len(expected) == 2
-    assert warned(True) == expected
-    assert vars(F)["warnings"] is warnings
 
 
 def test_every_exit_is_clean() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_hooks.diagnostics.nonfinite.bad_step import Argument, BadStep, Failure, Place
+from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep, Failure, Operand, Place
 
 
 def failed(operation: str, module: str = "", value: str = "NaN", settings: dict[str, Any] | None = None, **step: Any) -> BadStep:
     """A step whose first bad operation was given zeros of float32, or two zeros and the settings."""
-    zeros = tuple(Argument(name, "float32", (4,), 0.0, 0.0, {"zero": 4}) for name in ("self", "other"))
+    zeros = tuple(Operand(name, "float32", (4,), 0.0, 0.0, {"zero": 4}) for name in ("self", "other"))
     place = Place(operation, module, "net.py:3", "y = f(x)", "Net.forward", zeros, settings or {})
     return BadStep(Failure("operation", place, "backward" if operation == "sqrt" else "forward", value), **step)
 

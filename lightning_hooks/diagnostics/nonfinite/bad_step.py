@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class Operand:
     """A tensor that an operation was given, in a few numbers.
 
     Attributes:
@@ -67,7 +67,7 @@ class Place:
     where: str = ""
     code: str = ""
     function: str = ""
-    arguments: tuple[Argument, ...] = ()
+    arguments: tuple[Operand, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -75,7 +75,7 @@ class Place:
         """Its tensors in words, with their ranges."""
         return ", ".join(map(str, self.arguments))
 
-    def argument(self, name: str) -> Argument | None:
+    def argument(self, name: str) -> Operand | None:
         """The tensor of this name."""
         return next((one for one in self.arguments if one.name == name), None)
 

@@ -90,7 +90,7 @@ def explained(step: BadStep) -> Explanation | None:
     if failure.source == "error" and name != "binary_cross_entropy" and "LinAlgError" not in failure.value.partition(":")[0]:
         return None
     judge = next((judge for names, judge in _JUDGES if name in names), _of_matrix if name.startswith(_OF_MATRICES) else _of_size)
-    return judge(step, name) or _of_constant(failure) or _of_size(step)
+    return _of_constant(failure) or judge(step, name) or _of_size(step)
 
 
 def _replaced(failure: Failure, code: str, what: str = "", to: str = "") -> Remedy:

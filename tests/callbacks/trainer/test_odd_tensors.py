@@ -217,7 +217,7 @@ def test_a_step_is_run_again_where_they_are_held() -> None:
     before = odd.state.view(torch.uint8).clone()
     trainer([TrainingMonitor(every_n_steps=1, summary=False, on_alert=found.append)]).fit(model, batches())
     alert = next(alert for alert in found if alert.severity == "critical")
-    assert "batch[0].sum() * math.inf" in str(alert), [str(a) for a in found]
+    assert alert.title == "Mul of inf", [str(a) for a in found]
     assert torch.equal(odd.state.view(torch.uint8), before)
 
 
