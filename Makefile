@@ -11,7 +11,7 @@ CORE   := tests/hooks tests/statistics tests/clipping tests/alerts \
 # These two compare with transformers, which wants newer versions.
 CORE   += --ignore tests/hooks/test_tensors.py --ignore tests/statistics/test_units.py
 
-.PHONY: demo check test test-min lint docs docs-serve bench bench-tables bench-check faults exam browser clean
+.PHONY: demo check test test-min gpu lint docs docs-serve bench bench-tables bench-check faults exam browser clean
 
 $(READY): pyproject.toml constraints.txt hatch_build.py lightning_hooks/statistics/kernels/native.c
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +37,9 @@ $(MIN)/.ready: pyproject.toml constraints-min.txt hatch_build.py lightning_hooks
 
 test-min: $(MIN)/.ready  ## before a release: the suite's core on the lowest versions declared (an old torch is gigabytes)
 	$(MIN)/bin/python -m pytest -n 2 --dist worksteal -o filterwarnings=default $(CORE)
+
+gpu:  ## what only a CUDA device can show, within 8 minutes, by the machine's own Python; results in runs/gpu
+	PYTHON=$(PYTHON) bash tests/gpu/run.sh
 
 lint: $(READY)
 	$(BIN)/ruff check .
