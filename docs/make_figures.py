@@ -117,6 +117,7 @@ def _precision(run: Run) -> dict[str, float]:
 
 
 PICTURES: dict[str, tuple[str, str, Callable[[Run], Figure]]] = {
+    "step_too_long": ("lr_times_1000_sgd", "the loss of each step", loss),
     "dead": ("negative_bias", "dead_units", lambda run: plots.dead_units(run.features)),
     "saturated": ("unnormalised_tanh", "saturated_fraction", heat("features", "saturated_fraction")),
     "constant": ("black_images", "std", heat("features", "std", relative=False)),

@@ -151,7 +151,7 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         line = _users_line(walk_stack(sys._getframe(2)))
         place = Place(short, self._tracer.innermost, arguments=arguments, settings=settings, **line)
         if self._last is None or not self._last.operation.startswith("linalg_") or self._last.where != place.where:
-            self._last = place  # what follows in one line is torch's look at how it went
+            self._last = place  # the operations after it in the same line are how torch checks it
         # torch gives the node of an operation its number before the operation itself runs; there is no public name.
         self._of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, place)
         return place
