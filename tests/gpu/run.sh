@@ -18,7 +18,7 @@ part() { # NAME SECONDS COMMAND ...
     timeout --kill-after=5 "$limit" "$@" > "$OUT/$name.txt" 2>&1
     status=$?
     case $status in
-        0) result=passed; grep -q '^skipped' "$OUT/$name.txt" && result=skipped ;;
+        0) result=passed; grep -qE '^([0-9]+ )?skipped' "$OUT/$name.txt" && result=skipped ;;
         5) result=skipped ;; # pytest: no test ran
         124 | 137) result="over $limit s"; failed=1 ;;
         *) result=failed; failed=1 ;;
