@@ -115,7 +115,7 @@ def test_a_rate_that_is_far_too_high_is_one_warning_that_names_it(learning: Any,
     model = Classifier(net)
     model.configure_optimizers = lambda: optimizer(net.parameters(), 100.0)  # type: ignore[method-assign]
     monitor = TrainingMonitor(summary=False, report_dir=None, learning=learning, on_alert=found.append)
-    trainer([monitor], max_epochs=1).fit(model, loader())
+    trainer([monitor], max_epochs=1).fit(model, loader(n=64))
     assert [alert.kind for alert in found if alert.severity != "info"] == ["step_too_long"]
     (alert,) = (alert for alert in found if alert.severity != "info")
     assert alert.causes[0].name == "rate_too_high"

@@ -24,6 +24,8 @@ from lightning_hooks.diagnostics.reports import GradientFlowReport
 
 FLAT = 0.005
 """Fall of the loss over that of the best constant answer, from one window to the next, above which it falls."""
+ENOUGH = 8
+"""Losses of a window whose mean is compared with the first one: fewer may differ by chance."""
 NO_BETTER = 0.95
 """The loss over the first one above which it is as bad."""
 MOST_LONGER = 100.0  # a ratio any nearer to 1 is rounding
@@ -96,7 +98,7 @@ _TOO_LONG = (
 def _risen(report: GradientFlowReport) -> float:
     """The loss of a window, or of its end, over the first one; 0 where that is not known."""
     loss, first = report.loss, report.first.loss
-    if loss is None or first is None or not (loss.optimized and 0 < first.began < math.inf):
+    if loss is None or first is None or loss.count < ENOUGH or not (loss.optimized and 0 < first.began < math.inf):
         return 0.0
     level = max(loss.mean, loss.latest) / first.began
     return level if level < math.inf else 0.0
