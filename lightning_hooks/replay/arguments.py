@@ -14,10 +14,6 @@ from lightning_hooks.diagnostics.nonfinite.bad_step import Operand
 from lightning_hooks.diagnostics.nonfinite.operations import POINTS
 from lightning_hooks.hooks.tensors import has_values, tensors_in
 
-_COMPARED = {
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-}
 _REDUCE = ("softmax", "log_softmax", "logsumexp", "std", "var", "std_mean", "var_mean")
 
 
@@ -50,14 +46,9 @@ def arguments_of(
     return tuple(_measured(key, tensor, name in POINTS or name == "pow") for key, tensor in tensors), settings
 
 
-def has_numbers(tensor: Tensor) -> bool:
-    """Whether an operation can read a tensor's values one by one."""
-    return tensor.layout == torch.strided and not tensor.is_nested and has_values(tensor)
-
-
 def _measured(name: str, tensor: Tensor, points: bool) -> Operand:
     dtype, shape = str(tensor.dtype).removeprefix("torch."), () if tensor.is_nested else tuple(map(int, tensor.shape))
-    if not tensor.numel() or tensor.dtype not in _COMPARED or not has_numbers(tensor):
+    if not has_values(tensor) or not tensor.numel() or tensor.is_complex() or tensor.dtype == torch.bool:
         return Operand(name, dtype, shape)
     values = tensor.detach()
     finite = values[torch.isfinite(values)] if values.is_floating_point() else values

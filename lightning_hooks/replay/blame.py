@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep, Failure
 from lightning_hooks.diagnostics.nonfinite.statement import state
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.replay.arguments import has_numbers
+from lightning_hooks.hooks.tensors import has_values
 from lightning_hooks.replay.generators import Generators
 from lightning_hooks.replay.rerun import Outcome, StepRerun, shallow
 from lightning_hooks.replay.rows import BatchRows
@@ -73,7 +74,7 @@ class Blame:
     @property
     def step(self) -> BadStep | None:
         """What alerts state; None where it is not known."""
-        return None if self.failure is None else BadStep(self.failure, self.kind, self.samples, self.loss, self.notes)
+        return None if self.failure is None else BadStep(self.failure, self.samples, self.loss, self.notes)
 
     @property
     def text(self) -> str:
@@ -146,7 +147,7 @@ def blame(
     buffers = list(buffers)
     size = batch_size(batch, rows)
     tracer = NonfiniteTrace(model, batch, size)
-    as_given = [(tensor, tensor.detach().clone()) for tensor in tensors_of(batch).values() if has_numbers(tensor)]
+    as_given = [(tensor, tensor.detach().clone()) for tensor in tensors_of(batch).values() if has_values(tensor)]
     with again() as rerun:
 
         def run(part: Any, **options: Any) -> Outcome:
@@ -188,14 +189,13 @@ def blame(
     )
 
 
-def _rows(failure: Failure | None, size: int, is_bad: Callable[[Sequence[int]], bool | None]) -> tuple[int, ...]:
+def _rows(failure: Failure | None, size: int, is_bad: Callable[[tuple[int, ...]], bool | None]) -> tuple[int, ...]:
     """The rows that cause it: those where the operation failed, if the batch is good without them; else found by halving."""
     everything = tuple(range(size))
     if failure is None or failure.source == "weights":
         return ()
-    first = failure.rows
-    half = size // 2
-    if size < 2 or (first and len(first) < size and is_bad([row for row in everything if row not in set(first)]) is False):
+    first, half, is_bad = failure.rows, size // 2, cache(is_bad)
+    if size < 2 or (first and len(first) < size and is_bad(tuple(row for row in everything if row not in set(first))) is False):
         return first or everything
     if first and len(first) == size and is_bad(everything[:half]) and is_bad(everything[half:]):
         return everything

@@ -109,6 +109,7 @@ class ReplayResults:
             consequences; None without one.
         """
         step, affected = self.bad_step, list(_affected(window))
+        known = [(rank, shown) for rank, shown in self._by_rank() if shown.blame.step is not None]
         if step is None or not window.reports:
             return None
         failure, raised = step.failure, step.failure.source == "error"
@@ -125,7 +126,6 @@ class ReplayResults:
         fits = sorted(affected, key=lambda entry: (entry[1].kind != kind, entry[1].site != site))
         place, alert = fits[0] if fits else made
         place = holding[0] if holding else place
-        known = [(rank, shown) for rank, shown in self._by_rank() if shown.blame.step is not None]
         (rank, shown), (title, what, why) = known[0], state(step)
         gradients = window.report(GradientFlowReport)
         at_start = gradients is not None and site in gradients.model_setup.nonfinite_weights

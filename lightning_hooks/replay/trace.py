@@ -23,8 +23,8 @@ from lightning_hooks.diagnostics.nonfinite.bad_step import Failure, Place
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.hooks.calls import in_backward
 from lightning_hooks.hooks.selection import named_sites
-from lightning_hooks.hooks.tensors import tensors_in
-from lightning_hooks.replay.arguments import arguments_of, has_numbers
+from lightning_hooks.hooks.tensors import has_values, tensors_in
+from lightning_hooks.replay.arguments import arguments_of
 
 _INSERTS = {
     *("fill", "masked_fill", "full", "full_like", "scalar_tensor", "where", "index_put", "copy", "lift_fresh", "masked_scatter"),
@@ -197,7 +197,7 @@ def _floats(values: Any) -> Iterator[Tensor]:
 
 def _is_read(tensor: Tensor) -> bool:
     wide = tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype.itemsize > 1)  # torch looks at no float of 8 bits
-    return wide and has_numbers(tensor)
+    return wide and has_values(tensor)
 
 
 def _nonfinite(tensor: Tensor) -> bool:

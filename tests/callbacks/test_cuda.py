@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 
 from lightning_hooks import FeatureExtractor, GradCAM, GradientClipper, monitors
 from lightning_hooks.alerts import AlertError
+from tests.support.host_reads import NoSync
 from tests.support.models import Classifier, ResidualCNN, TinyLSTM, TinyTransformer, loader, trainer
 from tests.support.reference import assert_same, same_state
 
@@ -18,21 +18,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none"),
 ]
 NETS = {"cnn": (ResidualCNN, (1, 6, 6)), "transformer": (TinyTransformer, (5, 6))}
-
-
-class NoSync(Callback):
-    """Makes every synchronisation an error from the second batch's start to the last one's end."""
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 1:
-            torch.cuda.set_sync_debug_mode("error")
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == trainer.num_training_batches - 1:
-            torch.cuda.set_sync_debug_mode("default")
-
-    def on_exception(self, *args: Any) -> None:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 class Quiet(Classifier):

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from lightning_hooks import LayerProfiler
+from tests.support.host_reads import NoSync
 from tests.support.models import loader, trainer
 
 pytestmark = [
@@ -46,21 +47,6 @@ class Heavy(LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=1e-4)
-
-
-class NoSync(Callback):
-    """Makes every synchronisation an error from the second batch's start to the last one's end."""
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 1:
-            torch.cuda.set_sync_debug_mode("error")
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == trainer.num_training_batches - 1:
-            torch.cuda.set_sync_debug_mode("default")
-
-    def on_exception(self, *args: Any) -> None:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_stream_times_add_up_to_those_measured_with_events_and_nothing_waits() -> None:

@@ -30,6 +30,7 @@ from lightning_hooks.statistics.rows import Clock
 from tests.benchmarks.fits import by_place, clock_of, fit
 from tests.benchmarks.peers import FiveItems, NothingFloor, WandbWatch
 from tests.benchmarks.workloads import WORKLOADS, DigitsCNN, ResNet18, SdpaTransformer, Workload
+from tests.support.host_reads import NoSync
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -263,25 +264,13 @@ def identity() -> Found:
 # Waiting for the device.
 
 
-class _Strict(Callback):
-    """An error for everything that waits for the device, from the second batch to the last."""
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 1:
-            torch.cuda.set_sync_debug_mode("error")
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == trainer.num_training_batches - 1:
-            torch.cuda.set_sync_debug_mode("default")
-
-
 def syncs() -> Found:
     """Waits for the device in a step, where none may be: torch raises at the first."""
     needs_cuda()
     found: Found = {}
     for every in (1, 10):
         monitor = TrainingMonitor(summary=False, report_dir=None, every_n_steps=every)
-        CASES["CNN, fused"].run([_Strict(), monitor], 12)
+        CASES["CNN, fused"].run([NoSync(), monitor], 12)
         found[f"every_n_steps={every}"] = 0
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,17 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from tests.support.models import trainer
 
 BAD = 77
+
+
+class Fault(nn.Module):
+    """An operation that fails on a sample whose first feature is 0, and on no other."""
+
+    def __init__(self, operation: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.operation = operation
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        return self.operation(x, h)
 
 
 class Net(LightningModule):

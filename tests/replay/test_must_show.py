@@ -6,7 +6,6 @@ The monitor has its default settings; the batch with the sample is hardly ever a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,21 +18,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import Alert, TrainingMonitor
+from tests.replay.planted import Fault
 from tests.support.models import trainer
 
 BAD = 77
 """The planted sample."""
-
-
-class Fault(nn.Module):
-    """An operation that fails on a sample whose first feature is 0, and on no other."""
-
-    def __init__(self, operation: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.operation = operation
-
-    def forward(self, x: Tensor, h: Tensor) -> Tensor:
-        return self.operation(x, h)
 
 
 def log_of_zero(x: Tensor, h: Tensor) -> Tensor:

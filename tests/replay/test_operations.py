@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import Alert, TrainingMonitor
+from tests.replay.planted import Fault
 from tests.support.models import trainer
 
 PAGE = Path(__file__).parents[2] / "docs/guides/operations.md"
@@ -229,15 +230,6 @@ CASES = {
         lambda x, h: h * (1.0 if (x[:, 0] > 0).all() else math.nan), "mul of nan gives NaN", "It is given nan in the code", ""
     ),
 }
-
-
-class Fault(nn.Module):
-    def __init__(self, operation: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.operation = operation
-
-    def forward(self, x: Tensor, h: Tensor) -> Tensor:
-        return self.operation(x, h)
 
 
 class Net(LightningModule):

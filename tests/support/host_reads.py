@@ -36,3 +36,18 @@ class CountSyncs(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == trainer.num_training_batches - 1:
             self.mode.__exit__(None, None, None)
+
+
+class NoSync(Callback):
+    """Makes every synchronisation an error from the second batch's start to the last one's end."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1:
+            torch.cuda.set_sync_debug_mode("error")
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == trainer.num_training_batches - 1:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def on_exception(self, *args: Any) -> None:
+        torch.cuda.set_sync_debug_mode("default")

@@ -22,12 +22,9 @@ from lightning_hooks.diagnostics.excuses import weight_ratios
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
-FLAT = 0.005
-"""Fall of the loss over that of the best constant answer, from one window to the next, above which it falls."""
-ENOUGH = 8
-"""Losses of a window whose mean is compared with the first one: fewer may differ by chance."""
-NO_BETTER = 0.95
-"""The loss over the first one above which it is as bad."""
+FLAT = 0.005  # fall of the loss over that of the best constant answer, from one window to the next, above which it falls
+ENOUGH = 8  # losses of a window whose mean is compared with the first one: fewer may differ by chance
+NO_BETTER = 0.95  # the loss over the first one above which it is as bad
 MOST_LONGER = 100.0  # a ratio any nearer to 1 is rounding
 
 
@@ -62,9 +59,9 @@ class StepTooLong(Rule):
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if steps are too long."""
-        learning, times = report.learning, self._ruin(report)
-        measured = learning is not None and learning.step_ratio is not None and learning.reruns >= self.min_reruns
-        ratio = learning.step_ratio if measured and learning is not None and learning.step_ratio is not None else math.inf
+        learning, times, ratio = report.learning, self._ruin(report), math.inf
+        if learning is not None and learning.step_ratio is not None and learning.reruns >= self.min_reruns:
+            ratio = learning.step_ratio
         lower = 1.0 / factor_to_best(ratio) if ratio < self.threshold else 10.0
         advice = (f"Divide the learning rate by {lower:.2g}, or by more", "Warm the learning rate up", "Clip gradients")
         if ratio < self.threshold:

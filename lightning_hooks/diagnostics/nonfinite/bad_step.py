@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,25 +25,20 @@ class Operand:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    low: float = float("nan")
-    high: float = float("nan")
+    low: float = math.nan
+    high: float = math.nan
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def elements(self) -> int:
         """How many values it has."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     def __str__(self) -> str:
         """``float32[8, 3] from 0 to 0.93``."""
-        text, bad = (
-            f"{self.dtype}[{', '.join(map(str, self.shape))}]",
-            sum(self.counts.get(one, 0) for one in ("nan", "inf", "-inf")),
-        )
-        if self.low != self.low:
+        text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        bad = sum(self.counts.get(one, 0) for one in ("nan", "inf", "-inf"))
+        if math.isnan(self.low):
             return f"{text} with no finite value" if bad else text
         return f"{text} from {self.low:.4g} to {self.high:.4g}{f' with {bad} not finite' * bool(bad)}"
 
@@ -108,7 +104,6 @@ class BadStep:
 
     Attributes:
         failure: The operation.
-        kind: The class of its module; empty without one.
         samples: The samples that cause it.
         loss: Whether its loss was not finite.
         notes: What is to be known of how it was run again, as sentences.
@@ -116,7 +111,6 @@ class BadStep:
     """
 
     failure: Failure
-    kind: str = ""
     samples: tuple[int | str, ...] = ()
     loss: bool = False
     notes: tuple[str, ...] = ()

@@ -251,11 +251,8 @@ def _of_size(step: BadStep, _: str = "") -> Explanation | None:
     arguments = [one for one in failure.place.arguments if not math.isnan(one.low)]
     to = failure.place.settings.get("dtype") or next((one.dtype for one in arguments if "float" in one.dtype), "float32")
     half = to == "float16"
-    if (
-        not arguments
-        or operation_of(failure) not in (*_OVERFLOWS, "to")
-        or not (half or (failure.phase, failure.value != "NaN") == ("forward", True))
-    ):
+    grew = half or (failure.phase == "forward" and failure.value != "NaN")
+    if not arguments or not grew or operation_of(failure) not in (*_OVERFLOWS, "to"):
         return None
     sizes = [f"{max(abs(one.low), abs(one.high)):.3g}" for one in arguments[:2]]
     why = f"The largest of its inputs {'is' if len(sizes) == 1 else 'are'} {' and '.join(sizes)}; {to} ends at {_largest(to):.4g}."
