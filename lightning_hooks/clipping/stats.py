@@ -166,6 +166,7 @@ class ClipLedger:
     """
 
     def __init__(self, n_parameters: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
+        self._n_parameters = n_parameters
         self._page_size = max(4, min(PAGE, NUMBERS // max(n_parameters, 1)))
         self._open: list[
             tuple[Tensor, Tensor, bool, bool, int, int]
@@ -187,19 +188,21 @@ class ClipLedger:
             batch: The training batch, from 0.
             global_step: The trainer's, before the step.
         """
-        self._open.append((self._of_all(before), self._of_all(after), taken, skips_nonfinite, batch, global_step))
+        if before.shape[0] != self._n_parameters:
+            before, after = self._of_all(before), self._of_all(after)
+        self._open.append((before, after, taken, skips_nonfinite, batch, global_step))
         if len(self._open) == self._page_size:
             self._close_page()
 
     def grow(self, n_parameters: int) -> None:
         """Extend the ledger to ``n_parameters``; the new parameters come last."""
         self._close_page()
-        self._total = torch.cat((self._total, self._total.new_zeros(N_CLIP_COLUMNS + n_parameters - self._total.shape[0])))
+        self._total = torch.cat((self._total, self._total.new_zeros(n_parameters - self._n_parameters)))
+        self._n_parameters = n_parameters
 
     def _of_all(self, norms: Tensor) -> Tensor:
         """Norms with 0 appended for the parameters that were added later."""
-        more = self._total.shape[0] - N_CLIP_COLUMNS - norms.shape[0]
-        return torch.cat((norms, norms.new_zeros(more))) if more else norms
+        return torch.cat((norms, norms.new_zeros(self._n_parameters - norms.shape[0])))
 
     def _close_page(self) -> None:
         if not self._open:

@@ -151,12 +151,24 @@ class ReportView(ABC, Generic[R]):
         """What ``summary="full"`` prints of the last report."""
 
 
+BATCH_EVENTS = ("batch_start", "before_backward", "after_backward", "batch_end")
+"""The events of each training batch."""
+
+
 class Events:
     """What happens in a training, each a method that does nothing unless it is overridden."""
 
     def follows(self, event: str) -> bool:
         """Whether the method of one of these events does something."""
         return event in vars(self) or getattr(type(self), event) is not getattr(Events, event)
+
+    def batch_events(self, sampled: bool) -> dict[str, Callable[..., None]]:  # noqa: ARG002  for those that override it
+        """Return what it does at the events of a training batch, each by the name of its method.
+
+        Args:
+            sampled: Whether the batch is sampled.
+        """
+        return {event: getattr(self, event) for event in BATCH_EVENTS if self.follows(event)}
 
     # Batches and windows.
 
@@ -234,6 +246,8 @@ class Collector(Events, WindowTables[R], ReportView[R]):
     """Whether hooks also run when activation checkpointing recomputes a layer during backward."""
     watches_steps: ClassVar[bool] = False
     """Whether it takes the events of optimizer steps."""
+    reads_norms: ClassVar[bool] = False
+    """Whether it reads ``before`` and ``after`` of each optimizer step."""
 
     def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
         self.context = context

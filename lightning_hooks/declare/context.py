@@ -92,14 +92,6 @@ class Context:
     batches: int = 0
     sampled_batches: int = 0
 
-    def batch_start(self, batch: int, sampled: bool) -> None:
-        """A training batch starts."""
-        self.batch = batch
-        self.batches += 1
-        if sampled:
-            self.sampled_batches += 1
-            self.details.detailed = self.sampled_batches <= DETAILED or self.sampled_batches % DETAILED == 0
-
     @property
     def functional(self) -> Functional | None:
         """The calls of functions in this run; None under ``torch.compile``, which does not show them."""

@@ -242,6 +242,7 @@ class Host(ABC):
         console: Where lines are printed.
         files: Where the run's files belong.
         again: How a training step is run again.
+        position: How far training is.
     """
 
     setup: TrainingSetup
@@ -249,16 +250,12 @@ class Host(ABC):
     console: Console
     files: RunFiles
     again: StepAgain = StepAgain()
+    position: Position
 
     @property
     @abstractmethod
     def model(self) -> nn.Module:
         """The model."""
-
-    @property
-    @abstractmethod
-    def position(self) -> Position:
-        """How far training is."""
 
     @property
     @abstractmethod

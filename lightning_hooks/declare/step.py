@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.hooks.tensors import plain_values
-from lightning_hooks.statistics.kernels import Norms, kernels_for
+from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.rows import fixed
 from lightning_hooks.statistics.weight_sample import Shards, whole_where_partial
 
@@ -69,8 +69,12 @@ def _in_order(count: int) -> list[int]:
 
 def versions(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
     """Which gradients these parameters have, and how often each was changed in place."""
-    # torch counts what is done to a tensor in place, for autograd's own checks; there is no public name.
-    return [(id(gradient), gradient._version) for p in parameters if (gradient := p.grad) is not None]
+    found = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None:  # torch counts what is done to it in place, for autograd's own checks; there is no public name
+            found.append((id(gradient), gradient._version))
+    return found
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -98,6 +102,9 @@ class Step:
         late: Under manual optimisation with several ranks: all ranks recorded this step when backward ended, and this rank had no
             gradients for it then.
         wasted: They were changed after the step before, and then zeroed.
+        before: The :meth:`norms` before clipping; None where nobody reads them.
+        after: Those that the update sees; None where the step was not entered, or nobody reads them.
+        found: The gradients, until anything may have changed them.
         discarded: How many batches since the step before gave gradients that were removed before the backward of the next one,
             without a step; under manual optimisation.
     """
@@ -120,6 +127,9 @@ class Step:
     wasted: bool = False
     late: bool = False
     discarded: int = 0
+    before: Tensor | None = None
+    after: Tensor | None = None
+    found: Sequence[Tensor] = ()
     _norms: Tensor | None = None
     _zeros: Tensor | None = None
     _sizes: list[int] = field(default_factory=list)
@@ -136,11 +146,12 @@ class Step:
         return [plain_values(grad) for grad in self._reduced()]
 
     def _found(self) -> list[Tensor]:
-        return [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
-
-    def _read(self, zeros: bool = False) -> Norms:
-        gradients = self._reduced()
-        return kernels_for(gradients[0].device.type).norms(gradients, zeros=zeros, addresses=self.addresses)
+        found = []
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            if gradient is not None:
+                found.append(gradient)
+        return found
 
     def _reduced(self) -> list[Tensor]:
         found = self._found()
@@ -152,9 +163,13 @@ class Step:
         Args:
             scaled: Whether nothing but one multiplication of all of them by the same number can change them: a few are enough then.
         """
+        self.found = ()
         if self.shards is None:  # what is written to a shard does not count as written to the whole
-            few = [self.parameters[place] for place in self.few] or self.parameters[:: -(-len(self.parameters) // MOST_READ) or 1]
-            self._marked = few if scaled else self.parameters
+            self._marked = self.parameters
+            if scaled and self.few:
+                self._marked = [self.parameters[place] for place in self.few]
+            elif scaled:
+                self._marked = self.parameters[:: -(-len(self.parameters) // MOST_READ) or 1]
             self._versions = versions(self._marked)
 
     def changed(self, scaled: bool) -> None:
@@ -164,6 +179,7 @@ class Step:
             scaled: As there.
         """
         # As far as autograd's version counters show, which do not see what is done through ``.data``.
+        self.found = ()
         now = versions(self._marked)
         if now and now == self._versions:
             return
@@ -191,7 +207,10 @@ class Step:
         if not self.indices:  # training_step returned None
             return torch.zeros(self.n_parameters, dtype=torch.float64)
         if self._norms is None:
-            self._norms = self._placed(self._read().norms)
+            found = self.found or self._reduced()
+            norms = kernels_for(found[0].device.type).norms(found, addresses=self.addresses).norms
+            scaled = self.carries_scale and self.loss_scale is not None
+            self._norms = self._placed(norms) if scaled or self.indices != _in_order(self.n_parameters) else norms
             if self.shards is not None:
                 self._norms = self.shards.norms(self._norms)
         return self._norms
@@ -199,7 +218,8 @@ class Step:
     def zeros(self) -> Tensor:
         """How many elements of each gradient are zero: shape ``(len(indices),)``. Read together with the norms."""
         if self._zeros is None:
-            norms, zeros, self._sizes = self._read(zeros=True)
+            found = self.found or self._reduced()
+            norms, zeros, self._sizes = kernels_for(found[0].device.type).norms(found, zeros=True, addresses=self.addresses)
             assert zeros is not None
             self._zeros = zeros
             self._norms = self._placed(norms)
@@ -237,6 +257,7 @@ class Step:
     def refresh(self) -> None:
         """Gradients have changed: the next :meth:`norms` reads them again."""
         self._norms = self._zeros = self.addresses = None
+        self.found = ()
 
 
 def groups_of(optimizers: Iterable[Any]) -> list[tuple[str, Sequence[dict[str, Any]]]]:

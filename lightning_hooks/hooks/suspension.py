@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -26,9 +27,9 @@ class _Suspended:
 
     handle: RemovableHandle
     hook: Any
-    flags: tuple[Any, ...]
-    ahead: frozenset[int]
-    behind: frozenset[int]
+    flags: Sequence[Any]
+    ahead: Sequence[int]
+    behind: Sequence[int]
 
     def comes_after(self, other: int) -> bool:
         """Whether it belongs after another hook, given by its number. Hooks registered since come after it."""
@@ -42,43 +43,56 @@ class Suspension:
     the same number, so that a graph of ``torch.compile`` that was traced with it stays valid, and before the hooks that it preceded
     and those registered since. Other hooks keep their order. Hooks inside compiled modules stay: without them the next call would
     compile again. A copy or a pickle is empty.
+
+    Attributes:
+        suspended: Whether the hooks are removed now.
     """
 
     def __init__(self) -> None:
+        self.suspended = False
         self._hooks: list[tuple[ref[nn.Module], RemovableHandle]] = []
         self._out: list[_Suspended] = []
+        self._compiled: Collection[int] = ()
 
     def add(self, module: nn.Module, handle: RemovableHandle) -> None:
         """Add a hook of a module to those that :meth:`suspend` removes."""
         self._hooks.append((ref(module), handle))
 
-    def suspend(self, root: nn.Module) -> None:
-        """Remove the hooks, except those inside compiled modules of ``root``. Idempotent."""
-        if self._out or not self._hooks:
+    def suspend(self, root: nn.Module | None = None) -> None:
+        """Remove the hooks, except those inside compiled modules. Idempotent.
+
+        Args:
+            root: The model, in which is looked which modules are compiled; None where that was done before.
+        """
+        if self.suspended:
             return
-        compiled = {id(module) for module in inside_compiled(root)}
+        self.suspended = True
+        if root is not None:
+            self._compiled = {id(module) for module in inside_compiled(root)}
         for module, handle in self._hooks:
             hooks = handle.hooks_dict_ref()
-            if id(module()) in compiled or hooks is None or handle.id not in hooks:  # or removed by others
+            if id(module()) in self._compiled or hooks is None or handle.id not in hooks:  # or removed by others
                 continue
-            order = list(hooks)
-            known = [reference() for reference in handle.extra_dict_ref]
-            flags = tuple(options for options in known if options is not None and options.pop(handle.id, False))
+            flags = []
+            for reference in handle.extra_dict_ref:
+                options = reference()
+                if options and options.pop(handle.id, False):
+                    flags.append(options)
+            order = [*hooks]
             place = order.index(handle.id)
-            ahead, behind = frozenset(order[:place]), frozenset(order[place + 1 :])
-            self._out.append(_Suspended(handle, hooks.pop(handle.id), flags, ahead, behind))
+            self._out.append(_Suspended(handle, hooks.pop(handle.id), flags, order[:place], order[place + 1 :]))
 
     def restore(self) -> None:
         """Register the hooks again. Idempotent."""
-        out, self._out = self._out, []
+        out, self._out, self.suspended = self._out, [], False
         for suspended in out:
             handle = suspended.handle
             hooks = handle.hooks_dict_ref()
             if hooks is None:
                 continue
-            order = list(hooks)
-            ahead = [place for place, other in enumerate(order) if suspended.comes_after(other)]
-            later = order[ahead[-1] + 1 if ahead else 0 :]
+            later: list[int] = []
+            for other in hooks:
+                later = [] if suspended.comes_after(other) else [*later, other]
             hooks[handle.id] = suspended.hook
             for other in later:
                 hooks.move_to_end(other)
@@ -87,7 +101,7 @@ class Suspension:
 
     def forget(self) -> None:
         """Forget the hooks: none is registered again."""
-        self._hooks, self._out = [], []
+        self._hooks, self._out, self.suspended = [], [], False
 
     def __reduce__(self) -> tuple[type[Suspension], tuple[()]]:
         return (Suspension, ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,6 +77,7 @@ class LightningHost(TrainerReference, Host):
     def __init__(self, trainer: Trainer, pl_module: LightningModule, of_fit: FitObjects) -> None:
         super().__init__(trainer, of_fit)
         self._model = ref(pl_module)
+        self.position: Position = self
         self._loss_scaling = LossScaling()
         self.metrics = LightningMetrics(trainer, of_fit)
         self.console = LightningConsole(trainer, of_fit)
@@ -115,11 +116,6 @@ class LightningHost(TrainerReference, Host):
         return found
 
     @property
-    @override
-    def position(self) -> Position:
-        return self
-
-    @property
     def epoch(self) -> int:
         """The epoch, from 0."""
         return self.trainer.current_epoch
@@ -127,12 +123,13 @@ class LightningHost(TrainerReference, Host):
     @property
     def global_step(self) -> int:
         """The number of optimizer steps so far."""
-        return self.trainer.global_step
+        trainer: Any = self._trainer()  # asked at each step, as the next ones are: without a call of ours more
+        return trainer.global_step
 
     @property
     def epoch_ends(self) -> bool:
         """Whether the training batch that ends now is the epoch's last."""
-        return lightning_api.epoch_ends(self.trainer)
+        return lightning_api.epoch_ends(self._trainer())
 
     @property
     @override
@@ -144,13 +141,14 @@ class LightningHost(TrainerReference, Host):
     @property
     @override
     def optimizers(self) -> Sequence[Any]:
-        return self.trainer.optimizers
+        trainer: Any = self._trainer()
+        return trainer.optimizers
 
     @property
     @override
     def loss_scaling(self) -> LossScaling:
-        trainer, known = self.trainer, self._loss_scaling
-        of_trainer = lightning_api.loss_scaler(trainer)
+        trainer, known = self._trainer(), self._loss_scaling
+        of_trainer = getattr(trainer.precision_plugin, "scaler", None)
         scaler = of_trainer or (None if self.setup.automatic_optimization else lightning_api.own_loss_scaler(self.model))
         if known.scaler is not scaler or known.accumulation != trainer.accumulate_grad_batches:
             unscales_in_step = of_trainer is None and scaler is not None
@@ -263,16 +261,21 @@ class LightningStepAgain(StepAgain):
 
     def __init__(self, host: LightningHost) -> None:
         self._host = host
+        self._combined: Callable[[], Any] = lambda: None  # the loaders whose names are known
+        self._names: list[str] = []
 
     @override
     def loader_iterators(self) -> tuple[Sequence[tuple[str, Any]], int]:
-        fetcher: Any = self._host.trainer.fit_loop._data_fetcher  # none of these has a public name
+        trainer = self._host._trainer()
+        fetcher: Any = None if trainer is None else trainer.fit_loop._data_fetcher  # none of these has a public name
         combined: Any = getattr(fetcher, "_combined_loader", None)
         mode: Any = getattr(combined, "_iterator", None)
         if mode is None or not hasattr(fetcher, "batches"):
             return (), 0
         fetched = len(fetcher.batches)
-        names = _names(combined.iterables, len(combined.flattened))
+        if combined is not self._combined():
+            self._combined, self._names = ref(combined), _names(combined.iterables, len(combined.flattened))
+        names = self._names
         if len(mode.iterators) < len(names):  # one loader after the other
             return [(names[mode._iterator_idx], iterator) for iterator in mode.iterators], fetched
         found = list(zip(names, mode.iterators, strict=True))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 from weakref import ref
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
 from typing_extensions import Self, override
 
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, outside_modes
@@ -18,6 +18,27 @@ from lightning_hooks.hosts.lightning_folder import TemporaryFolder
 from lightning_hooks.hosts.loggers import warn_of_logger
 from lightning_hooks.session.session import Session
 from lightning_hooks.trackers import Trackers
+
+
+def _event(name: str, takes: int = 0) -> Callable[..., None]:
+    """A method of a callback that hands an event to the session, which no mode of others sees.
+
+    Args:
+        name: The session's method.
+        takes: How many arguments it takes of those that Lightning gives behind the trainer and the model.
+    """
+
+    def call(self: Adapter, trainer: Trainer, pl_module: LightningModule, *given: Any) -> None:
+        if self.session is None:
+            return
+        event = getattr(self.session, name)
+        if function_modes() or dispatch_modes():
+            with outside_modes():
+                event(*given[:takes])
+        else:
+            event(*given[:takes])
+
+    return call
 
 
 class Adapter(EitherPackage):
@@ -77,66 +98,30 @@ class Adapter(EitherPackage):
 
     # Events.
 
-    def _event(self, name: str, *args: Any) -> None:
-        """Hand an event to the session, which no mode of others sees."""
-        if self.session is None:
-            return
-        if function_modes() or dispatch_modes():
-            with outside_modes():
-                getattr(self.session, name)(*args)
-        else:
-            getattr(self.session, name)(*args)
-
-    @override
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._event("epoch_start")
-
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._event("batch_start", batch_idx, batch)
+        if self.session is not None:
+            with outside_modes():
+                self.session.batch_start(batch_idx, batch)
 
-    @override
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        self._event("before_backward", loss)
-
-    @override
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._event("after_backward")
-
-    @override
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        self._event("before_optimizer_step", optimizer)
-
-    @override
-    def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        self._event("before_zero_grad", optimizer)
-
-    @override
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._event("batch_end", outputs)
-
-    @override
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._event("validation_start")
+    on_train_epoch_start = _event("epoch_start")
+    on_before_backward = _event("before_backward", 1)
+    on_after_backward = _event("after_backward")
+    on_before_optimizer_step = _event("before_optimizer_step", 1)
+    on_before_zero_grad = _event("before_zero_grad", 1)
+    on_train_batch_end = _event("batch_end", 1)
+    on_validation_start = _event("validation_start")
+    on_validation_end = _event("validation_end")
+    on_train_epoch_end = _event("epoch_end")
+    on_train_end = _event("finish")
 
     @override
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if not dataloader_idx:
-            self._event("validation_batch", batch, batch_idx)
-
-    @override
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._event("validation_end")
-
-    @override
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._event("epoch_end")
-
-    @override
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._event("finish")
+        if self.session is not None and not dataloader_idx:
+            with outside_modes():
+                self.session.validation_batch(batch, batch_idx)
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

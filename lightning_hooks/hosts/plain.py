@@ -52,6 +52,7 @@ class PlainHost(Host):
         scaler: Any = None,
     ) -> None:
         self.wrapped, self._model = model, unwrapped(model)
+        self.position: Position = self
         self._optimizers, self._scaler = list(optimizers), scaler
         self.setup = setup_of(model) if setup is None else setup
         self.metrics: LoopMetrics = LoopMetrics(self, Trackers(loggers if self.setup.is_global_zero else (), warn_of_logger))
@@ -74,11 +75,6 @@ class PlainHost(Host):
     @override
     def model(self) -> nn.Module:
         return self._model
-
-    @property
-    @override
-    def position(self) -> Position:
-        return self
 
     @property
     @override

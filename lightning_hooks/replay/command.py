@@ -148,7 +148,7 @@ def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]
     """The batch of the capsule, or the samples of the data set as the loader collates them."""
     samples = capsule.record.get("samples", [])
     plain = isinstance(samples, list) and all(type(sample) is int for sample in samples)
-    rows = BatchRows({"": samples}) if plain and samples else None
+    rows = BatchRows({"": samples}, 0) if plain and samples else None
     if capsule.batch is not None:
         return capsule.batch, rows
     if source is None:

@@ -26,16 +26,14 @@ class Generators:
         device: Of the CUDA device; None without.
         numpy: What ``numpy.random.get_state()`` returns; None where NumPy is not imported.
         python: What ``random.getstate()`` returns, its 625 numbers as an array; None likewise.
+        nbytes: How much memory those take that are not the objects of the states before.
     """
 
     torch: Tensor
     device: Tensor | None = None
     numpy: Any = None
     python: Any = None
-
-    def nbytes(self, before: Generators | None) -> int:
-        """How much memory the states take that are not those of ``before``."""
-        return sum(size for name, size in _BYTES.items() if getattr(self, name) is not getattr(before, name, None))
+    nbytes: int = 0
 
 
 _Twister = ctypes.c_char * 2500
@@ -58,34 +56,33 @@ class GeneratorWatch:
 
     def read(self) -> Generators:
         """The states now; no host sync."""
-        last, state = self._last, torch.default_generator.get_state()
+        last, nbytes, modules = self._last, 0, sys.modules
+        state = torch.default_generator.get_state()
         now = ctypes.string_at(state.data_ptr(), state.numel())  # of bytes; torch.equal takes ten times as long
         if last is not None and now == self._torch:
             state = last.torch
-        self._torch = now
-        own = None if self._cuda is None else torch.cuda.get_rng_state(self._cuda)
-        numpy = python = None
-        if "numpy" in sys.modules:
-            numpy, self._numpy = self._of_numpy(last)
-        if "random" in sys.modules:
-            python, self._python = self._of_python(last)
-        self._last = Generators(state, own, numpy, python)
+        else:
+            self._torch, nbytes = now, _BYTES["torch"]
+        own = numpy = python = None
+        if self._cuda is not None:
+            own, nbytes = torch.cuda.get_rng_state(self._cuda), nbytes + _BYTES["device"]
+        if "numpy" in modules:
+            twister = self._twister_of_numpy
+            now = b"" if twister is None else twister.raw
+            if now and last is not None and now == self._numpy and not last.numpy[3]:  # the second of a pair leaves it as it is
+                numpy = last.numpy
+            else:
+                numpy, self._numpy, nbytes = modules["numpy"].random.get_state(), now, nbytes + _BYTES["numpy"]
+        if "random" in modules:
+            twister, random = self._twister_of_python, modules["random"]
+            now = b"" if twister is None else twister.raw
+            if now and last is not None and now == self._python and last.python[2] == random._inst.gauss_next:
+                python = last.python
+            else:
+                version, numbers, gauss = random.getstate()
+                python, self._python, nbytes = (version, array("I", numbers), gauss), now, nbytes + _BYTES["python"]
+        self._last = Generators(state, own, numpy, python, nbytes)
         return self._last
-
-    def _of_numpy(self, last: Generators | None) -> tuple[Any, bytes]:
-        """The state, and the memory that it was read from."""
-        now = b"" if self._twister_of_numpy is None else self._twister_of_numpy.raw
-        if now and now == self._numpy and last is not None and not last.numpy[3]:  # a second number of a pair leaves it as it is
-            return last.numpy, now
-        return sys.modules["numpy"].random.get_state(), now
-
-    def _of_python(self, last: Generators | None) -> tuple[Any, bytes]:
-        """The state, and the memory that it was read from."""
-        now, python = b"" if self._twister_of_python is None else self._twister_of_python.raw, sys.modules["random"]
-        if now and now == self._python and last is not None and last.python[2] == python._inst.gauss_next:
-            return last.python, now
-        version, numbers, gauss = python.getstate()
-        return (version, array("I", numbers), gauss), now
 
     @cached_property
     def _twister_of_numpy(self) -> Any:

@@ -52,11 +52,12 @@ class StepMeasure:
 
     Attributes:
         why_not: Why steps are not measured; empty where they are.
+        on: Whether some are.
     """
 
     def __init__(self, host: Host, unobserved: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._host, self._unobserved = host, unobserved
-        self.why_not = ""
+        self.why_not, self.on = "", False
         self._receivers: list[Callable[[MeasuredLoss], None]] = []
         self._tried = self._accumulates = False  # the second: a backward was not followed by a step
         self._now: _Batch | None = None
@@ -73,6 +74,7 @@ class StepMeasure:
             receive: Called after each step that was measured.
         """
         self._receivers.append(receive)
+        self.on = not self.why_not
         accumulated = ACCUMULATES if self._host.loss_scaling.accumulation > 1 else ""
         scaled = "a loss scaler may skip the step" if self._host.loss_scaling.scaler is not None else ""
         compiled = "under torch.compile another graph would be compiled" if compiled_regions(self._host.model) else ""
@@ -89,6 +91,7 @@ class StepMeasure:
     def close(self) -> None:
         """The run is over: let the batches go."""
         self._now = self._last = self._loss = None
+        self.on = False
         self._receivers.clear()
         self._levels.clear()
 
@@ -100,8 +103,6 @@ class StepMeasure:
     def forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """``training_step`` is about to be called, with these arguments."""
         self._now = self._loss = self._other_before = None
-        if not self._receivers or self.why_not:
-            return
         if self._in_batch:
             self._stop("the optimizer runs training_step several times in a step")
             return
@@ -138,7 +139,7 @@ class StepMeasure:
 
     def before_backward(self, loss: Any) -> None:
         """Backward starts."""
-        if not self._receivers or self.why_not or not isinstance(loss, Tensor):
+        if not isinstance(loss, Tensor):
             return
         self._loss = loss.detach()
         self._levels.append(self._loss)
@@ -228,7 +229,7 @@ class StepMeasure:
 
     def _stop(self, why_not: str) -> None:
         if why_not and not self.why_not:
-            self.why_not, self._now, self._last = why_not, None, None
+            self.why_not, self.on, self._now, self._last = why_not, False, None, None
             warn(f"learning=True: no step is measured by running it again: {why_not}. What needs no second forward is.")
 
 

@@ -61,31 +61,23 @@ class Ring:
     def add(self, entry: StepEvidence) -> None:
         """Add a batch; the oldest leave where there is no room."""
         entries = self._entries
-        entry.nbytes = _ENTRY + (0 if entry.rows is None else entry.rows.nbytes)
+        entry.nbytes = _ENTRY if entry.rows is None else _ENTRY + entry.rows.nbytes
         entries.append(entry)
         self.nbytes += entry.nbytes
         if len(entries) > STEPS:
-            self._forget_generators(entries[-STEPS - 1])
-        self._trim()
+            old = entries[-STEPS - 1]
+            if old.generators is not None:
+                old.nbytes -= old.generators.nbytes
+                self.nbytes -= old.generators.nbytes
+                old.generators = None
+        while self.nbytes > MOST_BYTES and len(entries) > 1:
+            self.nbytes -= entries.popleft().nbytes
 
     def at_forward(self, entry: StepEvidence, states: Generators) -> None:
-        """The forward pass of a batch starts."""
-        before = self._entries[-2].generators if len(self._entries) > 1 else None
-        size = states.nbytes(before)
+        """The forward pass of a batch starts; the next :meth:`add` makes room for its states."""
         entry.generators = states
-        entry.nbytes += size
-        self.nbytes += size
-        self._trim()
-
-    def _trim(self) -> None:
-        while self.nbytes > MOST_BYTES and len(self._entries) > 1:
-            self.nbytes -= self._entries.popleft().nbytes
-
-    def _forget_generators(self, entry: StepEvidence) -> None:
-        entry.generators = None
-        size = _ENTRY + (0 if entry.rows is None else entry.rows.nbytes)
-        self.nbytes -= entry.nbytes - size
-        entry.nbytes = size
+        entry.nbytes += states.nbytes
+        self.nbytes += states.nbytes
 
     def of(self, epoch: int, batch: int) -> StepEvidence | None:
         """The batch with this index in an epoch; None if it is not remembered."""
@@ -111,12 +103,16 @@ class Ring:
 
 
 class ChangedBuffers:
-    """Keeps the values of the buffers that a forward pass changes; which these are is known from the first one."""
+    """Keeps the values of the buffers that a forward pass changes; which these are is known from the first one.
+
+    Attributes:
+        known: Whether the first forward pass was seen to its end.
+    """
 
     def __init__(self) -> None:
         self._changing: list[Tensor] | None = None
         self._before: list[Tensor] = []
-        self._known = False  # whether the first forward pass was seen to its end
+        self.known = False
 
     def keep(self, model: nn.Module) -> None:
         """A forward pass starts: keep the values."""
@@ -125,10 +121,11 @@ class ChangedBuffers:
             buffers = sorted((buffer for buffer in found if buffer is not None), key=lambda buffer: buffer.nbytes)
             ends = itertools.accumulate(buffer.nbytes for buffer in buffers)
             self._changing = [buffer for buffer, end in zip(buffers, ends, strict=True) if end <= MOST_BYTES]
-            self._before, self._known = [buffer.clone() for buffer in self._changing], False
+            self._before, self.known = [buffer.clone() for buffer in self._changing], False
         elif self._changing:
-            pairs = zip(self._changing, self._before, strict=True)
-            self._before = [old if old.shape == buffer.shape else torch.empty_like(buffer) for buffer, old in pairs]
+            for place, buffer in enumerate(self._changing):
+                if buffer.shape != self._before[place].shape:
+                    self._before[place] = torch.empty_like(buffer)
             torch._foreach_copy_(self._before, self._changing)
 
     def after_forward(self) -> None:
@@ -136,9 +133,9 @@ class ChangedBuffers:
 
         Their version counters do not say it: batch normalisation changes its statistics without counting.
         """
-        if self._changing is not None and not self._known:
+        if self._changing is not None:
             kept = [pair for pair in zip(self._changing, self._before, strict=True) if not torch.equal(*pair)]
-            self._changing, self._before, self._known = [b for b, _ in kept], [old for _, old in kept], True
+            self._changing, self._before, self.known = [b for b, _ in kept], [old for _, old in kept], True
 
     def pairs(self) -> Iterable[tuple[Tensor, Tensor]]:
         """Each of them, with its value before the last forward pass."""

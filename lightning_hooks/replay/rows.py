@@ -134,14 +134,11 @@ class BatchRows:
     Attributes:
         of: By the name of each loader, empty for a single one: the indices of a map-style data set, integers as an array and others
             as a list, and of a stream (``worker``, ``position``) of its first sample.
+        nbytes: About how much memory they take.
     """
 
     of: dict[str, Any]
-
-    @property
-    def nbytes(self) -> int:
-        """About how much memory they take."""
-        return sum(8 * len(rows) if isinstance(rows, array) else 64 * len(rows) for rows in self.of.values())
+    nbytes: int
 
     def __len__(self) -> int:
         """How many samples a batch has; 0 where that is not known."""
@@ -178,17 +175,25 @@ def rows_of(iterators: Iterable[tuple[str, Any]], fetched: int) -> BatchRows | N
     Returns:
         None where no loader says what it drew: of another kind than torch's, or with its workers out of order.
     """
-    found = {}
+    found, nbytes = {}, 0
     for name, iterator in iterators:
         drawn = getattr(iterator, "_sampler_iter", None)  # torch's iterators have no public names
         if isinstance(drawn, DrawnIndices) and getattr(iterator, "_in_order", True):
             place: int = iterator._num_yielded - 1 - fetched
             indices = drawn.of(place)
-            streams = isinstance(iterator._dataset, IterableDataset)
-            rows = _in_stream(iterator, place, indices) if streams else None if indices is None else _compact(indices)
+            if isinstance(iterator._dataset, IterableDataset):
+                rows = _in_stream(iterator, place, indices)
+            elif type(indices) is list and indices and isinstance(indices[0], int | np.integer):
+                try:
+                    rows = array("q", indices)
+                except (TypeError, OverflowError):  # not all of them are integers of 64 bits
+                    rows = indices
+            else:
+                rows = [*indices] if isinstance(indices, list | tuple) else None if indices is None else [indices]
             if rows is not None:
                 found[name] = rows
-    return BatchRows(found) if found else None
+                nbytes += (8 if type(rows) is array else 64) * len(rows)
+    return BatchRows(found, nbytes) if found else None
 
 
 def _in_stream(iterator: Any, place: int, indices: Any) -> tuple[int | None, int] | None:
@@ -203,13 +208,3 @@ def _in_stream(iterator: Any, place: int, indices: Any) -> tuple[int | None, int
         return None
     return place % workers, place // workers * size
 
-
-def _compact(indices: Any) -> Any:
-    """Indices in little memory."""
-    listed = indices if isinstance(indices, list) else list(indices) if isinstance(indices, tuple) else [indices]
-    if not listed or not isinstance(listed[0], int | np.integer):
-        return listed
-    try:
-        return array("q", listed)
-    except (TypeError, OverflowError):  # not all of them are integers of 64 bits
-        return listed

@@ -23,7 +23,7 @@ from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.replay.blame import Blame, blame, describe_inputs
 from lightning_hooks.replay.capsule import CapsuleMoment, CapsuleWriter
 from lightning_hooks.replay.generators import GeneratorWatch
-from lightning_hooks.replay.rerun import StepRerun, shallow
+from lightning_hooks.replay.rerun import StepRerun
 from lightning_hooks.replay.results import ReplayResults
 from lightning_hooks.replay.ring import ChangedBuffers, Ring, StepEvidence
 from lightning_hooks.replay.rows import rows_of
@@ -54,7 +54,7 @@ def _guarded(event: Callable[..., None]) -> Callable[..., None]:
             event(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001
             StepWatch.close(self)
-            self._generators = None
+            self._generators, self.on, self.accumulates = None, False, False
             warn(
                 f"The evidence of bad steps is no longer kept: {type(error).__name__}: {error}. Training is not affected. Please "
                 "report this."
@@ -72,6 +72,8 @@ class StepWatch:
 
     Attributes:
         results: What running the first bad step again has shown.
+        on: Whether anything is kept.
+        accumulates: Whether a step is made of several micro-batches, of which each is looked at after its backward.
     """
 
     def __init__(self, host: Host, unobserved: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
@@ -81,27 +83,19 @@ class StepWatch:
         self._buffers = ChangedBuffers()
         self.writer: CapsuleWriter | None = None
         self._generators: GeneratorWatch | None = None
+        self.on = self.accumulates = False
+        self._on_host = host.setup.device.type == "cpu"
         self._now: _UnderWay | None = None
         self._suspect: _UnderWay | None = None  # the first micro-batch of the step whose flag is up
         self._recent: deque[_UnderWay] = deque()
         self._few: list[nn.Parameter] | None = None
         self._epoch, self._step, self._last = 0, 0, math.inf  # of the batch under way
-        self._accumulation = 1
         self._requested = False
-
-    @property
-    def on(self) -> bool:
-        """Whether anything is kept."""
-        return self._generators is not None
-
-    @property
-    def _on_host(self) -> bool:
-        return self._host.setup.device.type == "cpu"
 
     def open(self, writer: CapsuleWriter, keep_batches: int) -> None:
         """A monitor with ``capsule=`` joins the run."""
         self.writer, self._recent = writer, deque(maxlen=keep_batches)
-        self._generators = GeneratorWatch(self._host.setup.device)
+        self._generators, self.on = GeneratorWatch(self._host.setup.device), True
         self.results.open(self._host.position.global_step > 0)
 
     def close(self) -> None:
@@ -115,16 +109,14 @@ class StepWatch:
     @_guarded
     def batch_start(self, batch_idx: int) -> None:
         """A training batch starts."""
-        if not self.on:
-            return
         if batch_idx <= self._last:  # a new epoch; to ask the loop how far it is takes longer than all of this
             position = self._host.position
             self._epoch, self._step = position.epoch, position.global_step
-            self._accumulation = self._host.loss_scaling.accumulation
+            self.accumulates = self._host.loss_scaling.accumulation > 1
         self._last = batch_idx
         rows = rows_of(*self._host.again.loader_iterators())
-        self._now = _UnderWay(StepEvidence(self._epoch, batch_idx, self._step, rows))
-        self.ring.add(self._now.evidence)
+        self._now = now = _UnderWay(StepEvidence(self._epoch, batch_idx, self._step, rows))
+        self.ring.add(now.evidence)
 
     @_guarded
     def forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -135,7 +127,9 @@ class StepWatch:
         now.in_forward = True
         if hasattr(type(args[0]), "__next__"):  # training_step(dataloader_iter) fetches by itself
             return
-        now.batch, now.rest = shallow(args[0]), (tuple(args[1:]), dict(kwargs))
+        batch = args[0]
+        now.batch = type(batch)(batch) if type(batch) in (dict, list) else batch  # which a step may take entries from
+        now.rest = args[1:], kwargs
         self._recent.append(now)
         if self.results.own is None and self._on_host:
             self._buffers.keep(self._host.model)
@@ -155,9 +149,11 @@ class StepWatch:
         if now is None or not isinstance(loss, Tensor) or not loss.is_floating_point():
             return
         now.in_forward, now.loss = False, loss.detach()
-        self._buffers.after_forward()
-        now.evidence.flag = not math.isfinite(number(now.loss)) if StepChecks.on_host(now.loss) else ~torch.isfinite(now.loss)
-        self._suspect_now()
+        if not self._buffers.known:
+            self._buffers.after_forward()
+        now.evidence.flag = not math.isfinite(now.loss.tolist()) if loss.is_cpu and not loss.dim() else ~torch.isfinite(now.loss).all()
+        if now.evidence.flag is True and self._suspect is None:
+            self._suspect = now
         if self._suspect is now and self.results.own is None and not self._host.setup.automatic_optimization:
             self.results.own = now.evidence, self._not_again(now, "that is done under automatic optimization only")
 
@@ -165,7 +161,7 @@ class StepWatch:
     def after_backward(self) -> None:
         """Backward is done. Of a step of several micro-batches a few gradients say which was the first bad one."""
         now = self._now
-        if now is None or self._accumulation == 1 or self._suspect is not None or self.results.own is not None:
+        if now is None or self._suspect is not None or self.results.own is not None:
             return
         if self._few is None:
             self._few, size = [], 0
@@ -178,13 +174,7 @@ class StepWatch:
             total = torch.stack(torch._foreach_norm(gradients)).sum()
             bad = not math.isfinite(number(total)) if StepChecks.on_host(total) else ~torch.isfinite(total)
             now.evidence.flag = now.evidence.flag | bad
-            self._suspect_now()
-
-    def _suspect_now(self) -> None:
-        """Hold the batch of the first micro-batch that is bad, on the host."""
-        now = self._now
-        if self._suspect is None and now is not None and now.evidence.flag is True:
-            self._suspect = now
+            self._suspect = now if now.evidence.flag is True else None
 
     @_guarded
     def gradients(self, step: Step) -> None:
@@ -202,7 +192,7 @@ class StepWatch:
         if step.loss_scale is not None or not step.indices or not self._host.setup.automatic_optimization:
             return
         norms = step.norms()
-        if suspect is not None or (StepChecks.on_host(norms) and not math.isfinite(sum(norms.tolist()))):
+        if suspect is not None or (norms.is_cpu and not math.isfinite(sum(norms.tolist()))):
             guilty = suspect or self._now
             guilty.evidence.flag = True
             self._blame(guilty)

@@ -36,21 +36,6 @@ class SessionEvidence(StepWatch):
         self.measure = StepMeasure(host, self.unrecorded)
 
     @override
-    def forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        super().forward(args, kwargs)
-        self.measure.forward(args, kwargs)
-
-    @override
-    def before_backward(self, loss: Any) -> None:
-        super().before_backward(loss)
-        self.measure.before_backward(loss)
-
-    @override
-    def batch_end(self) -> None:
-        super().batch_end()
-        self.measure.batch_end()
-
-    @override
     def close(self) -> None:
         super().close()
         self.measure.close()
@@ -74,9 +59,12 @@ class SessionEvidence(StepWatch):
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
         """Within this block the model runs for other purposes than training: nothing is recorded."""
+        suspension = self._hooks.suspension
         self._calls.leave()
-        self._hooks.suspension.suspend(self._host.model)
+        before = suspension.suspended
+        suspension.suspend(self._host.model)
         try:
             yield
         finally:
-            self._hooks.suspension.restore()
+            if not before:
+                suspension.restore()

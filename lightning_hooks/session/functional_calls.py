@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ from lightning_hooks.statistics.reduction import all_ranks
 
 SITES_PER_CALLER = 3
 SPARE_SITES = 16
+
+_NOTHING = nullcontext()
 
 FIRST_FULL = 3
 """Sampled batches of a run, the first ones, in which the calls of all modules are seen."""
@@ -63,6 +65,7 @@ class FunctionalCalls:
     Attributes:
         sites: The sites, in the order of their numbers.
         capacity: The most there can be: tables have as many lines, the same on every rank.
+        running: Whether the calls of the training batch under way are seen.
     """
 
     def __init__(self, host: Host) -> None:
@@ -72,12 +75,11 @@ class FunctionalCalls:
         self.capacity = SPARE_SITES + sum(map(_most_sites, self._observer.callers.values()))
         self._among = all_ranks()
         self._subscribers: list[_Subscriber] = []
-        self._gates: list[Gate | DetailGate] = []  # theirs, each once
         self._takers: dict[str, list[_Subscriber]] = {}  # by the function that they want
         self._numbers: dict[str, int] = {}
         self._waiting: dict[str, FunctionalSite] = {}  # called on this rank, and ranks have not agreed
         self._agreed = self._among is None
-        self._running = self._in_validation = False
+        self.running = self._in_validation = False
         self._info_once = Once(info)
         self._changed: bool | None = None  # numbers, since collectors were notified
         self._batches = 0  # sampled ones
@@ -128,17 +130,18 @@ class FunctionalCalls:
 
     def _follow(self) -> None:
         """The subscribers are others."""
-        self._gates = [*{id(subscriber.gate): subscriber.gate for subscriber in self._subscribers}.values()]
         self._takers = {}
         for subscriber in self._subscribers:
             for function in subscriber.functions:
                 self._takers.setdefault(function, []).append(subscriber)
 
     def start(self) -> None:
-        """A training batch starts: record where somebody samples it."""
-        self._running = any(gate.sampled for gate in self._gates)
-        if self._running:
-            self._observer.start(None if self._is_full() else self._callers())
+        """A training batch starts that somebody samples who records calls."""
+        for subscriber in self._subscribers:
+            if subscriber.gate.sampled:
+                self.running = True
+                self._observer.start(None if self._is_full() else self._callers())
+                return
 
     def _is_full(self) -> bool:
         """Whether the calls of all modules are to be seen: those that call nothing so far may start to."""
@@ -152,9 +155,13 @@ class FunctionalCalls:
         wanted = {name for subscriber in self._subscribers if subscriber.gate.sampled for name in subscriber.functions}
         return {site.module for site in (*self.sites, *self._waiting.values()) if site.function in wanted}
 
+    def of(self, owner: object) -> bool:
+        """Whether an owner records calls of training batches."""
+        return any(subscriber.owner is owner and not subscriber.in_validation for subscriber in self._subscribers)
+
     def step(self) -> AbstractContextManager[None]:
         """A block in which the loop calls ``training_step`` or ``validation_step``."""
-        return self._observer.step()
+        return self._observer.step() if self.running or self._in_validation else _NOTHING
 
     @property
     def seen(self) -> bool:
@@ -163,7 +170,7 @@ class FunctionalCalls:
 
     def begin_step(self) -> None:
         """The code of a loop starts that ends with the batch: the model's own calls are seen, as in :meth:`step`."""
-        if self._running:
+        if self.running:
             self._observer.begin_step()
 
     def pause(self) -> None:
@@ -189,18 +196,17 @@ class FunctionalCalls:
             self._observer.start(callers)
 
     def batch_end(self) -> bool:
-        """The batch has ended: after the first sampled one ranks number its sites alike; return whether they have now."""
-        running, self._running = self._running, False
-        if running:
-            self._observer.stop()
-        if not running or self._agreed:
+        """A batch whose calls were seen has ended: after the first one ranks number its sites alike; return whether they have now."""
+        self.running = False
+        self._observer.stop()
+        if self._agreed:
             return False
         self.agree()
         return True
 
     def stop(self) -> None:
         """Whatever ran is over. Harmless when it was over before."""
-        self._running = self._in_validation = False
+        self.running = self._in_validation = False
         self._observer.stop()
 
     def close(self) -> None:

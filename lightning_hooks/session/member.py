@@ -24,7 +24,7 @@ from lightning_hooks.session.alerting import Alerting, check_sites
 from lightning_hooks.session.history import History
 from lightning_hooks.session.logged import MemberLog
 from lightning_hooks.session.member_context import OpenSession, compiled_before, new_context, step_calls
-from lightning_hooks.session.sampling import BatchTime, Sampling
+from lightning_hooks.session.sampling import Sampling
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.windows import MergedWindows, load_window, merged, save_window, window_length
@@ -76,7 +76,7 @@ class Member:
         self.folder: Path | None = None  # of the run's files
         self._loaded: dict[str, Any] = {}  # what a checkpoint holds for the next run
         self._capsules: set[str] = set()  # the kinds that the run has written
-        self._regions: list[str] = []  # compiled modules not yet checked
+        self.unchecked_regions: list[str] = []  # compiled modules, until the first sampled batch is over
 
     @property
     def _session(self) -> OpenSession:
@@ -117,8 +117,8 @@ class Member:
         self.windows = MergedWindows(window_length(self.settings.report_every_n_steps, host.setup.batches_per_epoch))
         self.alerting.start(fresh=not self._loaded)
         self.log.start()
-        self._regions = compiled_regions(host.model)
-        self.sampling.start(host.setup.device, not self._regions)
+        self.unchecked_regions = compiled_regions(host.model)
+        self.sampling.start(host.setup.device, not self.unchecked_regions)
         lasting = {} if self.collector is None else self.collector.lasting_state()
         state, self._loaded = {**lasting, **self._loaded}, {}
         self._capsules = set(state.get("capsules", ()))
@@ -129,13 +129,13 @@ class Member:
             session.probe.subscribe(context, {})  # its parameters are numbered from here on
         self.collector = collector = self._new(context, state)
         if self.kind.watches_steps:
-            session.probe.subscribe(context, step_calls(context, collector))
+            session.probe.subscribe(context, step_calls(context, collector), self.faults if collector.reads_norms else None)
         check_sites(self.name, self.alerting.rules, collector.names)
         with context.loading():
             if "epoch" in state:
                 window = load_window(self.name, collector, self.windows, state["epoch"], host.setup.is_global_zero)
                 context.batches, context.sampled_batches = window
-        if self._regions and not IN_GRAPHS and session.hooks.of(context):
+        if self.unchecked_regions and not IN_GRAPHS and session.hooks.of(context):
             warn_of_tracing()
 
     def detach(self) -> None:
@@ -150,23 +150,12 @@ class Member:
         if context is not None:
             context.close()
 
-    def batch_start(self, batch_idx: int) -> None:
-        """A training batch starts."""
-        context, sampling = self.context, self.sampling
-        if not sampling.decided:
-            sampling.choose(self._session.overheads, self.live.agreed)
-        context.batch_start(batch_idx, sampling.batch_start(context.batches))
-
-    def batch_end(self, taken: BatchTime | None) -> None:
-        """A training batch ends, with these times."""
-        if self._regions and self.gate.sampled:  # the first sampled batch is over
-            late = compiled_before(self._regions, self.live, self.faults)
-            self._regions = []
-            if late:
-                self._session.hooks.warn_of_compiled(self.name, late)
-        self.sampling.batch_end(taken)
-        if self.faults.unreported:
-            warn_of_faults(self.name, self.faults)
+    def check_compiled(self) -> None:
+        """The first sampled batch is over: warn of modules that were compiled before the hooks came."""
+        late = compiled_before(self.unchecked_regions, self.live, self.faults)
+        self.unchecked_regions = []
+        if late:
+            self._session.hooks.warn_of_compiled(self.name, late)
 
     def skip_batch(self) -> None:
         """A batch started and was skipped with the rest of its epoch."""

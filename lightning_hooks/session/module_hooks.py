@@ -57,7 +57,6 @@ class ModuleHooks:
         self.suspension = Suspension()
         self._hooks: dict[nn.Module, list[tuple[SharedHook, RemovableHandle]]] = {}
         self._owners: dict[int, list[tuple[nn.Module, skipping]]] = {}
-        self._gates: dict[int, Gate] = {}  # of the recorders, by the owners' ids
         self._warn_once = Once()
 
     def add(self, owner: object, name: str, module: nn.Module, recorder: skipping) -> None:
@@ -70,16 +69,9 @@ class ModuleHooks:
             ours.append((hook, handle))
         ours[-1][0].recorders.append(recorder)
         self._owners.setdefault(id(owner), []).append((module, recorder))
-        if recorder.when is not None:
-            self._gates[id(owner)] = recorder.when
-
-    def start(self) -> None:
-        """A training batch starts."""
-        self.gate.start(any(gate.sampled for gate in self._gates.values()))
 
     def release(self, owner: object) -> None:
         """Remove the recorders of one owner, and the hooks that nobody else needs."""
-        self._gates.pop(id(owner), None)
         for module, recorder in self._owners.pop(id(owner), ()):
             for hook, handle in self._hooks.get(module, ()):
                 hook.recorders = [other for other in hook.recorders if other is not recorder]
@@ -98,7 +90,6 @@ class ModuleHooks:
         self._manager.remove_all()
         self._hooks.clear()
         self._owners.clear()
-        self._gates.clear()
         if model is not None:
             remove_hooks(model, lambda hook: isinstance(hook, SharedHook) and hook.gate is self.gate)
 

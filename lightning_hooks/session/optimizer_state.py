@@ -26,6 +26,7 @@ class OptimizerState:
     hooked: bool  # it has step hooks
     step: Step | None = None
     ids: list[int] = field(default_factory=list)  # of its parameters
+    checked: bool = False  # whether these are those of its groups, since a sampled batch
     members: list[tuple[int, Tensor]] = field(default_factory=list)  # index and parameter of each
     few: tuple[int, ...] = ()  # the places of small ones among them
     left: GradientTrace | None = None  # the gradients that the last step left behind
@@ -36,18 +37,6 @@ class OptimizerState:
     announced_empty: bool = False  # since its last step all ranks recorded a manual backward, and here there were no gradients
     depth: int = 0  # how many calls of step are under way: a subclass may call that of its base class
     undo: UndoneUpdate | None = None  # of an update that is to change nothing
-
-    def batch_start(self) -> None:
-        """A training batch starts; where a step raised and was caught, it is over."""
-        self.depth, self.waiting = 0, self.step is not None
-
-    def before_backward(self) -> None:
-        """Backward starts: gradients of an earlier batch that are gone by now were never used."""
-        if self.waiting and self.step is not None and all(parameter.grad is None for parameter in self.step.parameters):
-            self.discarded += 1
-        self.waiting = False
-        if self.left is not None:
-            self.left.before_backward()
 
     def give_back(self) -> None:
         """The update is over: weights and gradients are as they were."""
@@ -65,7 +54,7 @@ class OptimizerState:
             unscaled: Whether the loss scale has been divided out, unless the optimizer does that itself.
         """
         self.looks += self.depth > 0
-        scaler = host.loss_scaling.scaler
+        before, scaler = self.step, host.loss_scaling.scaler
         # Lightning leaves the unscaling to optimizers that say they do it themselves; torch has no public flag for it.
         unscales_itself = scaler is not None and bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
         present: list[Tensor] = []
@@ -84,20 +73,24 @@ class OptimizerState:
         if 0 in addresses:  # where one was freed before the step there is a gradient, and nothing to read
             kept = [not is_freed(gradient) for gradient in gradients]
             indices, present = [*compress(indices, kept)], [*compress(present, kept)]
+        again = self.looks > 1
         return Step(
             optimizer=self.position,
             n_parameters=n_parameters,
             indices=indices,
             missing=missing,
             parameters=present,
-            loss_scale=loss_scale(scaler),
+            loss_scale=None if scaler is None else loss_scale(scaler),
             carries_scale=unscales_itself or not unscaled,
             skips_nonfinite=unscales_itself,
             global_step=host.position.global_step,
             addresses=addresses if shards is None and 0 not in addresses else None,
             few=self.few if len(indices) == len(self.members) else (),
             shards=shards,
-            again=self.looks > 1,
+            again=again,
+            before=before.before if again and before is not None else None,
+            after=before.after if again and before is not None else None,
+            found=gradients if shards is None and 0 not in addresses else (),
             unzeroed=self.left is not None and self.left.unzeroed and self.left.added_to,
             wasted=self.left is not None and self.left.wasted,
         )
@@ -121,7 +114,9 @@ class GradientTrace:
     """
 
     def __init__(self, parameters: Sequence[Tensor], unannounced: bool = False) -> None:
-        small = [*islice((parameter for parameter in parameters if parameter.dim() < 2), LOOKED_AT if unannounced else 0)]
+        small: list[Tensor] = []
+        if unannounced:
+            small = [*islice((parameter for parameter in parameters if parameter.dim() < 2), LOOKED_AT)]
         self._parameters = small or parameters[:: -(-len(parameters) // LOOKED_AT)]
         self._keeps = bool(small)
         self._kept: list[Tensor] = []

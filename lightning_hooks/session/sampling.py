@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from lightning_hooks.declare.context import DETAILED, Context
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import Gate, Meter
 
@@ -20,29 +21,59 @@ PROBES = 2
 KEPT = 1000
 """Batches of an epoch, sampled ones and others each, whose times are kept: what it costs is the medians of them."""
 
-BatchTime = tuple[Any, Any]
-"""When a training batch started, and when it ended: seconds, or events."""
-
 
 class BatchClock:
-    """Times each training batch, once for all members: by the host's clock, or on CUDA by events on the device's stream.
+    """Counts and times each training batch, once for all members, and opens the gates of those that sample it.
 
     Args:
-        device: Where training runs.
+        device: Where training runs: batches are timed by the host's clock, or on CUDA by events on the device's stream.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._now = _event if device.type == "cuda" else perf_counter
+        self._cuda = device.type == "cuda"
+        self._now = _event if self._cuda else perf_counter
         self._begin: Any = None
+        self._members: list[tuple[Context, Sampling]] = []
 
-    def start(self) -> None:
-        """A training batch starts."""
-        self._begin = self._now()
+    def follow(self, members: Iterable[tuple[Context, Sampling]]) -> None:
+        """Start and end the batches of these members from now on."""
+        self._members = [*members]
 
-    def stop(self) -> BatchTime | None:
-        """A training batch ends; return its times, None where none had started."""
-        begin, self._begin = self._begin, None
-        return None if begin is None else (begin, self._now())
+    def start(self, batch: int) -> int:
+        """A training batch starts, with this index in the epoch; return which members sample it, as a bit each."""
+        self._begin, which, bit = self._now(), 0, 1
+        for context, sampling in self._members:
+            context.batch = batch
+            sampling.gate.running = True
+            if sampling.meter is not None:
+                sampling.meter.seconds = 0.0
+            if context.batches % sampling.stride == 0:
+                which |= bit
+                sampling.gate.start(True)
+                context.sampled_batches += 1
+                context.details.detailed = context.sampled_batches <= DETAILED or context.sampled_batches % DETAILED == 0
+            context.batches += 1
+            bit <<= 1
+        return which
+
+    def stop(self) -> None:
+        """A training batch ends."""
+        begin, self._begin, end = self._begin, None, self._now()
+        for _, sampling in self._members:
+            gate, overhead = sampling.gate, sampling.overhead
+            sampled = gate.sampled
+            if sampled:
+                gate.stop()
+            gate.running = False
+            if overhead is None or begin is None:
+                continue
+            overhead.batches += 1
+            overhead.sampled_batches += sampled
+            times = overhead.sampled if sampled else overhead.others
+            if self._cuda and len(times) < KEPT:
+                overhead.wait_for(sampled, begin, end)
+            elif len(times) < KEPT:
+                times.append((end - begin, 0.0 if sampling.meter is None else sampling.meter.seconds))
 
 
 class Overhead:
@@ -60,7 +91,6 @@ class Overhead:
 
     def __init__(self, device: torch.device, inside: bool, thins: bool = True) -> None:
         self._thins = thins
-        self._cuda = device.type == "cuda"
         self.meter = Meter() if inside and device.type == "cpu" else None  # what hooks take in the batch under way
         self._pending: list[tuple[bool, Any, Any]] = []
         self.epochs = 0
@@ -79,25 +109,18 @@ class Overhead:
         self._pending.clear()
         self.batches = self.sampled_batches = 0
 
-    def batch_ends(self, sampled: bool, taken: BatchTime) -> None:
-        """A training batch ends.
+    def wait_for(self, sampled: bool, begin: Any, end: Any) -> None:
+        """A training batch ends on CUDA; the time between its events is known once they have happened.
 
         Args:
             sampled: Whether it was sampled.
-            taken: Its times.
+            begin: When it started.
+            end: When it ended.
         """
-        self.batches += 1
-        self.sampled_batches += sampled
-        if len(self.sampled if sampled else self.others) >= KEPT:
-            return
-        if self._cuda:
-            self._pending.append((sampled, *taken))
-            while self._pending and self._pending[0][2].query():
-                was_sampled, begin, end = self._pending.pop(0)
-                (self.sampled if was_sampled else self.others).append((begin.elapsed_time(end) / 1e3, 0.0))
-        else:
-            inside = 0.0 if self.meter is None else self.meter.seconds
-            (self.sampled if sampled else self.others).append((taken[1] - taken[0], inside))
+        self._pending.append((sampled, begin, end))
+        while self._pending and self._pending[0][2].query():
+            was_sampled, begin, end = self._pending.pop(0)
+            (self.sampled if was_sampled else self.others).append((begin.elapsed_time(end) / 1e3, 0.0))
 
     def costs(self) -> tuple[float, float, float] | None:
         """Seconds of a batch without the monitor, what it adds to every batch, and what it adds to a sampled one on top.
@@ -187,14 +210,6 @@ class Sampling:
         self.meter = self.overhead.meter
         self.decided, self._found = self.budget is None, False
 
-    def batch_start(self, batch: int) -> bool:
-        """A training batch starts, with this index in the window; return whether it is sampled."""
-        if self.meter is not None:
-            self.meter.seconds = 0.0
-        sampled = batch % self.stride == 0
-        self.gate.start(sampled)
-        return sampled
-
     def choose(self, everyone: Sequence[Overhead], agreed: Callable[[int], int]) -> None:
         """Choose the stride: once soon after training starts, and again at each window's start.
 
@@ -221,12 +236,6 @@ class Sampling:
             )
         self.stride = stride
         self._found = self.decided = True
-
-    def batch_end(self, taken: BatchTime | None) -> None:
-        """A training batch ends, with these times."""
-        if self.overhead is not None and taken is not None:
-            self.overhead.batch_ends(self.gate.sampled, taken)
-        self.gate.stop()
 
     def window_end(self, batches: int) -> tuple[float | None, int]:
         """A window ends; return what the member cost, as a share of the batches' time, and the stride that was in force.

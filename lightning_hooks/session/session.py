@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,7 +13,8 @@ from lightning_hooks.alerts import AlertError
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import Step
-from lightning_hooks.declare.warn import Once, info, skipped_message
+from lightning_hooks.declare.warn import Once, info, skipped_message, warn_of_faults
+from lightning_hooks.hooks import Gate
 from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import unread
@@ -38,29 +40,29 @@ def _name_unread(model: nn.Module) -> None:
         info(f"Not measured, since torch does not compute with their values: {some(names, 5)}.")
 
 
-class CollectorEvents:
-    """Calls the methods of collectors at the events of batches, but those that do nothing.
+Calls = list[Callable[..., None]]
 
-    Args:
-        members: Whose collectors.
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What happens in the training batches that the same members sample.
+
+    Attributes:
+        hooks: Whether forward hooks record.
+        calls: Whether calls of functions are recorded.
+        gates: Those of the members that sample it.
+        paused: Those of them that are closed in backward, where a forward is recomputation.
+        batch_start: What collectors do when it starts; the next ones likewise.
     """
 
-    def __init__(self, members: Sequence[Member] = ()) -> None:
-        self._calls: dict[str, list[Callable[..., None]]] = {
-            event: [getattr(member.live, event) for member in members if member.live.follows(event)]
-            for event in ("batch_start", "before_backward", "after_backward", "batch_end", "validation_batch", "validation_end")
-        }
-        self._paused = [member.gate for member in members if not member.live.records_recomputation]
-
-    def notify(self, event: str, *given: Any) -> None:
-        """Call the methods of an event."""
-        for call in self._calls[event]:
-            call(*given)
-
-    def pause(self) -> None:
-        """Backward starts: what fires now is recomputation."""
-        for gate in self._paused:
-            gate.pause()
+    hooks: bool = False
+    calls: bool = False
+    gates: Sequence[Gate] = ()
+    paused: Sequence[Gate] = ()
+    batch_start: Calls = field(default_factory=list)
+    before_backward: Calls = field(default_factory=list)
+    after_backward: Calls = field(default_factory=list)
+    batch_end: Calls = field(default_factory=list)
 
 
 def merging_times(member: Member) -> dict[str, int | None]:
@@ -100,7 +102,8 @@ class Session:
         self.sinks = Sinks(TrackerSink(host, lambda: self.members), Terminal(host, lambda: self.members))
         self.alerts = RunAlerts(host, self.evidence, self.sinks)
         self._info_once, self._closed = Once(info), False
-        self._clock, self._collectors = BatchClock(host.setup.device), CollectorEvents()
+        self._clock = BatchClock(host.setup.device)
+        self._plan, self._plans = BatchPlan(), dict[int, BatchPlan]()  # of the batch under way, and by who samples a batch
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
         _name_unread(host.model)
 
@@ -121,7 +124,7 @@ class Session:
         finally:
             self.hooks.suspension.suspend(self.host.model)
         self.members.append(member)
-        self._collectors = CollectorEvents(self.members)
+        self._follow()
         open_record(member, self.host, self.sinks)
         if self.evidence.on:  # after all others: what they have read of the gradients is not read again
             self.probe.subscribe(self.evidence, {"gradients": self.evidence.gradients})
@@ -132,7 +135,26 @@ class Session:
         self.probe.unsubscribe(context)
         self.hooks.release(context)
         self.members = [member for member in self.members if member.session is self]
-        self._collectors = CollectorEvents(self.members)
+        self._follow()
+
+    def _follow(self) -> None:
+        """The members are others."""
+        self._plans.clear()
+        self._clock.follow((member.context, member.sampling) for member in self.members)
+
+    def _new_plan(self, which: int) -> BatchPlan:
+        """What happens in a batch that these members sample, a bit each."""
+        sampling = [member for place, member in enumerate(self.members) if which >> place & 1]
+        plan = self._plans[which] = BatchPlan(
+            hooks=any(self.hooks.of(member.context) for member in sampling),
+            calls=any(self.calls.of(member.context) for member in sampling),
+            gates=[member.gate for member in sampling],
+            paused=[member.gate for member in sampling if not member.live.records_recomputation],
+        )
+        for place, member in enumerate(self.members):
+            for event, call in member.live.batch_events(bool(which >> place & 1)).items():
+                getattr(plan, event).append(call)
+        return plan
 
     def _window_so_far(self) -> dict[str, Any]:
         """The reports of the window under way by monitor, in plain types."""
@@ -153,43 +175,67 @@ class Session:
         """A training batch starts."""
         self._batch = batch_idx, batch
         self.probe.batch_start()
-        self.evidence.batch_start(batch_idx)
-        self.hooks.suspension.restore()
-        self._clock.start()
+        if self.evidence.on:
+            self.evidence.batch_start(batch_idx)
         for member in self.members:
-            member.batch_start(batch_idx)
-        self._collectors.notify("batch_start", batch)
-        self.hooks.start()
-        self.calls.start()
+            if not member.sampling.decided:
+                member.sampling.choose(self.overheads, member.live.agreed)
+        which = self._clock.start(batch_idx)
+        self._plan = plan = self._plans.get(which) or self._new_plan(which)
+        if plan.hooks:
+            self.hooks.suspension.restore()
+            self.hooks.gate.start(sampled=True)
+            self.probe.look_again()
+        elif not self.hooks.suspension.suspended:
+            self.hooks.suspension.suspend()
+        for call in plan.batch_start:
+            call(batch)
+        if plan.calls:
+            self.calls.start()
 
     def step(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         """Return a block in which the loop calls ``training_step`` or ``validation_step`` with these arguments."""
-        with outside_modes():
-            self.evidence.forward(args, kwargs)
+        evidence = self.evidence
+        if evidence.on or evidence.measure.on:
+            with outside_modes():
+                if evidence.on:
+                    evidence.forward(args, kwargs)
+                if evidence.measure.on:
+                    evidence.measure.forward(args, kwargs)
         return self.calls.step()
 
     def before_backward(self, loss: Tensor) -> None:
         """Backward starts."""
-        self.calls.pause()
-        self.evidence.before_backward(loss)
-        self._collectors.pause()
+        plan = self._plan
+        if self.calls.running:
+            self.calls.pause()
+        if self.evidence.on:
+            self.evidence.before_backward(loss)
+        if self.evidence.measure.on:
+            self.evidence.measure.before_backward(loss)
+        for gate in plan.paused:
+            gate.open = False
         self.probe.before_backward()
-        self._collectors.notify("before_backward", loss)
+        for call in plan.before_backward:
+            call(loss)
 
     def after_backward(self) -> None:
         """Backward is done."""
+        plan = self._plan
         if not self.host.setup.automatic_optimization:  # a manual loop may run forward again in the same batch
-            for member in self.members:
-                member.gate.resume()
+            for gate in plan.gates:
+                gate.resume()
         self.probe.after_backward()
-        self.evidence.after_backward()
-        self._collectors.notify("after_backward")
+        if self.evidence.accumulates:
+            self.evidence.after_backward()
+        for call in plan.after_backward:
+            call()
 
     def before_optimizer_step(self, optimizer: Any) -> Step | None:
         """Gradients are unscaled and not yet clipped; return the step under way, for who changes them."""
-        self.calls.pause()
-        self.probe.before_optimizer_step(optimizer)
-        return self.probe.current(optimizer)
+        if self.calls.running:
+            self.calls.pause()
+        return self.probe.before_optimizer_step(optimizer)
 
     def before_zero_grad(self, optimizer: Any) -> None:
         """The loop is about to zero an optimizer's gradients."""
@@ -204,21 +250,29 @@ class Session:
         Raises:
             AlertError: As :meth:`epoch_end`.
         """
-        self._batch = None, None
-        if self.calls.batch_end():
+        plan, self._batch = self._plan, (None, None)
+        if self.calls.running and self.calls.batch_end():
             self.calls.notify(member.live for member in self.members)
-        self._collectors.notify("batch_end", outputs)
-        taken = self._clock.stop()
+        for call in plan.batch_end:
+            call(outputs)
+        full: list[Member] = []
         for member in self.members:
-            member.batch_end(taken)
-        self.hooks.gate.stop()
+            if member.unchecked_regions and member.gate.sampled:
+                member.check_compiled()
+            if member.faults.unreported:
+                warn_of_faults(member.name, member.faults)
+            if member.windows.length is not None and member.context.batches >= member.windows.length:
+                full.append(member)
+        self._clock.stop()
+        if plan.hooks:
+            self.hooks.gate.stop()
         self.probe.batch_end()
         self.evidence.batch_end()
+        if self.evidence.measure.on:
+            self.evidence.measure.batch_end()
         if self.host.position.epoch_ends:
-            self.hooks.suspension.suspend(self.host.model)
-            return  # the last window ends with the epoch, after validation
-        full = [member for member in self.members if member.windows.is_full(member.context.batches)]
-        if full:
+            self.hooks.suspension.suspend(self.host.model)  # the last window ends with the epoch, after validation
+        elif full:
             self._end_windows(full)
 
     def validation_start(self) -> None:
@@ -228,12 +282,14 @@ class Session:
     def validation_batch(self, batch: Any, index: int) -> None:
         """A validation batch of the first loader starts."""
         self.calls.validation_batch(index)
-        self._collectors.notify("validation_batch", batch, index)
+        for member in self.members:
+            member.live.validation_batch(batch, index)
 
     def validation_end(self) -> None:
         """A validation ends, and its metrics are known."""
         self.calls.stop()
-        self._collectors.notify("validation_end")
+        for member in self.members:
+            member.live.validation_end()
 
     def epoch_end(self) -> None:
         """An epoch ends, and with it the window under way.
@@ -254,6 +310,8 @@ class Session:
 
     def _end_windows(self, members: Sequence[Member], epoch_ends: bool = False) -> None:
         """The windows of some members end: make the reports, and log, judge them, and pass them on to the sinks."""
+        self._plans.clear()  # in another window collectors may follow other events
+        self.probe.look_again()
         for member in members:
             member.live.window_end()
         tables, (calls, bad) = merged([m.live for m in members], [self.calls.waiting, self.evidence.results.waiting])

@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 
 from lightning_hooks.declare.warn import Once, warn
 from lightning_hooks.hooks import Listener
-from lightning_hooks.hooks.modes import outside_modes
+from lightning_hooks.hooks.modes import dispatch_modes, function_modes, outside_modes
+from lightning_hooks.session.optimizer_state import OptimizerState
 
 
 def has_step_hooks(optimizer: Any) -> bool:
@@ -62,46 +63,55 @@ class BeforeUpdate(Listener):
     """Step pre-hook: looks at the gradients after the closure, or now if there is none.
 
     Args:
-        entered: Called when ``step`` has been entered; returns whether it is not inside another step of the same optimizer, as
-            that of a base class is.
+        watch: What is known of the optimizer.
+        unseen: Notes that a step was seen.
         starts: Called when gradients are as the update will see them.
     """
 
-    def __init__(self, entered: Callable[[Optimizer], bool], starts: Callable[[Optimizer], None]) -> None:
-        self.entered, self.starts = entered, starts
+    def __init__(self, watch: OptimizerState, unseen: UnseenSteps, starts: Callable[[OptimizerState], None]) -> None:
+        self.watch, self.unseen, self.starts = watch, unseen, starts
 
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hand on a closure that looks when the one given is done."""
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not self.entered(optimizer):
+        closure, watch = kwargs.get("closure", args[1] if len(args) > 1 else None), self.watch
+        watch.depth += 1
+        if watch.depth > 1:  # inside another step of the same optimizer, as that of a base class is
             return None
-        if closure is None:
-            self._look(optimizer)
-            return None
+        self.unseen.seen, watch.looks = True, 0
 
         def watched() -> Any:
-            result = closure()
-            self._look(optimizer)
+            result = None if closure is None else closure()
+            if function_modes() or dispatch_modes():
+                with outside_modes():
+                    self.starts(watch)
+            else:
+                self.starts(watch)
             return result
 
+        if closure is None:
+            watched()
+            return None
         return (args, {**kwargs, "closure": watched}) if "closure" in kwargs else ((args[0], watched, *args[2:]), kwargs)
-
-    def _look(self, optimizer: Optimizer) -> None:
-        with outside_modes():
-            self.starts(optimizer)
 
 
 class AfterUpdate(Listener):
     """Step post-hook.
 
     Args:
+        watch: What is known of the optimizer.
         left: Called when ``step`` has been left.
     """
 
-    def __init__(self, left: Callable[[Optimizer], None]) -> None:
-        self.left = left
+    def __init__(self, watch: OptimizerState, left: Callable[[OptimizerState], None]) -> None:
+        self.watch, self.left = watch, left
 
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Report it."""
-        with outside_modes():
-            self.left(optimizer)
+        watch = self.watch
+        watch.depth = max(watch.depth - 1, 0)
+        if not watch.depth:
+            if function_modes() or dispatch_modes():
+                with outside_modes():
+                    self.left(watch)
+            else:
+                self.left(watch)

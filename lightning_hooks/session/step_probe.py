@@ -45,6 +45,7 @@ class StepProbe:
         self.optimizer_names: list[str] = []
         self.shards: Shards | None = None
         self._observers: dict[int, StepCalls] = {}
+        self._readers: dict[int, Callable[[str, Exception], None]] = {}  # of the norms of each step: what they do with a fault
         self._calls: dict[str, list[Callable[[Any], Any]]] = {}  # theirs, by the event
         self._optimizers: list[Any] = []
         self._watches: list[OptimizerState] = []  # of each optimizer
@@ -58,17 +59,28 @@ class StepProbe:
         """The parameters that have a place. Those that come later are appended."""
         return self._places.names
 
-    def subscribe(self, owner: object, observer: StepCalls) -> None:
-        """Add an observer; the first one installs the hooks."""
+    def subscribe(
+        self, owner: object, observer: StepCalls, on_fault: Callable[[str, Exception], None] | None = None
+    ) -> None:
+        """Add an observer; the first one installs the hooks.
+
+        Args:
+            owner: Whose it is.
+            observer: What it does.
+            on_fault: Of one that reads ``before`` and ``after`` of each step: takes what reading them raises, once.
+        """
         if not self._observers:
             self._install()
         self._observers.pop(id(owner), None)  # the last one to subscribe comes last
         self._observers[id(owner)] = observer
+        if on_fault is not None:
+            self._readers[id(owner)] = on_fault
         self._observers_changed()
 
     def unsubscribe(self, owner: object) -> None:
         """Remove an observer; with the last one the hooks go."""
         self._observers.pop(id(owner), None)
+        self._readers.pop(id(owner), None)
         self._observers_changed()
         if not self._observers:
             self._hooks.remove_all()
@@ -94,8 +106,9 @@ class StepProbe:
                 self._watches.append(watch)
                 self._watch_of[id(optimizer)] = watch
                 if watch.hooked:
-                    self._hooks.register(optimizer, BeforeUpdate(self.entered, self.starts), "optimizer_step_pre", label=label)
-                    self._hooks.register(optimizer, AfterUpdate(self.left), "optimizer_step_post", label=label)
+                    starts = BeforeUpdate(watch, self._unseen, self._starts)
+                    self._hooks.register(optimizer, starts, "optimizer_step_pre", label=label)
+                    self._hooks.register(optimizer, AfterUpdate(watch, self._left), "optimizer_step_post", label=label)
         self._place_parameters()
         return kept
 
@@ -127,7 +140,7 @@ class StepProbe:
         if not self._observers:
             return
         for watch in self._watches:
-            watch.batch_start()
+            watch.depth, watch.waiting = 0, watch.step is not None  # where a step raised and was caught, it is over
         now = self._host.optimizers
         if len(now) != len(self._optimizers) or not all(map(is_, now, self._optimizers)):
             self._notify("changed", self._install())
@@ -136,13 +149,18 @@ class StepProbe:
         """Backward starts."""
         self._backward = True
         for watch in self._watches:
-            watch.before_backward()
+            step = watch.step if watch.waiting else None
+            if step is not None and all(parameter.grad is None for parameter in step.parameters):
+                watch.discarded += 1  # gradients of an earlier batch that are gone by now were never used
+            watch.waiting = False
+            if watch.left is not None:
+                watch.left.before_backward()
             if watch.ready and not watch.depth:  # announced, and not taken before this next backward
                 self._skip(watch)
 
     def before_zero_grad(self, optimizer: Any) -> None:
         """Lightning is about to zero an optimizer's gradients."""
-        watch = self._watch(optimizer)
+        watch = self._watch_of.get(id(optimizer)) or self._watch(optimizer)
         if watch is not None and watch.left is not None:
             watch.left.before_zero_grad()
 
@@ -160,33 +178,46 @@ class StepProbe:
             step = self._step(watch, unscaled=False)
             if any(parameter.requires_grad for parameter in step.parameters):
                 watch.step = step
-                self._notify("gradients", step)
-            elif self._host.setup.world_size > 1 and any(parameter.requires_grad for _, parameter in self._members(watch)):
+                self._ready(step)
+            elif self._host.setup.world_size > 1 and any(parameter.requires_grad for _, parameter in watch.members):
                 watch.announced_empty = True  # other ranks may have gradients, and what is done with a step may be a collective
-                self._notify("gradients", step)
+                self._ready(step)
 
-    def before_optimizer_step(self, optimizer: Any) -> None:
-        """Gradients are unscaled and not yet clipped by Lightning."""
-        watch = self._watch(optimizer)
+    def _ready(self, step: Step) -> None:
+        """The gradients of a step are there, and not clipped."""
+        if self._readers and step.before is None:
+            try:
+                step.before = step.norms()
+            except Exception as error:  # noqa: BLE001  training goes on
+                self._failed(error)
+        for call in self._calls["gradients"]:
+            call(step)
+
+    def before_optimizer_step(self, optimizer: Any) -> Step | None:
+        """Gradients are unscaled and not yet clipped by Lightning; return the step under way."""
+        watch = self._watch_of.get(id(optimizer)) or self._watch(optimizer)
         if watch is None:
-            return
+            return None
         if not watch.hooked:  # for those who change its gradients; nothing says whether it stepped
             watch.step = self._step(watch, unscaled=True)
-            return
+            return watch.step
         self._unseen.seen = True
         if watch.ready and not watch.depth:  # two steps in one batch, and the first was not taken
             self._skip(watch)
         watch.ready = True
-        if watch.step is None or self._host.setup.steps_announced:
-            watch.step = self._step(watch, unscaled=True)
-            watch.step.late = watch.announced_empty
-            self._notify("gradients", watch.step)
+        step = watch.step
+        if step is None or self._host.setup.steps_announced:
+            step = watch.step = self._step(watch, unscaled=True)
+            step.late = watch.announced_empty
+            self._ready(step)
+            step.found = ()  # which would keep gradients that are exchanged for others
             if self._changes != "any":
-                watch.step.mark(scaled=self._changes == "scaled")
+                step.mark(scaled=self._changes == "scaled")
         else:  # looked at after a manual backward, when gradients were still scaled
-            watch.step.carries_scale = watch.step.skips_nonfinite
-            watch.step.refresh()
+            step.carries_scale = step.skips_nonfinite
+            step.refresh()
         watch.left = None  # what is done to the gradients from here on is for this step, taken or not
+        return step
 
     def current(self, optimizer: Any) -> Step | None:
         """The optimizer's step under way."""
@@ -206,37 +237,32 @@ class StepProbe:
 
     # The events of the optimizers.
 
-    def entered(self, optimizer: Optimizer) -> bool:
-        """``optimizer.step`` has been entered; return whether it is not inside another one of its own."""
-        watch = self._watch(optimizer)
-        if watch is None:
-            return False
-        watch.depth += 1
-        if watch.depth > 1:
-            return False
-        self._unseen.seen = True
-        watch.looks = 0
-        return True
+    def _failed(self, error: Exception) -> None:
+        """The norms cannot be read: they are read no more."""
+        readers, self._readers = self._readers, {}
+        for on_fault in readers.values():
+            on_fault("optimizer step (the norms of the gradients)", error)
 
-    def starts(self, optimizer: Optimizer) -> None:
+    def _starts(self, watch: OptimizerState) -> None:
         """Gradients are as the update will see them."""
-        watch = self._watch(optimizer)
-        if watch is not None and watch.step is not None:
-            watch.step.changed(scaled=self._changes == "scaled")
-            if (watch.ready or self._host.loss_scaling.unscales_in_step) and not watch.step.skips_nonfinite:
-                watch.step.carries_scale = False  # by now unscaled, wherever it was looked at before
-            self._notify("update", watch.step)
-            if watch.step.undone:
-                watch.undo = UndoneUpdate(optimizer)
+        step = watch.step
+        if step is None:
+            return
+        step.changed(scaled=self._changes == "scaled")
+        if step.carries_scale and not step.skips_nonfinite and (watch.ready or self._host.loss_scaling.unscales_in_step):
+            step.carries_scale = False  # by now unscaled, wherever it was looked at before
+        if self._readers and step.after is None:
+            try:
+                step.after = step.norms()
+            except Exception as error:  # noqa: BLE001  training goes on
+                self._failed(error)
+        for call in self._calls["update"]:
+            call(step)
+        if step.undone:
+            watch.undo = UndoneUpdate(watch.optimizer)
 
-    def left(self, optimizer: Optimizer) -> None:
+    def _left(self, watch: OptimizerState) -> None:
         """``optimizer.step`` has been left."""
-        watch = self._watch(optimizer)
-        if watch is None:
-            return
-        watch.depth = max(watch.depth - 1, 0)
-        if watch.depth:
-            return
         step, watch.step, watch.ready, watch.announced_empty = watch.step, None, False, False
         if step is not None and step.undone:
             watch.give_back()
@@ -245,7 +271,8 @@ class StepProbe:
             step.discarded, watch.discarded = watch.discarded, 0
             if step.parameters and step.shards is None:  # what is written to a shard does not count as written to the whole
                 watch.left = GradientTrace(step.parameters, unannounced=not self._host.setup.steps_announced)
-            self._notify("taken", step)
+            for call in self._calls["taken"]:
+                call(step)
         self._backward = False
 
     def _watch(self, optimizer: Any) -> OptimizerState | None:
@@ -266,17 +293,26 @@ class StepProbe:
         observers = self._observers.values()
         self._calls = {event: [calls[event] for calls in observers if event in calls] for event in STEP_EVENTS}
 
-    def _members(self, watch: OptimizerState) -> list[tuple[int, Tensor]]:
-        """The optimizer's parameters, each once, with their places; looked up again when its groups have changed."""
+    def look_again(self) -> None:
+        """A sampled batch starts: look whether optimizers hold other parameters than before, in the same number."""
+        for watch in self._watches:
+            watch.checked = False
+
+    def _look_at_groups(self, watch: OptimizerState) -> None:
+        """Look up the optimizer's parameters, each once, with their places."""
         groups = getattr(watch.optimizer, "param_groups", ())
         ids = [id(parameter) for group in groups for parameter in group["params"]]
+        watch.checked = True
         if watch.ids != ids:
             if self._place_parameters():
                 self._notify("changed", [*range(len(self._optimizers))])
             watch.ids, watch.members = ids, [each for each in self._places.members(groups) if is_computed(each[1])]
             watch.few = small_ones([parameter for _, parameter in watch.members])
-        return watch.members
 
     def _step(self, watch: OptimizerState, unscaled: bool) -> Step:
-        self._members(watch)
-        return watch.new_step(self._host, len(self.names), self.shards, unscaled)
+        held = 0
+        for group in getattr(watch.optimizer, "param_groups", ()):
+            held += len(group["params"])
+        if held != len(watch.ids) or not watch.checked:
+            self._look_at_groups(watch)
+        return watch.new_step(self._host, len(self._places.names), self.shards, unscaled)

@@ -90,6 +90,10 @@ class AttentionCollector(Collector[AttentionReport]):
             self._next.renumbered()
 
     @override
+    def batch_events(self, sampled: bool) -> dict[str, Callable[..., None]]:
+        return {"batch_end": self.batch_end} if sampled else {}
+
+    @override
     def batch_end(self, outputs: Any = None) -> None:
         self._next.batch_end()
 

@@ -54,6 +54,7 @@ class ClipCollector(Collector[ClipReport]):
     report_name: ClassVar[str] = "clipping"
     every_step: ClassVar[bool] = True
     watches_steps: ClassVar[bool] = True
+    reads_norms: ClassVar[bool] = True
 
     def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
         super().__init__(context, state)
@@ -62,8 +63,6 @@ class ClipCollector(Collector[ClipReport]):
         self._device = context.host.setup.device
         self.ledgers = [self._new_ledger() for _ in self._optimizer_names]
         self._counts = [[0] * N_STEP_COUNTS for _ in self.ledgers]
-        self.before: dict[int, Tensor] = {}
-        self.after: dict[int, Tensor] = {}
         self.limit = context.host.setup.clip_norm
         self._largest: dict[str, LargestBatches] = {}
         past: dict[str, Tensor] = {}
@@ -92,8 +91,6 @@ class ClipCollector(Collector[ClipReport]):
             ledger.grow(len(self._steps.names))
         self.ledgers = [self._new_ledger() if old is None else self.ledgers[old] for old in kept]
         self._counts = [[0] * N_STEP_COUNTS if old is None else self._counts[old] for old in kept]
-        self.before = {now: self.before[old] for now, old in enumerate(kept) if old in self.before}
-        self.after = {now: self.after[old] for now, old in enumerate(kept) if old in self.after}
         if lost and self.context.batches:
             warn(
                 f"{self.context.name}: optimizers were exchanged within an epoch. The steps that {', '.join(lost)} took in it "
@@ -101,30 +98,19 @@ class ClipCollector(Collector[ClipReport]):
             )
 
     @override
-    def on_gradients(self, step: Step) -> None:
-        if not (step.again and step.optimizer in self.before):
-            self.before[step.optimizer] = step.norms()
-
-    @override
-    def on_update(self, step: Step) -> None:
-        if not (step.again and step.optimizer in self.after):
-            self.after[step.optimizer] = step.norms()
-
-    @override
     def on_taken(self, step: Step) -> None:
-        self._enter(step, taken=True)
+        self._enter(step, step.before, step.after)
 
     @override
     def on_skipped(self, step: Step) -> None:
-        self._enter(step, taken=False)
+        self._enter(step, step.before, step.after, taken=False)
 
-    def _enter(self, step: Step, taken: bool) -> None:
-        after = self.after.pop(step.optimizer, None)
-        before = self.before.pop(step.optimizer, after)
-        if before is not None and step.indices:
-            ledger = self.ledgers[step.optimizer]
-            at = self.context.batch, step.global_step
-            ledger.write(before, before if after is None else after, taken, step.skips_nonfinite, *at)
+    def _enter(self, step: Step, before: Tensor | None, after: Tensor | None, taken: bool = True) -> None:
+        before, after = after if before is None else before, before if after is None else after
+        if before is None or after is None or not step.indices:
+            return
+        self.ledgers[step.optimizer].write(before, after, taken, step.skips_nonfinite, self.context.batch, step.global_step)
+        if step.unzeroed or step.wasted or step.discarded:
             counts = self._counts[step.optimizer], (step.unzeroed, step.wasted, step.discarded)
             self._counts[step.optimizer] = [before + new for before, new in zip(*counts, strict=True)]
 
@@ -266,13 +252,12 @@ class TensorClipCollector(ClipCollector):
         clips: Index of a parameter to its hook.
     """
 
+    reads_norms: ClassVar[bool] = False
+
     def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
         super().__init__(context, state)
         self.clips: dict[int, TensorClip] = {}
-
-    @override
-    def on_gradients(self, step: Step) -> None:
-        """Nothing is read here: gradients are clipped by now."""
+        self._norms: dict[int, tuple[Tensor, Tensor]] = {}  # of each optimizer, before and after
 
     @override
     def on_update(self, step: Step) -> None:
@@ -281,13 +266,22 @@ class TensorClipCollector(ClipCollector):
         for index in step.indices:
             if index in self.clips:
                 before[index], after[index] = self.clips[index].take()
-        if not (step.again and step.optimizer in self.after):
-            self.before[step.optimizer], self.after[step.optimizer] = before, after
+        if not (step.again and step.optimizer in self._norms):
+            self._norms[step.optimizer] = before, after
+
+    @override
+    def on_taken(self, step: Step) -> None:
+        self._enter(step, *self._norms.pop(step.optimizer, (None, None)))
 
     @override
     def on_skipped(self, step: Step) -> None:
         self.on_update(step)
-        super().on_skipped(step)
+        self._enter(step, *self._norms.pop(step.optimizer), taken=False)
+
+    @override
+    def on_changed(self, kept: EarlierOptimizers) -> None:
+        super().on_changed(kept)
+        self._norms = {now: self._norms[old] for now, old in enumerate(kept) if old in self._norms}
 
 
 class TensorClip(Listener):

@@ -116,17 +116,23 @@ class FeatureCollector(Collector[FeatureReport]):
         )
 
     @override
+    def batch_events(self, sampled: bool) -> dict[str, Callable[..., None]]:
+        events: dict[str, Callable[..., None]] = {} if self._checks is None else {"batch_end": self._check}
+        return {"batch_start": self.batch_start, "batch_end": self.batch_end} if sampled else events
+
+    @override
     def batch_start(self, batch: Any) -> None:
-        if self.context.gate.sampled:
-            self.table.clock.set(self.context.batch)
-            self.table.records_moments = self.context.sampled_batches % KURTOSIS_EVERY == 1
-            self._train_input(batch, compare=self.context.sampled_batches == 1)
-            self._outputs.batch_start(batch)
+        self.table.clock.set(self.context.batch)
+        self.table.records_moments = self.context.sampled_batches % KURTOSIS_EVERY == 1
+        self._train_input(batch, compare=self.context.sampled_batches == 1)
+        self._outputs.batch_start(batch)
 
     @override
     def batch_end(self, outputs: Any = None) -> None:
-        if self.context.gate.sampled:
-            self._outputs.batch_end()
+        self._outputs.batch_end()
+        self._check()
+
+    def _check(self, outputs: Any = None) -> None:
         if self._checks is not None:
             self._checks[1](self.table.rows, self.context.batches)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -72,7 +72,7 @@ class GradientCollector(GradientSites):
         if (early := context.early) is not None:
             self._checks = StepChecks(early, steps.names, host.setup.world_size, context.judge_urgent, device, context.faults)
         self.optimizers = OptimizerWatch(context)
-        self._learning = LearningWatch(context, self._embeddings)
+        self._learning, self._runs_again = LearningWatch(context, self._embeddings), context.learning is True
         self._watch = SetupWatch(steps.names, None if host.position.global_step else model)
         self._setups: dict[str, ParameterSetup] = {}
         self._setup_checks = SetupChecks(context)
@@ -107,21 +107,29 @@ class GradientCollector(GradientSites):
         self.modules.listening = False  # tensor hooks live as long as their graph, which the user may keep
 
     @override
+    def batch_events(self, sampled: bool) -> dict[str, Callable[..., None]]:
+        if sampled:
+            return super().batch_events(sampled)
+        events: dict[str, Callable[..., None]] = {"before_backward": self._loss.before_backward, "batch_end": self._loss.batch_end}
+        events["batch_start"] = self._setup_checks.next_batch
+        if self._setup_checks.hidden() or self._watch.follows_backward or self.modules.pending is not None:
+            events["after_backward"] = self.after_backward
+        return events
+
+    @override
     def batch_start(self, batch: Any) -> None:
-        self._loss.batch_start()
-        self._setup_checks.batch_start(batch, self.context.gate.sampled, self.context.details.sampled)
-        if self.context.gate.sampled:
-            self.modules.clock.set(self.context.batch)
-            self._watch.batch_start(self.context.host.optimizers, self.context.host.model)
-            self.optimizers.batch_start()
-            self._learning.batch_start(batch)
-            self._due.update(range(self.parameters.totals.shape[0]))
+        self._setup_checks.batch_start(batch, self.context.details.sampled)
+        self.modules.clock.set(self.context.batch)
+        self._watch.batch_start(self.context.host.optimizers, self.context.host.model)
+        self.optimizers.batch_start()
+        self._learning.batch_start(batch)
+        self._due.update(range(self.parameters.totals.shape[0]))
 
     @override
     def before_backward(self, loss: Tensor) -> None:
         self.modules.listening = True
         self._loss.before_backward(loss)
-        self._setup_checks.before_backward(self.context.gate.sampled)
+        self._setup_checks.before_backward()
         if self._outputs.of:
             self._look_at_loss(self._outputs, loss, self.context.host.model, self._steps, self._setup_checks.hidden())
 
@@ -147,7 +155,7 @@ class GradientCollector(GradientSites):
             self._measured.pop(step.optimizer, None)
             self._measure(step)
             self._learning.gradients(step)
-        elif not step.again:
+        elif self._runs_again and not step.again:
             self._learning.gradients(step, sampled=False)
         if self._checks is not None:
             self._checks.gradients(step)
@@ -167,7 +175,8 @@ class GradientCollector(GradientSites):
             self.modules.commit(step.loss_scale, valid, step.optimizer)
         self._watch.step_taken(step, self._steps.optimizer_names[step.optimizer])
         measured = self._measured.pop(step.optimizer, None)
-        self._learning.taken(step, valid, sampled=measured is not None)
+        if self._runs_again or measured is not None:
+            self._learning.taken(step, valid, sampled=measured is not None)
         if measured is not None:
             self._due.discard(step.optimizer)
             measured.enter(self.parameters, self.optimizers, step, valid)

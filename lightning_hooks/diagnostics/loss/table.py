@@ -284,6 +284,7 @@ class LossWatch:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._batch: int | None = None  # whose step is known
         self.largest = LargestLosses()
         self.table = LossTable(context.host.setup.device)
         self.table.optimized = context.host.setup.automatic_optimization
@@ -292,21 +293,24 @@ class LossWatch:
         self.batch_end = context.guard(self._batch_end, "the loss of a batch")
         self.validation_end = context.guard(self._validation_end, "the loss of a validation")
 
-    def batch_start(self) -> None:
-        """A batch starts."""
-        self.table.step = self._context.host.position.global_step
-
     def _before_backward(self, loss: Tensor) -> None:
+        context = self._context
+        if context.batch != self._batch:
+            self._batch, self.table.step = context.batch, context.host.position.global_step
         if isinstance(loss, Tensor) and loss.is_floating_point():
             # As training_step returned it: the loop divides it by the accumulation, and a loss scaler scales it.
-            host = self._context.host
-            scaling, divided = host.loss_scaling, host.setup.automatic_optimization
-            self.table.add(loss, float(scaling.accumulation) if divided else 1.0, loss_scale(scaling.scaler))
+            scaling, divided = context.host.loss_scaling, context.host.setup.automatic_optimization
+            scale = None if scaling.scaler is None else loss_scale(scaling.scaler)
+            self.table.add(loss, float(scaling.accumulation) if divided else 1.0, scale)
 
     def _batch_end(self, outputs: Any) -> None:
-        returned = None if self._context.host.setup.steps_announced else returned_loss(outputs)
-        self.table.end_batch(self._context.batches - 1, self._context.batch, returned)
-        self.largest.batch_end(self._context.batch, self.table.step)
+        context = self._context
+        if context.batch != self._batch:  # without a backward
+            self.table.step = context.host.position.global_step
+        self._batch = None
+        returned = None if context.host.setup.steps_announced else returned_loss(outputs)
+        self.table.end_batch(context.batches - 1, context.batch, returned)
+        self.largest.batch_end(context.batch, self.table.step)
 
     def _validation_end(self) -> None:
         metrics = self._context.host.metrics.available

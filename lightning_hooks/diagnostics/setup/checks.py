@@ -183,18 +183,21 @@ class SetupChecks(Tables):
 
     # Events.
 
-    def batch_start(self, batch: Any, sampled: bool, detailed: bool) -> None:
-        """A training batch starts."""
+    def batch_start(self, batch: Any, detailed: bool) -> None:
+        """A sampled training batch starts."""
         self._take_batch(batch, detailed)
-        if sampled:
-            self._modes.batch_start()
+        self._modes.batch_start()
         if detailed:
             self._take_labels(batch)
 
-    def before_backward(self, sampled: bool) -> None:
-        """Backward starts."""
-        if sampled:
-            self._modes.before_backward()
+    def next_batch(self, batch: Any) -> None:
+        """A training batch starts that is not sampled."""
+        if self._hashes.before is not None:
+            self._take_batch(batch, sampled=False)
+
+    def before_backward(self) -> None:
+        """Backward of a sampled batch starts."""
+        self._modes.before_backward()
 
     def after_backward(self, inputs: Set[int]) -> None:
         """Gradients are there now; those of tensors that are inputs of a module, by their identities, do not count."""

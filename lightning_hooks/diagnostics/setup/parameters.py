@@ -101,6 +101,11 @@ class SetupWatch:
             self._peaks = {}  # those were others' schedules
             self._never = {now: self._never[old] for now, old in enumerate(kept) if old in self._never}
 
+    @property
+    def follows_backward(self) -> bool:
+        """Whether there are parameters that no optimizer holds, of which is noted whether they get a gradient."""
+        return bool(self._unheld)
+
     def after_backward(self) -> None:
         """Gradients are there now; at the window's end they are not, since validation zeroes them."""
         for name, parameter in (self._unheld or {}).items():
