@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -158,15 +158,19 @@ BATCH_EVENTS = ("batch_start", "before_backward", "after_backward", "batch_end")
 class Events:
     """What happens in a training, each a method that does nothing unless it is overridden."""
 
+    due: Collection[int] | None = None
+    """The optimizers whose gradients it takes at their next step; None for those of all at each step. One and the same object."""
+
     def follows(self, event: str) -> bool:
         """Whether the method of one of these events does something."""
         return event in vars(self) or getattr(type(self), event) is not getattr(Events, event)
 
-    def batch_events(self, sampled: bool) -> dict[str, Callable[..., None]]:  # noqa: ARG002  for those that override it
+    def batch_events(self, sampled: bool, before: bool) -> dict[str, Callable[..., None]]:
         """Return what it does at the events of a training batch, each by the name of its method.
 
         Args:
             sampled: Whether the batch is sampled.
+            before: Whether the one before was.
         """
         return {event: getattr(self, event) for event in BATCH_EVENTS if self.follows(event)}
 

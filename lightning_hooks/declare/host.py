@@ -269,8 +269,11 @@ class Host(ABC):
 
     @property
     def loss_scaling(self) -> LossScaling:
-        """What the loss is scaled by before backward, as it is now."""
+        """What the loss is scaled by before backward, as it is now or was at the last :meth:`refresh`."""
         return LossScaling()
+
+    def refresh(self) -> None:
+        """A sampled batch starts, or an epoch: look again at what seldom changes."""
 
     def gradient_changes(self) -> GradientChanges:
         """What can change gradients between ``before_optimizer_step`` and the update."""

@@ -170,22 +170,33 @@ class Step:
                 self._marked = [self.parameters[place] for place in self.few]
             elif scaled:
                 self._marked = self.parameters[:: -(-len(self.parameters) // MOST_READ) or 1]
-            self._versions = versions(self._marked)
+            now = []
+            for parameter in self._marked:  # as versions() does, without a call
+                gradient = parameter.grad
+                if gradient is not None:
+                    now.append((id(gradient), gradient._version))
+            self._versions = now
 
-    def changed(self, scaled: bool) -> None:
+    def changed(self, scaled: bool) -> bool:
         """Gradients may have changed since :meth:`mark`: the next :meth:`norms` reads them again, unless it is known what they are.
+
+        Returns whether they have not, as far as autograd's version counters show, which do not see what is done through ``.data``.
 
         Args:
             scaled: As there.
         """
-        # As far as autograd's version counters show, which do not see what is done through ``.data``.
         self.found = ()
-        now = versions(self._marked)
+        now = []
+        for parameter in self._marked:
+            gradient = parameter.grad
+            if gradient is not None:
+                now.append((id(gradient), gradient._version))
         if now and now == self._versions:
-            return
+            return True
         once = scaled and now and now == [(gradient, version + 1) for gradient, version in self._versions]
         self._norms, self._zeros = self._scaled() if once else None, None
         self.addresses = self.addresses if once else None  # multiplied in place
+        return False
 
     def _scaled(self) -> Tensor | None:
         """The norms of gradients that were all multiplied by one number, which a few small ones show; None if they do not."""

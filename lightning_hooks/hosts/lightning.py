@@ -74,11 +74,12 @@ class LightningHost(TrainerReference, Host):
         of_fit: What holds the trainer's loggers.
     """
 
+    loss_scaling = LossScaling()
+
     def __init__(self, trainer: Trainer, pl_module: LightningModule, of_fit: FitObjects) -> None:
         super().__init__(trainer, of_fit)
         self._model = ref(pl_module)
         self.position: Position = self
-        self._loss_scaling = LossScaling()
         self.metrics = LightningMetrics(trainer, of_fit)
         self.console = LightningConsole(trainer, of_fit)
         self.files = LightningFiles(trainer, of_fit)
@@ -106,6 +107,7 @@ class LightningHost(TrainerReference, Host):
                 "accelerator": type(trainer.accelerator).__name__,
             },
         )
+        self.refresh()
 
     @property
     @override
@@ -123,13 +125,14 @@ class LightningHost(TrainerReference, Host):
     @property
     def global_step(self) -> int:
         """The number of optimizer steps so far."""
-        trainer: Any = self._trainer()  # asked at each step, as the next ones are: without a call of ours more
-        return trainer.global_step
+        trainer = self._trainer()  # asked at each step, as the next ones are: without a call of ours more
+        return 0 if trainer is None else trainer.global_step
 
     @property
     def epoch_ends(self) -> bool:
         """Whether the training batch that ends now is the epoch's last."""
-        return lightning_api.epoch_ends(self._trainer())
+        trainer = self._trainer()
+        return trainer is not None and lightning_api.epoch_ends(trainer)
 
     @property
     @override
@@ -141,19 +144,15 @@ class LightningHost(TrainerReference, Host):
     @property
     @override
     def optimizers(self) -> Sequence[Any]:
-        trainer: Any = self._trainer()
-        return trainer.optimizers
+        trainer = self._trainer()
+        return () if trainer is None else trainer.optimizers
 
-    @property
     @override
-    def loss_scaling(self) -> LossScaling:
-        trainer, known = self._trainer(), self._loss_scaling
-        of_trainer = getattr(trainer.precision_plugin, "scaler", None)
+    def refresh(self) -> None:
+        of_trainer = lightning_api.loss_scaler(self.trainer)
         scaler = of_trainer or (None if self.setup.automatic_optimization else lightning_api.own_loss_scaler(self.model))
-        if known.scaler is not scaler or known.accumulation != trainer.accumulate_grad_batches:
-            unscales_in_step = of_trainer is None and scaler is not None
-            known = self._loss_scaling = LossScaling(trainer.accumulate_grad_batches, scaler, unscales_in_step)
-        return known
+        unscales_in_step = of_trainer is None and scaler is not None
+        self.loss_scaling = LossScaling(self.trainer.accumulate_grad_batches, scaler, unscales_in_step)
 
     @override
     def gradient_changes(self) -> GradientChanges:

@@ -98,12 +98,7 @@ class Adapter(EitherPackage):
 
     # Events.
 
-    @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self.session is not None:
-            with outside_modes():
-                self.session.batch_start(batch_idx, batch)
-
+    on_train_batch_start = _event("batch_start", 2)
     on_train_epoch_start = _event("epoch_start")
     on_before_backward = _event("before_backward", 1)
     on_after_backward = _event("after_backward")

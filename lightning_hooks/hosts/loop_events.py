@@ -186,7 +186,7 @@ class LoopEvents:
     def _start_batch(self, batch: Any) -> None:
         self._open = True
         self._depth.clear()
-        self.session.batch_start(self._host.batch, batch)
+        self.session.batch_start(batch, self._host.batch)
         self.session.calls.begin_step()
 
     def _follows(self) -> bool:

@@ -15,6 +15,8 @@ from torch import Tensor
 
 _BYTES = {"torch": 5056, "device": 16, "numpy": 2520, "python": 2520}
 """What each state takes in memory."""
+STATE_BYTES = sum(_BYTES.values())
+"""What all of them take."""
 
 
 @dataclass(slots=True)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.declare.host import Host
 from lightning_hooks.hooks.tensors import copied
-from lightning_hooks.replay.generators import Generators
+from lightning_hooks.replay.generators import STATE_BYTES, Generators
 from lightning_hooks.replay.rows import BatchRows
 
 STEPS = 32
@@ -46,7 +47,11 @@ class StepEvidence:
 
 
 class Ring:
-    """The evidence of the last batches, the newest last."""
+    """The evidence of the last batches, the newest last.
+
+    Attributes:
+        nbytes: How much memory it takes. Who gives an entry states of the generators adds theirs.
+    """
 
     def __init__(self) -> None:
         self._entries: deque[StepEvidence] = deque()
@@ -70,14 +75,8 @@ class Ring:
                 old.nbytes -= old.generators.nbytes
                 self.nbytes -= old.generators.nbytes
                 old.generators = None
-        while self.nbytes > MOST_BYTES and len(entries) > 1:
+        while self.nbytes > MOST_BYTES - STATE_BYTES and len(entries) > 1:  # which its states are to find room in
             self.nbytes -= entries.popleft().nbytes
-
-    def at_forward(self, entry: StepEvidence, states: Generators) -> None:
-        """The forward pass of a batch starts; the next :meth:`add` makes room for its states."""
-        entry.generators = states
-        entry.nbytes += states.nbytes
-        self.nbytes += states.nbytes
 
     def of(self, epoch: int, batch: int) -> StepEvidence | None:
         """The batch with this index in an epoch; None if it is not remembered."""
@@ -114,10 +113,10 @@ class ChangedBuffers:
         self._before: list[Tensor] = []
         self.known = False
 
-    def keep(self, model: nn.Module) -> None:
-        """A forward pass starts: keep the values."""
+    def keep(self, host: Host) -> None:
+        """A forward pass of the loop's model starts: keep the values."""
         if self._changing is None:
-            found = (copied(buffer) for buffer in model.buffers())
+            found = (copied(buffer) for buffer in host.model.buffers())
             buffers = sorted((buffer for buffer in found if buffer is not None), key=lambda buffer: buffer.nbytes)
             ends = itertools.accumulate(buffer.nbytes for buffer in buffers)
             self._changing = [buffer for buffer, end in zip(buffers, ends, strict=True) if end <= MOST_BYTES]

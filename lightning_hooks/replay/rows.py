@@ -17,6 +17,8 @@ from lightning_hooks.hooks.attributes import exchange
 
 BEHIND = 4
 """How many batches are remembered behind the one under way: what has been fetched in advance."""
+KEPT = 4 * BEHIND
+"""From so many on the oldest are dropped."""
 
 
 class DrawnIndices:
@@ -175,14 +177,15 @@ def rows_of(iterators: Iterable[tuple[str, Any]], fetched: int) -> BatchRows | N
     Returns:
         None where no loader says what it drew: of another kind than torch's, or with its workers out of order.
     """
-    found, nbytes = {}, 0
+    found, nbytes = dict[str, Any](), 0
     for name, iterator in iterators:
         drawn = getattr(iterator, "_sampler_iter", None)  # torch's iterators have no public names
         if isinstance(drawn, DrawnIndices) and getattr(iterator, "_in_order", True):
             place: int = iterator._num_yielded - 1 - fetched
-            indices = drawn.of(place)
+            at = place - drawn.dropped
+            indices = drawn.drawn[at] if 0 <= at <= KEPT and at < len(drawn.drawn) else drawn.of(place)
             if isinstance(iterator._dataset, IterableDataset):
-                rows = _in_stream(iterator, place, indices)
+                rows: Any = _in_stream(iterator, place, indices)
             elif type(indices) is list and indices and isinstance(indices[0], int | np.integer):
                 try:
                     rows = array("q", indices)
@@ -207,4 +210,3 @@ def _in_stream(iterator: Any, place: int, indices: Any) -> tuple[int | None, int
     if not all(iterator._workers_status):  # those that are left take turns in an order that is not known here
         return None
     return place % workers, place // workers * size
-

@@ -34,7 +34,7 @@ FEW = 1 << 16
 
 
 @dataclasses.dataclass(slots=True)
-class _UnderWay:
+class BatchUnderWay:
     """The training batch under way, from its start to its end."""
 
     evidence: StepEvidence
@@ -53,12 +53,7 @@ def _guarded(event: Callable[..., None]) -> Callable[..., None]:
         try:
             event(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001
-            StepWatch.close(self)
-            self._generators, self.on, self.accumulates = None, False, False
-            warn(
-                f"The evidence of bad steps is no longer kept: {type(error).__name__}: {error}. Training is not affected. Please "
-                "report this."
-            )
+            self._failed(error)
 
     return call
 
@@ -73,6 +68,7 @@ class StepWatch:
     Attributes:
         results: What running the first bad step again has shown.
         on: Whether anything is kept.
+        now: The training batch under way; None between two.
         accumulates: Whether a step is made of several micro-batches, of which each is looked at after its backward.
     """
 
@@ -85,9 +81,9 @@ class StepWatch:
         self._generators: GeneratorWatch | None = None
         self.on = self.accumulates = False
         self._on_host = host.setup.device.type == "cpu"
-        self._now: _UnderWay | None = None
-        self._suspect: _UnderWay | None = None  # the first micro-batch of the step whose flag is up
-        self._recent: deque[_UnderWay] = deque()
+        self.now: BatchUnderWay | None = None
+        self._suspect: BatchUnderWay | None = None  # the first micro-batch of the step whose flag is up
+        self._recent: deque[BatchUnderWay] = deque()
         self._few: list[nn.Parameter] | None = None
         self._epoch, self._step, self._last = 0, 0, math.inf  # of the batch under way
         self._requested = False
@@ -100,67 +96,87 @@ class StepWatch:
 
     def close(self) -> None:
         """The run is over: let the model, its batches and its loaders go."""
-        self._now = self._suspect = self._few = None
+        self.now = self._suspect = self._few = None
         self._recent.clear()
         self._buffers.clear()
 
-    # Events of the training loop.
+    def _failed(self, error: Exception) -> None:
+        StepWatch.close(self)
+        self._generators, self.on, self.accumulates = None, False, False
+        warn(
+            f"The evidence of bad steps is no longer kept: {type(error).__name__}: {error}. Training is not affected. Please "
+            "report this."
+        )
 
-    @_guarded
+    # Events of the training loop. Those of each step guard themselves, without another call.
+
     def batch_start(self, batch_idx: int) -> None:
         """A training batch starts."""
-        if batch_idx <= self._last:  # a new epoch; to ask the loop how far it is takes longer than all of this
-            position = self._host.position
-            self._epoch, self._step = position.epoch, position.global_step
-            self.accumulates = self._host.loss_scaling.accumulation > 1
-        self._last = batch_idx
-        rows = rows_of(*self._host.again.loader_iterators())
-        self._now = now = _UnderWay(StepEvidence(self._epoch, batch_idx, self._step, rows))
-        self.ring.add(now.evidence)
+        try:
+            if batch_idx <= self._last:  # a new epoch; to ask the loop how far it is takes longer than all of this
+                position = self._host.position
+                self._epoch, self._step = position.epoch, position.global_step
+                self.accumulates = self._host.loss_scaling.accumulation > 1
+            self._last = batch_idx
+            rows = rows_of(*self._host.again.loader_iterators())
+            self.now = now = BatchUnderWay(StepEvidence(self._epoch, batch_idx, self._step, rows))
+            self.ring.add(now.evidence)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
 
-    @_guarded
     def forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """``training_step`` is about to be called, with these arguments."""
-        now = self._now
-        if now is None or self._generators is None or not args:
-            return
-        now.in_forward = True
-        if hasattr(type(args[0]), "__next__"):  # training_step(dataloader_iter) fetches by itself
-            return
-        batch = args[0]
-        now.batch = type(batch)(batch) if type(batch) in (dict, list) else batch  # which a step may take entries from
-        now.rest = args[1:], kwargs
-        self._recent.append(now)
-        if self.results.own is None and self._on_host:
-            self._buffers.keep(self._host.model)
-        self.ring.at_forward(now.evidence, self._generators.read())
+        try:
+            now = self.now
+            if now is None or self._generators is None or not args:
+                return
+            now.in_forward = True
+            if hasattr(type(args[0]), "__next__"):  # training_step(dataloader_iter) fetches by itself
+                return
+            batch = args[0]
+            now.batch = type(batch)(batch) if type(batch) in (dict, list) else batch  # which a step may take entries from
+            now.rest = tuple(args[1:]), dict(kwargs)
+            self._recent.append(now)
+            if self.results.own is None and self._on_host:
+                self._buffers.keep(self._host)
+            states = now.evidence.generators = self._generators.read()
+            now.evidence.nbytes += states.nbytes
+            self.ring.nbytes += states.nbytes
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
 
     @_guarded
     def returned(self, outputs: Any) -> None:
         """``training_step`` has returned."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if self._now is not None and isinstance(loss, Tensor):
-            self._now.in_forward, self._now.returned = False, loss.detach()
+        if self.now is not None and isinstance(loss, Tensor):
+            self.now.in_forward, self.now.returned = False, loss.detach()
 
-    @_guarded
     def before_backward(self, loss: Any) -> None:
         """Backward starts: look at the loss, on an accelerator without waiting for it."""
-        now = self._now
-        if now is None or not isinstance(loss, Tensor) or not loss.is_floating_point():
-            return
-        now.in_forward, now.loss = False, loss.detach()
-        if not self._buffers.known:
-            self._buffers.after_forward()
-        now.evidence.flag = not math.isfinite(now.loss.tolist()) if loss.is_cpu and not loss.dim() else ~torch.isfinite(now.loss).all()
-        if now.evidence.flag is True and self._suspect is None:
-            self._suspect = now
-        if self._suspect is now and self.results.own is None and not self._host.setup.automatic_optimization:
-            self.results.own = now.evidence, self._not_again(now, "that is done under automatic optimization only")
+        try:
+            now = self.now
+            if now is None or not isinstance(loss, Tensor) or not loss.is_floating_point():
+                return
+            now.in_forward, now.loss = False, loss.detach()
+            if not self._buffers.known:
+                self._buffers.after_forward()
+            if loss.is_cpu and not loss.dim():
+                value: Any = now.loss.tolist()
+                now.evidence.flag = not math.isfinite(value)
+            else:
+                now.evidence.flag = ~torch.isfinite(now.loss).all()
+            if now.evidence.flag is True and self._suspect is None:
+                self._suspect = now
+            if self._suspect is now and self.results.own is None and not self._host.setup.automatic_optimization:
+                self.results.own = now.evidence, self._not_again(now, "that is done under automatic optimization only")
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
 
     @_guarded
     def after_backward(self) -> None:
         """Backward is done. Of a step of several micro-batches a few gradients say which was the first bad one."""
-        now = self._now
+        now = self.now
         if now is None or self._suspect is not None or self.results.own is not None:
             return
         if self._few is None:
@@ -176,35 +192,33 @@ class StepWatch:
             now.evidence.flag = now.evidence.flag | bad
             self._suspect = now if now.evidence.flag is True else None
 
-    @_guarded
     def gradients(self, step: Step) -> None:
         """Gradients are ready, and the update has not been: the moment to judge the step, on the CPU."""
-        suspect, self._suspect = self._suspect, None
-        if self._now is not None:
-            if self._host.setup.automatic_optimization or self._now.evidence.flag is not True:  # else it is that of its loss
-                self._now.evidence.step = step.global_step
-            self._step = step.global_step + 1
-        if self._requested and self._now is not None:
-            self._write(self._now, "requested", None)
-            self._requested = False
-        if self.results.own is not None or self._now is None or not self._on_host or step.shards is not None or step.again:
-            return
-        if step.loss_scale is not None or not step.indices or not self._host.setup.automatic_optimization:
-            return
-        norms = step.norms()
-        if suspect is not None or (norms.is_cpu and not math.isfinite(sum(norms.tolist()))):
-            guilty = suspect or self._now
-            guilty.evidence.flag = True
-            self._blame(guilty)
-
-    def batch_end(self) -> None:
-        """A training batch ends."""
-        self._now = None
+        try:
+            suspect, self._suspect = self._suspect, None
+            if self.now is not None:
+                if self._host.setup.automatic_optimization or self.now.evidence.flag is not True:  # else it is that of its loss
+                    self.now.evidence.step = step.global_step
+                self._step = step.global_step + 1
+            if self._requested and self.now is not None:
+                self._write(self.now, "requested", None)
+                self._requested = False
+            if self.results.own is not None or self.now is None or not self._on_host or step.shards is not None or step.again:
+                return
+            if step.loss_scale is not None or not step.indices or not self._host.setup.automatic_optimization:
+                return
+            norms = step.norms() if step.before is None else step.before
+            if suspect is not None or (norms.is_cpu and not math.isfinite(sum(norms.tolist()))):
+                guilty = suspect or self.now
+                guilty.evidence.flag = True
+                self._blame(guilty)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
 
     @_guarded
     def crashed(self, error: BaseException) -> None:
         """The run ends with an exception: if ``training_step`` raised it, run that step again."""
-        now = self._now
+        now = self.now
         ours = isinstance(error, IndexError | RuntimeError | ValueError) and not isinstance(error, torch.OutOfMemoryError)
         alone = self.results.own is None and self._on_host and self._host.setup.world_size == 1
         if ours and alone and now is not None and now.in_forward:
@@ -216,7 +230,7 @@ class StepWatch:
 
     # What is found.
 
-    def _blame(self, guilty: _UnderWay, crashed: bool = False) -> None:
+    def _blame(self, guilty: BatchUnderWay, crashed: bool = False) -> None:
         """Run a bad step again, and write its capsule."""
         found = self._run_again(guilty, crashed)
         self.results.own = guilty.evidence, found
@@ -224,7 +238,7 @@ class StepWatch:
         if not innocent:  # the bad values came from another rank, which writes
             self._write(guilty, "error" if crashed else "nonfinite", found)
 
-    def _run_again(self, guilty: _UnderWay, crashed: bool) -> Blame:
+    def _run_again(self, guilty: BatchUnderWay, crashed: bool) -> Blame:
         host, evidence = self._host, guilty.evidence
         rows = evidence.rows
         whole = () if rows is None else rows.samples()
@@ -233,7 +247,7 @@ class StepWatch:
             return self._not_again(guilty, why_not or "its batch is not at hand")
         args, kwargs = guilty.rest
         scale = 1.0 / host.loss_scaling.accumulation
-        buffers = self._buffers.pairs() if guilty is self._now else ()
+        buffers = self._buffers.pairs() if guilty is self.now else ()
         before = guilty.loss / scale if guilty.returned is None and guilty.loss is not None else guilty.returned
 
         try:
@@ -256,17 +270,17 @@ class StepWatch:
             warn(f"A bad step could not be run again: {type(error).__name__}: {error}. Training goes on, and no step is run again.")
             return Blame(samples=whole, why_not=f"{type(error).__name__}: {error}")
 
-    def _not_again(self, guilty: _UnderWay, why_not: str) -> Blame:
+    def _not_again(self, guilty: BatchUnderWay, why_not: str) -> Blame:
         """What is known of a step that is not run again."""
         rows, (seen, bad) = guilty.evidence.rows, describe_inputs(self._host.model, guilty.batch)
         picked = bad if rows is not None and all(row < len(rows) for row in bad) else ()
         samples = () if rows is None else rows.samples(picked) if picked else rows.samples()
         return Blame(samples=samples, why_not=why_not, seen=seen)
 
-    def _write(self, guilty: _UnderWay, kind: str, found: Blame | None) -> None:
+    def _write(self, guilty: BatchUnderWay, kind: str, found: Blame | None) -> None:
         if self.writer is not None:
             before_update = self._on_host and kind in ("nonfinite", "requested")
-            known = guilty is self._now or guilty in self._recent or bool(guilty.evidence.flag)
+            known = guilty is self.now or guilty in self._recent or bool(guilty.evidence.flag)
             batch = guilty.batch if known else None
             moment = CapsuleMoment(kind, guilty.evidence, batch, guilty.rest, found, self._buffers.named(self._host.model))
             self.writer.write(self._host, moment, self.ring, with_state=before_update)
@@ -283,5 +297,5 @@ class StepWatch:
                 entry = self.ring.of(alert.epoch, alert.batch)
                 if entry is not None and (kind != "nonfinite" or not self._on_host):
                     entry = self.ring.guilty(entry, entry.step) if kind == "nonfinite" else entry
-                    kept = next((one for one in self._recent if one.evidence is entry), _UnderWay(entry))
+                    kept = next((one for one in self._recent if one.evidence is entry), BatchUnderWay(entry))
                     self._write(kept, kind, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,6 @@ from lightning_hooks.statistics.reduction import all_ranks
 
 SITES_PER_CALLER = 3
 SPARE_SITES = 16
-
-_NOTHING = nullcontext()
 
 FIRST_FULL = 3
 """Sampled batches of a run, the first ones, in which the calls of all modules are seen."""
@@ -66,6 +64,7 @@ class FunctionalCalls:
         sites: The sites, in the order of their numbers.
         capacity: The most there can be: tables have as many lines, the same on every rank.
         running: Whether the calls of the training batch under way are seen.
+        in_validation: Whether those of the validation batch under way are.
     """
 
     def __init__(self, host: Host) -> None:
@@ -79,7 +78,7 @@ class FunctionalCalls:
         self._numbers: dict[str, int] = {}
         self._waiting: dict[str, FunctionalSite] = {}  # called on this rank, and ranks have not agreed
         self._agreed = self._among is None
-        self.running = self._in_validation = False
+        self.running = self.in_validation = False
         self._info_once = Once(info)
         self._changed: bool | None = None  # numbers, since collectors were notified
         self._batches = 0  # sampled ones
@@ -161,7 +160,7 @@ class FunctionalCalls:
 
     def step(self) -> AbstractContextManager[None]:
         """A block in which the loop calls ``training_step`` or ``validation_step``."""
-        return self._observer.step() if self.running or self._in_validation else _NOTHING
+        return self._observer.step()
 
     @property
     def seen(self) -> bool:
@@ -184,19 +183,19 @@ class FunctionalCalls:
     def validation_batch(self, index: int) -> None:
         """A validation batch starts: calls in the first one are seen, of modules that take no fused path."""
         self._observer.stop()
-        self._in_validation = False
+        self.in_validation = False
         if index:
             return
         wanted = {name for subscriber in self._subscribers if subscriber.in_validation for name in subscriber.functions}
         callers = {site.module for site in self.sites if site.function in wanted}
         modules = self._observer.callers
         callers = {name for name in callers if not (name in modules and _calls_for_itself(modules[name]))}
-        self._in_validation = bool(callers)
+        self.in_validation = bool(callers)
         if callers:
             self._observer.start(callers)
 
     def batch_end(self) -> bool:
-        """A batch whose calls were seen has ended: after the first one ranks number its sites alike; return whether they have now."""
+        """A batch whose calls were seen ends: after the first one ranks number its sites alike; return whether they have now."""
         self.running = False
         self._observer.stop()
         if self._agreed:
@@ -206,7 +205,7 @@ class FunctionalCalls:
 
     def stop(self) -> None:
         """Whatever ran is over. Harmless when it was over before."""
-        self.running = self._in_validation = False
+        self.running = self.in_validation = False
         self._observer.stop()
 
     def close(self) -> None:
@@ -219,10 +218,10 @@ class FunctionalCalls:
         del self._host
 
     def _is_wanted(self, function: str) -> bool:
-        return any(subscriber.is_open(self._in_validation) for subscriber in self._takers.get(function, ()))
+        return any(subscriber.is_open(self.in_validation) for subscriber in self._takers.get(function, ()))
 
     def _record(self, call: FunctionCall) -> None:
-        takers = [subscriber for subscriber in self._takers.get(call.function, ()) if subscriber.is_open(self._in_validation)]
+        takers = [subscriber for subscriber in self._takers.get(call.function, ()) if subscriber.is_open(self.in_validation)]
         if takers and is_calling_layer(call.module):
             takers = [subscriber for subscriber in takers if subscriber.layers]
         site = self._site_of(call) if takers else None
@@ -236,7 +235,7 @@ class FunctionalCalls:
         number = self._numbers.get(call.name)
         if number is not None:
             return self.sites[number]
-        if self._in_validation:
+        if self.in_validation:
             return None
         site = FunctionalSite(len(self.sites), call.name, call.function, call.caller)
         if self._agreed and self._among is not None:

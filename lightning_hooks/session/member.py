@@ -129,7 +129,9 @@ class Member:
             session.probe.subscribe(context, {})  # its parameters are numbered from here on
         self.collector = collector = self._new(context, state)
         if self.kind.watches_steps:
-            session.probe.subscribe(context, step_calls(context, collector), self.faults if collector.reads_norms else None)
+            session.probe.subscribe(
+                context, step_calls(context, collector), self.faults if collector.reads_norms else None, collector.due
+            )
         check_sites(self.name, self.alerting.rules, collector.names)
         with context.loading():
             if "epoch" in state:

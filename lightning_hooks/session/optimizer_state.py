@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import compress, islice
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.step import Step, loss_scale, versions
-from lightning_hooks.hooks.tensors import addresses_of, is_freed
-from lightning_hooks.statistics.weight_sample import Shards
+from lightning_hooks.declare.step import Step, versions
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -44,57 +41,6 @@ class OptimizerState:
         if undo is not None:
             undo.undo()
 
-    def new_step(self, host: Host, n_parameters: int, shards: Shards | None, unscaled: bool) -> Step:
-        """Return the step under way, with the gradients that are there now.
-
-        Args:
-            host: The training loop.
-            n_parameters: How many parameters have a place.
-            shards: How parameters are spread over processes.
-            unscaled: Whether the loss scale has been divided out, unless the optimizer does that itself.
-        """
-        self.looks += self.depth > 0
-        before, scaler = self.step, host.loss_scaling.scaler
-        # Lightning leaves the unscaling to optimizers that say they do it themselves; torch has no public flag for it.
-        unscales_itself = scaler is not None and bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
-        present: list[Tensor] = []
-        gradients: list[Tensor] = []
-        indices: list[int] = []
-        missing: list[int] = []
-        for index, parameter in self.members:
-            gradient = parameter.grad
-            if gradient is not None:
-                indices.append(index)
-                present.append(parameter)
-                gradients.append(gradient)
-            elif parameter.requires_grad:
-                missing.append(index)
-        addresses = addresses_of(gradients)
-        if 0 in addresses:  # where one was freed before the step there is a gradient, and nothing to read
-            kept = [not is_freed(gradient) for gradient in gradients]
-            indices, present = [*compress(indices, kept)], [*compress(present, kept)]
-        again = self.looks > 1
-        return Step(
-            optimizer=self.position,
-            n_parameters=n_parameters,
-            indices=indices,
-            missing=missing,
-            parameters=present,
-            loss_scale=None if scaler is None else loss_scale(scaler),
-            carries_scale=unscales_itself or not unscaled,
-            skips_nonfinite=unscales_itself,
-            global_step=host.position.global_step,
-            addresses=addresses if shards is None and 0 not in addresses else None,
-            few=self.few if len(indices) == len(self.members) else (),
-            shards=shards,
-            again=again,
-            before=before.before if again and before is not None else None,
-            after=before.after if again and before is not None else None,
-            found=gradients if shards is None and 0 not in addresses else (),
-            unzeroed=self.left is not None and self.left.unzeroed and self.left.added_to,
-            wasted=self.left is not None and self.left.wasted,
-        )
-
 
 LOOKED_AT = 4
 """How many parameters of an optimizer are looked at, evenly spread: what zeroes or clips one does so to all."""
@@ -109,6 +55,7 @@ class GradientTrace:
             until the next backward: where the parameters have none then, what was done to them before was in vain.
 
     Attributes:
+        over: Backward has added to zeroed gradients since, and nothing but the next step is to come.
         unzeroed: Nothing was done to the gradients between the step and what backward added to them: they were not zeroed.
         wasted: They were changed, and then zeroed.
     """
@@ -121,8 +68,10 @@ class GradientTrace:
         self._keeps = bool(small)
         self._kept: list[Tensor] = []
         self.unzeroed = True
-        self.wasted = False
-        self.after_backward()
+        self.wasted = self.over = False
+        self._versions = versions(self._parameters)
+        if small:
+            self._kept = [gradient for parameter in small if (gradient := parameter.grad) is not None]
 
     @property
     def added_to(self) -> bool:
@@ -131,12 +80,17 @@ class GradientTrace:
 
     def before_zero_grad(self) -> None:
         """Lightning is about to zero them."""
-        now = versions(self._parameters)
-        if now and now != self._versions:
-            self.wasted |= self.added_to
+        for parameter, (_, version) in zip(self._parameters, self._versions, strict=False):
+            gradient = parameter.grad
+            if gradient is not None and gradient._version != version:
+                self.wasted |= self.added_to
+                return
 
     def before_backward(self) -> None:
         """Backward starts. Zeroing leaves no gradient, or counts as a change."""
+        if not self._kept and self._parameters[0].grad is None:
+            self.unzeroed = False
+            return
         now = versions(self._parameters)
         self.unzeroed = self.unzeroed and now == self._versions
         if self._kept and not now:
@@ -145,7 +99,7 @@ class GradientTrace:
         self._kept = []
 
     def after_backward(self) -> None:
-        """Backward is done: what it added is no doing of the user's."""
+        """Backward is done, before another one or without a zeroing: what it added is no doing of the user's."""
         self._versions = versions(self._parameters)
         if self._keeps:
             self._kept = [gradient for parameter in self._parameters if (gradient := parameter.grad) is not None]

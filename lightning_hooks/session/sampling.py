@@ -47,7 +47,9 @@ class BatchClock:
             sampling.gate.running = True
             if sampling.meter is not None:
                 sampling.meter.seconds = 0.0
-            if context.batches % sampling.stride == 0:
+            if sampling.every_step:
+                context.sampled_batches += 1
+            elif context.batches % sampling.stride == 0:
                 which |= bit
                 sampling.gate.start(True)
                 context.sampled_batches += 1
@@ -61,8 +63,8 @@ class BatchClock:
         begin, self._begin, end = self._begin, None, self._now()
         for _, sampling in self._members:
             gate, overhead = sampling.gate, sampling.overhead
-            sampled = gate.sampled
-            if sampled:
+            sampled = gate.sampled or sampling.every_step
+            if gate.sampled:
                 gate.stop()
             gate.running = False
             if overhead is None or begin is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import Once, info, skipped_message, warn_of_faults
 from lightning_hooks.hooks import Gate
-from lightning_hooks.hooks.modes import outside_modes
+from lightning_hooks.hooks.modes import dispatch_modes, function_modes, outside_modes
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import unread
 from lightning_hooks.session.closing import ending, print_summaries, verdict_of
@@ -40,6 +40,7 @@ def _name_unread(model: nn.Module) -> None:
         info(f"Not measured, since torch does not compute with their values: {some(names, 5)}.")
 
 
+_NOTHING = nullcontext()
 Calls = list[Callable[..., None]]
 
 
@@ -87,6 +88,7 @@ class Session:
         hooks: The forward hooks.
         calls: The calls of functions.
         probe: The optimizers' steps.
+        before_zero_grad: Takes an optimizer whose gradients the loop is about to zero.
         evidence: That of the last steps, and what running a bad one again has shown.
         sinks: What receives the windows and the alerts.
         alerts: The alerts of all members.
@@ -98,12 +100,14 @@ class Session:
         self.hooks = ModuleHooks()
         self.calls = FunctionalCalls(host)
         self.probe = StepProbe(host)
+        self.before_zero_grad = self.probe.before_zero_grad
         self.evidence = SessionEvidence(host, self.calls, self.hooks, self._window_so_far)
         self.sinks = Sinks(TrackerSink(host, lambda: self.members), Terminal(host, lambda: self.members))
         self.alerts = RunAlerts(host, self.evidence, self.sinks)
         self._info_once, self._closed = Once(info), False
         self._clock = BatchClock(host.setup.device)
-        self._plan, self._plans = BatchPlan(), dict[int, BatchPlan]()  # of the batch under way, and by who samples a batch
+        self._plan, self._sampled = BatchPlan(), 0  # of the batch under way, and which members sample it, as a bit each
+        self._plans: dict[tuple[int, int], BatchPlan] = {}  # by these of a batch and of the one before
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
         _name_unread(host.model)
 
@@ -142,17 +146,17 @@ class Session:
         self._plans.clear()
         self._clock.follow((member.context, member.sampling) for member in self.members)
 
-    def _new_plan(self, which: int) -> BatchPlan:
-        """What happens in a batch that these members sample, a bit each."""
+    def _new_plan(self, which: int, before: int) -> BatchPlan:
+        """What happens in a batch that these members sample, and those sampled the one before, as a bit each."""
         sampling = [member for place, member in enumerate(self.members) if which >> place & 1]
-        plan = self._plans[which] = BatchPlan(
+        plan = self._plans[which, before] = BatchPlan(
             hooks=any(self.hooks.of(member.context) for member in sampling),
             calls=any(self.calls.of(member.context) for member in sampling),
             gates=[member.gate for member in sampling],
             paused=[member.gate for member in sampling if not member.live.records_recomputation],
         )
         for place, member in enumerate(self.members):
-            for event, call in member.live.batch_events(bool(which >> place & 1)).items():
+            for event, call in member.live.batch_events(bool(which >> place & 1), bool(before >> place & 1)).items():
                 getattr(plan, event).append(call)
         return plan
 
@@ -171,7 +175,7 @@ class Session:
         """An epoch starts."""
         self.sinks.epoch_start()
 
-    def batch_start(self, batch_idx: int, batch: Any) -> None:
+    def batch_start(self, batch: Any, batch_idx: int) -> None:
         """A training batch starts."""
         self._batch = batch_idx, batch
         self.probe.batch_start()
@@ -181,11 +185,14 @@ class Session:
             if not member.sampling.decided:
                 member.sampling.choose(self.overheads, member.live.agreed)
         which = self._clock.start(batch_idx)
-        self._plan = plan = self._plans.get(which) or self._new_plan(which)
+        key, self._sampled = (which, self._sampled), which
+        self._plan = plan = self._plans.get(key) or self._new_plan(*key)
+        if plan.hooks or not batch_idx or not self.host.setup.automatic_optimization:
+            self.host.refresh()
+            self.probe.look_again()
         if plan.hooks:
             self.hooks.suspension.restore()
             self.hooks.gate.start(sampled=True)
-            self.probe.look_again()
         elif not self.hooks.suspension.suspended:
             self.hooks.suspension.suspend()
         for call in plan.batch_start:
@@ -195,14 +202,20 @@ class Session:
 
     def step(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         """Return a block in which the loop calls ``training_step`` or ``validation_step`` with these arguments."""
-        evidence = self.evidence
-        if evidence.on or evidence.measure.on:
+        if function_modes() or dispatch_modes():
             with outside_modes():
-                if evidence.on:
-                    evidence.forward(args, kwargs)
-                if evidence.measure.on:
-                    evidence.measure.forward(args, kwargs)
-        return self.calls.step()
+                self._forward(args, kwargs)
+        elif self.evidence.measure.on:
+            self._forward(args, kwargs)
+        elif self.evidence.on:
+            self.evidence.forward(args, kwargs)
+        return self.calls.step() if self.calls.running or self.calls.in_validation else _NOTHING
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.evidence.on:
+            self.evidence.forward(args, kwargs)
+        if self.evidence.measure.on:
+            self.evidence.measure.forward(args, kwargs)
 
     def before_backward(self, loss: Tensor) -> None:
         """Backward starts."""
@@ -237,10 +250,6 @@ class Session:
             self.calls.pause()
         return self.probe.before_optimizer_step(optimizer)
 
-    def before_zero_grad(self, optimizer: Any) -> None:
-        """The loop is about to zero an optimizer's gradients."""
-        self.probe.before_zero_grad(optimizer)
-
     def batch_end(self, outputs: Any = None) -> None:
         """A training batch ends, and with it perhaps a window.
 
@@ -266,8 +275,10 @@ class Session:
         self._clock.stop()
         if plan.hooks:
             self.hooks.gate.stop()
-        self.probe.batch_end()
-        self.evidence.batch_end()
+        for watch in self.probe.watches:
+            if watch.ready:  # announced and not taken by now
+                self.probe.skip(watch)
+        self.evidence.now = None
         if self.evidence.measure.on:
             self.evidence.measure.batch_end()
         if self.host.position.epoch_ends:

@@ -9,17 +9,17 @@ gradients that were ready and not followed by it are a skipped step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from itertools import compress
 from operator import is_
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from lightning_hooks.declare.host import GradientChanges, Host
-from lightning_hooks.declare.step import EarlierOptimizers, Step, groups_of, small_ones
+from lightning_hooks.declare.step import EarlierOptimizers, Step, groups_of, loss_scale, small_ones
 from lightning_hooks.hooks import HookManager
-from lightning_hooks.hooks.tensors import is_computed, is_distributed
+from lightning_hooks.hooks.tensors import addresses_of, is_computed, is_distributed, is_freed
 from lightning_hooks.session.optimizer_state import GradientTrace, OptimizerState, UndoneUpdate
 from lightning_hooks.session.parameter_places import ParameterPlaces
 from lightning_hooks.session.step_hooks import AfterUpdate, BeforeUpdate, UnseenSteps, has_step_hooks
@@ -27,6 +27,8 @@ from lightning_hooks.statistics.weight_sample import Shards
 
 StepCalls = Mapping[str, Callable[[Any], Any]]
 """What an observer does at some of :data:`STEP_EVENTS`: functions of the :class:`Step`, of ``changed`` of what was kept."""
+Due = Collection[int] | None
+"""The optimizers whose gradients an observer takes at their next step; None for those of all at each step."""
 STEP_EVENTS = ("gradients", "update", "taken", "skipped", "changed")
 """The events that observers of optimizer steps are called at."""
 
@@ -38,6 +40,9 @@ class StepProbe:
 
     Args:
         host: The training loop.
+
+    Attributes:
+        watches: What is known of each optimizer.
     """
 
     def __init__(self, host: Host) -> None:
@@ -45,10 +50,12 @@ class StepProbe:
         self.optimizer_names: list[str] = []
         self.shards: Shards | None = None
         self._observers: dict[int, StepCalls] = {}
+        self._due_of: dict[int, Due] = {}
         self._readers: dict[int, Callable[[str, Exception], None]] = {}  # of the norms of each step: what they do with a fault
         self._calls: dict[str, list[Callable[[Any], Any]]] = {}  # theirs, by the event
+        self._due: list[Due] = []  # of each of those that take gradients
         self._optimizers: list[Any] = []
-        self._watches: list[OptimizerState] = []  # of each optimizer
+        self.watches: list[OptimizerState] = []  # of each optimizer
         self._watch_of: dict[int, OptimizerState] = {}  # the same by the ids of the optimizers
         self._hooks, self._unseen = HookManager(), UnseenSteps()
         self._backward = False
@@ -60,7 +67,7 @@ class StepProbe:
         return self._places.names
 
     def subscribe(
-        self, owner: object, observer: StepCalls, on_fault: Callable[[str, Exception], None] | None = None
+        self, owner: object, observer: StepCalls, on_fault: Callable[[str, Exception], None] | None = None, due: Due = None
     ) -> None:
         """Add an observer; the first one installs the hooks.
 
@@ -68,11 +75,13 @@ class StepProbe:
             owner: Whose it is.
             observer: What it does.
             on_fault: Of one that reads ``before`` and ``after`` of each step: takes what reading them raises, once.
+            due: Of which optimizers it takes the gradients.
         """
         if not self._observers:
             self._install()
         self._observers.pop(id(owner), None)  # the last one to subscribe comes last
         self._observers[id(owner)] = observer
+        self._due_of[id(owner)] = due
         if on_fault is not None:
             self._readers[id(owner)] = on_fault
         self._observers_changed()
@@ -84,26 +93,26 @@ class StepProbe:
         self._observers_changed()
         if not self._observers:
             self._hooks.remove_all()
-            for watch in self._watches:
+            for watch in self.watches:
                 watch.give_back()
             self._places.release()
-            self._optimizers, self._watches, self._watch_of, self._backward = [], [], {}, False
+            self._optimizers, self.watches, self._watch_of, self._backward = [], [], {}, False
 
     def _install(self) -> EarlierOptimizers:
         """Hook the optimizers as they are now; return which of them were there before."""
         self._hooks.remove_all()
         self._changes = self._host.gradient_changes()
-        before, watches, names = self._optimizers, self._watches, self.optimizer_names
+        before, watches, names = self._optimizers, self.watches, self.optimizer_names
         self._optimizers = [*self._host.optimizers]  # Lightning steps anything that has what it needs
         self.optimizer_names = [name for name, _ in groups_of(self._optimizers)]
-        self._watches, self._watch_of = [], {}
+        self.watches, self._watch_of = [], {}
         kept: EarlierOptimizers = []
         with self._hooks.all_or_nothing():
             for position, (label, optimizer) in enumerate(zip(self.optimizer_names, self._optimizers, strict=True)):
                 kept.append(position if before and names[position : position + 1] == [label] else None)
                 same = position < len(before) and before[position] is optimizer
                 watch = watches[position] if same else OptimizerState(position, optimizer, has_step_hooks(optimizer))
-                self._watches.append(watch)
+                self.watches.append(watch)
                 self._watch_of[id(optimizer)] = watch
                 if watch.hooked:
                     starts = BeforeUpdate(watch, self._unseen, self._starts)
@@ -139,7 +148,7 @@ class StepProbe:
         """A training batch starts: no step is under way, and optimizers may have been exchanged since the last one."""
         if not self._observers:
             return
-        for watch in self._watches:
+        for watch in self.watches:
             watch.depth, watch.waiting = 0, watch.step is not None  # where a step raised and was caught, it is over
         now = self._host.optimizers
         if len(now) != len(self._optimizers) or not all(map(is_, now, self._optimizers)):
@@ -148,31 +157,36 @@ class StepProbe:
     def before_backward(self) -> None:
         """Backward starts."""
         self._backward = True
-        for watch in self._watches:
+        for watch in self.watches:
             step = watch.step if watch.waiting else None
             if step is not None and all(parameter.grad is None for parameter in step.parameters):
                 watch.discarded += 1  # gradients of an earlier batch that are gone by now were never used
             watch.waiting = False
-            if watch.left is not None:
-                watch.left.before_backward()
+            left = watch.left
+            if left is not None and not left.over:
+                left.before_backward()
             if watch.ready and not watch.depth:  # announced, and not taken before this next backward
-                self._skip(watch)
+                self.skip(watch)
 
     def before_zero_grad(self, optimizer: Any) -> None:
         """Lightning is about to zero an optimizer's gradients."""
         watch = self._watch_of.get(id(optimizer)) or self._watch(optimizer)
-        if watch is not None and watch.left is not None:
+        if watch is not None and watch.left is not None and not watch.left.over:
             watch.left.before_zero_grad()
 
     def after_backward(self) -> None:
         """Backward is done. Where steps are not announced the user may clip from here on: this is where *before* is."""
         self._unseen.backwards += 1
-        for watch in self._watches:
-            if watch.left is not None:
-                watch.left.after_backward()
+        alone = self._host.setup.steps_announced and self._host.loss_scaling.accumulation == 1
+        for watch in self.watches:
+            left = watch.left
+            if left is not None and alone and not left.unzeroed:
+                left.over = True
+            elif left is not None:
+                left.after_backward()
         if self._host.setup.steps_announced:
             return
-        for watch in self._watches:
+        for watch in self.watches:
             if not watch.hooked:
                 continue
             step = self._step(watch, unscaled=False)
@@ -190,8 +204,9 @@ class StepProbe:
                 step.before = step.norms()
             except Exception as error:  # noqa: BLE001  training goes on
                 self._failed(error)
-        for call in self._calls["gradients"]:
-            call(step)
+        for due, call in zip(self._due, self._calls["gradients"], strict=True):
+            if due is None or step.optimizer in due:
+                call(step)
 
     def before_optimizer_step(self, optimizer: Any) -> Step | None:
         """Gradients are unscaled and not yet clipped by Lightning; return the step under way."""
@@ -203,7 +218,7 @@ class StepProbe:
             return watch.step
         self._unseen.seen = True
         if watch.ready and not watch.depth:  # two steps in one batch, and the first was not taken
-            self._skip(watch)
+            self.skip(watch)
         watch.ready = True
         step = watch.step
         if step is None or self._host.setup.steps_announced:
@@ -224,15 +239,9 @@ class StepProbe:
         watch = self._watch(optimizer)
         return None if watch is None else watch.step
 
-    def batch_end(self) -> None:
-        """A training batch is over: a step that was announced and not taken will not be."""
-        for watch in self._watches:
-            if watch.ready:
-                self._skip(watch)
-
     def epoch_end(self) -> None:
         """An epoch is over."""
-        kinds = [type(watch.optimizer).__name__ for watch in self._watches if watch.hooked]
+        kinds = [type(watch.optimizer).__name__ for watch in self.watches if watch.hooked]
         self._unseen.epoch_end(kinds, self._host.position.epoch)
 
     # The events of the optimizers.
@@ -248,12 +257,12 @@ class StepProbe:
         step = watch.step
         if step is None:
             return
-        step.changed(scaled=self._changes == "scaled")
+        same = step.changed(scaled=self._changes == "scaled")
         if step.carries_scale and not step.skips_nonfinite and (watch.ready or self._host.loss_scaling.unscales_in_step):
             step.carries_scale = False  # by now unscaled, wherever it was looked at before
         if self._readers and step.after is None:
             try:
-                step.after = step.norms()
+                step.after = step.before if same else step.norms()
             except Exception as error:  # noqa: BLE001  training goes on
                 self._failed(error)
         for call in self._calls["update"]:
@@ -280,7 +289,8 @@ class StepProbe:
         watch = self._watch_of.get(id(optimizer))
         return self._watch_of.get(id(getattr(optimizer, "optimizer", None))) if watch is None else watch
 
-    def _skip(self, watch: OptimizerState) -> None:
+    def skip(self, watch: OptimizerState) -> None:
+        """A step that was announced was not taken."""
         step, watch.step, watch.ready, watch.announced_empty = watch.step, None, False, False
         if step is not None and step.indices:
             self._notify("skipped", step)
@@ -292,10 +302,11 @@ class StepProbe:
     def _observers_changed(self) -> None:
         observers = self._observers.values()
         self._calls = {event: [calls[event] for calls in observers if event in calls] for event in STEP_EVENTS}
+        self._due = [self._due_of[owner] for owner, calls in self._observers.items() if "gradients" in calls]
 
     def look_again(self) -> None:
         """A sampled batch starts: look whether optimizers hold other parameters than before, in the same number."""
-        for watch in self._watches:
+        for watch in self.watches:
             watch.checked = False
 
     def _look_at_groups(self, watch: OptimizerState) -> None:
@@ -310,9 +321,55 @@ class StepProbe:
             watch.few = small_ones([parameter for _, parameter in watch.members])
 
     def _step(self, watch: OptimizerState, unscaled: bool) -> Step:
+        """Return the step under way, with the gradients that are there now.
+
+        Args:
+            watch: That of its optimizer.
+            unscaled: Whether the loss scale has been divided out, unless the optimizer does that itself.
+        """
         held = 0
         for group in getattr(watch.optimizer, "param_groups", ()):
             held += len(group["params"])
         if held != len(watch.ids) or not watch.checked:
             self._look_at_groups(watch)
-        return watch.new_step(self._host, len(self._places.names), self.shards, unscaled)
+        watch.looks += watch.depth > 0
+        before, scaler = watch.step, self._host.loss_scaling.scaler
+        # Lightning leaves the unscaling to optimizers that say they do it themselves; torch has no public flag for it.
+        unscales_itself = scaler is not None and bool(getattr(watch.optimizer, "_step_supports_amp_scaling", False))
+        present: list[Tensor] = []
+        gradients: list[Tensor] = []
+        indices: list[int] = []
+        missing: list[int] = []
+        for index, parameter in watch.members:
+            gradient = parameter.grad
+            if gradient is not None:
+                indices.append(index)
+                present.append(parameter)
+                gradients.append(gradient)
+            elif parameter.requires_grad:
+                missing.append(index)
+        addresses = addresses_of(gradients)
+        if 0 in addresses:  # where one was freed before the step there is a gradient, and nothing to read
+            kept = [not is_freed(gradient) for gradient in gradients]
+            indices, present = [*compress(indices, kept)], [*compress(present, kept)]
+        again = watch.looks > 1
+        return Step(
+            optimizer=watch.position,
+            n_parameters=len(self._places.names),
+            indices=indices,
+            missing=missing,
+            parameters=present,
+            loss_scale=None if scaler is None else loss_scale(scaler),
+            carries_scale=unscales_itself or not unscaled,
+            skips_nonfinite=unscales_itself,
+            global_step=self._host.position.global_step,
+            addresses=addresses if self.shards is None and 0 not in addresses else None,
+            few=watch.few if len(indices) == len(watch.members) else (),
+            shards=self.shards,
+            again=again,
+            before=before.before if again and before is not None else None,
+            after=before.after if again and before is not None else None,
+            found=gradients if self.shards is None and 0 not in addresses else (),
+            unzeroed=watch.left is not None and watch.left.unzeroed and watch.left.added_to,
+            wasted=watch.left is not None and watch.left.wasted,
+        )

@@ -176,7 +176,9 @@ def main() -> None:
     for model in [given.model] if given.model else MODELS:
         for name, monitor in MONITORS.items():
             for clip in (None, 1e-3):
-                steps = lightning_steps(model, monitor(**({} if name == "GradientClipMonitor" else {"every_n_steps": 5})), given.steps, clip)
+                steps = lightning_steps(
+                    model, monitor(**({} if name == "GradientClipMonitor" else {"every_n_steps": 5})), given.steps, clip
+                )
                 show(f"{model}, {name}{', clipped' if clip else ''}", of_kinds(steps, 5), given.functions)
         show(f"{model}, watch", of_kinds(loop_steps(model, given.steps, every_n_steps=5), 5), given.functions)
 

@@ -92,8 +92,11 @@ def test_the_ring_keeps_within_its_memory_and_the_states_of_its_last_steps() -> 
     ring, watch = Ring(), GeneratorWatch(torch.device("cpu"))
     for batch in range(400):
         torch.rand(1)
-        ring.add(StepEvidence(0, batch, batch, BatchRows({"": array("q", range(1000))}, 8000)))
-        ring.at_forward([*ring][-1], watch.read())
+        entry = StepEvidence(0, batch, batch, BatchRows({"": array("q", range(1000))}, 8000))
+        ring.add(entry)
+        states = entry.generators = watch.read()
+        entry.nbytes += states.nbytes
+        ring.nbytes += states.nbytes
     assert ring.nbytes <= MOST_BYTES
     entries = [*ring]
     assert [entry.generators is not None for entry in entries] == [False] * (len(entries) - STEPS) + [True] * STEPS

@@ -35,7 +35,7 @@ class Loop(PlainHost):
     def train(self, session: Session, batches: Sequence[Tensor], clip: float = 1e9) -> None:
         """One epoch."""
         for index, batch in enumerate(batches):
-            session.batch_start(index, batch)
+            session.batch_start(batch, index)
             loss = self.net(batch).square().mean()
             session.before_backward(loss)
             loss.backward()
@@ -95,7 +95,7 @@ def test_one_hook_per_module_and_none_after_the_end() -> None:
     session = Session(loop)
     for member in members():
         session.join(member)
-    session.batch_start(0, None)
+    session.batch_start(None, 0)
     assert [len(module._forward_hooks) for module in loop.net] == [1, 1, 1]
     session.close("stopped")
     session.close("stopped")
@@ -142,7 +142,7 @@ def test_a_member_that_cannot_join_leaves_nothing_and_the_others_stay() -> None:
     with pytest.raises(ValueError, match="encoder"):
         session.join(Member("Second", GradientCollector, Settings(modules="encoder.*")))
     assert session.members == [first]
-    session.batch_start(0, None)
+    session.batch_start(None, 0)
     assert [len(module._forward_hooks) for module in loop.net] == [1, 1, 1]
     assert not loop.optimizer._optimizer_step_pre_hooks
     session.close("stopped")
@@ -154,13 +154,13 @@ def test_hooks_are_in_place_in_training_batches_only() -> None:
     session.join(members()[0])
     count = lambda: sum(len(module._forward_hooks) for module in loop.net)  # noqa: E731
     assert count() == 0
-    session.batch_start(0, None)
+    session.batch_start(None, 0)
     assert count() == 3
     session.batch_end()
     assert count() == 3
     session.validation_start()
     assert count() == 0
-    session.batch_start(1, None)
+    session.batch_start(None, 1)
     assert count() == 3
     session.close("stopped")
 

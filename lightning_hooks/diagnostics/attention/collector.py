@@ -90,7 +90,7 @@ class AttentionCollector(Collector[AttentionReport]):
             self._next.renumbered()
 
     @override
-    def batch_events(self, sampled: bool) -> dict[str, Callable[..., None]]:
+    def batch_events(self, sampled: bool, before: bool) -> dict[str, Callable[..., None]]:
         return {"batch_end": self.batch_end} if sampled else {}
 
     @override

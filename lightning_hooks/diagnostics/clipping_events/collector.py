@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -98,21 +99,19 @@ class ClipCollector(Collector[ClipReport]):
             )
 
     @override
-    def on_taken(self, step: Step) -> None:
-        self._enter(step, step.before, step.after)
-
-    @override
-    def on_skipped(self, step: Step) -> None:
-        self._enter(step, step.before, step.after, taken=False)
-
-    def _enter(self, step: Step, before: Tensor | None, after: Tensor | None, taken: bool = True) -> None:
-        before, after = after if before is None else before, before if after is None else after
+    def on_taken(self, step: Step, taken: bool = True) -> None:
+        before = step.after if step.before is None else step.before
+        after = before if step.after is None else step.after
         if before is None or after is None or not step.indices:
             return
         self.ledgers[step.optimizer].write(before, after, taken, step.skips_nonfinite, self.context.batch, step.global_step)
         if step.unzeroed or step.wasted or step.discarded:
             counts = self._counts[step.optimizer], (step.unzeroed, step.wasted, step.discarded)
             self._counts[step.optimizer] = [before + new for before, new in zip(*counts, strict=True)]
+
+    @override
+    def on_skipped(self, step: Step) -> None:
+        self.on_taken(step, taken=False)
 
     # The window's table: for each optimizer its events, its counts, and its tally.
 
@@ -270,13 +269,14 @@ class TensorClipCollector(ClipCollector):
             self._norms[step.optimizer] = before, after
 
     @override
-    def on_taken(self, step: Step) -> None:
-        self._enter(step, *self._norms.pop(step.optimizer, (None, None)))
+    def on_taken(self, step: Step, taken: bool = True) -> None:
+        before, after = self._norms.pop(step.optimizer, (None, None))
+        super().on_taken(dataclasses.replace(step, before=before, after=after), taken)
 
     @override
     def on_skipped(self, step: Step) -> None:
         self.on_update(step)
-        self._enter(step, *self._norms.pop(step.optimizer), taken=False)
+        super().on_skipped(step)
 
     @override
     def on_changed(self, kept: EarlierOptimizers) -> None:

@@ -116,7 +116,7 @@ class FeatureCollector(Collector[FeatureReport]):
         )
 
     @override
-    def batch_events(self, sampled: bool) -> dict[str, Callable[..., None]]:
+    def batch_events(self, sampled: bool, before: bool) -> dict[str, Callable[..., None]]:
         events: dict[str, Callable[..., None]] = {} if self._checks is None else {"batch_end": self._check}
         return {"batch_start": self.batch_start, "batch_end": self.batch_end} if sampled else events
 

@@ -65,6 +65,7 @@ class GradientCollector(GradientSites):
         self.value_scale = 1.0 / host.setup.data_parallel_size
         self._embeddings = embedding_weights(steps, model)
         self._due: set[int] = set()  # optimizers whose next step is to be measured
+        self.due = None if context.early is not None or context.learning is True else self._due
         self._measured: dict[int, MeasuredStep] = {}
         # Guarded separately from the checks: ranks come to their collective together, whatever fails on one of them.
         self._measure = context.guard(self._read_step, "optimizer step (what is measured)")
@@ -78,7 +79,7 @@ class GradientCollector(GradientSites):
         self._setup_checks = SetupChecks(context)
         with context.loading():
             self._loss.table.load_state_dict(state.get("loss", {}))
-            self._loss.largest.load(state.get("largest_losses", {}))
+            self._loss.table.largest.load(state.get("largest_losses", {}))
             self._watch.load(state.get("setups", {}))
             self._learning.load(state.get("learning", {}))
             self.optimizers.load(state.get("optimizers", {}))
@@ -107,11 +108,16 @@ class GradientCollector(GradientSites):
         self.modules.listening = False  # tensor hooks live as long as their graph, which the user may keep
 
     @override
-    def batch_events(self, sampled: bool) -> dict[str, Callable[..., None]]:
+    def follows(self, event: str) -> bool:
+        return super().follows(event) and (event != "on_update" or self._checks is not None)
+
+    @override
+    def batch_events(self, sampled: bool, before: bool) -> dict[str, Callable[..., None]]:
         if sampled:
-            return super().batch_events(sampled)
+            return super().batch_events(sampled, before)
         events: dict[str, Callable[..., None]] = {"before_backward": self._loss.before_backward, "batch_end": self._loss.batch_end}
-        events["batch_start"] = self._setup_checks.next_batch
+        if before:
+            events["batch_start"] = self._setup_checks.next_batch
         if self._setup_checks.hidden() or self._watch.follows_backward or self.modules.pending is not None:
             events["after_backward"] = self.after_backward
         return events
@@ -196,7 +202,9 @@ class GradientCollector(GradientSites):
         self._replicas.table.grow(len(self._steps.names))
         self.modules.owners = owners(self._sites, self._steps)
         self._measured = {now: self._measured[old] for now, old in enumerate(kept) if old in self._measured}
-        self._due = {now for now, old in enumerate(kept) if old in self._due}
+        due = {now for now, old in enumerate(kept) if old in self._due}
+        self._due.clear()
+        self._due.update(due)
         self._watch.follow(kept)
         self.optimizers.follow(kept)
         self._learning.follow()
@@ -272,14 +280,14 @@ class GradientCollector(GradientSites):
             optimizers=self.optimizers.read(packed["optimizers"]),
             planned_steps=self.context.host.setup.planned_steps,
             learning=self._learning.read(packed["learning"]),
-            largest_losses=self._loss.largest.read(window_of(packed["loss"]), epoch, self.context.samples_of),
+            largest_losses=self._loss.table.largest.read(window_of(packed["loss"]), epoch, self.context.samples_of),
         )
 
     @override
     def reset(self) -> None:
         super().reset()
         self._learning.reset()
-        self._loss.largest.reset()
+        self._loss.table.largest.reset()
         if self._checks is not None:
             self._checks.reset()
 
@@ -291,5 +299,5 @@ class GradientCollector(GradientSites):
             "optimizers": self.optimizers.state(),
             "checks": self._setup_checks.state_dict(),
             "learning": self._learning.state(),
-            "largest_losses": self._loss.largest.state(),
+            "largest_losses": self._loss.table.largest.state(),
         }

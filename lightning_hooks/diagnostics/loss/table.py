@@ -47,6 +47,7 @@ class LossTable:
         step: The global step before the batch under way.
         optimized: Whether the training loop minimises this loss.
         scaled: Whether a loss scaler skips steps whose gradients are not finite.
+        largest: The batches with the largest losses.
     """
 
     _sums: Tensor
@@ -61,6 +62,7 @@ class LossTable:
         self._passes: list[Tensor] = []
         self._page: list[tuple[Tensor, tuple[int, int, int]]] = []  # a loss; its batch in the window, in the epoch, and step
         self._validated_at: list[int] = []  # batches of the window before each validation
+        self.largest = LargestLosses()
         self.step, self.optimized, self.scaled = 0, True, False
         self.reset()
 
@@ -116,6 +118,8 @@ class LossTable:
             self._sums[:N_MOMENTS] += moments
             self._bounds[:2] = torch.maximum(self._bounds[:2], bounds)
         kept[:, slots] = torch.stack((losses, torch.ones_like(losses)))
+        for _, (_, batch, step) in self._page:
+            self.largest.batch_end(batch, step)
         self._page.clear()
 
     @property
@@ -285,32 +289,45 @@ class LossWatch:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._batch: int | None = None  # whose step is known
-        self.largest = LargestLosses()
         self.table = LossTable(context.host.setup.device)
         self.table.optimized = context.host.setup.automatic_optimization
         self.table.scaled = context.host.loss_scaling.scaler is not None
-        self.before_backward = context.guard(self._before_backward, "the loss")
-        self.batch_end = context.guard(self._batch_end, "the loss of a batch")
+        self._off = False
         self.validation_end = context.guard(self._validation_end, "the loss of a validation")
 
-    def _before_backward(self, loss: Tensor) -> None:
+    def before_backward(self, loss: Tensor) -> None:
+        """Backward starts."""
         context = self._context
-        if context.batch != self._batch:
-            self._batch, self.table.step = context.batch, context.host.position.global_step
-        if isinstance(loss, Tensor) and loss.is_floating_point():
-            # As training_step returned it: the loop divides it by the accumulation, and a loss scaler scales it.
-            scaling, divided = context.host.loss_scaling, context.host.setup.automatic_optimization
-            scale = None if scaling.scaler is None else loss_scale(scaling.scaler)
-            self.table.add(loss, float(scaling.accumulation) if divided else 1.0, scale)
+        if self._off:
+            return
+        try:
+            if context.batch != self._batch:
+                self._batch, self.table.step = context.batch, context.host.position.global_step
+            if isinstance(loss, Tensor) and loss.is_floating_point():
+                # As training_step returned it: the loop divides it by the accumulation, and a loss scaler scales it.
+                scaling, divided = context.host.loss_scaling, context.host.setup.automatic_optimization
+                scale = None if scaling.scaler is None else loss_scale(scaling.scaler)
+                self.table.add(loss, float(scaling.accumulation) if divided else 1.0, scale)
+        except Exception as error:  # noqa: BLE001  guarded here: these two are called in every batch
+            self._failed(error)
 
-    def _batch_end(self, outputs: Any) -> None:
+    def batch_end(self, outputs: Any) -> None:
+        """A training batch ends, with what ``training_step`` returned."""
         context = self._context
-        if context.batch != self._batch:  # without a backward
-            self.table.step = context.host.position.global_step
-        self._batch = None
-        returned = None if context.host.setup.steps_announced else returned_loss(outputs)
-        self.table.end_batch(context.batches - 1, context.batch, returned)
-        self.largest.batch_end(context.batch, self.table.step)
+        if self._off:
+            return
+        try:
+            if context.batch != self._batch:  # without a backward
+                self.table.step = context.host.position.global_step
+            self._batch = None
+            returned = None if context.host.setup.steps_announced else returned_loss(outputs)
+            self.table.end_batch(context.batches - 1, context.batch, returned)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._off = True
+        self._context.faults("the loss", error)
 
     def _validation_end(self) -> None:
         metrics = self._context.host.metrics.available
