@@ -272,7 +272,7 @@ class Host(ABC):
         """What the loss is scaled by before backward, as it is now or was at the last :meth:`refresh`."""
         return LossScaling()
 
-    def refresh(self) -> None:
+    def refresh(self) -> None:  # noqa: B027  most loops have nothing to look at
         """A sampled batch starts, or an epoch: look again at what seldom changes."""
 
     def gradient_changes(self) -> GradientChanges:

@@ -28,15 +28,15 @@ def _event(name: str, takes: int = 0) -> Callable[..., None]:
         takes: How many arguments it takes of those that Lightning gives behind the trainer and the model.
     """
 
-    def call(self: Adapter, trainer: Trainer, pl_module: LightningModule, *given: Any) -> None:
+    def call(self: Adapter, *given: Any) -> None:
         if self.session is None:
             return
         event = getattr(self.session, name)
         if function_modes() or dispatch_modes():
             with outside_modes():
-                event(*given[:takes])
+                event(*given[2 : 2 + takes])
         else:
-            event(*given[:takes])
+            event(*given[2 : 2 + takes])
 
     return call
 

@@ -1,7 +1,8 @@
-"""Python calls of the package in each training step: ``python -m tests.benchmarks.calls``. Unlike times they do not depend on the machine.
+"""Python calls of the package in each training step, which unlike times do not depend on the machine.
 
-A step is what happens from one start of a batch to the next one; its calls are those of functions in files of the package, generators
-and comprehensions among them, as ``sys.setprofile`` counts them. Calls of torch and Lightning are not counted.
+``python -m tests.benchmarks.calls`` prints them. A step is what happens from one start of a batch to the next one; its calls are
+those of functions in files of the package, generators and comprehensions among them, as ``sys.setprofile`` counts them. Calls of
+torch and Lightning are not counted.
 """
 
 from __future__ import annotations
