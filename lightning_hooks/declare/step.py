@@ -104,6 +104,7 @@ class Step:
         wasted: They were changed after the step before, and then zeroed.
         before: The :meth:`norms` before clipping; None where nobody reads them.
         after: Those that the update sees; None where the step was not entered, or nobody reads them.
+        known: The :meth:`norms`, if they were read since the gradients changed.
         found: The gradients, until anything may have changed them.
         discarded: How many batches since the step before gave gradients that were removed before the backward of the next one,
             without a step; under manual optimisation.
@@ -130,7 +131,7 @@ class Step:
     before: Tensor | None = None
     after: Tensor | None = None
     found: Sequence[Tensor] = ()
-    _norms: Tensor | None = None
+    known: Tensor | None = None
     _zeros: Tensor | None = None
     _sizes: list[int] = field(default_factory=list)
     _marked: list[Tensor] = field(default_factory=list)
@@ -194,13 +195,13 @@ class Step:
         if now and now == self._versions:
             return True
         once = scaled and now and now == [(gradient, version + 1) for gradient, version in self._versions]
-        self._norms, self._zeros = self._scaled() if once else None, None
+        self.known, self._zeros = self._scaled() if once else None, None
         self.addresses = self.addresses if once else None  # multiplied in place
         return False
 
     def _scaled(self) -> Tensor | None:
         """The norms of gradients that were all multiplied by one number, which a few small ones show; None if they do not."""
-        before, found = self._norms, self._found()
+        before, found = self.known, self._found()
         if before is None or not self.few or len(found) <= self.few[-1] or self.loss_scale is not None:
             return None
         now = kernels_for("cpu").norms([found[place] for place in self.few]).norms.tolist()
@@ -217,14 +218,14 @@ class Step:
         """
         if not self.indices:  # training_step returned None
             return torch.zeros(self.n_parameters, dtype=torch.float64)
-        if self._norms is None:
+        if self.known is None:
             found = self.found or self._reduced()
             norms = kernels_for(found[0].device.type).norms(found, addresses=self.addresses).norms
             scaled = self.carries_scale and self.loss_scale is not None
-            self._norms = self._placed(norms) if scaled or self.indices != _in_order(self.n_parameters) else norms
+            self.known = self._placed(norms) if scaled or self.indices != _in_order(self.n_parameters) else norms
             if self.shards is not None:
-                self._norms = self.shards.norms(self._norms)
-        return self._norms
+                self.known = self.shards.norms(self.known)
+        return self.known
 
     def zeros(self) -> Tensor:
         """How many elements of each gradient are zero: shape ``(len(indices),)``. Read together with the norms."""
@@ -233,9 +234,9 @@ class Step:
             norms, zeros, self._sizes = kernels_for(found[0].device.type).norms(found, zeros=True, addresses=self.addresses)
             assert zeros is not None
             self._zeros = zeros
-            self._norms = self._placed(norms)
+            self.known = self._placed(norms)
             if self.shards is not None:
-                self._norms, self._zeros = self._of_whole(self.shards, self._norms, self._zeros)
+                self.known, self._zeros = self._of_whole(self.shards, self.known, self._zeros)
                 self._sizes = [gradient.numel() for gradient in self._found()]
         return self._zeros
 
@@ -267,7 +268,7 @@ class Step:
 
     def refresh(self) -> None:
         """Gradients have changed: the next :meth:`norms` reads them again."""
-        self._norms = self._zeros = self.addresses = None
+        self.known = self._zeros = self.addresses = None
         self.found = ()
 
 

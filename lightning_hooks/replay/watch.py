@@ -207,7 +207,7 @@ class StepWatch:
                 return
             if step.loss_scale is not None or not step.indices or not self._host.setup.automatic_optimization:
                 return
-            norms = step.norms() if step.before is None else step.before
+            norms = step.norms()
             if suspect is not None or (norms.is_cpu and not math.isfinite(sum(norms.tolist()))):
                 guilty = suspect or self.now
                 guilty.evidence.flag = True

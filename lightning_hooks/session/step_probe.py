@@ -199,14 +199,14 @@ class StepProbe:
 
     def _ready(self, step: Step) -> None:
         """The gradients of a step are there, and not clipped."""
-        if self._readers and step.before is None:
-            try:
-                step.before = step.norms()
-            except Exception as error:  # noqa: BLE001  training goes on
-                self._failed(error)
         for due, call in zip(self._due, self._calls["gradients"], strict=True):
             if due is None or step.optimizer in due:
                 call(step)
+        if self._readers and step.before is None:  # after those who count zeros too, and read both at once
+            try:
+                step.before = step.norms() if step.known is None else step.known
+            except Exception as error:  # noqa: BLE001  training goes on
+                self._failed(error)
 
     def before_optimizer_step(self, optimizer: Any) -> Step | None:
         """Gradients are unscaled and not yet clipped by Lightning; return the step under way."""

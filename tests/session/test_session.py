@@ -128,7 +128,7 @@ def test_each_event_reaches_a_collector_once() -> None:
         setattr(Counting, event, count)
     loop = Loop(net())
     session = Session(loop)
-    for member in [Member("Counting", Counting, Settings(every_n_steps=1)), *members()]:
+    for member in [Member("Counting", Counting, Settings(every_n_steps=1, check_every_n_steps=1)), *members()]:
         session.join(member)
     loop.train(session, [torch.randn(4, 4)] * 2)
     assert sorted(calls) == sorted([*events[:-1], *events[:-1], "window_end"])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback
+from torch import Tensor
 
 from lightning_hooks import GradientClipMonitor, monitors
-from lightning_hooks.declare.step import MANY, Step
+from lightning_hooks.declare.step import MANY
+from lightning_hooks.statistics.kernels import kernels_for
 from tests.support.models import Classifier, loader, mlp, trainer
 
 
@@ -29,15 +32,15 @@ class ClipsItself(Classifier):
 
 def looks(monkeypatch: pytest.MonkeyPatch, module: Any, callbacks: list[Any], **kwargs: Any) -> tuple[int, Any]:
     """How often gradients were read, and the clip monitor's statistics."""
-    count = 0
-    read = Step._read
+    count, kernels, parameters = 0, kernels_for("cpu"), len([*module.parameters()])
+    read = kernels.norms
 
-    def counting(self: Step, zeros: bool = False) -> Any:
+    def counting(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
         nonlocal count
-        count += not zeros
-        return read(self, zeros)
+        count += len(tensors) == parameters and not kwargs.get("zeros")
+        return read(tensors, *args, **kwargs)
 
-    monkeypatch.setattr(Step, "_read", counting)
+    monkeypatch.setattr(kernels, "norms", counting)
     clips = [each for each in callbacks if isinstance(each, GradientClipMonitor)]
     clip = clips[0] if clips else GradientClipMonitor(summary=False)
     trainer(callbacks if clips else [clip, *callbacks], limit_train_batches=4, **kwargs).fit(module, loader())
