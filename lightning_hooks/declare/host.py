@@ -283,6 +283,11 @@ class Host(ABC):
         """The parameters that every rank is to hold alike at the end of each step; empty where none are, or that is not known."""
         return ()
 
+    @property
+    def uneven(self) -> bool:
+        """Whether another rank may have had its last batch, so that a window cannot end now."""
+        return False
+
     @abstractmethod
     def stop(self) -> None:
         """End training after this epoch."""

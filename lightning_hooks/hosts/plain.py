@@ -90,6 +90,11 @@ class PlainHost(Host):
     def replicated_parameters(self) -> Sequence[nn.Parameter]:
         return replicated(self.wrapped) if self.setup.world_size > 1 else ()
 
+    @property
+    @override
+    def uneven(self) -> bool:
+        return bool(getattr(getattr(self.wrapped, "_join_config", None), "enable", False))  # within ``join()``; no public name
+
     @override
     def stop(self) -> None:
         self.should_stop = True

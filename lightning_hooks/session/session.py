@@ -23,6 +23,7 @@ from lightning_hooks.session.evidence import SessionEvidence
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
+from lightning_hooks.session.rank_checks import check_ranks_agree, compared_arguments, named_to_ranks
 from lightning_hooks.session.run_alerts import RunAlerts
 from lightning_hooks.session.run_record import open_record
 from lightning_hooks.session.sampling import BatchClock, Overhead
@@ -30,7 +31,7 @@ from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.terminal import Terminal
 from lightning_hooks.session.tracker_sink import TrackerSink
-from lightning_hooks.session.windows import check_ranks_agree, merged
+from lightning_hooks.session.windows import merged
 from lightning_hooks.trackers import some
 
 
@@ -64,15 +65,6 @@ class BatchPlan:
     before_backward: Calls = field(default_factory=list)
     after_backward: Calls = field(default_factory=list)
     batch_end: Calls = field(default_factory=list)
-
-
-def merging_times(member: Member) -> dict[str, int | None]:
-    """The arguments that say when ranks merge what a member has, as they hold in this run."""
-    return {
-        "report_every_n_steps": member.windows.length,
-        "every_n_steps": member.settings.every_n_steps,
-        "check_every_n_steps": member.settings.check_every_n_steps,
-    }
 
 
 class Session:
@@ -116,12 +108,13 @@ class Session:
 
         Raises:
             Exception: What its collector raises where it cannot observe this model; nothing of it is left then.
-            RuntimeError: If ranks have different sites or parameters.
+            RuntimeError: If ranks have different sites, parameters or arguments, or one has no such member.
         """
         self.hooks.suspension.restore()
         try:
-            member.attach(self)
-            check_ranks_agree(member.name, member.live, merging_times(member))
+            with named_to_ranks(member.name):
+                member.attach(self)
+            check_ranks_agree(member.name, member.live, compared_arguments(member))
         except BaseException:
             member.detach()
             raise
@@ -283,7 +276,7 @@ class Session:
             self.evidence.measure.batch_end()
         if self.host.position.epoch_ends:
             self.hooks.suspension.suspend(self.host.model)  # the last window ends with the epoch, after validation
-        elif full:
+        elif full and not self.host.uneven:
             self._end_windows(full)
 
     def validation_start(self) -> None:

@@ -11,16 +11,27 @@ from pathlib import Path
 from typing import Any
 
 
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
 def run_twice(module: str, folder: Path, timeout: float = 300.0) -> dict[str, list[Any]]:
     """Run ``python -m module folder`` as ranks 0 and 1, each of which pickles a dictionary into ``<folder>/<rank>.pickle``.
 
     Returns:
         Its key to what rank 0 found and what rank 1 found.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    joined = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    joined = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "NODE_RANK": "0",
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", module, str(folder)],

@@ -83,6 +83,6 @@ def test_ranks_that_merge_at_other_batches_are_an_error_at_train_start(
 ) -> None:
     expected = (
         f"FeatureStatsMonitor: ranks have different values of {argument}: {values[0]} on rank 0, {values[1]} on rank 1. They merge "
-        f"their numbers at the same batches, and would wait for each other forever: give {argument}= alike on every rank."
+        f"their numbers and decide together, and would wait for each other forever: give {argument}= alike on every rank."
     )
     assert two_ranks[case] == [expected, expected]

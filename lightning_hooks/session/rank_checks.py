@@ -1,0 +1,153 @@
+"""What ranks check when training starts: that all of them observe, and observe the same with the same arguments."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import zip_longest
+from typing import Any
+
+import torch
+import torch.distributed
+
+import lightning_hooks
+from lightning_hooks.declare.collector import WindowTables
+from lightning_hooks.session.member import Member
+from lightning_hooks.statistics.reduction import all_ranks, all_reduce
+
+PATIENCE = timedelta(seconds=30)
+"""How long a rank waits for the others before it names those that are missing."""
+
+_VERSION = "lightning_hooks.__version__"
+_ALIKE = {"callbacks": "list the same callbacks in the same order on every rank", _VERSION: "install one version on every rank"}
+_MEETINGS = itertools.count()  # in this process
+
+
+def wait_for_ranks(name: str, error: str = "") -> None:
+    """Wait until every rank has come here, by the store of the process group: in a collective nobody learns who is missing.
+
+    Args:
+        name: What starts, for messages.
+        error: What this rank raises in place of starting it, for the others; it does not wait then.
+
+    Raises:
+        RuntimeError: If another rank raised, or has not come before a collective that it may be in would end with a time-out.
+    """
+    among = all_ranks()
+    if among is None:
+        return
+    from torch.distributed.distributed_c10d import _get_default_store  # not in every build, and without a public name
+
+    store: Any = _get_default_store()
+    here = f"lightning_hooks/{next(_MEETINGS)}"
+    try:
+        store.set(f"{here}/{among.number}", name)
+        turn = 0 if error else store.add(here, 1)
+        if error or turn == among.count:
+            store.set(f"{here}/all", f"rank {among.number} raised {error}" if error else "")
+    except (AttributeError, RuntimeError):  # there is none, or it stands for one
+        return
+    whole = store.timeout * 0.75
+    first = min(PATIENCE, whole / 3)
+    for patience in () if error else (first, whole - first):
+        try:
+            store.wait([f"{here}/all"], patience)
+            break
+        except torch.distributed.DistStoreError:
+            of_turn = range(among.count) if turn == 1 else ()  # one asks for all
+            missing = [str(rank) for rank in of_turn if not store.check([f"{here}/{rank}"])]
+            who = f"rank {', '.join(missing[:8])}{', …' * (len(missing) > 8)}" if missing else "another rank"
+            text = (
+                f"{name}: {who} is missing at the start. Ranks merge their numbers, and would wait for each other forever: give "
+                "every rank the same callbacks in the same order."
+            )
+            if patience is not first:
+                raise RuntimeError(text) from None
+            if turn == 1:
+                warnings.warn(f"{text} This rank waits for {whole}.", stacklevel=2)
+    if not error and (of_another := store.get(f"{here}/all").decode()):
+        raise RuntimeError(f"{name}: {of_another}")
+
+
+@contextmanager
+def named_to_ranks(name: str) -> Iterator[None]:
+    """A block after which ranks wait for each other; an error in it is named to those that wait."""
+    try:
+        yield
+    except BaseException as error:
+        wait_for_ranks(name, f"{type(error).__name__}: {error}")
+        raise
+    wait_for_ranks(name)
+
+
+def compared_arguments(member: Member) -> dict[str, Any]:
+    """The arguments that say what a member of a session has, when ranks merge it, and when they end training, as they hold here."""
+    settings = member.settings
+    return {
+        "report_every_n_steps": member.windows.length,
+        **{name: getattr(settings, name) for name in ("every_n_steps", "check_every_n_steps", "max_overhead", "learning")},
+        **{name: getattr(settings, name) for name in ("functional", "histograms")},
+        "on_alert": " and ".join(sorted(settings.actions & {"stop", "raise"})) or None,  # the others end no training
+    }
+
+
+def check_ranks_agree(name: str, collector: WindowTables[Any], arguments: Mapping[str, Any]) -> None:
+    """Check, when training starts, that every rank has the same sites, parameters and arguments; a small collective.
+
+    Args:
+        name: The monitor's, for messages.
+        collector: Its collector.
+        arguments: By name, those that are to be the same.
+
+    Raises:
+        RuntimeError: If ranks differ, on all of them: their tables could not be merged, or one would wait for the others forever.
+    """
+    among, names = all_ranks(), collector.names
+    if among is None:
+        return
+    packed = collector.tables.pack()
+    arguments = {**arguments, _VERSION: lightning_hooks.__version__}
+    compared = repr((name, names, sorted(arguments.items()))).encode()
+    hashed = int.from_bytes(hashlib.sha256(compared).digest()[:6], "big")  # exact in a float64
+    marks = torch.tensor([float(hashed), float(len(names)), float(packed.numel())], dtype=packed.dtype, device=packed.device)
+    ends = torch.cat((marks, -marks))
+    all_reduce(ends, "max")
+    if bool((ends[:3] == -ends[3:]).all()):
+        return
+    of_ranks: list[Any] = [None] * among.count
+    torch.distributed.all_gather_object(of_ranks, (names, packed.numel(), {"callbacks": name, **arguments}))
+    for argument in ("callbacks", _VERSION, *arguments):
+        values = [of_rank[2].get(argument) for of_rank in of_ranks]
+        if any(value != values[0] for value in values):
+            shown = ", ".join(f"{values[rank]!r} on rank {rank}" for rank in _shown(values))
+            raise RuntimeError(
+                f"{name}: ranks have different values of {argument}: {shown}. They merge their numbers and decide together, and "
+                f"would wait for each other forever: {_ALIKE.get(argument, f'give {argument}= alike on every rank')}."
+            )
+    raise RuntimeError(f"{name}: {_what_differs(of_ranks)} Numbers of all ranks are merged by their place: build the model and "
+                       "choose modules= alike on every rank.")  # fmt: skip
+
+
+def _shown(values: Sequence[Any]) -> list[int]:
+    """Rank 0, and the first ranks that have something else."""
+    return [0, *[rank for rank, value in enumerate(values) if value != values[0]][:7]]
+
+
+def _what_differs(of_ranks: Sequence[tuple[Sequence[str], int, Any]]) -> str:
+    """Say what the first rank that differs from rank 0 has."""
+    first, size, _ = of_ranks[0]
+    for rank, (names, other_size, _) in enumerate(of_ranks):
+        if list(names) != list(first):
+            pairs = enumerate(zip_longest(first, names))
+            place, (here, there) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+            return (
+                f"ranks have different sites or parameters, {len(first)} on rank 0 and {len(names)} on rank {rank}. Number "
+                f"{place + 1} is {here or 'missing'} on rank 0 and {there or 'missing'} on rank {rank}."
+            )
+        if other_size != size:
+            return f"its table has {size} numbers on rank 0 and {other_size} on rank {rank}, for the same sites."
+    return "ranks have different sites."
