@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import time
 from typing import Any
 
 import pytest
@@ -141,6 +142,17 @@ def test_a_function_that_squashes_is_removed_and_not_the_layer_before_it() -> No
     cause = code.activation_before_loss.judge(alert("double_softmax", "net.fc"), Facts(flow=twice, modules={"net.fc": "Softmax"}))
     assert cause is not None
     assert cause.remedies[0].text == "Remove net.fc: self.net.fc = nn.Identity()"
+
+
+def test_the_last_layer_among_thousands_is_found_at_once() -> None:
+    sites = dict.fromkeys([f"net.block{number}{part}" for number in range(4000) for part in ("", ".relu")], stats())
+    given = FeatureReport(0, 10, sites, sampled_batches=4, outputs={"cross_entropy": None})  # type: ignore[dict-item]
+    began = time.perf_counter()
+    known = Facts(features=given, modules={"net.block3999.relu": "ReLU", "net.block3999": "Block"})
+    cause = code.activation_before_loss.judge(alert("output_range", "cross_entropy"), known)
+    assert cause is not None
+    assert cause.statement == "net.block3999.relu (ReLU) stands before a loss that expects logits."
+    assert time.perf_counter() - began < 3.0  # names that are compared with each other take half a minute
 
 
 def test_the_model_itself_in_code() -> None:

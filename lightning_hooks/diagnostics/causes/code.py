@@ -100,7 +100,8 @@ def activation_before_loss(alert: Alert, facts: Facts, found: CauseEvidence) -> 
     twice, given = facts.flow.squashed_twice, facts.features.outputs
     unreachable = next((stats for site, stats in facts.features.targets.items() if site == alert.site and stats.outside), None)
     called = [site for site in facts.features.sites if site not in given]
-    leaves = [site for site in called if not any(other.startswith((f"{site}.", f"{site}/")) for other in called)]
+    parents = {site[:end] for site in called for end, character in enumerate(site) if character in "./"}
+    leaves = [site for site in called if site not in parents]
     last = twice or (leaves[-1] if leaves and (given or unreachable) else "")
     kind = facts.modules.get(last) or facts.features.functions.get(last, "")
     if not twice and kind.lower() not in _BOUNDED:
