@@ -191,10 +191,10 @@ def test_the_record_counts_families_and_keeps_those_apart_that_nothing_was_tuned
         *(run("a", ("dead",), seed=seed, alerts=["dead"] if seed else []) for seed in range(3)),
         *(run("b", ("dead", "zero"), seed=seed, alerts=["dead"] if seed == 2 else ["zero"]) for seed in range(3)),
         *(run("c", healthy=True, seed=seed, alerts=["dead"] if seed else []) for seed in range(2)),
-        run("a", planted=False, calibrates=True),
-        run("d", healthy=True, calibrates=False, unreliable=["dead"]),
-        run("e", ("dead",), calibrates=False, alerts=["dead"]),
-        run("f", ("zero",), calibrates=False, alerts=["dead"]),
+        run("a", planted=False, learned_from=True),
+        run("d", healthy=True, learned_from=False, unreliable=["dead"]),
+        run("e", ("dead",), learned_from=False, alerts=["dead"]),
+        run("f", ("zero",), learned_from=False, alerts=["dead"]),
     ]
     found = records_of(runs, "2026-11-24")
     assert found["healthy"] == 3

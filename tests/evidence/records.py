@@ -45,7 +45,7 @@ def records(runs: Iterable[Mapping[str, Any]], date: str, commit: str = "") -> d
         alarms = [family for family in healthy.values() if any(kind in raised(run) for run in family)]
         named = [family for family in faults.values() if kind in family[0]["kinds"]]
         found = [family for family in named if sum(kind in raised(run) for run in family) >= MOST * len(family)]
-        right, wrong = (sum(not family[0].get("calibrates", True) for family in some) for some in (found, alarms))
+        right, wrong = (sum(not family[0].get("learned_from", True) for family in some) for some in (found, alarms))
         kinds[kind] = [len(alarms), len(found), len(named), right, wrong]
     return {"date": date, "commit": commit, "healthy": len(healthy), "kinds": kinds}
 

@@ -1,4 +1,7 @@
-"""What the table of bugs is made of: each with the thread that reports it, and healthy programs next to them."""
+"""What the table of bugs is made of: each with the thread that reports it, and healthy programs next to them.
+
+All are learned from: these bugs are published, and rules were mended to find them. The README says what was found before.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,6 @@ class Bug(Case):
     thread: str = ""
     processes: int = 0
 
-    @property
-    def calibrates(self) -> bool:
-        """All of them do: these bugs are published, and rules were mended to find them. The README says what was found before."""
-        return True
-
 
 CASES: dict[str, Bug] = {}
 
@@ -36,7 +34,7 @@ def bug(thread: str, story: str, missed: str = "", processes: int = 0) -> Callab
     """Enter a function ``build(planted=True) -> Built`` among the bugs, under its name."""
 
     def enter(build: Build) -> Build:
-        _enter(Bug(build.__name__, build, "torch", story, False, missed, thread, processes))
+        _enter(Bug(build.__name__, build, "torch", story, False, missed, thread=thread, processes=processes))
         return build
 
     return enter
@@ -46,7 +44,7 @@ def healthy(thread: str, story: str, processes: int = 0) -> Callable[[Build], Bu
     """Enter a function ``build() -> Built`` among the healthy programs, under its name."""
 
     def enter(build: Build) -> Build:
-        _enter(Bug(build.__name__, build, "torch", story, True, "", thread, processes))
+        _enter(Bug(build.__name__, build, "torch", story, True, thread=thread, processes=processes))
         return build
 
     return enter

@@ -1,9 +1,8 @@
 """What the exam is made of: trainings of the models of others, by their own recipes, in two halves of families.
 
 Rules and thresholds may be chosen by looking at the families of the half for calibration, never by those of the other half, the
-report. Which half a family is in depends on where it is written: those in modules named ``tests.evidence.exam.unseen_*`` are the
-report, but for those that are :data:`SEEN_SINCE`; all others are for calibration. Once a report has led to a change of the rules it
-is seen, and the next one needs new families.
+report: those that say ``learned_from=False``. Once a report has led to a change of the rules it is seen, and the next one needs new
+families.
 """
 
 from __future__ import annotations
@@ -21,10 +20,6 @@ from tests.evidence.faults.zoo import Build, Built, Expected
 __all__ = ["CASES", "Built", "Case", "Expected", "Recipe", "fault", "healthy"]
 
 
-SEEN_SINCE = ("unseen_seven_", "unseen_eight_", "unseen_nine_", "unseen_ten_")
-"""Files whose families were the report once, and by which rules have been chosen since."""
-
-
 @dataclass(frozen=True)
 class Case:
     """One family of trainings.
@@ -36,6 +31,7 @@ class Case:
         story: One sentence for the table.
         healthy: Whether nothing is planted.
         missed: Why it cannot be found, if it cannot.
+        learned_from: Whether rules may be chosen by looking at it; otherwise it belongs to the report.
     """
 
     name: str
@@ -44,12 +40,7 @@ class Case:
     story: str
     healthy: bool
     missed: str = ""
-
-    @property
-    def calibrates(self) -> bool:
-        """Whether thresholds may be chosen by looking at it: it is not written in a module of the report."""
-        file = self.build.__module__.rpartition(".")[2]
-        return not file.startswith("unseen_") or file.startswith(SEEN_SINCE)
+    learned_from: bool = True
 
     @property
     def libraries(self) -> list[str]:
@@ -65,21 +56,21 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def healthy(library: str, story: str) -> Callable[[Build], Build]:
+def healthy(library: str, story: str, *, learned_from: bool = True) -> Callable[[Build], Build]:
     """Enter a function ``build() -> Built`` among the healthy families, under its name."""
 
     def enter(build: Build) -> Build:
-        _enter(Case(build.__name__, build, library, story, healthy=True))
+        _enter(Case(build.__name__, build, library, story, healthy=True, learned_from=learned_from))
         return build
 
     return enter
 
 
-def fault(library: str, story: str, missed: str = "") -> Callable[[Build], Build]:
+def fault(library: str, story: str, missed: str = "", *, learned_from: bool = True) -> Callable[[Build], Build]:
     """Enter a function ``build(planted=True) -> Built`` among the faults, under its name."""
 
     def enter(build: Build) -> Build:
-        _enter(Case(build.__name__, build, library, story, healthy=False, missed=missed))
+        _enter(Case(build.__name__, build, library, story, healthy=False, missed=missed, learned_from=learned_from))
         return build
 
     return enter

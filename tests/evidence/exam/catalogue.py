@@ -9,7 +9,7 @@ import tests.evidence.exam
 from tests.evidence.exam.cases import CASES
 
 for _module in pkgutil.iter_modules(tests.evidence.exam.__path__):
-    if _module.name.startswith(("healthy_", "planted_", "seen_", "unseen_")):
+    if _module.name.endswith(("_healthy", "_faults")):
         importlib.import_module(f"tests.evidence.exam.{_module.name}")
 
 __all__ = ["CASES"]

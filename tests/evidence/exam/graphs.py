@@ -1,15 +1,22 @@
-"""Graphs: pictures of digits that are joined to their nearest, and the pixels of each picture to theirs."""
+"""Graphs: pictures of digits that are joined to their nearest, and the pixels of each picture to theirs; nets and their losses."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
 from sklearn.neighbors import kneighbors_graph
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader
+
+from tests.evidence.exam.cases import Built, Expected, Recipe
+from tests.evidence.exam.schedules import TWICE_30
+
+FIFTY_STEPS = {"max_epochs": 50}
 
 
 @functools.cache
@@ -55,3 +62,51 @@ def pixels(batch_size: int = 16) -> dict[str, Any]:
     from torch_geometric.loader import DataLoader as Graphs
 
     return {"train_dataloaders": Graphs(of_pixels(), batch_size, shuffle=True, drop_last=True)}
+
+
+def graphs_adam(lr: float = 0.01, weight_decay: float = 5e-4) -> Callable[[Any], Any]:
+    return lambda module: torch.optim.Adam(module.parameters(), lr, weight_decay=weight_decay)
+
+
+def of_nodes(net: Any, graph: Any) -> Any:
+    """What the nodes for training show."""
+    out = net(graph.x, graph.edge_index)
+    return F.cross_entropy(out[graph.train_mask], graph.y[graph.train_mask])
+
+
+def of_graphs(net: Any, graph: Any) -> Any:
+    """What each picture shows."""
+    return F.cross_entropy(net(graph.x, graph.edge_index, graph.batch), graph.y)
+
+
+def on_nodes(module: Recipe, **kwargs: Any) -> Built:
+    """The whole graph in each of 50 epochs of one step, as in the library's examples."""
+    return Built(module, whole(of_digits()), {**FIFTY_STEPS, **kwargs}, Expected())
+
+
+def gcn(layers: int = 2, **options: Any) -> nn.Module:
+    from torch_geometric.nn.models import GCN
+
+    return GCN(64, 32, layers, 10, **options)
+
+
+def on_graph(graph: Any, module: Recipe) -> Built:
+    return on_nodes(module)._replace(data=whole(graph))
+
+
+class Layers(nn.Module):
+    """Layers on one graph with ELU and dropout between them."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Any, edges: Any) -> Any:
+        for layer in self.layers[:-1]:
+            x = F.dropout(F.elu(layer(x, edges)), 0.3, self.training)
+        return self.layers[-1](x, edges)
+
+
+def on_pixels(net: nn.Module, lr: float = 5e-3, **kwargs: Any) -> Built:
+    """What each picture shows, as a graph of its pixels."""
+    return Built(Recipe(net, of_graphs, graphs_adam(lr, 0.0)), pixels(), {**TWICE_30, **kwargs}, Expected())

@@ -22,10 +22,10 @@ def digits(size: int = 32, channels: int = 1) -> tuple[Tensor, Tensor]:
     return ((images - images.mean()) / images.std()).expand(-1, channels, -1, -1), torch.tensor(y)
 
 
-def in_batches(batch_size: int, *tensors: Tensor, seed: int = 0, **options: Any) -> dict[str, Any]:
+def in_batches(batch_size: int, *tensors: Tensor, seed: int = 0, drop_last: bool = True, **options: Any) -> dict[str, Any]:
     """The rows of these tensors, shuffled, as ``Trainer.fit`` takes them."""
     generator = torch.Generator().manual_seed(seed)
-    loader = DataLoader(TensorDataset(*tensors), batch_size, shuffle=True, drop_last=True, generator=generator, **options)
+    loader = DataLoader(TensorDataset(*tensors), batch_size, shuffle=True, drop_last=drop_last, generator=generator, **options)
     return {"train_dataloaders": loader}
 
 
@@ -68,3 +68,16 @@ class Changed(Dataset[tuple[Tensor, ...]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         return self.change(index, self.rows[index])
+
+
+class Again:
+    """The first batch of a loader, again and again."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader, self.first = loader, next(iter(loader))
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Any:
+        return iter([self.first] * len(self))

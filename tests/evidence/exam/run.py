@@ -46,7 +46,13 @@ def observed(case: Case, planted: bool) -> dict[str, Any]:
             trainer.fit(built.module, **built.data)
     assert recorder.recording is not None
     history = log.history(built)
-    row = {"name": case.name, "planted": planted, "healthy": case.healthy, "calibrates": case.calibrates, "library": case.library}
+    row = {
+        "name": case.name,
+        "planted": planted,
+        "healthy": case.healthy,
+        "learned_from": case.learned_from,
+        "library": case.library,
+    }
     row |= {"story": case.story, "missed": case.missed, "alerts": serious(log.alerts)}
     row |= {"losses": [history.losses[0], history.losses[-1]], "batches": len(history.losses)}
     row["unreliable"] = unreliable(log.alerts)
@@ -85,7 +91,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def half(row: dict[str, Any]) -> str:
     """The half of a family, in words."""
-    return "calibration" if row["calibrates"] else "report"
+    return "calibration" if row["learned_from"] else "report"
 
 
 def main() -> int:
@@ -97,7 +103,7 @@ def main() -> int:
     options = parser.parse_args()
     names = [name for name in options.only or CASES if CASES[name].installed]
     if options.half:
-        names = [name for name in names if CASES[name].calibrates == (options.half == "calibration")]
+        names = [name for name in names if CASES[name].learned_from == (options.half == "calibration")]
     rows = results(names, options.processes, options.fresh)
     text = table(rows)
     publish(text, FOLDER / "table.md")

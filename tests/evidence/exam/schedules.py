@@ -1,7 +1,8 @@
-"""Optimizers and schedules of fine-tuning and pretraining recipes, as ``configure_optimizers`` returns them."""
+"""Budgets, optimizers and schedules of fine-tuning and pretraining recipes, as ``configure_optimizers`` returns them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,13 @@ from lightning.pytorch import LightningModule
 SHORT: dict[str, Any] = {"max_epochs": 2, "limit_train_batches": 24}
 STEPS = 48
 """The steps of a training with ``SHORT``, without accumulation."""
-
 CLIPPED: dict[str, Any] = {**SHORT, "gradient_clip_val": 1.0}
-
 Optimizers = Callable[[LightningModule], Any]
+TWICE_25 = {"max_epochs": 2, "limit_train_batches": 25}
+TWO_EPOCHS = {"max_epochs": 2}
+TWICE_30 = {"max_epochs": 2, "limit_train_batches": 30}
+TWICE_40 = {"max_epochs": 2, "limit_train_batches": 40}
+TWICE_75 = {"max_epochs": 2, "limit_train_batches": 75}
 
 
 def trained(module: LightningModule) -> list[Any]:
@@ -60,13 +64,6 @@ def layer_wise(rate: float, factor: float, layers: str) -> Optimizers:
     return make
 
 
-def adafactor(module: LightningModule) -> Any:
-    """Adafactor as for T5: its own step size, relative to the weights."""
-    from transformers import Adafactor
-
-    return Adafactor(trained(module), scale_parameter=True, relative_step=True, warmup_init=False, lr=None)
-
-
 def scheduled(optimizers: Optimizers, schedule: Callable[[Any], Any], interval: str = "step") -> Optimizers:
     """With a schedule, stepped after each batch or epoch."""
 
@@ -89,3 +86,33 @@ def warm_linear(optimizers: Optimizers, steps: int = STEPS, warm_up: int = STEPS
     from transformers import get_linear_schedule_with_warmup
 
     return scheduled(optimizers, lambda optimizer: get_linear_schedule_with_warmup(optimizer, warm_up, steps))
+
+
+def plain_sgd(rate: float, **options: Any) -> Any:
+    return lambda module: torch.optim.SGD(module.parameters(), rate, **options)
+
+
+def adam(rate: float = 1e-3, **options: Any) -> Callable[[Any], Any]:
+    """Adam over all parameters."""
+    return lambda module: torch.optim.Adam(module.parameters(), rate, **options)
+
+
+def sgd(rate: float, momentum: float = 0.9, **options: Any) -> Callable[[Any], Any]:
+    """SGD over all parameters."""
+    return lambda module: torch.optim.SGD(module.parameters(), rate, momentum, **options)
+
+
+def warmed(make: Callable[[Any], Any], steps: int, warm: int = 20) -> Callable[[Any], Any]:
+    """An optimizer whose rate rises in a line, then falls as a cosine, batch by batch."""
+
+    def optimizers(module: Any) -> Any:
+        def share(step: int) -> float:
+            return min((step + 1) / warm, 1.0) * 0.5 * (1 + math.cos(math.pi * min(step / steps, 1.0)))
+
+        chosen = make(module)
+        return {
+            "optimizer": chosen,
+            "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.LambdaLR(chosen, share), "interval": "step"},
+        }
+
+    return optimizers

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
+import re
 import textwrap
 import typing
+from pydoc_data.topics import topics
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+
+from tests.evidence.exam.pictures import in_batches
 
 PAD, MASK, START, END = 0, 1, 2, 3
 """Tokens that no text holds: their codes are control characters."""
-
 VOCABULARY = 128
 
 
@@ -31,13 +33,6 @@ def codes_of(text: str) -> Tensor:
     return torch.tensor([min(ord(character), 127) for character in text])
 
 
-def batches(batch_size: int, *tensors: Tensor, seed: int = 0, drop_last: bool = True) -> dict[str, Any]:
-    """Rows of tensors in a random order, as ``Trainer.fit`` takes them."""
-    generator = torch.Generator().manual_seed(seed)
-    loader = DataLoader(TensorDataset(*tensors), batch_size, shuffle=True, drop_last=drop_last, generator=generator)
-    return {"train_dataloaders": loader}
-
-
 def stretches(length: int) -> Tensor:
     """The corpus cut into rows, shape ``(rows, length)``."""
     codes = corpus()
@@ -46,7 +41,7 @@ def stretches(length: int) -> Tensor:
 
 def characters(length: int, batch_size: int, seed: int = 0) -> dict[str, Any]:
     """Stretches of text, as ``Trainer.fit`` takes them; a batch is a list of one tensor, shape ``(batch_size, length)``."""
-    return batches(batch_size, stretches(length), seed=seed)
+    return in_batches(batch_size, stretches(length), seed=seed)
 
 
 @functools.cache
@@ -63,7 +58,7 @@ def _lines(length: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def lines(length: int, batch_size: int, seed: int = 0) -> dict[str, Any]:
     """Lines of two modules' code, filled up with ``PAD``; a batch is ``[ids, attention_mask, which module]``."""
-    return batches(batch_size, *_lines(length), seed=seed)
+    return in_batches(batch_size, *_lines(length), seed=seed)
 
 
 def masked(ids: Tensor, share: float = 0.15) -> tuple[Tensor, Tensor]:
@@ -77,16 +72,21 @@ def masked(ids: Tensor, share: float = 0.15) -> tuple[Tensor, Tensor]:
     return inputs, torch.where(chosen, ids, -100)
 
 
-def replaced(ids: Tensor, share: float = 0.15) -> tuple[Tensor, Tensor]:
-    """Inputs of which some are other tokens, and which ones: what ELECTRA's discriminator is to find."""
-    others = ids.flatten()[torch.randperm(ids.numel())].view_as(ids)
-    inputs = torch.where(torch.rand(ids.shape) < share, others, ids)
-    return inputs, (inputs != ids).long()
-
-
 def pairs(length: int, batch_size: int, reverse: bool = False, seed: int = 0) -> dict[str, Any]:
     """A stretch of text and what is to be written: the same, or in reverse; a batch is ``[ids, labels]``."""
     rows = stretches(length)
     ends = torch.full((len(rows), 1), END)
     target = rows.flip(1) if reverse else rows
-    return batches(batch_size, torch.cat([rows, ends], 1), torch.cat([target, ends], 1), seed=seed)
+    return in_batches(batch_size, torch.cat([rows, ends], 1), torch.cat([target, ends], 1), seed=seed)
+
+
+@functools.cache
+def manual() -> str:
+    """Python's own manual as it is shown by ``help()``: English, with some code."""
+    return re.sub(r"[ *=-]{3,}", " ", "".join(topics[name] for name in sorted(topics))[:200_000])
+
+
+def pieces(length: int) -> Tensor:
+    """The manual in rows of characters."""
+    codes = codes_of(manual())
+    return codes[: len(codes) // length * length].view(-1, length)

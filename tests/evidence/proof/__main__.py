@@ -45,8 +45,8 @@ def main() -> int:
     sections = [
         Section("zoo, report seeds", of_zoo),
         Section("bugs of others", of_bugs),
-        Section("real trainings, calibration", [run for run in of_exam if run["calibrates"]]),
-        Section("real trainings, report", [run for run in of_exam if not run["calibrates"]]),
+        Section("real trainings, calibration", [run for run in of_exam if run["learned_from"]]),
+        Section("real trainings, report", [run for run in of_exam if not run["learned_from"]]),
     ]
     parts = [table(sections), "Not found, at another site, or a false alarm:", missed(sections)]
     if not options.quick:
