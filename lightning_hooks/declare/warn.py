@@ -67,8 +67,8 @@ class Once:
 def skipped_message(calls: int) -> str:
     """Say why calls were skipped."""
     return (
-        f"{calls} calls so far are not recorded: they run under torch.func (vmap, grad, jvp, …) or torch.jit.trace, or with fake "
-        "or meta tensors, which stand for others and have no values to read. All other calls are recorded."
+        f"{calls} calls so far are not recorded: they run under torch.func (vmap, grad, jvp, …) or torch.jit.trace, in the capture "
+        "of a CUDA graph, or with fake or meta tensors: these have no values to read. All other calls are recorded."
     )
 
 

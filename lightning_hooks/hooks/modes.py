@@ -35,6 +35,11 @@ def _outside_all() -> Iterator[None]:
         yield
 
 
+def is_captured() -> bool:
+    """Whether a CUDA graph captures what runs now: it would replay what is recorded here, also when the monitors are gone."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
 def remove_mode(mode: TorchFunctionMode) -> None:
     """Take a mode from the stack of modes, wherever in it it is, if it is there."""
     above = []

@@ -20,7 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.hooks.listener import NO_SCRIPT, Gate, Listener, no_hook
-from lightning_hooks.hooks.modes import dispatch_modes, function_modes, outside_modes
+from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
 from lightning_hooks.hooks.recorder import IN_GRAPHS, Recorder, register
 from lightning_hooks.hooks.tensors import UnreadableError
 
@@ -215,9 +215,9 @@ class guarded:  # noqa: N801
 
 
 def is_transformed() -> bool:
-    """Whether what runs now is transformed by ``torch.func``, or traced by ``torch.jit``: what a hook computes would be too."""
-    functorch = torch._C._functorch  # neither question has a public name without a detour
-    return functorch.peek_interpreter_stack() is not None or torch._C._is_tracing()
+    """Whether ``torch.func`` transforms, ``torch.jit`` traces or a CUDA graph captures what runs now: what a hook computes, too."""
+    functorch = torch._C._functorch  # neither of the first two has a public name without a detour
+    return functorch.peek_interpreter_stack() is not None or torch._C._is_tracing() or is_captured()
 
 
 class skipping(guarded):  # noqa: N801  as guarded

@@ -18,7 +18,7 @@ from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import HookManager, Listener
 from lightning_hooks.hooks.attributes import exchange
 from lightning_hooks.hooks.listener import all_closed
-from lightning_hooks.hooks.modes import insert_mode, lowest_place, outside_modes, remove_mode
+from lightning_hooks.hooks.modes import insert_mode, is_captured, lowest_place, outside_modes, remove_mode
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.session import Session
 
@@ -191,7 +191,7 @@ class LoopEvents:
 
     def _follows(self) -> bool:
         """Whether what runs is a forward of the loop: in its thread, and no recomputation in backward."""
-        if torch.compiler.is_compiling() or self._host.runs_again:
+        if torch.compiler.is_compiling() or self._host.runs_again or is_captured():
             return False
         return threading.get_ident() == self._thread and torch._C._current_graph_task_id() == -1
 
@@ -207,7 +207,7 @@ class LoopEvents:
                 remove_mode(self._mode)
 
     def _backward(self, loss: Tensor, run: Callable[[], Any]) -> Any:
-        if not self._open or self._in_backward:
+        if not self._open or self._in_backward or is_captured():
             return run()
         self._in_backward = True
         try:
@@ -229,6 +229,8 @@ class LoopEvents:
     # The optimizers.
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_captured():
+            return
         self._depth[id(optimizer)] += 1
         if self._depth[id(optimizer)] > 1:
             return
@@ -242,6 +244,8 @@ class LoopEvents:
                 self.session.before_optimizer_step(optimizer)
 
     def _after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_captured():
+            return
         self._depth[id(optimizer)] -= 1
         if self._depth[id(optimizer)] > 0:
             return

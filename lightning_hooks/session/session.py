@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lightning_hooks.alerts import AlertError
@@ -15,7 +16,7 @@ from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import Once, info, skipped_message, warn_of_faults
 from lightning_hooks.hooks import Gate
-from lightning_hooks.hooks.modes import dispatch_modes, function_modes, outside_modes
+from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import unread
 from lightning_hooks.session.closing import ending, print_summaries, verdict_of
@@ -212,6 +213,8 @@ class Session:
 
     def before_backward(self, loss: Tensor) -> None:
         """Backward starts."""
+        if torch.cuda.is_initialized() and is_captured():
+            return
         plan = self._plan
         if self.calls.running:
             self.calls.pause()
@@ -227,6 +230,8 @@ class Session:
 
     def after_backward(self) -> None:
         """Backward is done."""
+        if torch.cuda.is_initialized() and is_captured():
+            return
         plan = self._plan
         if not self.host.setup.automatic_optimization:  # a manual loop may run forward again in the same batch
             for gate in plan.gates:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from lightning_hooks.declare.warn import Once, warn
 from lightning_hooks.hooks import Listener
-from lightning_hooks.hooks.modes import dispatch_modes, function_modes, outside_modes
+from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
 from lightning_hooks.session.optimizer_state import OptimizerState
 
 
@@ -73,6 +74,8 @@ class BeforeUpdate(Listener):
 
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hand on a closure that looks when the one given is done."""
+        if torch.cuda.is_initialized() and is_captured():  # the capture of a CUDA graph steps nothing
+            return None
         closure, watch = kwargs.get("closure", args[1] if len(args) > 1 else None), self.watch
         watch.depth += 1
         if watch.depth > 1:  # inside another step of the same optimizer, as that of a base class is
@@ -108,6 +111,8 @@ class AfterUpdate(Listener):
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Report it."""
         watch = self.watch
+        if torch.cuda.is_initialized() and is_captured():
+            return
         watch.depth = max(watch.depth - 1, 0)
         if not watch.depth:
             if function_modes() or dispatch_modes():

@@ -6,7 +6,7 @@ set -u
 cd "$(dirname "$0")/../.." || exit 2
 OUT=${OUT:-runs/gpu}
 PYTHON=${PYTHON:-python3}
-export OUT PYTHONPATH=$PWD PYTHONUNBUFFERED=1
+export OUT PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 mkdir -p "$OUT"
 : > "$OUT/results.jsonl"
 failed=0

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lightning_hooks import Alert, watch
 from lightning_hooks.alerts import AlertError
+from tests.support.capture import captured
 from tests.support.models import hook_counts
 from tests.support.reference import assert_stats, reference_stats
 
@@ -98,6 +100,23 @@ def test_the_numbers_are_those_of_a_slow_reference() -> None:
     assert clips.norm_after == pytest.approx(0.05, rel=1e-4)
     assert reports["gradients"].loss.mean == pytest.approx(sum(losses) / 5, rel=1e-6)
     assert reports["gradients"] is monitor.gradients
+
+
+def test_a_step_that_a_cuda_graph_captures_is_no_step_and_holds_nothing_of_ours() -> None:
+    weights = []
+    for on in (False, True):
+        net = mlp()
+        optimizer = sgd(net)
+        with observed(net, optimizer) if on else nullcontext() as monitor:
+            train(net, optimizer, monitor, count=2)
+            with captured():
+                train(net, optimizer, count=1)
+            train(net, optimizer, monitor, count=3)
+            reports = monitor.end_window() if on else None
+        weights.append([*net.parameters()])
+    assert all(map(torch.equal, *weights))
+    assert {stats.calls for stats in reports["features"].sites.values()} == {5}
+    assert (reports["features"].batches, reports["clipping"].optimizers["0-SGD"].steps) == (5, 5)
 
 
 def test_every_exit_is_clean() -> None:

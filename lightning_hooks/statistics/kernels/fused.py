@@ -59,10 +59,12 @@ class FusedKernels(Kernels):
         if units is not None and not values.is_contiguous():
             order, unit_dim = values.movedim(unit_dim, -1), values.dim() - 1  # channels_last
         readable = order.is_contiguous() if units is not None else dense(order)
-        if not (readable and values.numel() and values.device == table.device and values.dtype in _TYPES):
+        readable = readable and values.numel() > 0 and values.device == table.device and values.dtype in _TYPES
+        if not readable or torch.compiler.is_compiling():  # a graph would have to trace how a kernel is launched
             return super().record(table, index, values, clock, new_call, bounds, units, moments)
         of_output = bounds if bounds is not None and bounds.values is values else None
-        self._launch(table[index], order, clock or Clock(values.device), new_call, of_output, units, unit_dim, moments)
+        with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]  # Triton launches on the current device
+            self._launch(table[index], order, clock or Clock(values.device), new_call, of_output, units, unit_dim, moments)
         if bounds is not None and of_output is None:
             table[index, Column.SATURATED] += self.beyond(bounds)
             table[index, Column.SATURABLE] += bounds.total

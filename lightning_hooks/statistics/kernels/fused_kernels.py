@@ -12,7 +12,9 @@ PARTIAL = 10
 """Numbers of a partial: count, mean, M2, min, max, zeros, nonfinite, saturated, M3, M4."""
 
 
-@triton.jit
+# What is not specialized is not compiled again for each value of it: the first steps of a fit would wait for that. Of ``n`` a
+# multiple of 16 is worth it: values are read by 16 bytes then.
+@triton.jit(do_not_specialize=["rounds", "units", "inner"])
 def partials(
     x_ptr,
     n,
@@ -34,10 +36,16 @@ def partials(
     program = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     start = program * rounds * BLOCK
-    # Deviations are taken from the mean of the share's first values, so that squares do not cancel.
+    # Deviations are taken from the mean of the share's first finite values, so that squares do not cancel.
     offsets = start + lanes
     x = tl.load(x_ptr + offsets, mask=offsets < n, other=0.0).to(working)
     finite = (offsets < n) & ((x - x) == 0.0)  # not for NaN and infinities
+    turn = 1
+    while (tl.sum(finite.to(tl.int32), axis=0) == 0) & (turn < rounds):
+        offsets = start + turn * BLOCK + lanes
+        x = tl.load(x_ptr + offsets, mask=offsets < n, other=0.0).to(working)
+        finite = (offsets < n) & ((x - x) == 0.0)
+        turn += 1
     first = tl.sum(tl.where(finite, x, 0.0).to(tl.float64), axis=0) / tl.maximum(tl.sum(finite.to(tl.float64), axis=0), 1.0)
     pivot = first.to(working)
     shift = tl.zeros([BLOCK], dtype=tl.float64)
@@ -101,7 +109,7 @@ def partials(
         tl.store(out + 9, tl.maximum(central, 0.0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs", "calls", "saturable"])
 def into_row(
     partial_ptr,
     programs,

@@ -127,6 +127,7 @@ class Kernels:
             The sum of squares of each channel, ``(channels,)``, and the sums of squares of the input and of output minus input,
             ``(2,)``; in the row's dtype.
         """
+        out, entered = _computed(out), None if entered is None else _computed(entered)
         dtype, others = row_dtype(out.device), [other for other in range(out.dim()) if other != dim]
         wide = torch.float64 if torch.float64 in (out.dtype, out.dtype if entered is None else entered.dtype) else torch.float32
         square = torch.linalg.vector_norm(out, dim=others, dtype=wide).to(dtype).square()
@@ -137,7 +138,7 @@ class Kernels:
 
     def beyond(self, bounds: Bounds) -> Tensor | int:
         """How many values are at a bound: 0-d, or a number."""
-        values, low, high, _ = bounds
+        values, low, high = _computed(bounds.values), bounds.low, bounds.high
         counts = [*([] if low is None else [(values <= low).sum()]), *([] if high is None else [(values >= high).sum()])]
         return counts[0] + counts[-1] if len(counts) == 2 else counts[0]
 
@@ -145,6 +146,7 @@ class Kernels:
         """Mark the units with a value other than zero. One with a NaN counts as fired: it has a problem, but it is not dead."""
         if units.fired is not None:
             others = [dim for dim in range(values.dim()) if dim != units.dim]
+            values = _computed(values)
             peak = values.amax(dim=others) if others else values.reshape(-1)
             units.fired.logical_or_(peak != 0)
 
@@ -156,7 +158,7 @@ class Kernels:
             zeros: Whether to count zeros; of a complex element both parts must be zero.
             addresses: What :func:`~.addresses_of` says of them; None where that has not been asked.
         """
-        plain = [plain_values(tensor) for tensor in tensors]
+        plain = [_computed(plain_values(tensor)) for tensor in tensors]
         # The multi-tensor norm is what clip_grad_norm_ itself calls; torch has no public name for it per tensor.
         norms = torch.stack(torch._foreach_norm([as_real(values) for values in plain]))
         found = torch.stack([(values == 0).sum() for values in plain]).to(row_dtype(norms.device)) if zeros else None
@@ -234,6 +236,11 @@ class Kernels:
         last = slice(ParameterColumn.WEIGHT_NORM, ParameterColumn.WEIGHT_RMS + 1)
         known[:, last] = torch.where(finite[:, None], updates[1:].T, known[:, last])
         rows[indices] = known
+
+
+def _computed(values: Tensor) -> Tensor:
+    """The values, of 8 bits as float32: torch neither compares nor adds them as they are."""
+    return values if values.itemsize > 1 else values.float()
 
 
 def _spread(tensors: Sequence[Tensor], strides: Sequence[int]) -> list[Tensor]:

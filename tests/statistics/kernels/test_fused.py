@@ -2,6 +2,7 @@
 
 import math
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,7 +15,12 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not CUDA and not INTERPRETED:
     pytest.skip("no CUDA device; with Triton installed, TRITON_INTERPRET=1 runs these on the CPU", allow_module_level=True)
 
-from lightning_hooks.statistics.kernels import Bounds, Units  # noqa: E402
+from lightning_hooks.statistics.kernels import (  # noqa: E402
+    Bounds,
+    Kernels,
+    Units,
+    fused,
+)
 from lightning_hooks.statistics.kernels.fused import BLOCK, FusedKernels  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -114,3 +120,110 @@ def test_units_that_fired(shape, unit_dim, fast):
     row = row_of(fast, values, units=lambda _: Units(30, unit_dim, known))
     assert torch.equal(~known.cpu(), never_fired)
     assert row[Column.UNITS] == 30
+
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+SHARE = 8 * BLOCK  # what a program reads at least
+SIZES = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, SHARE - 1, SHARE, SHARE + 1, 2 * SHARE + 1)
+
+
+def everything(fast, values, unit_dim=-1):
+    """The row with moments, values at bounds and units, and the units that fired."""
+    unit_dim %= values.dim()
+    known = torch.zeros(values.shape[unit_dim], dtype=torch.bool, device=DEVICE)
+    row = row_of(
+        fast,
+        values,
+        moments=True,
+        bounds=lambda tensor: Bounds(tensor, -0.5, 0.25, tensor.numel()),
+        units=lambda _: Units(known.numel(), unit_dim, known),
+    )
+    return row, known.cpu()
+
+
+def assert_everything(found, values, assert_row, assert_moments, unit_dim=-1):
+    (row, fired), wide = found, values.double()
+    assert_row(row, values)
+    assert_moments(row, values)
+    at_bound = int(((wide <= -0.5) | (wide >= 0.25)).sum())
+    assert row[[Column.SATURATED, Column.SATURABLE, Column.UNITS]].tolist() == [at_bound, values.numel(), fired.numel()]
+    assert torch.equal(fired, (wide.movedim(unit_dim, 0).reshape(fired.numel(), -1) != 0).any(1))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tails_of_each_type(dtype, size, fast, assert_row, assert_moments):
+    """What lies behind the values in memory, and in the lanes past the end, does not count."""
+    torch.manual_seed(size)
+    memory = torch.full((size + 2 * BLOCK,), math.nan, dtype=dtype)
+    values = memory[:size].copy_(torch.randn(size).relu())
+    values[size // 2] = -0.5
+    assert_everything(everything(fast, values), values, assert_row, assert_moments)
+
+
+VIEWS = {
+    "from an odd address": lambda x: x.reshape(-1)[3:],
+    "transposed": lambda x: x.movedim(1, 3),
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "every second": lambda x: x[:, :, ::2],
+    "expanded": lambda x: x[:, :1].expand(-1, 5, -1, -1),
+    "overlapping": lambda x: x.as_strided((4, 40), (20, 1)),
+    "reversed": lambda x: x.flip(0),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_any_strides(dtype, view, fast, assert_row, assert_moments):
+    torch.manual_seed(0)
+    values = view(torch.randn(6, 5, 8, 12).to(dtype))
+    for unit_dim in {0, min(1, values.dim() - 1), values.dim() - 1}:
+        assert_everything(everything(fast, values, unit_dim), values, assert_row, assert_moments, unit_dim)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+def test_floats_of_8_bits_are_read_by_torch(dtype, fast, monkeypatch, assert_row, assert_moments):
+    torch.manual_seed(0)
+    values = torch.randn(40, 30).relu().to(dtype)
+    values.view(torch.uint8)[:, 4] = torch.zeros(1).to(dtype).view(torch.uint8)
+    monkeypatch.setattr(FusedKernels, "_launch", None)
+    assert_everything(everything(fast, values), values, assert_row, assert_moments)
+    nan = torch.tensor([1.0, math.nan]).to(dtype)
+    assert row_of(fast, nan)[Column.NONFINITE] == 1
+
+
+@pytest.mark.parametrize("programs", [1, 3, 5])
+def test_more_values_than_programs_read_in_one_go(programs, fast, monkeypatch, assert_row, assert_moments):
+    monkeypatch.setattr(fused, "PROGRAMS", programs)
+    values = torch.randn(6 * SHARE + 5)
+    assert_everything(everything(fast, values), values, assert_row, assert_moments)
+
+
+def test_a_share_without_a_finite_value(fast, assert_row, assert_moments):
+    """A program that finds none has no mean, and its first values are no pivot."""
+    values = torch.randn(3 * SHARE) + 100
+    values[:BLOCK] = math.nan
+    values[SHARE : 2 * SHARE] = math.inf
+    row = row_of(fast, values, moments=True)
+    assert_row(row, values)
+    assert_moments(row, values)
+
+
+def test_another_device_than_the_current_one_is_that_of_the_launch(fast, monkeypatch):
+    """A loop in plain PyTorch need not call torch.cuda.set_device; Triton launches where it finds itself."""
+    during = []
+    monkeypatch.setattr(torch.cuda, "device_of", lambda values: during.append(values.device) or nullcontext())
+    values = torch.ones(4, device=DEVICE)
+    fast.record(empty_table(1, DEVICE), 0, values)
+    assert during == [values.device]
+
+
+def test_in_a_graph_torch_reads(fast, monkeypatch):
+    monkeypatch.setattr(FusedKernels, "_launch", None)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    tables = []
+    for kernels in (fast, Kernels()):
+        tables.append(empty_table(1, DEVICE))
+        kernels.record(tables[-1], 0, torch.arange(4.0, device=DEVICE))
+    assert torch.equal(*tables)

@@ -67,6 +67,8 @@ ORDINARY = {
     "float64": lambda: torch.randn(500, dtype=torch.float64),
     "bfloat16": lambda: torch.randn(500).bfloat16(),
     "float16": lambda: torch.randn(500).half(),
+    "float8_e4m3fn": lambda: torch.randn(500).relu().to(torch.float8_e4m3fn),
+    "float8_e5m2": lambda: torch.cat((torch.randn(500), torch.tensor([math.nan, math.inf]))).to(torch.float8_e5m2),
     "float16_large": lambda: torch.full((300,), 6e4, dtype=torch.float16),
     "tiny": lambda: torch.randn(1000) * 1e-25,
     "huge": lambda: torch.randn(1000) * 1e25,
@@ -98,7 +100,7 @@ def test_a_row_equals_the_reference(summary, make, assert_row, assert_moments):
     row = summary(values)
     assert_row(row, values)
     assert_moments(row, values)
-    assert torch.equal(values.nan_to_num(nan=7.0), before.nan_to_num(nan=7.0)), "the values were altered"
+    assert torch.equal(values.double().nan_to_num(nan=7.0), before.double().nan_to_num(nan=7.0)), "the values were altered"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -156,6 +158,18 @@ def test_all_kernels_agree(make):
     torch.testing.assert_close(table, other, rtol=2e-6, atol=1e-6 * std)
     assert torch.equal(fired, also_fired)
     assert table[0, Column.SATURABLE] == 30 + values.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_norms_and_streams_of_floats_of_8_bits(kernels, dtype):
+    out, entered = torch.randn(6, 5).to(dtype), torch.randn(6, 5).relu().to(dtype)
+    wide, before = out.double(), entered.double()
+    found = kernels.norms([out, entered], zeros=True)
+    torch.testing.assert_close(found.norms, torch.stack((wide.norm(), before.norm())), rtol=1e-6, atol=0)
+    assert found.zeros.tolist() == [(wide == 0).sum(), (before == 0).sum()]
+    squares, sums = kernels.stream(out, entered, 1)
+    torch.testing.assert_close(squares, wide.square().sum(0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(sums, torch.stack((before.square().sum(), (wide - before).square().sum())), rtol=1e-6, atol=0)
 
 
 def test_further_tensors_of_one_call_are_no_calls(kernels):
