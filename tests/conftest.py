@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
-import hypothesis
 import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 torch.set_num_threads(1)
 
-# A busy machine may be slow at any example; how long one takes is no property that is tested.
-hypothesis.settings.register_profile("patient", deadline=None)
-hypothesis.settings.load_profile("patient")
+if find_spec("hypothesis"):  # which a machine that runs `make gpu` may lack
+    import hypothesis
+
+    # A busy machine may be slow at any example; how long one takes is no property that is tested.
+    hypothesis.settings.register_profile("patient", deadline=None)
+    hypothesis.settings.load_profile("patient")
 
 TESTS = Path(__file__).parent
 

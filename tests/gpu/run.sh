@@ -28,7 +28,7 @@ part() { # NAME SECONDS COMMAND ...
 }
 
 tests() { # the machine may have no plugins of pytest, and warnings of its own
-    "$PYTHON" -m pytest -q -x -o addopts= -o filterwarnings=default -p no:cacheprovider --import-mode=importlib -m cuda "$@"
+    "$PYTHON" -m pytest -q -x -rs -o addopts= -o filterwarnings=default -p no:cacheprovider --import-mode=importlib -m cuda "$@"
 }
 export -f tests
 export PYTHON
@@ -38,13 +38,13 @@ for name in $chosen; do
     [[ " $parts" == *" $name "* ]] || { echo "there is no part '$name'; the parts are ${parts// /, }" >&2; exit 2; }
 done
 
-part versions 30 "$PYTHON" -m tests.gpu.parts versions
-part library 60 "$PYTHON" -m tests.gpu.parts library
-part kernels 60 bash -c 'tests tests/statistics/kernels/test_fused.py'
-part values 60 "$PYTHON" -m tests.gpu.parts values
-part identity 80 "$PYTHON" -m tests.gpu.parts identity
-part syncs 40 "$PYTHON" -m tests.gpu.parts syncs
-part nan 30 "$PYTHON" -m tests.gpu.parts nan
-part overhead 90 "$PYTHON" -m tests.gpu.parts overhead
-part callbacks 60 bash -c 'tests tests/callbacks/test_cuda.py tests/callbacks/test_cuda_profiler.py tests/callbacks/test_activation_pruner.py'
+part versions 20 "$PYTHON" -m tests.gpu.parts versions
+part library 30 "$PYTHON" -m tests.gpu.parts library
+part kernels 70 bash -c 'tests tests/statistics/kernels/test_fused.py'
+part values 40 "$PYTHON" -m tests.gpu.parts values
+part identity 110 "$PYTHON" -m tests.gpu.parts identity
+part syncs 30 "$PYTHON" -m tests.gpu.parts syncs
+part nan 20 "$PYTHON" -m tests.gpu.parts nan
+part overhead 110 "$PYTHON" -m tests.gpu.parts overhead
+part callbacks 50 bash -c 'tests tests/callbacks/test_cuda.py tests/callbacks/test_cuda_profiler.py tests/callbacks/test_activation_pruner.py'
 exit $failed
