@@ -240,7 +240,7 @@ def summarize_on_host(values: Tensor, moments: bool = False) -> HostSummary:
 
 def _square_and_total(chunk: Tensor, array: np.ndarray[Any, Any]) -> tuple[float, float]:
     if len(array) > _FEW:
-        return number(torch.dot(chunk, chunk)), number(chunk.sum())
+        return number(torch.mul(chunk, chunk).sum()), number(chunk.sum())  # which adds pairwise, as ``dot`` does not
     with np.errstate(all="ignore"):
         return float(np.dot(array, array)), float(np.add.reduce(array))
 

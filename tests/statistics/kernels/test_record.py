@@ -66,6 +66,7 @@ ORDINARY = {
     "expanded_scalar": lambda: torch.tensor(2.0).expand(3, 3),
     "float64": lambda: torch.randn(500, dtype=torch.float64),
     "bfloat16": lambda: torch.randn(500).bfloat16(),
+    "bfloat16 from 0.75": lambda: (torch.randn(100_003).relu() + 0.75).bfloat16(),  # few numbers, whose sums round the same way
     "float16": lambda: torch.randn(500).half(),
     "float8_e4m3fn": lambda: torch.randn(500).relu().to(torch.float8_e4m3fn),
     "float8_e5m2": lambda: torch.cat((torch.randn(500), torch.tensor([math.nan, math.inf]))).to(torch.float8_e5m2),
