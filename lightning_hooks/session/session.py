@@ -213,7 +213,7 @@ class Session:
 
     def before_backward(self, loss: Tensor) -> None:
         """Backward starts."""
-        if torch.cuda.is_initialized() and is_captured():
+        if torch.cuda.is_initialized() and is_captured():  # type: ignore[no-untyped-call]
             return
         plan = self._plan
         if self.calls.running:
@@ -230,7 +230,7 @@ class Session:
 
     def after_backward(self) -> None:
         """Backward is done."""
-        if torch.cuda.is_initialized() and is_captured():
+        if torch.cuda.is_initialized() and is_captured():  # type: ignore[no-untyped-call]
             return
         plan = self._plan
         if not self.host.setup.automatic_optimization:  # a manual loop may run forward again in the same batch

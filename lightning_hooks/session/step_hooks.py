@@ -74,7 +74,7 @@ class BeforeUpdate(Listener):
 
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hand on a closure that looks when the one given is done."""
-        if torch.cuda.is_initialized() and is_captured():  # the capture of a CUDA graph steps nothing
+        if torch.cuda.is_initialized() and is_captured():  # type: ignore[no-untyped-call]
             return None
         closure, watch = kwargs.get("closure", args[1] if len(args) > 1 else None), self.watch
         watch.depth += 1
@@ -111,7 +111,7 @@ class AfterUpdate(Listener):
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Report it."""
         watch = self.watch
-        if torch.cuda.is_initialized() and is_captured():
+        if torch.cuda.is_initialized() and is_captured():  # type: ignore[no-untyped-call]
             return
         watch.depth = max(watch.depth - 1, 0)
         if not watch.depth:
