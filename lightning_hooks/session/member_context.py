@@ -17,7 +17,8 @@ from lightning_hooks.session.logged import MemberLog
 from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.sampling import Overhead, Sampling
 from lightning_hooks.session.settings import Settings
-from lightning_hooks.session.step_probe import STEP_EVENTS, StepCalls, StepProbe
+from lightning_hooks.session.step_observers import STEP_EVENTS, StepCalls
+from lightning_hooks.session.step_probe import StepProbe
 
 
 class OpenSession(Protocol):

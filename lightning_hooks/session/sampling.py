@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from time import perf_counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from lightning_hooks.declare.context import DETAILED, Context
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import Gate, Meter
 
@@ -20,62 +18,6 @@ PROBES = 2
 
 KEPT = 1000
 """Batches of an epoch, sampled ones and others each, whose times are kept: what it costs is the medians of them."""
-
-
-class BatchClock:
-    """Counts and times each training batch, once for all members, and opens the gates of those that sample it.
-
-    Args:
-        device: Where training runs: batches are timed by the host's clock, or on CUDA by events on the device's stream.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._now = _event if self._cuda else perf_counter
-        self._begin: Any = None
-        self._members: list[tuple[Context, Sampling]] = []
-
-    def follow(self, members: Iterable[tuple[Context, Sampling]]) -> None:
-        """Start and end the batches of these members from now on."""
-        self._members = [*members]
-
-    def start(self, batch: int) -> int:
-        """A training batch starts, with this index in the epoch; return which members sample it, as a bit each."""
-        self._begin, which, bit = self._now(), 0, 1
-        for context, sampling in self._members:
-            context.batch = batch
-            sampling.gate.running = True
-            if sampling.meter is not None:
-                sampling.meter.seconds = 0.0
-            if sampling.every_step:
-                context.sampled_batches += 1
-            elif context.batches % sampling.stride == 0:
-                which |= bit
-                sampling.gate.start(True)
-                context.sampled_batches += 1
-                context.details.detailed = context.sampled_batches <= DETAILED or context.sampled_batches % DETAILED == 0
-            context.batches += 1
-            bit <<= 1
-        return which
-
-    def stop(self) -> None:
-        """A training batch ends."""
-        begin, self._begin, end = self._begin, None, self._now()
-        for _, sampling in self._members:
-            gate, overhead = sampling.gate, sampling.overhead
-            sampled = gate.sampled or sampling.every_step
-            if gate.sampled:
-                gate.stop()
-            gate.running = False
-            if overhead is None or begin is None:
-                continue
-            overhead.batches += 1
-            overhead.sampled_batches += sampled
-            times = overhead.sampled if sampled else overhead.others
-            if self._cuda and len(times) < KEPT:
-                overhead.wait_for(sampled, begin, end)
-            elif len(times) < KEPT:
-                times.append((end - begin, 0.0 if sampling.meter is None else sampling.meter.seconds))
 
 
 class Overhead:
@@ -154,13 +96,6 @@ class Overhead:
             return None
         plain, always, more = costs
         return (always * self.batches + more * self.sampled_batches) / (plain * self.batches)
-
-
-def _event() -> Any:
-    """The moment that the device's stream gets to, behind what is queued."""
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 def stride_within(budget: float, costs: list[tuple[float, float, float]], at_least: int) -> int | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,10 +14,10 @@ from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import Once, info, skipped_message, warn_of_faults
-from lightning_hooks.hooks import Gate
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import unread
+from lightning_hooks.session.batches import Batches, BatchPlan
 from lightning_hooks.session.closing import ending, print_summaries, verdict_of
 from lightning_hooks.session.evidence import SessionEvidence
 from lightning_hooks.session.functional_calls import FunctionalCalls
@@ -27,7 +26,7 @@ from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.rank_checks import check_ranks_agree, compared_arguments, named_to_ranks
 from lightning_hooks.session.run_alerts import RunAlerts
 from lightning_hooks.session.run_record import open_record
-from lightning_hooks.session.sampling import BatchClock, Overhead
+from lightning_hooks.session.sampling import Overhead
 from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.terminal import Terminal
@@ -43,29 +42,6 @@ def _name_unread(model: nn.Module) -> None:
 
 
 _NOTHING = nullcontext()
-Calls = list[Callable[..., None]]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """What happens in the training batches that the same members sample.
-
-    Attributes:
-        hooks: Whether forward hooks record.
-        calls: Whether calls of functions are recorded.
-        gates: Those of the members that sample it.
-        paused: Those of them that are closed in backward, where a forward is recomputation.
-        batch_start: What collectors do when it starts; the next ones likewise.
-    """
-
-    hooks: bool = False
-    calls: bool = False
-    gates: Sequence[Gate] = ()
-    paused: Sequence[Gate] = ()
-    batch_start: Calls = field(default_factory=list)
-    before_backward: Calls = field(default_factory=list)
-    after_backward: Calls = field(default_factory=list)
-    batch_end: Calls = field(default_factory=list)
 
 
 class Session:
@@ -98,9 +74,7 @@ class Session:
         self.sinks = Sinks(TrackerSink(host, lambda: self.members), Terminal(host, lambda: self.members))
         self.alerts = RunAlerts(host, self.evidence, self.sinks)
         self._info_once, self._closed = Once(info), False
-        self._clock = BatchClock(host.setup.device)
-        self._plan, self._sampled = BatchPlan(), 0  # of the batch under way, and which members sample it, as a bit each
-        self._plans: dict[tuple[int, int], BatchPlan] = {}  # by these of a batch and of the one before
+        self._batches, self._plan = Batches(host.setup.device, self.hooks, self.calls), BatchPlan()  # of the batch under way
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
         _name_unread(host.model)
 
@@ -122,7 +96,7 @@ class Session:
         finally:
             self.hooks.suspension.suspend(self.host.model)
         self.members.append(member)
-        self._follow()
+        self._batches.follow(self.members)
         open_record(member, self.host, self.sinks)
         if self.evidence.on:  # after all others: what they have read of the gradients is not read again
             self.probe.subscribe(self.evidence, {"gradients": self.evidence.gradients})
@@ -133,26 +107,7 @@ class Session:
         self.probe.unsubscribe(context)
         self.hooks.release(context)
         self.members = [member for member in self.members if member.session is self]
-        self._follow()
-
-    def _follow(self) -> None:
-        """The members are others."""
-        self._plans.clear()
-        self._clock.follow((member.context, member.sampling) for member in self.members)
-
-    def _new_plan(self, which: int, before: int) -> BatchPlan:
-        """What happens in a batch that these members sample, and those sampled the one before, as a bit each."""
-        sampling = [member for place, member in enumerate(self.members) if which >> place & 1]
-        plan = self._plans[which, before] = BatchPlan(
-            hooks=any(self.hooks.of(member.context) for member in sampling),
-            calls=any(self.calls.of(member.context) for member in sampling),
-            gates=[member.gate for member in sampling],
-            paused=[member.gate for member in sampling if not member.live.records_recomputation],
-        )
-        for place, member in enumerate(self.members):
-            for event, call in member.live.batch_events(bool(which >> place & 1), bool(before >> place & 1)).items():
-                getattr(plan, event).append(call)
-        return plan
+        self._batches.follow(self.members)
 
     def _window_so_far(self) -> dict[str, Any]:
         """The reports of the window under way by monitor, in plain types."""
@@ -178,9 +133,7 @@ class Session:
         for member in self.members:
             if not member.sampling.decided:
                 member.sampling.choose(self.overheads, member.live.agreed)
-        which = self._clock.start(batch_idx)
-        key, self._sampled = (which, self._sampled), which
-        self._plan = plan = self._plans.get(key) or self._new_plan(*key)
+        self._plan = plan = self._batches.start(batch_idx)
         if plan.hooks or not batch_idx or not self.host.setup.automatic_optimization:
             self.host.refresh()
             self.probe.look_again()
@@ -270,7 +223,7 @@ class Session:
                 warn_of_faults(member.name, member.faults)
             if member.windows.length is not None and member.context.batches >= member.windows.length:
                 full.append(member)
-        self._clock.stop()
+        self._batches.stop()
         if plan.hooks:
             self.hooks.gate.stop()
         for watch in self.probe.watches:
@@ -319,7 +272,7 @@ class Session:
 
     def _end_windows(self, members: Sequence[Member], epoch_ends: bool = False) -> None:
         """The windows of some members end: make the reports, and log, judge them, and pass them on to the sinks."""
-        self._plans.clear()  # in another window collectors may follow other events
+        self._batches.follow(self.members)  # in another window collectors may follow other events
         self.probe.look_again()
         for member in members:
             member.live.window_end()

@@ -9,7 +9,6 @@ gradients that were ready and not followed by it are a skipped step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
 from itertools import compress
 from operator import is_
 from typing import Any
@@ -23,14 +22,8 @@ from lightning_hooks.hooks.tensors import addresses_of, is_computed, is_distribu
 from lightning_hooks.session.optimizer_state import GradientTrace, OptimizerState, UndoneUpdate
 from lightning_hooks.session.parameter_places import ParameterPlaces
 from lightning_hooks.session.step_hooks import AfterUpdate, BeforeUpdate, UnseenSteps, has_step_hooks
+from lightning_hooks.session.step_observers import Due, OnFault, StepCalls, StepObservers
 from lightning_hooks.statistics.weight_sample import Shards
-
-StepCalls = Mapping[str, Callable[[Any], Any]]
-"""What an observer does at some of :data:`STEP_EVENTS`: functions of the :class:`Step`, of ``changed`` of what was kept."""
-Due = Collection[int] | None
-"""The optimizers whose gradients an observer takes at their next step; None for those of all at each step."""
-STEP_EVENTS = ("gradients", "update", "taken", "skipped", "changed")
-"""The events that observers of optimizer steps are called at."""
 
 
 class StepProbe:
@@ -49,11 +42,7 @@ class StepProbe:
         self._host, self._places = host, ParameterPlaces()
         self.optimizer_names: list[str] = []
         self.shards: Shards | None = None
-        self._observers: dict[int, StepCalls] = {}
-        self._due_of: dict[int, Due] = {}
-        self._readers: dict[int, Callable[[str, Exception], None]] = {}  # of the norms of each step: what they do with a fault
-        self._calls: dict[str, list[Callable[[Any], Any]]] = {}  # theirs, by the event
-        self._due: list[Due] = []  # of each of those that take gradients
+        self._observers = StepObservers()
         self._optimizers: list[Any] = []
         self.watches: list[OptimizerState] = []  # of each optimizer
         self._watch_of: dict[int, OptimizerState] = {}  # the same by the ids of the optimizers
@@ -66,31 +55,15 @@ class StepProbe:
         """The parameters that have a place. Those that come later are appended."""
         return self._places.names
 
-    def subscribe(
-        self, owner: object, observer: StepCalls, on_fault: Callable[[str, Exception], None] | None = None, due: Due = None
-    ) -> None:
-        """Add an observer; the first one installs the hooks.
-
-        Args:
-            owner: Whose it is.
-            observer: What it does.
-            on_fault: Of one that reads ``before`` and ``after`` of each step: takes what reading them raises, once.
-            due: Of which optimizers it takes the gradients.
-        """
+    def subscribe(self, owner: object, observer: StepCalls, on_fault: OnFault | None = None, due: Due = None) -> None:
+        """Add an observer, as :meth:`.StepObservers.add`; the first one installs the hooks."""
         if not self._observers:
             self._install()
-        self._observers.pop(id(owner), None)  # the last one to subscribe comes last
-        self._observers[id(owner)] = observer
-        self._due_of[id(owner)] = due
-        if on_fault is not None:
-            self._readers[id(owner)] = on_fault
-        self._observers_changed()
+        self._observers.add(owner, observer, on_fault, due)
 
     def unsubscribe(self, owner: object) -> None:
         """Remove an observer; with the last one the hooks go."""
-        self._observers.pop(id(owner), None)
-        self._readers.pop(id(owner), None)
-        self._observers_changed()
+        self._observers.remove(owner)
         if not self._observers:
             self._hooks.remove_all()
             for watch in self.watches:
@@ -152,7 +125,7 @@ class StepProbe:
             watch.depth, watch.waiting = 0, watch.step is not None  # where a step raised and was caught, it is over
         now = self._host.optimizers
         if len(now) != len(self._optimizers) or not all(map(is_, now, self._optimizers)):
-            self._notify("changed", self._install())
+            self._observers.notify("changed", self._install())
 
     def before_backward(self) -> None:
         """Backward starts."""
@@ -192,21 +165,10 @@ class StepProbe:
             step = self._step(watch, unscaled=False)
             if any(parameter.requires_grad for parameter in step.parameters):
                 watch.step = step
-                self._ready(step)
+                self._observers.ready(step)
             elif self._host.setup.world_size > 1 and any(parameter.requires_grad for _, parameter in watch.members):
                 watch.announced_empty = True  # other ranks may have gradients, and what is done with a step may be a collective
-                self._ready(step)
-
-    def _ready(self, step: Step) -> None:
-        """The gradients of a step are there, and not clipped."""
-        for due, call in zip(self._due, self._calls["gradients"], strict=True):
-            if due is None or step.optimizer in due:
-                call(step)
-        if self._readers and step.before is None:  # after those who count zeros too, and read both at once
-            try:
-                step.before = step.norms() if step.known is None else step.known
-            except Exception as error:  # noqa: BLE001  training goes on
-                self._failed(error)
+                self._observers.ready(step)
 
     def before_optimizer_step(self, optimizer: Any) -> Step | None:
         """Gradients are unscaled and not yet clipped by Lightning; return the step under way."""
@@ -224,7 +186,7 @@ class StepProbe:
         if step is None or self._host.setup.steps_announced:
             step = watch.step = self._step(watch, unscaled=True)
             step.late = watch.announced_empty
-            self._ready(step)
+            self._observers.ready(step)
             step.found = ()  # which would keep gradients that are exchanged for others
             if self._changes != "any":
                 step.mark(scaled=self._changes == "scaled")
@@ -246,12 +208,6 @@ class StepProbe:
 
     # The events of the optimizers.
 
-    def _failed(self, error: Exception) -> None:
-        """The norms cannot be read: they are read no more."""
-        readers, self._readers = self._readers, {}
-        for on_fault in readers.values():
-            on_fault("optimizer step (the norms of the gradients)", error)
-
     def _starts(self, watch: OptimizerState) -> None:
         """Gradients are as the update will see them."""
         step = watch.step
@@ -260,13 +216,7 @@ class StepProbe:
         same = step.changed(scaled=self._changes == "scaled")
         if step.carries_scale and not step.skips_nonfinite and (watch.ready or self._host.loss_scaling.unscales_in_step):
             step.carries_scale = False  # by now unscaled, wherever it was looked at before
-        if self._readers and step.after is None:
-            try:
-                step.after = step.before if same else step.norms()
-            except Exception as error:  # noqa: BLE001  training goes on
-                self._failed(error)
-        for call in self._calls["update"]:
-            call(step)
+        self._observers.starts(step, same)
         if step.undone:
             watch.undo = UndoneUpdate(watch.optimizer)
 
@@ -275,13 +225,12 @@ class StepProbe:
         step, watch.step, watch.ready, watch.announced_empty = watch.step, None, False, False
         if step is not None and step.undone:
             watch.give_back()
-            self._notify("skipped", step)
+            self._observers.notify("skipped", step)
         elif step is not None and (step.indices or self._backward):
             step.discarded, watch.discarded = watch.discarded, 0
             if step.parameters and step.shards is None:  # what is written to a shard does not count as written to the whole
                 watch.left = GradientTrace(step.parameters, unannounced=not self._host.setup.steps_announced)
-            for call in self._calls["taken"]:
-                call(step)
+            self._observers.notify("taken", step)
         self._backward = False
 
     def _watch(self, optimizer: Any) -> OptimizerState | None:
@@ -293,16 +242,7 @@ class StepProbe:
         """A step that was announced was not taken."""
         step, watch.step, watch.ready, watch.announced_empty = watch.step, None, False, False
         if step is not None and step.indices:
-            self._notify("skipped", step)
-
-    def _notify(self, event: str, value: Step | EarlierOptimizers) -> None:
-        for call in self._calls[event]:
-            call(value)
-
-    def _observers_changed(self) -> None:
-        observers = self._observers.values()
-        self._calls = {event: [calls[event] for calls in observers if event in calls] for event in STEP_EVENTS}
-        self._due = [self._due_of[owner] for owner, calls in self._observers.items() if "gradients" in calls]
+            self._observers.notify("skipped", step)
 
     def look_again(self) -> None:
         """A sampled batch starts: look whether optimizers hold other parameters than before, in the same number."""
@@ -316,7 +256,7 @@ class StepProbe:
         watch.checked = True
         if watch.ids != ids:
             if self._place_parameters():
-                self._notify("changed", [*range(len(self._optimizers))])
+                self._observers.notify("changed", [*range(len(self._optimizers))])
             watch.ids, watch.members = ids, [each for each in self._places.members(groups) if is_computed(each[1])]
             watch.few = small_ones([parameter for _, parameter in watch.members])
 

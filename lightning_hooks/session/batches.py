@@ -1,0 +1,127 @@
+"""The training batches of a session: which members sample them, and what happens in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from lightning_hooks.declare.context import DETAILED, Context
+from lightning_hooks.hooks import Gate
+from lightning_hooks.session.functional_calls import FunctionalCalls
+from lightning_hooks.session.member import Member
+from lightning_hooks.session.module_hooks import ModuleHooks
+from lightning_hooks.session.sampling import KEPT, Sampling
+
+Calls = list[Callable[..., None]]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What happens in the training batches that the same members sample.
+
+    Attributes:
+        hooks: Whether forward hooks record.
+        calls: Whether calls of functions are recorded.
+        gates: Those of the members that sample it.
+        paused: Those of them that are closed in backward, where a forward is recomputation.
+        batch_start: What collectors do when it starts; the next ones likewise.
+    """
+
+    hooks: bool = False
+    calls: bool = False
+    gates: Sequence[Gate] = ()
+    paused: Sequence[Gate] = ()
+    batch_start: Calls = field(default_factory=list)
+    before_backward: Calls = field(default_factory=list)
+    after_backward: Calls = field(default_factory=list)
+    batch_end: Calls = field(default_factory=list)
+
+
+class Batches:
+    """Counts and times each training batch, once for all members, opens the gates of those that sample it, and plans it.
+
+    Args:
+        device: Where training runs: batches are timed by the host's clock, or on CUDA by events on the device's stream.
+        hooks: The forward hooks.
+        calls: The calls of functions.
+    """
+
+    def __init__(self, device: torch.device, hooks: ModuleHooks, calls: FunctionalCalls) -> None:
+        self._hooks, self._calls = hooks, calls
+        self._cuda = device.type == "cuda"
+        self._now = _event if self._cuda else perf_counter
+        self._begin: Any = None
+        self._members: list[Member] = []
+        self._of_members: list[tuple[Context, Sampling]] = []
+        self._sampled = 0  # which members sample the last batch, as a bit each
+        self._plans: dict[tuple[int, int], BatchPlan] = {}  # by these of a batch and of the one before
+
+    def follow(self, members: Sequence[Member]) -> None:
+        """Start and end the batches of these members from now on, and plan them anew."""
+        self._members = [*members]
+        self._of_members = [(member.context, member.sampling) for member in members]
+        self._plans.clear()
+
+    def start(self, batch: int) -> BatchPlan:
+        """A training batch starts, with this index in the epoch; return what happens in it."""
+        self._begin, which, bit = self._now(), 0, 1
+        for context, sampling in self._of_members:
+            context.batch = batch
+            sampling.gate.running = True
+            if sampling.meter is not None:
+                sampling.meter.seconds = 0.0
+            if sampling.every_step:
+                context.sampled_batches += 1
+            elif context.batches % sampling.stride == 0:
+                which |= bit
+                sampling.gate.start(True)
+                context.sampled_batches += 1
+                context.details.detailed = context.sampled_batches <= DETAILED or context.sampled_batches % DETAILED == 0
+            context.batches += 1
+            bit <<= 1
+        key, self._sampled = (which, self._sampled), which
+        return self._plans.get(key) or self._plan(*key)
+
+    def _plan(self, which: int, before: int) -> BatchPlan:
+        """What happens in a batch that these members sample, and those sampled the one before, as a bit each."""
+        sampling = [member for place, member in enumerate(self._members) if which >> place & 1]
+        plan = self._plans[which, before] = BatchPlan(
+            hooks=any(self._hooks.of(member.context) for member in sampling),
+            calls=any(self._calls.of(member.context) for member in sampling),
+            gates=[member.gate for member in sampling],
+            paused=[member.gate for member in sampling if not member.live.records_recomputation],
+        )
+        for place, member in enumerate(self._members):
+            for event, call in member.live.batch_events(bool(which >> place & 1), bool(before >> place & 1)).items():
+                getattr(plan, event).append(call)
+        return plan
+
+    def stop(self) -> None:
+        """A training batch ends."""
+        begin, self._begin, end = self._begin, None, self._now()
+        for _, sampling in self._of_members:
+            gate, overhead = sampling.gate, sampling.overhead
+            sampled = gate.sampled or sampling.every_step
+            if gate.sampled:
+                gate.stop()
+            gate.running = False
+            if overhead is None or begin is None:
+                continue
+            overhead.batches += 1
+            overhead.sampled_batches += sampled
+            times = overhead.sampled if sampled else overhead.others
+            if self._cuda and len(times) < KEPT:
+                overhead.wait_for(sampled, begin, end)
+            elif len(times) < KEPT:
+                times.append((end - begin, 0.0 if sampling.meter is None else sampling.meter.seconds))
+
+
+def _event() -> Any:
+    """The moment that the device's stream gets to, behind what is queued."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
