@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeGuard
 
@@ -139,23 +139,36 @@ def in_memory(found: object) -> TypeGuard[Tensor]:
     return at != 0 and not tensor.is_nested and not tensor.is_neg()
 
 
-def addresses_of(tensors: Iterable[Tensor]) -> list[int]:
+def addresses_of(tensors: Iterable[Tensor], anywhere: bool = False) -> list[int]:
     """Where the values of tensors lie in the host's memory; 0 for one that is not proved to hold them there without gaps.
 
     It asks what :func:`in_memory` and :func:`dense` ask, without a call for each tensor.
+
+    Args:
+        tensors: The tensors.
+        anywhere: Whether they may lie in any memory, with gaps.
     """
     found = []
     for tensor in tensors:
         at = 0
-        if type(tensor) in _PLAIN and tensor.is_cpu:
+        if type(tensor) in _PLAIN and (anywhere or tensor.is_cpu):
             try:
                 freed = tensor.storage_offset() and not tensor.untyped_storage().data_ptr()
                 at = 0 if freed else tensor.data_ptr()
             except RuntimeError:
                 at = 0
-            if at and (tensor.is_nested or tensor.is_neg() or not (tensor.is_contiguous() or dense(tensor))):
+            if at and (tensor.is_nested or tensor.is_neg() or not (anywhere or tensor.is_contiguous() or dense(tensor))):
                 at = 0
         found.append(at)
+    return found
+
+
+def all_values(tensors: Sequence[Tensor], real: bool = False) -> list[Tensor]:
+    """The :func:`plain_values` of tensors, without a call for one that lies in memory; ``real``: with :func:`as_real`."""
+    found = []
+    for tensor, at in zip(tensors, addresses_of(tensors, anywhere=True), strict=True):
+        values = tensor.detach() if at else plain_values(tensor)
+        found.append(as_real(values) if real and values.is_complex() else values)
     return found
 
 

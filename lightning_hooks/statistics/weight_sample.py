@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from lightning_hooks.hooks.tensors import as_real, is_distributed, is_freed, plain_values
+from lightning_hooks.hooks.tensors import all_values, as_real, is_distributed, is_freed, plain_values
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.kernels import kernels_for
 
@@ -239,7 +239,7 @@ class ShardedWeightSample:
 
     def __init__(self, parameters: Sequence[Tensor], indices: Tensor, n_parameters: int, shards: Shards) -> None:
         self._indices, self._n_parameters, self._shards = indices, n_parameters, shards
-        local = [as_real(plain_values(parameter)) for parameter in parameters]
+        local = all_values(parameters, real=True)
         self._strides = strides_of(tuple([p.shape for p in local]))
         self._taken = self._sampled(local)
         # A sample's square stands for that of its shard.
@@ -251,7 +251,7 @@ class ShardedWeightSample:
 
     def updates(self, parameters: Sequence[Tensor]) -> Tensor:
         """‖after - before‖, ‖before‖ and the root mean square before of each whole parameter, shape ``(3, k)``; a collective."""
-        after = self._sampled([as_real(plain_values(parameter)) for parameter in parameters])
+        after = self._sampled(all_values(parameters, real=True))
         differences = torch._foreach_sub(after, self._taken)
         norms = torch.stack([torch.stack(torch._foreach_norm(tensors)) for tensors in (differences, self._taken)])
         squares = norms.to(self._scales).square() * self._scales

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from lightning_hooks.declare.step import Step
-from lightning_hooks.hooks.tensors import as_real, is_freed, plain_values
+from lightning_hooks.hooks.tensors import all_values, as_real
 from lightning_hooks.statistics.columns import SUM, Columns, RowTable, row_dtype
 from lightning_hooks.statistics.rows import fixed
 
@@ -73,18 +72,6 @@ class LearningTable(RowTable):
         self.rows.index_add_(0, torch.cat((places.new_zeros(1), places + 1)), rows)
 
 
-@dataclass(slots=True)
-class _Part:
-    """Some elements of a parameter that count."""
-
-    place: int  # of the parameter among those of the step
-    index: Tensor | None  # of the elements; None for all
-    numel: int  # of the parameter
-    gradient: Tensor
-    counted: Tensor | None = None  # which of them count for the gain; None for all
-    whole: bool = True  # whether they stand for themselves alone
-
-
 class GradientSample:
     """Elements of the gradients before a step, and of the weights, for the predicted gain of the update.
 
@@ -98,47 +85,57 @@ class GradientSample:
     """
 
     def __init__(self, step: Step, tables: set[int | None], known: dict[int, Tensor]) -> None:
-        self._parameters = step.parameters
-        self._known = known
-        spread, rows = [], []
-        for place, (index, parameter) in enumerate(zip(step.indices, step.parameters, strict=True)):
-            gradient = parameter.grad
-            if gradient is None or is_freed(parameter) or is_freed(gradient) or not parameter.numel():
+        self._parameters, self._known = step.parameters, known
+        # Of each part: the place of its parameter, the elements (None for all), for how many they stand, and their gradient.
+        spread: list[tuple[int, Tensor | None, int, Tensor]] = []
+        rows: list[tuple[int, Tensor | None, int, Tensor]] = []
+        self._counted: dict[int, Tensor] = {}  # by part, which of its elements count for the gain, where not all do
+        weights = all_values(step.parameters, real=True)
+        gradients = [(place, parameter.grad) for place, parameter in enumerate(step.parameters) if parameter.grad is not None]
+        dense = [(place, gradient) for place, gradient in gradients if gradient.layout == torch.strided]
+        for (place, _), values in zip(dense, all_values([gradient for _, gradient in dense], real=True), strict=True):
+            numel, parameter = values.numel(), step.parameters[place]
+            if not (numel and weights[place].numel()):  # there is nothing, or it was freed
                 continue
-            if gradient.layout == torch.sparse_coo and gradient.sparse_dim() == 1:
+            flat, index = values.reshape(-1), None
+            if numel > SAMPLE:
+                index = self._spread(numel, flat.device)
+                if step.indices[place] in tables and parameter.dim() > 1:
+                    by_row = flat.view(parameter.shape[0], -1)
+                    largest, self._counted[len(spread)] = _largest_rows(by_row, index)
+                    elements = _elements(largest, by_row.shape[1])
+                    rows.append((place, elements, elements.numel(), flat.index_select(0, elements)))
+                flat = flat.index_select(0, index)
+            spread.append((place, index, numel, flat))
+        for place, gradient in gradients:
+            if gradient.layout == torch.sparse_coo and gradient.sparse_dim() == 1 and weights[place].numel():
                 entries = gradient.detach().coalesce()
-                rows.append(_row_part(place, parameter, entries.indices()[0], entries.values()))
-            elif gradient.layout == torch.strided:
-                spread.append(self._spread(place, parameter, gradient))
-                if index in tables and parameter.numel() > SAMPLE and parameter.dim() > 1:
-                    rows.append(_largest_rows(spread[-1], parameter, gradient))
-        self._parts = [*spread, *rows]
+                elements = _elements(entries.indices()[0], weights[place].numel() // len(weights[place]))
+                rows.append((place, elements, elements.numel(), as_real(entries.values()).reshape(-1)))
         self.places = fixed(tuple(step.indices))
-        self.key: Hashable = tuple((step.indices[part.place], part.numel) for part in spread)
-        self._n_spread, self._n_paired = len(spread), sum(part.gradient.numel() for part in spread)
-        self._before = self._weights()
-        self._gradient = _joined(part.gradient for part in self._parts)
+        self.key: Hashable = tuple([(step.indices[place], numel) for place, _, numel, _ in spread])
+        self._parts, taken = [*spread, *rows], [flat for *_, flat in (*spread, *rows)]
+        self._sizes, self._n_spread = [*map(Tensor.numel, taken)], len(spread)
+        self._before, self._gradient = self._sampled(weights), _joined(taken)
         if step.carries_scale and step.loss_scale is not None:
             self._gradient = self._gradient / step.loss_scale
 
     @property
     def paired(self) -> Tensor:
         """The gradient's elements that are the same ones in every step, where :attr:`key` is the same."""
-        return self._gradient[: self._n_paired]
+        return self._gradient[: sum(self._sizes[: self._n_spread])]
 
-    def _spread(self, place: int, parameter: Tensor, gradient: Tensor) -> _Part:
-        flat = as_real(plain_values(gradient)).reshape(-1)
-        numel = flat.numel()
-        if numel <= SAMPLE:
-            return _Part(place, None, numel, flat)
+    def _spread(self, numel: int, device: torch.device) -> Tensor:
         if numel not in self._known:
-            self._known[numel] = spread_places(numel).to(flat.device, non_blocking=True)
-        index = self._known[numel]
-        return _Part(place, index, numel, flat.index_select(0, index), whole=False)
+            self._known[numel] = spread_places(numel).to(device, non_blocking=True)
+        return self._known[numel]
 
-    def _weights(self) -> Tensor:
-        of_parts = ((part.index, as_real(plain_values(self._parameters[part.place])).reshape(-1)) for part in self._parts)
-        return _joined(values if index is None else values.index_select(0, index) for index, values in of_parts)
+    def _sampled(self, weights: Sequence[Tensor]) -> Tensor:
+        found = []
+        for place, index, *_ in self._parts:
+            flat = weights[place].reshape(-1)
+            found.append(flat if index is None else flat.index_select(0, index))
+        return _joined(found)
 
     def rows(self, before: Tensor | None) -> Tensor:
         """The rows of the step, which was taken.
@@ -149,29 +146,31 @@ class GradientSample:
         Returns:
             Shape ``(k, columns)``, of the parameters of the step.
         """
-        dtype, device, parts = row_dtype(self._gradient.device), self._gradient.device, self._parts
+        dtype, device = row_dtype(self._gradient.device), self._gradient.device
         found = torch.zeros((len(self._parameters), len(LearningColumn)), dtype=dtype, device=device)
-        if not parts:
+        sizes, n = self._sizes, self._n_spread
+        if not sizes:
             return found
-        sizes = [part.gradient.numel() for part in parts]
-        gains = -(self._weights() - self._before).to(dtype) * self._gradient
-        if any(part.counted is not None for part in parts):
-            counted = [torch.ones_like(p.gradient, dtype=torch.bool) if p.counted is None else p.counted for p in parts]
+        gains = -(self._sampled(all_values(self._parameters, real=True)) - self._before).to(dtype) * self._gradient
+        if self._counted:
+            all_of = [torch.ones(size, dtype=torch.bool, device=device) for size in sizes]
+            counted = [self._counted.get(part, all_of[part]) for part in range(len(sizes))]
             gains = torch.where(torch.cat(counted), gains, 0)
         total, squares = _summed((gains, gains * gains), sizes)
-        counts, numels, sampled = (
+        sampled = [part < n and index is not None for part, (_, index, *_) in enumerate(self._parts)]
+        counts, numels, of_sample = (
             torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
-            for values in (sizes, [p.gradient.numel() if p.whole else p.numel for p in parts], [not p.whole for p in parts])
+            for values in (sizes, [numel for _, _, numel, _ in self._parts], sampled)
         )
         variance = (squares - total * total / counts).clamp(min=0) / (counts - 1).clamp(min=1)
-        error = sampled * numels * (numels - counts) * variance / counts  # of a sample without replacement
-        owners = torch.tensor([part.place for part in parts]).to(device, non_blocking=True)
+        error = of_sample * numels * (numels - counts) * variance / counts  # of a sample without replacement
+        owners = fixed(tuple([place for place, *_ in self._parts])).to(device, non_blocking=True)
         found[:, LearningColumn.GAIN].index_add_(0, owners, total * numels / counts)
         found[:, LearningColumn.ERROR].index_add_(0, owners, error)
         found[:, LearningColumn.ERROR].sqrt_()
         found[:, LearningColumn.STEPS] = 1
-        if before is not None and self._n_paired:
-            own, earlier, n = self.paired.to(dtype), before.to(dtype), self._n_spread
+        if before is not None and n:
+            own, earlier = self.paired.to(dtype), before.to(dtype)
             products = _summed((own * earlier, own * own, earlier * earlier), sizes[:n]) * (numels / counts)[:n]
             pairs = torch.stack((torch.ones_like(products[0]), _cosine(*products), *products), 1)
             found[:, LearningColumn.PAIRS :].index_add_(0, owners[:n], pairs)
@@ -185,21 +184,17 @@ def spread_places(numel: int) -> Tensor:
     return starts[:-1] + ((each[:-1] * _GOLDEN).frac() * starts.diff()).long()
 
 
-def _row_part(place: int, parameter: Tensor, rows: Tensor, gradient: Tensor) -> _Part:
-    columns = parameter.numel() // parameter.shape[0]
-    index = (rows[:, None] * columns + torch.arange(columns, device=rows.device)).flatten()
-    return _Part(place, index, parameter.numel(), gradient.reshape(-1))
+def _elements(rows: Tensor, columns: int) -> Tensor:
+    """The places of the elements of some rows."""
+    return (rows[:, None] * columns + torch.arange(columns, device=rows.device)).flatten()
 
 
-def _largest_rows(spread: _Part, parameter: Tensor, gradient: Tensor) -> _Part:
-    """The rows with the largest gradients. The sample spread over the table stands for the others alone."""
-    n_rows, columns = parameter.shape[0], parameter.numel() // parameter.shape[0]
-    flat = plain_values(gradient).reshape(n_rows, columns)
-    rows = torch.linalg.vector_norm(flat, dim=1).topk(min(n_rows, max(ROWS // columns, 1))).indices
-    assert spread.index is not None
-    taken = torch.zeros(n_rows, dtype=torch.bool, device=flat.device).index_fill_(0, rows, True)
-    spread.counted = ~taken[spread.index // columns]
-    return _row_part(spread.place, parameter, rows, flat.index_select(0, rows))
+def _largest_rows(gradient: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows with the largest gradients, and which elements spread over the table stand for the others."""
+    n_rows, columns = gradient.shape
+    rows = torch.linalg.vector_norm(gradient, dim=1).topk(min(n_rows, max(ROWS // columns, 1))).indices
+    taken = torch.zeros(n_rows, dtype=torch.bool, device=gradient.device).index_fill_(0, rows, True)
+    return rows, ~taken[spread // columns]
 
 
 def _cosine(dot: Tensor, square: Tensor, other: Tensor) -> Tensor:
@@ -207,7 +202,7 @@ def _cosine(dot: Tensor, square: Tensor, other: Tensor) -> Tensor:
     return torch.where(norms > 0, dot / norms, 0)
 
 
-def _joined(parts: Iterable[Tensor]) -> Tensor:
+def _joined(parts: Sequence[Tensor]) -> Tensor:
     """One after the other, in float32 at least."""
     values = [part if part.dtype == torch.float64 else part.float() for part in parts]
     return torch.cat(values) if values else torch.zeros(0)

@@ -15,9 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lightning_hooks.hooks.tensors import as_real, is_freed, plain_values
+from lightning_hooks.hooks.tensors import all_values
 from lightning_hooks.statistics.columns import SUM, Columns, RowTable, row_dtype
-from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.weight_sample import strides_of
 
 
@@ -200,20 +199,34 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
         return None
     if not (isinstance(optimizer, _KNOWN) or type(optimizer).__name__ == "FusedAdam"):
         return None  # what others keep by this name may be something else: Prodigy's holds gradients times its own scale
-    found = []
+    parameters, gradients, moments, steps = [], [], [], []
     for parameter in group["params"]:
         state = optimizer.state.get(parameter) if id(parameter) in updated else None
-        moment = state.get("exp_avg_sq") if isinstance(state, Mapping) else None
-        step = state.get("step", group.get("step")) if isinstance(state, Mapping) else None
-        if step is not None and _comparable(moment, parameter):
-            found.append((parameter, moment, step))
-    if not found:
+        if not isinstance(state, Mapping):
+            continue
+        gradient, moment, step = parameter.grad, state.get("exp_avg_sq"), state.get("step", group.get("step"))
+        if (
+            step is not None
+            and gradient is not None
+            and gradient.layout == torch.strided
+            and isinstance(moment, Tensor)
+            and (moment.is_floating_point() or moment.is_complex())
+            and moment.device == parameter.device
+            and moment.shape == parameter.shape
+        ):
+            parameters.append(parameter)
+            gradients.append(gradient)
+            moments.append(moment)
+            steps.append(step)
+    local = [all_values(tensors, real=True) for tensors in (parameters, gradients, moments)]
+    # Of an empty parameter there is nothing to read, nor of one that was freed.
+    kept = [place for place, each in enumerate(zip(*local, strict=True)) if all(map(Tensor.numel, each))]
+    if not kept:
         return None
-    parameters, moments, steps = zip(*found, strict=True)
-    local = [as_real(plain_values(parameter)) for parameter in parameters]
-    strides = strides_of(tuple([p.shape for p in local]))
+    parameters, gradients, moments = ([tensors[place] for place in kept] for tensors in local)
+    steps, strides = [steps[place] for place in kept], strides_of(tuple([p.shape for p in parameters]))
     v, counts = _sampled(moments, strides)
-    g, _ = _sampled([parameter.grad for parameter in parameters], strides)
+    g, _ = _sampled(gradients, strides)
     if group.get("maximize"):
         g = -g
     if group.get("weight_decay") and not _decouples(optimizer, group):
@@ -221,7 +234,7 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
     root = (v / _corrections(betas[1], steps, counts, v)).sqrt_()
     had = g != 0
     flags = torch.stack(((root < eps) & had, had)).to(g.dtype)
-    sizes = [p.numel() for p in local]
+    sizes = [*map(Tensor.numel, parameters)]
     if sizes == counts:  # all elements are there, and stand for themselves
         sizes = counts = [sum(sizes)]
     # Norms of all tensors in one call; those of order 1 count flags.
@@ -230,35 +243,20 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
     return torch.cat((norms.square(), numbers)).view(3, -1), sizes, counts
 
 
-def _comparable(moment: Any, parameter: Tensor) -> bool:
-    """Whether a second moment is there for every element, in floating point, and the parameter's gradient too."""
-    gradient = parameter.grad
-    return (
-        isinstance(moment, Tensor)
-        and gradient is not None
-        and parameter.numel() > 0
-        and moment.shape == parameter.shape
-        and moment.device == parameter.device
-        and (moment.is_floating_point() or moment.is_complex())
-        and gradient.layout == torch.strided
-        and not (is_freed(moment) or is_freed(gradient) or is_freed(parameter))
-    )
-
-
 def _sampled(tensors: Sequence[Tensor], strides: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """The samples of tensors, one after the other, in float32 at least, and how many values are of each."""
-    plain = [as_real(plain_values(tensor)).reshape(-1) for tensor in tensors]
-    flat = [values if stride == 1 else values[::stride] for values, stride in zip(plain, strides, strict=True)]
+    """The samples of real tensors, one after the other, in float32 at least, and how many values are of each."""
+    flat = [values.reshape(-1)[::stride] for values, stride in zip(tensors, strides, strict=True)]
     joined = torch.cat(flat)
-    return joined if joined.dtype == torch.float64 else joined.float(), [part.numel() for part in flat]
+    return joined if joined.dtype == torch.float64 else joined.float(), [*map(Tensor.numel, flat)]
 
 
 def _corrections(beta: float | Tensor, steps: Sequence[Any], counts: Sequence[int], like: Tensor) -> Tensor | float:
     """Adam's bias correction ``1 - beta2 ** step``: a number where it is the same for all, else one for each element."""
-    if not isinstance(beta, Tensor) and not any(isinstance(step, Tensor) and not step.is_cpu for step in steps):
-        known = {number(step) if isinstance(step, Tensor) else float(step) for step in steps}
+    on_device = [step for step in steps if isinstance(step, Tensor) and not step.is_cpu]
+    if not isinstance(beta, Tensor) and not on_device:
+        known: set[float] = {step.tolist() if isinstance(step, Tensor) else step for step in steps}
         if len(known) == 1:
-            return max(1.0 - math.pow(beta, known.pop()), math.ulp(0.0))
+            return max(1.0 - math.pow(beta, float(known.pop())), math.ulp(0.0))
     # Steps that live on the device, as fused and capturable optimizers keep them, stay there.
     each = torch.stack([torch.as_tensor(step, dtype=torch.float32).reshape(()) for step in steps])
     each = each.to(like.device, row_dtype(like.device), non_blocking=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,10 +58,9 @@ class OptimizerWatch:
         self._schedules: dict[int, list[ScheduleStats]] = {}  # by the place of their optimizer
         self._read_moments = context.guard(second_moments, "an optimizer's second moments")
 
-    def _groups(self) -> Iterator[tuple[tuple[int, int], Mapping[str, Any]]]:
-        for place, (_, groups) in enumerate(groups_of(self._host.optimizers)):
-            for number, group in enumerate(groups):
-                yield (place, number), group
+    def _groups(self) -> list[tuple[tuple[int, int], Mapping[str, Any]]]:
+        named = groups_of(self._host.optimizers)
+        return [((place, number), group) for place, (_, groups) in enumerate(named) for number, group in enumerate(groups)]
 
     def batch_start(self) -> None:
         """A sampled batch starts: note the rates in force."""
@@ -80,8 +79,8 @@ class OptimizerWatch:
         """
         optimizer = self._host.optimizers[step.optimizer]
         detailed = self._context.details.detailed
-        moments = self._read_moments(optimizer, {id(parameter) for parameter in parameters}) if detailed else None
-        self.table.add(step.optimizer, updates, sum(parameter.numel() for parameter in parameters), moments, valid)
+        moments = self._read_moments(optimizer, {*map(id, parameters)}) if detailed else None
+        self.table.add(step.optimizer, updates, sum(map(Tensor.numel, parameters)), moments, valid)
 
     def rounding(self, step: Step, parameters: Sequence[Tensor]) -> list[int]:
         """The places of the parameters into which an update is written with few digits, so that it can be lost in rounding.
