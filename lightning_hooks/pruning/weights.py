@@ -45,7 +45,7 @@ class Layout(NamedTuple):
         """
         dims, found = values.dim(), self.dim
         if found is None:
-            found = unit_dimension(values, self.guess if self.last is None and dims == 3 else self.last)
+            found = unit_dimension(dims, self.guess if self.last is None and dims == 3 else self.last)
         if not -dims <= found < dims:
             raise RuntimeError(f"unit_dim={found} is not a dimension of an output of shape {tuple(values.shape)}.")
         return found % dims

@@ -156,49 +156,52 @@ NEVER = -1.0
 T = TypeVar("T")
 
 
-class FirstCalls(dict[int, None]):
+class FirstCalls:
     """Sites in the order of their first calls.
 
     A site that is first called in a later batch, since its layer was dropped before (LayerDrop), comes right after the site that
     it is called after, not last: after the furthest of those that were called since the first one was, as one activation may be
     called in many places.
 
+    Attributes:
+        called: The sites that were called, call by call: a hook appends its own. They are taken up when the order is asked for.
+
     Example:
         >>> calls = FirstCalls()
-        >>> for site in (0, 2, 0, 1, 2):
-        ...     calls.add(site)
+        >>> calls.called.extend([0, 2, 0, 1, 2])
         >>> list(calls)
         [0, 1, 2]
     """
 
-    def __init__(self, *sites: Mapping[int, None]) -> None:
-        super().__init__(*sites)
-        self._furthest = -1  # the site; none yet
-        self._furthest_place = -1
-        self._places: dict[int, int] = {}
+    def __init__(self, order: Iterable[int] = ()) -> None:
+        self.called: list[int] = []
+        self.load(order)
 
-    def add(self, site: int) -> None:
-        """A site is called."""
-        place = self._places.get(site)
-        if place is None or len(self._places) != len(self):
-            self._insert(site)
-        elif not place or place > self._furthest_place:  # the first one, or one further on
-            self._furthest, self._furthest_place = site, place
+    def load(self, order: Iterable[int]) -> None:
+        """Go on from an order."""
+        self._order = [*order]
+        self._places = {site: place for place, site in enumerate(self._order)}
+        self._furthest: int | None = None  # a place
 
-    def _insert(self, site: int) -> None:
-        if len(self._places) != len(self):
-            self._places = {known: place for place, known in enumerate(self)}
-        place, furthest = self._places.get(site), self._places.get(self._furthest, len(self))
-        if place is None:
-            after = [*self][furthest + 1 :]
-            for later in after:
-                del self[later]
-            self._places[site] = len(self)
-            self.update(dict.fromkeys((site, *after)))
-            self._places.update((later, self._places[site] + number) for number, later in enumerate(after, start=1))
-        if not place or place > furthest:  # a new one, the first one, or one further on
-            self._furthest = site
-        self._furthest_place = self._places.get(self._furthest, len(self))
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the sites, first called first."""
+        return iter(self.take())
+
+    def take(self) -> list[int]:
+        """Take up the calls that were made, and return the order."""
+        order, places, furthest = self._order, self._places, self._furthest
+        for site in self.called:
+            place = places.get(site)
+            if place is None:
+                furthest = len(order) if furthest is None else furthest + 1
+                order.insert(furthest, site)
+                for later in range(furthest, len(order)):
+                    places[order[later]] = later
+            elif not place or (furthest is not None and place > furthest):  # the first one, or one further on
+                furthest = place
+        self._furthest = furthest
+        self.called.clear()
+        return order
 
 
 def positions(called: Iterable[int], n_sites: int) -> list[float]:
@@ -225,8 +228,7 @@ def first_calls(calls: FirstCalls, n_sites: int) -> HostNumbers:
     """The positions of a table's sites as numbers that merge; a run keeps them from window to window."""
 
     def load(numbers: list[float]) -> None:
-        calls.clear()
-        calls.update(dict.fromkeys(sites_in_order(numbers)))
+        calls.load(sites_in_order(numbers))
 
     return HostNumbers(lambda: positions(calls, n_sites), merged_positions, latest, load)
 

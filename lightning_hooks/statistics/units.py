@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -49,15 +50,15 @@ def features_last(producer: nn.Module) -> bool | None:
     return True if isinstance(producer, _FEATURES_LAST) else None
 
 
-def unit_dimension(values: Tensor, units_last: bool | None) -> int:
+@functools.lru_cache(maxsize=64)
+def unit_dimension(dims: int, units_last: bool | None) -> int:
     """The dimension in which a rectifier's units lie; 0 for a single number.
 
     Args:
-        values: The rectifier's output. Units are in the last dimension for 1 to 3 dimensions and in dimension 1 for more, unless
+        dims: How many dimensions its output has. Units are in the last one of 1 to 3 dimensions and in dimension 1 of more, unless
             ``units_last`` says otherwise.
         units_last: What the layer before implies (a convolution or a linear layer), or None.
     """
-    dims = values.dim()
     last = units_last if units_last is not None else dims < 4
     return max(dims - 1, 0) if last or dims < 2 else 1
 

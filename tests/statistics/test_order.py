@@ -58,14 +58,14 @@ def test_parameters_stand_with_their_modules() -> None:
 def test_a_site_that_is_called_late_has_its_place(batches: list[list[int]], expected: list[int]) -> None:
     calls = FirstCalls()
     for batch in batches:
-        for site in batch:
-            calls.add(site)
+        calls.called.extend(batch)
+        calls.take()
     assert list(calls) == expected
 
 
 def test_a_site_that_was_forgotten_holds_no_place() -> None:
-    calls = FirstCalls({0: None, 1: None})
-    calls.add(0)
-    del calls[0]
-    calls.add(2)
+    calls = FirstCalls([0, 1])
+    calls.called.append(0)
+    calls.load([site for site in calls if site])
+    calls.called.append(2)
     assert list(calls) == [1, 2]

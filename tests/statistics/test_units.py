@@ -44,7 +44,7 @@ def count(spec, values):
 
 
 def fired_units(values, units_last):
-    dim = unit_dimension(values, units_last)
+    dim = unit_dimension(values.dim(), units_last)
     found = [torch.zeros(values.shape[dim] if values.dim() else 1, dtype=torch.bool) for _ in range(2)]
     for kernels, fired in zip((Kernels(), kernels_for("cpu")), found, strict=True):
         table = empty_table(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.diagnostics.batches.inputs import indices_of, tensors_in
-from lightning_hooks.hooks.tensors import as_real, dense, plain_values
+from lightning_hooks.hooks.tensors import all_values, dense
 from lightning_hooks.statistics.columns import SUM, Columns, Reduction, RowTable
 from lightning_hooks.statistics.reduction import largest, paired
 from lightning_hooks.statistics.tables import Tables
@@ -44,15 +43,17 @@ def batch_hashes(batch: Any) -> tuple[Tensor, Tensor] | None:
         equal, as in data that only stand in for some. And those of its tensors, shape ``(MOST_TENSORS,)``: 0 for all that are not
         compared by themselves. None without tensors, or with too few numbers.
     """
-    tensors = list(islice(((tensor, _sample(tensor)) for _, tensor in tensors_in(batch)), MOST_TENSORS))
-    tensors = [(tensor, bits) for tensor, bits in tensors if bits.numel()]
-    tensors = [(tensor, bits) for tensor, bits in tensors if bits.device == tensors[0][1].device]
-    if sum(bits.numel() for _, bits in tensors) < FEWEST_NUMBERS:
+    tensors = [tensor for _, tensor in tensors_in(batch)][:MOST_TENSORS]
+    samples: list[tuple[Tensor, Tensor]] = []
+    for tensor, values in zip(tensors, all_values(tensors, real=True), strict=True):
+        if values.numel() and (not samples or values.device == samples[0][1].device):
+            samples.append((tensor, _sample(values)))
+    if sum(map(Tensor.numel, [bits for _, bits in samples])) < FEWEST_NUMBERS:
         return None
-    first = tensors[0][1][0]
+    first = samples[0][1][0]
     total, varies = torch.zeros_like(first), torch.zeros_like(first, dtype=torch.bool)
     alone = [torch.zeros_like(first)] * MOST_TENSORS
-    for place, (tensor, bits) in enumerate(tensors):
+    for place, (tensor, bits) in enumerate(samples):
         mixed = bits * _odd_numbers(bits.numel(), bits.device)
         mixed = ((mixed ^ (mixed >> 29)) * _MIX).sum()
         total = total * _STEP + mixed
@@ -68,12 +69,11 @@ def _odd_numbers(count: int, device: torch.device) -> Tensor:
     return torch.arange(1, 2 * count, 2, device=device) * _ODD
 
 
-def _sample(tensor: Tensor) -> Tensor:
+def _sample(values: Tensor) -> Tensor:
     """The bits of some of a tensor's numbers as integers, shape ``(n,)``, int64."""
-    values = as_real(plain_values(tensor))
     count, step = values.numel(), max(1, values.numel() // SAMPLE)
     # A batch in another order of dimensions (channels last) is read as it lies in memory, without a copy.
-    if dense(values):
+    if values.is_contiguous() or dense(values):
         some = values.as_strided((count,), (1,))[::step].contiguous()
     else:  # such as a mask that is expanded over all queries, whose copy may be as large as the memory
         some = values[indices_of(torch.arange(0, count, step, device=values.device), values.shape)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +16,6 @@ from lightning_hooks.diagnostics.features.stats import feature_stats
 from lightning_hooks.hooks.attributes import contents, stored_count
 from lightning_hooks.hooks.tensors import MAX_DEPTH, in_memory, plain_values
 from lightning_hooks.statistics.columns import MAXIMUM, Columns, RowTable
-from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.rows import Clock, Column, ValueTable
 from lightning_hooks.statistics.tables import Tables
@@ -71,22 +70,26 @@ class InputTable(Tables):
             batch: As the model gets it.
             compare: Whether to compare its samples.
         """
-        tensors = {place: tensor for place, tensor in tensors_in(batch) if tensor.dim() > 1}
-        found = {place: tensor for place, tensor in tensors.items() if tensor.is_floating_point()}
+        tensors, found = {}, {}
+        for place, tensor in tensors_in(batch):
+            if tensor.dim() > 1:
+                tensors[place] = tensor
+                if tensor.is_floating_point():
+                    found[place] = tensor
         if found:
             self.place = self.place if self.place in found else max(found, key=lambda place: found[place].numel())
             values = self._add(0, found[self.place])
-            self._look_for_nonfinite(values)
+            # On the CPU the counts say at once whether a value is not finite; the first such place of the window is kept.
+            rows = self._values.rows
+            if not rows.is_cpu or (self._nonfinite is None and rows.numpy()[0, Column.NONFINITE]):
+                self._look_for_nonfinite(values)
             self.images = values.dim() == 4 and not {values.shape[1], values.shape[-1]}.isdisjoint((1, 3, 4))
         if compare:
             self._compare(tensors)
 
     def _look_for_nonfinite(self, values: Tensor) -> None:
-        """Note where the first value is that is not finite. On the CPU the counts say at once whether there is one."""
-        known, rows = self._nonfinite, self._values.rows
-        if rows.is_cpu and (known is not None or not number(rows[0, Column.NONFINITE])):
-            return
-        bad = values.isfinite().logical_not()
+        """Note where the first value is that is not finite."""
+        known, bad = self._nonfinite, values.isfinite().logical_not()
         new = torch.stack((bad.any().long(), *indices_of(bad.flatten().to(torch.uint8).argmax(), values.shape)))
         self._nonfinite = new if known is None or known.shape != new.shape else torch.where(known[0] > 0, known, new)
 
@@ -140,35 +143,37 @@ class InputTable(Tables):
         return {"inputs": inputs, **where, "images": self.images, "same_samples": same < 2 if same else None}
 
 
-def tensors_in(batch: Any, place: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+def tensors_in(batch: Any) -> list[tuple[str, Tensor]]:
     """The tensors of a batch of lists, tuples, dictionaries and dataclasses, each with the place where it is.
 
     What a class of the user's computes when it is asked (``__getitem__``, ``items``, a property) is not read.
     """
-    kind = type(batch)  # also isinstance asks an object for its class
-    if issubclass(kind, Tensor):
-        if batch.layout == torch.strided and not (batch.is_nested or batch.is_quantized):
-            yield place or "batch", batch
-        return
-    for key, inner in _entries(batch, kind) if depth < MAX_DEPTH else ():
-        yield from tensors_in(inner, f"{place}{key}", depth + 1)
-
-
-def _entries(batch: Any, kind: type) -> Iterable[tuple[str, Any]]:
-    """What a container stores, with its place in it."""
-    if issubclass(kind, UserDict):  # such as transformers' BatchEncoding
-        batch = contents(batch).get("data")
-        kind = type(batch)
-    if issubclass(kind, dict):
-        return [(f"[{key!r}]", inner) for key, inner in dict.items(batch) if isinstance(key, str | int)]
-    if issubclass(kind, list):
-        return [(f"[{number}]", inner) for number, inner in enumerate(list.__iter__(batch))]
-    if issubclass(kind, tuple):
-        return [(f"[{number}]", inner) for number, inner in enumerate(tuple.__iter__(batch))]
-    if is_dataclass(kind):
-        stored = contents(batch)
-        return [(f".{field.name}", stored[field.name]) for field in fields(kind) if field.name in stored]
-    return ()
+    found, waiting = [], [("", batch, 0)]
+    while waiting:
+        place, each, depth = waiting.pop()
+        kind = type(each)  # also isinstance asks an object for its class
+        if issubclass(kind, Tensor):
+            if each.layout == torch.strided and not (each.is_nested or each.is_quantized):
+                found.append((place or "batch", each))
+            continue
+        if issubclass(kind, UserDict):  # such as transformers' BatchEncoding
+            each = contents(each).get("data")
+            kind = type(each)
+        inner: list[tuple[str, Any, int]] = []
+        if depth >= MAX_DEPTH:
+            continue
+        if issubclass(kind, dict):
+            for key, value in dict.items(each):
+                if isinstance(key, str | int):
+                    inner.append((f"{place}[{key!r}]", value, depth + 1))
+        elif issubclass(kind, list | tuple):
+            for number, value in enumerate(list.__iter__(each) if issubclass(kind, list) else tuple.__iter__(each)):
+                inner.append((f"{place}[{number}]", value, depth + 1))
+        elif is_dataclass(kind):
+            stored = contents(each)
+            inner += [(f"{place}.{field.name}", stored[field.name], depth + 1) for field in fields(kind) if field.name in stored]
+        waiting += reversed(inner)
+    return found
 
 
 def indices_of(places: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:

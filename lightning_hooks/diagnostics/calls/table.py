@@ -91,9 +91,10 @@ class CheckedCalls(CallTable):
 
     def batch_start(self, batch: Any, size: int | None) -> None:
         """A sampled batch starts, of so many samples."""
-        tensors = (tensor for _, tensor in tensors_in(batch) if tensor.dim())
-        one_each = bool(size) and any(tensor.numel() == size == len(tensor) for tensor in tensors)  # as targets do
-        self._samples = size if one_each else None
+        self._samples = None
+        for _, tensor in tensors_in(batch) if size else ():
+            if tensor.numel() == size and tensor.dim() and tensor.shape[0] == size:  # one number each, as targets have
+                self._samples = size
 
     def _softmax(self, call: FunctionalCall) -> None:
         given, index = call.arguments.get("input"), self.index_of(call)
@@ -226,6 +227,9 @@ class PrecisionTable(HostNumbers):
     Args:
         sites: (name, module) of all modules; those of other kinds are left out.
         asked: The precision asked for.
+
+    Attributes:
+        calls: By the place of a layer, how often it was called, and how often in full precision.
     """
 
     def __init__(self, sites: Sequence[tuple[str, nn.Module]], asked: str) -> None:
@@ -236,22 +240,22 @@ class PrecisionTable(HostNumbers):
             if asked in HALF_PRECISION and isinstance(module, nn.Linear | _ConvNd)
             if (weight := stored_tensor(module, "weight")) is not None
         }
-        super().__init__(lambda: [count for counts in self._calls.values() for count in counts], added, load=self._load_calls)
+        super().__init__(lambda: [count for counts in self.calls.values() for count in counts], added, load=self._load_calls)
         self.reset()
 
     def take(self, index: int, output: Any) -> None:
         """Record the output of a module."""
-        counts = self._calls.get(index)
+        counts = self.calls.get(index)
         if counts is not None and isinstance(output, Tensor):
             counts[0] += 1
             counts[1] += output.dtype in (torch.float32, torch.float64)
 
     def _load_calls(self, counts: list[float]) -> None:
-        self._calls = {index: counts[2 * line : 2 * line + 2] for line, index in enumerate(self._layers)}
+        self.calls = {index: counts[2 * line : 2 * line + 2] for line, index in enumerate(self._layers)}
 
     @override
     def reset(self) -> None:
-        self._calls = {index: [0.0, 0.0] for index in self._layers}
+        self.calls = {index: [0.0, 0.0] for index in self._layers}
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report; None where no layer was called."""

@@ -129,6 +129,7 @@ class FeatureCollector(Collector[FeatureReport]):
 
     @override
     def batch_end(self, outputs: Any = None) -> None:
+        self.table.order.take()
         self._outputs.batch_end()
         self._check()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall, FunctionalSite
@@ -66,8 +66,9 @@ class OutputParts:
     def take(self, index: int, args: tuple[Any, ...], output: Any) -> None:
         """Record the output of a module that was given ``args``."""
         self._representations.take(index, output)
-        self._precisions.take(index, output)
-        if self._copies is not None:
+        if index in self._precisions.calls:
+            self._precisions.take(index, output)
+        if self._copies is not None and args and issubclass(type(args[0]), Tensor) and not args[0].requires_grad:
             self._copies.given(index, args)
 
     def renumbered(self) -> None:

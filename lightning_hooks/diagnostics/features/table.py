@@ -99,16 +99,18 @@ class FeatureTable:
     def drop_spare(self) -> None:
         """Forget the sites of the spare lines, and their numbers."""
         self.rows[self.n_modules :].copy_(empty_table(len(self.rows) - self.n_modules, self.rows.device))
-        tables: tuple[dict[int, Any], ...] = (self.named, self.rectifiers, self.saturation, self.fired, self.order)
+        self.order.load([index for index in self.order if index < self.n_modules])
+        tables: tuple[dict[int, Any], ...] = (self.named, self.rectifiers, self.saturation, self.fired)
         for table in tables:
             for index in [index for index in table if index >= self.n_modules]:
                 del table[index]
 
     def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
         """Record one call's output at site ``index``. No host sync; no tensor is kept."""
-        self.order.add(index)
+        self.order.called.append(index)
         self._before = self.producers.get(index, self._before)
-        found = [output] if self._kernels.reads(output) else self._values_in(output)
+        known = type(output) is Tensor and output.layout is torch.strided and output.is_floating_point() and not output.is_nested
+        found = [output] if known and self._kernels.proves else [plain_values(tensor) for tensor in float_tensors(output)]
         if not found:
             self.unmeasured.add(self.named[index])
         saturation, rectifies, new_call = self.saturation.get(index), index in self.rectifiers, True
@@ -124,33 +126,28 @@ class FeatureTable:
             if complete and units is not None and units.n == len(self.fired[index]):
                 self._all_fired.add(index)
 
-    def _values_in(self, found: Any) -> list[Tensor]:
-        """The numbers in a module's output or input: as they are where the kernels can read them, which is most often."""
-        return [found] if self._kernels.reads(found) else [plain_values(tensor) for tensor in float_tensors(found)]
-
     def _bounds(self, saturation: Saturation, values: Tensor, args: tuple[Any, ...]) -> Bounds | None:
         if saturation.reads == "output":
             return saturation.bounds(values)
-        read = self._values_in(args[0] if args else None) or self._values_in(args)
-        return saturation.bounds(read[0]) if read else None
+        read = float_tensors(args[0] if args else None) or float_tensors(args)
+        return saturation.bounds(plain_values(read[0])) if read else None
 
     def reads_input(self, index: int) -> bool:
         """Whether :meth:`add` reads the input of the module at site ``index``."""
         spec = self.saturation.get(index)
         return spec is not None and spec.reads == "input"
 
-    def _units_last(self, index: int, values: Tensor) -> bool | None:
-        # The order of calls knows best; the order of definition is a guess that four dimensions do not need.
-        if self._before is not None:
-            return self._before
-        return self.rectifiers[index] if values.dim() < 4 else None
-
     def _units(self, index: int, values: Tensor) -> Units | None:
-        dim = unit_dimension(values, self._units_last(index, values))
-        n = values.shape[dim] if values.dim() else 1
-        if index >= self.n_modules and (values.dim() < 2 or n not in self._widths):
+        dims = values.dim()
+        # The order of calls knows best; the order of definition is a guess that four dimensions do not need.
+        last = self._before if self._before is not None else self.rectifiers[index] if dims < 4 else None
+        dim = unit_dimension(dims, last)
+        n = values.shape[dim] if dims else 1
+        if index >= self.n_modules and (dims < 2 or n not in self._widths):
             return None  # not of a layer's units: the hinge of a loss, for instance
-        known = self._known(index, n, values.device)
+        known = self.fired.get(index)
+        if known is None or known.shape[0] < n:
+            known = self._known(index, n, values.device)
         return Units(n, dim, None if index in self._all_fired else known[:n])
 
     def _known(self, index: int, units: int, device: torch.device) -> Tensor:

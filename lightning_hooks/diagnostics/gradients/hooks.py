@@ -232,28 +232,23 @@ class GradientListener(OutputRecorder):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Note the call, and ask for the gradients."""
-        self.calls.add(self.index)
-        tensors = self._ask(output)
-        if tensors:
-            self.recording.add(self.index)
+        self.calls.called.append(self.index)
+        for tensor in (output,) if type(output) is Tensor and output.is_floating_point() else float_tensors(output):
+            if tensor.requires_grad and not tensor.is_leaf:  # a leaf is a parameter, with a site of its own
+                tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
+                self.recording.add(self.index)
+                if self.outputs.open:
+                    self.outputs.of[tensor.grad_fn] = self.name
         if self.outputs.open:
-            self.outputs.of.update((tensor.grad_fn, self.name) for tensor in tensors)
-            self.outputs.given.update(id(tensor) for tensor in float_tensors(args) if tensor.is_leaf and tensor.requires_grad)
+            self.outputs.given.update([id(tensor) for tensor in float_tensors(args) if tensor.is_leaf and tensor.requires_grad])
 
     @override
     def trace(self, number: Tensor, *args: Any) -> None:
         module, inputs, output = args
-        self._ask(output)
-        super().trace(number, module, inputs, ())  # the call
-
-    def _ask(self, output: Any) -> list[Tensor]:
-        # A leaf is a parameter, with a site of its own.
-        asked = []
-        for tensor in (output,) if type(output) is Tensor and output.is_floating_point() else float_tensors(output):
+        for tensor in float_tensors(output):
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
-                asked.append(tensor)
-        return asked
+        super().trace(number, module, inputs, ())  # the call
 
 
 class _GradientArrival(GradientRecorder):

@@ -59,16 +59,19 @@ class GradientTable(RowTable):
         """Record the gradient at one output of site ``index``. No host sync; no tensor is kept."""
         if not self.listening:
             return
-        self.order.add(index)
+        self.order.called.append(index)
         if self.owners is not None:
             self._reached.add(index)
-        values = gradient if self._kernels.reads(gradient) else plain_values(gradient)
+        values = gradient if self._kernels.proves else plain_values(gradient)
         self._kernels.record(self.rows if self.pending is None else self.pending.now, index, values, self.clock)
         if self.histograms is not None:
             self.histograms.add(index, plain_values(values))
 
     def backward_ends(self) -> None:
-        """A backward pass is over: note which optimizers have gradients from it."""
+        """A backward pass is over: take up the calls, and note which optimizers have gradients from it."""
+        for calls in (self.calls, self.order):
+            if calls.called:
+                calls.take()
         if self.pending is None or self.owners is None:
             return
         owners = frozenset[int]().union(*(self.owners[index] for index in self._reached))

@@ -19,7 +19,7 @@ from lightning_hooks.diagnostics.loss_inputs.class_weights import weighted_down
 from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, MOST_LOSSES, same_rows
 from lightning_hooks.hooks.functions import ALIGNED, BINARY, DIVERGENCE, REGRESSION, SIGNED
 from lightning_hooks.hooks.graph import made_by
-from lightning_hooks.hooks.tensors import in_memory, plain_values
+from lightning_hooks.hooks.tensors import all_values, in_memory
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable, row_dtype
 
 IGNORED = -100
@@ -30,7 +30,7 @@ _LABELS = re.compile(r"label|target", re.IGNORECASE)
 
 def label_tensors(batch: Any) -> list[Tensor]:
     """The integer tensors of a batch that are targets: the second of a pair, and those whose key has "label" or "target" in it."""
-    return [tensor for place, tensor in tensors_in(batch) if _is_integer(tensor) and (_LABELS.search(place) or place == "[1]")]
+    return [tensor for place, tensor in tensors_in(batch) if (place == "[1]" or _LABELS.search(place)) and _is_integer(tensor)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class LabelTable(RowTable):
         """
         counts = [
             torch.stack([(values == ignore_index).sum(), torch.full((), values.numel(), device=values.device)])
-            for values in map(plain_values, filter(_is_integer, targets))
+            for values in all_values([*filter(_is_integer, targets)])
             if values.numel()
         ]
         if counts:

@@ -254,9 +254,10 @@ def _corrections(beta: float | Tensor, steps: Sequence[Any], counts: Sequence[in
     """Adam's bias correction ``1 - beta2 ** step``: a number where it is the same for all, else one for each element."""
     on_device = [step for step in steps if isinstance(step, Tensor) and not step.is_cpu]
     if not isinstance(beta, Tensor) and not on_device:
-        known: set[float] = {step.tolist() if isinstance(step, Tensor) else step for step in steps}
+        on_host: list[Any] = [step.tolist() if isinstance(step, Tensor) else step for step in steps]
+        known = {*map(float, on_host)}
         if len(known) == 1:
-            return max(1.0 - math.pow(beta, float(known.pop())), math.ulp(0.0))
+            return max(1.0 - math.pow(beta, known.pop()), math.ulp(0.0))
     # Steps that live on the device, as fused and capturable optimizers keep them, stay there.
     each = torch.stack([torch.as_tensor(step, dtype=torch.float32).reshape(()) for step in steps])
     each = each.to(like.device, row_dtype(like.device), non_blocking=True)

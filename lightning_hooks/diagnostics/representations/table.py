@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -84,12 +85,12 @@ class RepresentationTable(RowTable):
     def take(self, index: int, output: Any) -> None:
         """Record the output of a module if the samples of the batch lie along its first dimension."""
         found = output if type(output) is Tensor else next(iter(float_tensors(output)), None)
-        if self.size is not None and in_memory(found) and found.is_floating_point() and samples_in(found, self.size):
-            self.add(index, found.detach())
-
-    def add(self, index: int, values: Tensor) -> None:
-        """Record the output of a call at site ``index``: samples along the first dimension, at least two dimensions."""
-        taken = values[sample_grid(tuple(values.shape))].to(torch.float32, copy=True)  # a later operation may write into the output
+        if self.size is None or not in_memory(found) or not found.is_floating_point():
+            return
+        shape = tuple(found.shape)
+        if not samples_in(shape, self.size):
+            return
+        taken = found.detach()[sample_grid(shape)].to(torch.float32, copy=True)  # a later operation may write into the output
         self._waiting.setdefault(tuple(taken.shape), []).append((index, taken))
 
     def finish(self) -> None:
@@ -103,10 +104,11 @@ class RepresentationTable(RowTable):
             between = size - (scale[:, None] @ stacked).squeeze(1).div(stacked.shape[1]).square().mean(1)
             within = size - (scale * stacked.mean(2)).square().mean(1)
             usable = (between.isfinite() & (within > LEAST_WITHIN)).to(between.dtype)
-            between, within = (numbers.nan_to_num(0.0, 0.0, 0.0).clamp_min(0.0) * usable for numbers in (between, within))
+            between = between.nan_to_num(0.0, 0.0, 0.0).clamp_min(0.0) * usable
+            within = within.nan_to_num(0.0, 0.0, 0.0).clamp_min(0.0) * usable
             ratio = between / within.clamp_min(LEAST_WITHIN)
             found = torch.stack((usable, between, within), 1)
-            lines = fixed(tuple(index for index, _ in entries)).to(self.rows.device, non_blocking=True)
+            lines = fixed(tuple([index for index, _ in entries])).to(self.rows.device, non_blocking=True)
             self.rows[:, : RepresentationColumn.LARGEST].index_add_(0, lines, found)
             self.rows[:, RepresentationColumn.LARGEST].scatter_reduce_(0, lines, ratio, "amax")
         self._waiting.clear()
@@ -155,15 +157,16 @@ def _evenly(size: int, most: int) -> slice:
     return slice(None, None, max(1, -(-size // most)))
 
 
-def samples_in(output: Tensor, batch_size: int) -> bool:
+@functools.lru_cache(maxsize=256)
+def samples_in(shape: tuple[int, ...], batch_size: int) -> bool:
     """Whether the samples of a batch lie along the first dimension of an output, and there is enough of them to compare.
 
     Args:
-        output: Of a module.
+        shape: Of the output.
         batch_size: Samples of the batch. Several views of each may come in one call: up to ``MOST_VIEWS``.
     """
-    samples = output.shape[0] if output.dim() > 1 else 0
-    enough = samples >= FEWEST_SAMPLES and output.numel() >= FEWEST_ELEMENTS * samples
+    samples = shape[0] if len(shape) > 1 else 0
+    enough = samples >= FEWEST_SAMPLES and math.prod(shape) >= FEWEST_ELEMENTS * samples
     return enough and samples % batch_size == 0 and samples <= MOST_VIEWS * batch_size
 
 

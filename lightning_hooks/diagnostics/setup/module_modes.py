@@ -77,16 +77,17 @@ class ModuleModes:
     def before_backward(self) -> None:
         """Backward of a sampled batch starts."""
         now = self._now() if self._first or any(self._at_start) else self._at_start
-        levels = [min(pair) for pair in zip(self._at_start, now, strict=True)]
+        levels = [*map(min, self._at_start, now)]
         if self._first:
             levels = [UNSEEN if now[place] > level == 0 else level for place, level in enumerate(levels)]
             self._first = False
-        self._levels = [min(pair) for pair in zip(self._levels, levels, strict=True)]
+        self._levels = [*map(min, self._levels, levels)]
         self._last.append(levels)
 
     def _now(self) -> list[float]:
         """Of each module, how many are in eval mode from it outwards."""
-        return [0.0 if in_training_mode(chain[0]) else _in_eval_mode(chain) for chain in self._chains]
+        read = object.__getattribute__  # as contents does
+        return [0.0 if read(chain[0], "__dict__").get("training") is True else _in_eval_mode(chain) for chain in self._chains]
 
     def reset(self) -> None:
         """Start a new window."""

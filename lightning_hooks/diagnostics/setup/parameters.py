@@ -86,10 +86,12 @@ class SetupWatch:
 
     def batch_start(self, optimizers: Sequence[Any], model: nn.Module) -> None:
         """A sampled batch starts: note the learning rates in force and those that schedulers leave in the groups."""
-        for number, group in enumerate(group for _, groups in groups_of(optimizers) for group in groups):
-            known = [self._peaks.get(number), *(as_number(group.get(name)) for name in ("lr", "initial_lr", "max_lr"))]
-            if rates := [rate for rate in known if rate is not None]:
-                self._peaks[number] = max(rates)
+        for number, group in enumerate([group for _, groups in groups_of(optimizers) for group in groups]):
+            for name in ("lr", "initial_lr", "max_lr"):
+                given = group.get(name)
+                rate = given if type(given) is float else as_number(given)
+                if rate is not None:
+                    self._peaks[number] = max(rate, self._peaks.get(number, rate))
         if self._unheld is None:
             held = held_by(optimizers)
             self._unheld = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in held}

@@ -66,13 +66,12 @@ class Kernels:
 
     Attributes:
         name: ``"torch"``, ``"c"`` or ``"triton"``.
+        proves: Whether :meth:`record` itself proves that a plain, strided tensor can be read; others take what
+            :func:`~.plain_values` gave.
     """
 
     name = "torch"
-
-    def reads(self, found: object) -> bool:
-        """Whether :meth:`record` takes ``found`` as it is, and itself proves that it can be read."""
-        return False
+    proves = False
 
     def record(
         self,
@@ -90,7 +89,7 @@ class Kernels:
         Args:
             table: Shape ``(n_sites, n_columns)``, contiguous.
             index: The site.
-            values: Floating point, of any shape and device; what :meth:`reads` agrees to, or :func:`~.plain_values` gave.
+            values: Floating point, plain and strided, of any shape and device.
             clock: Of the training batch; None for batch 0.
             new_call: False for the second and later tensors of one call's output.
             bounds: Of an activation that has some; ``values`` are not empty then.
