@@ -89,10 +89,16 @@ def every(parameter: Tensor, stride: int) -> Tensor:
     return flat.to(torch.float64 if flat.dtype == torch.float64 else torch.float32, copy=True)
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """One after the other, in float32 at least."""
+    found = torch.cat([*parts]) if parts else torch.zeros(0)
+    return found if found.dtype == torch.float64 else found.float()
+
+
 @functools.lru_cache(maxsize=256)
 def strides_of(shapes: tuple[torch.Size, ...]) -> tuple[int, ...]:
     """The distance between the elements that are taken of parameters of these shapes: the same at every step."""
-    return tuple(spacing(shape.numel(), shape.numel() // shape[0] if shape and shape[0] else 1)[1] for shape in shapes)
+    return tuple([spacing(shape.numel(), shape.numel() // shape[0] if shape and shape[0] else 1)[1] for shape in shapes])
 
 
 @functools.lru_cache(maxsize=4096)

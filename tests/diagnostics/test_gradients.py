@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_hooks.diagnostics.gradients.stats import gradient_stats
-from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
+from lightning_hooks.diagnostics.gradients.tables import GradientArrival, GradientTable, ParameterTable
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics import Column
 from lightning_hooks.statistics.kernels import kernels_for
@@ -69,7 +69,7 @@ class TestGradientTable:
         gradients = [torch.randn(5, 3), torch.randn(2, 3).relu(), torch.tensor([math.nan, 0.0, 2.0])]
         table = GradientTable(["a", "b"], loss_scaled=scale is not None)
         for gradient in gradients:
-            table.add(0, gradient * (scale or 1.0))
+            GradientArrival(table, 0)(gradient * (scale or 1.0))
             table.commit(scale or 1.0)
         assert_row(table.rows[0], *gradients)
         found, silent = table.read(table.rows)
@@ -96,7 +96,7 @@ class TestGradientTable:
             (late, lambda: table.commit(8.0, valid=torch.tensor(True))),
         ):
             before = table.rows.clone()
-            table.add(0, gradient * 8)
+            GradientArrival(table, 0)(gradient * 8)
             assert torch.equal(table.rows, before)
             end()
             table.commit(8.0)  # nothing is pending any more
@@ -104,7 +104,7 @@ class TestGradientTable:
 
     def test_without_a_scaler_gradients_count_at_once(self, assert_row):
         table = GradientTable(["a"])
-        table.add(0, torch.ones(2))
+        GradientArrival(table, 0)(torch.ones(2))
         table.discard()
         table.commit(99.0)
         assert_row(table.rows[0], torch.ones(2))
@@ -112,19 +112,19 @@ class TestGradientTable:
     def test_not_listening(self):
         table = GradientTable(["a"])
         table.listening = False
-        table.add(0, torch.ones(2))
+        GradientArrival(table, 0)(torch.ones(2))
         assert table.read(table.rows) == ({}, ("a",))
 
     def test_reset_forgets_what_is_pending_too(self):
         table = GradientTable(["a"], loss_scaled=True)
-        table.add(0, torch.ones(2))
+        GradientArrival(table, 0)(torch.ones(2))
         table.reset()
         table.commit(1.0)
         assert table.read(table.rows) == ({}, ("a",))
 
     def test_gradients_that_were_never_finite(self):
         table = GradientTable(["a"])
-        table.add(0, torch.full((3,), math.nan))
+        GradientArrival(table, 0)(torch.full((3,), math.nan))
         stats = gradient_stats(table.rows[0].tolist())
         assert (stats.calls, stats.count, stats.nonfinite_fraction) == (1, 0, 1.0)
         assert all(math.isnan(value) for value in (stats.norm, stats.norm_max, stats.rms, stats.mean))

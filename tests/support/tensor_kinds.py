@@ -112,7 +112,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
 def entries(tensor: Tensor) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
     """Each way a tensor gets to a kernel, with what is read there."""
     from lightning_hooks.diagnostics.features.table import FeatureTable
-    from lightning_hooks.diagnostics.gradients.tables import GradientTable
+    from lightning_hooks.diagnostics.gradients.tables import GradientArrival, GradientTable
     from lightning_hooks.diagnostics.residual_stream.table import ResidualTable
     from lightning_hooks.hooks.tensors import plain_values
     from lightning_hooks.statistics.histograms import HistogramTable
@@ -134,7 +134,7 @@ def entries(tensor: Tensor) -> Iterator[tuple[str, Callable[[], dict[str, float]
 
     def gradient() -> dict[str, float]:
         table = GradientTable(["0"])
-        table.add(0, tensor)
+        GradientArrival(table, 0)(tensor)
         return of_row(table.rows[0])
 
     def residual() -> dict[str, float]:

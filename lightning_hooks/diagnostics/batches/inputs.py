@@ -78,7 +78,8 @@ class InputTable(Tables):
                     found[place] = tensor
         if found:
             self.place = self.place if self.place in found else max(found, key=lambda place: found[place].numel())
-            values = self._add(0, found[self.place])
+            values = plain_values(found[self.place])
+            self._kernels.record(self._values.rows, 0, values, self._clock)
             # On the CPU the counts say at once whether a value is not finite; the first such place of the window is kept.
             rows = self._values.rows
             if not rows.is_cpu or (self._nonfinite is None and rows.numpy()[0, Column.NONFINITE]):
@@ -114,12 +115,7 @@ class InputTable(Tables):
         """Record a validation batch."""
         found = dict(tensors_in(batch)).get(self.place)
         if found is not None and found.is_floating_point():
-            self._add(1, found)
-
-    def _add(self, line: int, tensor: Tensor) -> Tensor:
-        values = plain_values(tensor)
-        self._kernels.record(self._values.rows, line, values, self._clock)
-        return values
+            self._kernels.record(self._values.rows, 1, plain_values(found), self._clock)
 
     @override
     def reset(self) -> None:

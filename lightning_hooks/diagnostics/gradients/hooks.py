@@ -13,9 +13,9 @@ from typing_extensions import override
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import FunctionalCall
 from lightning_hooks.declare.step import OptimizerSteps, Step
-from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
+from lightning_hooks.diagnostics.gradients.tables import GradientArrival, GradientTable, ParameterTable
 from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
-from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors
+from lightning_hooks.hooks import OutputRecorder, float_tensors
 from lightning_hooks.hooks.functions import DIVERGENCE, REGRESSION
 from lightning_hooks.hooks.graph import (
     aligns,
@@ -228,7 +228,7 @@ class GradientListener(OutputRecorder):
     def __init__(self, context: Context, table: GradientTable, name: str, index: int, outputs: OutputNodes) -> None:
         self.name, self.index = name, index
         self.calls, self.recording, self.outputs = table.calls, table.recording, outputs
-        self.hook = skipping(_GradientArrival(table, index), name, context.faults, when=context.gate, meter=context.meter)
+        self.hook = skipping(GradientArrival(table, index), name, context.faults, when=context.gate, meter=context.meter)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Note the call, and ask for the gradients."""
@@ -249,15 +249,3 @@ class GradientListener(OutputRecorder):
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
         super().trace(number, module, inputs, ())  # the call
-
-
-class _GradientArrival(GradientRecorder):
-    """Tensor hook of one site."""
-
-    __slots__ = ("index", "table")
-
-    def __init__(self, table: GradientTable, index: int) -> None:
-        self.table, self.index = table, index
-
-    def __call__(self, gradient: Tensor) -> None:
-        self.table.add(self.index, gradient)

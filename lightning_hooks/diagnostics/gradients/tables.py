@@ -17,6 +17,7 @@ from lightning_hooks.diagnostics.gradients.stats import (
     gradient_stats,
     parameter_gradient_stats,
 )
+from lightning_hooks.hooks import GradientRecorder
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics.columns import SUM, Columns, RowTable
 from lightning_hooks.statistics.histograms import HistogramTable
@@ -43,29 +44,17 @@ class GradientTable(RowTable):
     def __init__(self, names: list[str], device: torch.device | str = "cpu", loss_scaled: bool = False) -> None:
         super().__init__(len(names), device)
         self.names = names
-        self._kernels = kernels_for(self.rows.device.type)
+        self.kernels = kernels_for(self.rows.device.type)
         empty = partial(empty_table, len(names), device)
         self.pending = PendingRecords(empty, lambda *both: merge(torch.stack(both))) if loss_scaled else None
         self.owners: list[frozenset[int]] | None = None  # of each site, where there are several optimizers
-        self._reached: set[int] = set()  # sites, in the backward pass under way
+        self.reached: set[int] = set()  # sites, in the backward pass under way
         self.clock = Clock(device)
         self.order = FirstCalls()  # sites, as gradients first arrived
         self.calls = FirstCalls()  # sites, as they were first called
         self.recording: set[int] = set()  # those of them whose output required a gradient
         self.histograms: HistogramTable | None = None
         self.listening = True
-
-    def add(self, index: int, gradient: Tensor) -> None:
-        """Record the gradient at one output of site ``index``. No host sync; no tensor is kept."""
-        if not self.listening:
-            return
-        self.order.called.append(index)
-        if self.owners is not None:
-            self._reached.add(index)
-        values = gradient if self._kernels.proves else plain_values(gradient)
-        self._kernels.record(self.rows if self.pending is None else self.pending.now, index, values, self.clock)
-        if self.histograms is not None:
-            self.histograms.add(index, plain_values(values))
 
     def backward_ends(self) -> None:
         """A backward pass is over: take up the calls, and note which optimizers have gradients from it."""
@@ -74,8 +63,8 @@ class GradientTable(RowTable):
                 calls.take()
         if self.pending is None or self.owners is None:
             return
-        owners = frozenset[int]().union(*(self.owners[index] for index in self._reached))
-        self._reached.clear()
+        owners = frozenset[int]().union(*(self.owners[index] for index in self.reached))
+        self.reached.clear()
         self.pending.set_aside(owners)
         if self.histograms is not None and self.histograms.pending is not None:
             self.histograms.pending.set_aside(owners)
@@ -131,6 +120,28 @@ class GradientTable(RowTable):
     def called(self, order: Iterable[int]) -> tuple[str, ...]:
         """Name the sites in the order of their first call."""
         return tuple(dict.fromkeys((*(self.names[index] for index in order), *self.names)))
+
+
+class GradientArrival(GradientRecorder):
+    """Tensor hook at the outputs of one site: records the gradients. No host sync; no tensor is kept."""
+
+    __slots__ = ("index", "table")
+
+    def __init__(self, table: GradientTable, index: int) -> None:
+        self.table, self.index = table, index
+
+    def __call__(self, gradient: Tensor) -> None:
+        """Record a gradient."""
+        table, index = self.table, self.index
+        if not table.listening:
+            return
+        table.order.called.append(index)
+        if table.owners is not None:
+            table.reached.add(index)
+        values = gradient if table.kernels.proves else plain_values(gradient)
+        table.kernels.record(table.rows if table.pending is None else table.pending.now, index, values, table.clock)
+        if table.histograms is not None:
+            table.histograms.add(index, plain_values(values))
 
 
 class ParameterRows(RowTable):
@@ -226,11 +237,11 @@ class ParameterTable(Tables):
             global_step: The trainer's, before the step.
             valid: 0-d boolean: False if the optimizer itself skipped the step after all.
         """
-        self._kernels.enter(self.rows, self.totals[optimizer], indices, norms, zeros, sizes, global_step, valid)
+        self._kernels.enter(self.parameters.rows, self.norms.rows[optimizer], indices, norms, zeros, sizes, global_step, valid)
 
     def add_updates(self, indices: Tensor, updates: Tensor, valid: Tensor | None = None) -> None:
         """Record norms of updates, norms and RMS of weights, shape ``(3, k)``; those that are not finite do not count."""
-        self._kernels.enter_updates(self.rows, indices, updates, valid)
+        self._kernels.enter_updates(self.parameters.rows, indices, updates, valid)
 
     def add_lost(self, indices: Tensor, lost: Tensor, valid: Tensor | None = None) -> None:
         """Record how many elements kept their value, and of how many with a gradient, shape ``(2, k)``."""

@@ -144,8 +144,8 @@ class ConstantTable(RowTable):
 def _weighted(arguments: Mapping[str, Any]) -> bool:
     """Whether the loss is no plain mean."""
     plain = arguments.get("reduction", "mean") in ("mean", "none") and arguments.get("reduce") is not False
-    weights = [arguments.get(name) for name in ("weight", "pos_weight")]
-    return not plain or any(weight is not None for weight in weights) or arguments.get("size_average") is False
+    alike = arguments.get("weight") is None and arguments.get("pos_weight") is None
+    return not (plain and alike) or arguments.get("size_average") is False
 
 
 RECENT = 16

@@ -13,6 +13,7 @@ from lightning_hooks.declare.step import Step
 from lightning_hooks.hooks.tensors import all_values, as_real
 from lightning_hooks.statistics.columns import SUM, Columns, RowTable, row_dtype
 from lightning_hooks.statistics.rows import fixed
+from lightning_hooks.statistics.weight_sample import joined
 
 SAMPLE = 4096
 """Up to so many elements of a parameter all count; of a larger one, so many stand for the others."""
@@ -82,60 +83,70 @@ class GradientSample:
         step: The step, unclipped, of parameters that are not spread over processes.
         tables: The places of the tables of embeddings.
         known: Index tensors by number of elements, kept from step to step.
+
+    Attributes:
+        places: Of the parameters.
+        key: Equal in steps whose elements are the same ones.
+        paired: The gradient's elements that are the same ones in every step where :attr:`key` is.
     """
 
     def __init__(self, step: Step, tables: set[int | None], known: dict[int, Tensor]) -> None:
-        self._parameters, self._known = step.parameters, known
-        # Of each part: the place of its parameter, the elements (None for all), for how many they stand, and their gradient.
-        spread: list[tuple[int, Tensor | None, int, Tensor]] = []
-        rows: list[tuple[int, Tensor | None, int, Tensor]] = []
+        self._parameters = step.parameters
+        dense: list[tuple[int, Tensor]] = []
+        sparse: list[tuple[int, Tensor]] = []
+        for place, parameter in enumerate(step.parameters):
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout == torch.strided:
+                dense.append((place, gradient))
+            elif gradient is not None and gradient.layout == torch.sparse_coo and gradient.sparse_dim() == 1:
+                sparse.append((place, gradient.detach().coalesce()))
+        values = all_values([*step.parameters, *[gradient for _, gradient in dense]], real=True)
+        weights, gradients = values[: len(step.parameters)], values[len(step.parameters) :]
+        # Of each part: the place of its parameter, the elements (None for all), how many these are, and for how many they stand.
+        self._parts: list[tuple[int, Tensor | None, int, int]] = []
+        rows: list[tuple[int, Tensor, Tensor]] = []
         self._counted: dict[int, Tensor] = {}  # by part, which of its elements count for the gain, where not all do
-        weights = all_values(step.parameters, real=True)
-        gradients = [(place, parameter.grad) for place, parameter in enumerate(step.parameters) if parameter.grad is not None]
-        dense = [(place, gradient) for place, gradient in gradients if gradient.layout == torch.strided]
-        for (place, _), values in zip(dense, all_values([gradient for _, gradient in dense], real=True), strict=True):
-            numel, parameter = values.numel(), step.parameters[place]
+        taken: list[Tensor] = []
+        key: list[tuple[int, int]] = []
+        for (place, _), gradient in zip(dense, gradients, strict=True):
+            numel, shape = gradient.numel(), step.parameters[place].shape
             if not (numel and weights[place].numel()):  # there is nothing, or it was freed
                 continue
-            flat, index = values.reshape(-1), None
+            flat, index = gradient.reshape(-1), None
             if numel > SAMPLE:
-                index = self._spread(numel, flat.device)
-                if step.indices[place] in tables and parameter.dim() > 1:
-                    by_row = flat.view(parameter.shape[0], -1)
-                    largest, self._counted[len(spread)] = _largest_rows(by_row, index)
+                index = known.get(numel)
+                if index is None:
+                    index = known[numel] = spread_places(numel).to(flat.device, non_blocking=True)
+                if step.indices[place] in tables and len(shape) > 1:
+                    by_row = flat.view(shape[0], -1)
+                    largest, self._counted[len(taken)] = _largest_rows(by_row, index)
                     elements = _elements(largest, by_row.shape[1])
-                    rows.append((place, elements, elements.numel(), flat.index_select(0, elements)))
+                    rows.append((place, elements, flat.index_select(0, elements)))
                 flat = flat.index_select(0, index)
-            spread.append((place, index, numel, flat))
-        for place, gradient in gradients:
-            if gradient.layout == torch.sparse_coo and gradient.sparse_dim() == 1 and weights[place].numel():
-                entries = gradient.detach().coalesce()
+            taken.append(flat)
+            key.append((step.indices[place], numel))
+            self._parts.append((place, index, flat.numel(), numel))
+        self._n_spread = len(taken)
+        for place, entries in sparse:
+            if weights[place].numel():
                 elements = _elements(entries.indices()[0], weights[place].numel() // len(weights[place]))
-                rows.append((place, elements, elements.numel(), as_real(entries.values()).reshape(-1)))
+                rows.append((place, elements, as_real(entries.values()).reshape(-1)))
+        for place, elements, flat in rows:
+            taken.append(flat)
+            self._parts.append((place, elements, flat.numel(), flat.numel()))
         self.places = fixed(tuple(step.indices))
-        self.key: Hashable = tuple([(step.indices[place], numel) for place, _, numel, _ in spread])
-        self._parts, taken = [*spread, *rows], [flat for *_, flat in (*spread, *rows)]
-        self._sizes, self._n_spread = [*map(Tensor.numel, taken)], len(spread)
-        self._before, self._gradient = self._sampled(weights), _joined(taken)
+        self.key: Hashable = tuple(key)
+        self._before, self._gradient = self._sampled(weights), joined(taken)
         if step.carries_scale and step.loss_scale is not None:
             self._gradient = self._gradient / step.loss_scale
-
-    @property
-    def paired(self) -> Tensor:
-        """The gradient's elements that are the same ones in every step, where :attr:`key` is the same."""
-        return self._gradient[: sum(self._sizes[: self._n_spread])]
-
-    def _spread(self, numel: int, device: torch.device) -> Tensor:
-        if numel not in self._known:
-            self._known[numel] = spread_places(numel).to(device, non_blocking=True)
-        return self._known[numel]
+        self.paired = self._gradient[: sum(map(Tensor.numel, taken[: self._n_spread]))]
 
     def _sampled(self, weights: Sequence[Tensor]) -> Tensor:
         found = []
         for place, index, *_ in self._parts:
             flat = weights[place].reshape(-1)
             found.append(flat if index is None else flat.index_select(0, index))
-        return _joined(found)
+        return joined(found)
 
     def rows(self, before: Tensor | None) -> Tensor:
         """The rows of the step, which was taken.
@@ -148,30 +159,27 @@ class GradientSample:
         """
         dtype, device = row_dtype(self._gradient.device), self._gradient.device
         found = torch.zeros((len(self._parameters), len(LearningColumn)), dtype=dtype, device=device)
-        sizes, n = self._sizes, self._n_spread
-        if not sizes:
+        if not self._parts:
             return found
         gains = -(self._sampled(all_values(self._parameters, real=True)) - self._before).to(dtype) * self._gradient
+        places, indices, sizes, numels = zip(*self._parts, strict=True)
+        n = self._n_spread
         if self._counted:
             all_of = [torch.ones(size, dtype=torch.bool, device=device) for size in sizes]
-            counted = [self._counted.get(part, all_of[part]) for part in range(len(sizes))]
-            gains = torch.where(torch.cat(counted), gains, 0)
+            gains = torch.where(torch.cat([self._counted.get(part, every) for part, every in enumerate(all_of)]), gains, 0)
         total, squares = _summed((gains, gains * gains), sizes)
-        sampled = [part < n and index is not None for part, (_, index, *_) in enumerate(self._parts)]
-        counts, numels, of_sample = (
-            torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
-            for values in (sizes, [numel for _, _, numel, _ in self._parts], sampled)
-        )
+        sampled = [part < n and index is not None for part, index in enumerate(indices)]
+        counts, stand_for, of_sample = torch.tensor((sizes, numels, sampled), dtype=dtype).to(device, non_blocking=True).unbind()
         variance = (squares - total * total / counts).clamp(min=0) / (counts - 1).clamp(min=1)
-        error = of_sample * numels * (numels - counts) * variance / counts  # of a sample without replacement
-        owners = fixed(tuple([place for place, *_ in self._parts])).to(device, non_blocking=True)
-        found[:, LearningColumn.GAIN].index_add_(0, owners, total * numels / counts)
+        error = of_sample * stand_for * (stand_for - counts) * variance / counts  # of a sample without replacement
+        owners = fixed(places).to(device, non_blocking=True)
+        found[:, LearningColumn.GAIN].index_add_(0, owners, total * stand_for / counts)
         found[:, LearningColumn.ERROR].index_add_(0, owners, error)
         found[:, LearningColumn.ERROR].sqrt_()
         found[:, LearningColumn.STEPS] = 1
         if before is not None and n:
             own, earlier = self.paired.to(dtype), before.to(dtype)
-            products = _summed((own * earlier, own * own, earlier * earlier), sizes[:n]) * (numels / counts)[:n]
+            products = _summed((own * earlier, own * own, earlier * earlier), sizes[:n]) * (stand_for / counts)[:n]
             pairs = torch.stack((torch.ones_like(products[0]), _cosine(*products), *products), 1)
             found[:, LearningColumn.PAIRS :].index_add_(0, owners[:n], pairs)
         return found
@@ -200,12 +208,6 @@ def _largest_rows(gradient: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
 def _cosine(dot: Tensor, square: Tensor, other: Tensor) -> Tensor:
     norms = (square * other).sqrt()
     return torch.where(norms > 0, dot / norms, 0)
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """One after the other, in float32 at least."""
-    values = [part if part.dtype == torch.float64 else part.float() for part in parts]
-    return torch.cat(values) if values else torch.zeros(0)
 
 
 def _summed(rows: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:

@@ -266,7 +266,7 @@ def same_rows(rows: Tensor, counts: Tensor) -> Tensor:
     """Whether the rows that count are all the same but for roundings, shape ``()``; not if they are few, or of one number each."""
     counted = counts[:, None] & rows.isfinite()
     high, low = torch.where(counted, rows, -torch.inf), torch.where(counted, rows, torch.inf)
-    between, within = (high.amax(dim) - low.amin(dim) for dim in (0, 1))
+    between, within = high.amax(0) - low.amin(0), high.amax(1) - low.amin(1)
     spread = within.nan_to_num(0.0, 0.0, 0.0).amax()
     return (counts.sum() >= FEWEST_COMPARED) & (spread > 0) & (between.nan_to_num(0.0, 0.0, 0.0).amax() <= SAME * spread)
 

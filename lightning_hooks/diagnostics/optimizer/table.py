@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_hooks.hooks.tensors import all_values
 from lightning_hooks.statistics.columns import SUM, Columns, RowTable, row_dtype
-from lightning_hooks.statistics.weight_sample import strides_of
+from lightning_hooks.statistics.weight_sample import joined, strides_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +218,16 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
             gradients.append(gradient)
             moments.append(moment)
             steps.append(step)
-    local = [all_values(tensors, real=True) for tensors in (parameters, gradients, moments)]
+    values, n = all_values([*parameters, *gradients, *moments], real=True), len(parameters)
     # Of an empty parameter there is nothing to read, nor of one that was freed.
-    kept = [place for place, each in enumerate(zip(*local, strict=True)) if all(map(Tensor.numel, each))]
+    kept = [place for place in range(n) if values[place].numel() and values[n + place].numel() and values[2 * n + place].numel()]
     if not kept:
         return None
-    parameters, gradients, moments = ([tensors[place] for place in kept] for tensors in local)
-    steps, strides = [steps[place] for place in kept], strides_of(tuple([p.shape for p in parameters]))
+    if len(kept) < n:
+        values, steps = [values[part * n + place] for part in range(3) for place in kept], [steps[place] for place in kept]
+        n = len(kept)
+    parameters, gradients, moments = values[:n], values[n : 2 * n], values[2 * n :]
+    strides = strides_of(tuple([p.shape for p in parameters]))
     v, counts = _sampled(moments, strides)
     g, _ = _sampled(gradients, strides)
     if group.get("maximize"):
@@ -246,15 +249,13 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
 def _sampled(tensors: Sequence[Tensor], strides: Sequence[int]) -> tuple[Tensor, list[int]]:
     """The samples of real tensors, one after the other, in float32 at least, and how many values are of each."""
     flat = [values.reshape(-1)[::stride] for values, stride in zip(tensors, strides, strict=True)]
-    joined = torch.cat(flat)
-    return joined if joined.dtype == torch.float64 else joined.float(), [*map(Tensor.numel, flat)]
+    return joined(flat), [*map(Tensor.numel, flat)]
 
 
 def _corrections(beta: float | Tensor, steps: Sequence[Any], counts: Sequence[int], like: Tensor) -> Tensor | float:
     """Adam's bias correction ``1 - beta2 ** step``: a number where it is the same for all, else one for each element."""
-    on_device = [step for step in steps if isinstance(step, Tensor) and not step.is_cpu]
-    if not isinstance(beta, Tensor) and not on_device:
-        on_host: list[Any] = [step.tolist() if isinstance(step, Tensor) else step for step in steps]
+    on_host: list[Any] = [step for step in steps if not isinstance(step, Tensor) or step.is_cpu]
+    if not isinstance(beta, Tensor) and len(on_host) == len(steps):
         known = {*map(float, on_host)}
         if len(known) == 1:
             return max(1.0 - math.pow(beta, known.pop()), math.ulp(0.0))

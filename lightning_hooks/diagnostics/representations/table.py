@@ -172,5 +172,10 @@ def samples_in(shape: tuple[int, ...], batch_size: int) -> bool:
 
 def batch_size_of(batch: Any) -> int | None:
     """The number of samples in a batch: the size of the first dimension of all its tensors; None where they differ, or are 0."""
-    sizes = {tensor.shape[0] for _, tensor in tensors_in(batch) if tensor.dim()}
-    return (sizes.pop() or None) if len(sizes) == 1 else None
+    size = None
+    for _, tensor in tensors_in(batch):
+        if tensor.dim():
+            if size is not None and tensor.shape[0] != size:
+                return None
+            size = tensor.shape[0]
+    return size or None

@@ -88,8 +88,9 @@ class SetupWatch:
         """A sampled batch starts: note the learning rates in force and those that schedulers leave in the groups."""
         for number, group in enumerate([group for _, groups in groups_of(optimizers) for group in groups]):
             for name in ("lr", "initial_lr", "max_lr"):
-                given = group.get(name)
-                rate = given if type(given) is float else as_number(given)
+                rate = group.get(name)
+                if rate is not None and type(rate) is not float:
+                    rate = as_number(rate)
                 if rate is not None:
                     self._peaks[number] = max(rate, self._peaks.get(number, rate))
         if self._unheld is None:

@@ -11,6 +11,7 @@ import math
 import zlib
 from array import array
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ REMEDY = "Install lightning_hooks again, or in a checkout run `python hatch_buil
 
 _ROW_BYTES = 8 * N_COLUMNS
 _BOUNDLESS = torch.finfo(torch.float64).max
+_DTYPE = attrgetter("dtype")
 _LARGE = 1 << 16  # values from which the interpreter is let go while they are read
 _Part = ctypes.c_double * 9  # the summary of a tensor, as native.c keeps it
 
@@ -159,9 +161,9 @@ class NativeKernels(HostKernels):
         dtype = tensors[0].dtype
         kind = self.types.get(dtype)
         addresses = addresses_of(tensors) if known is None else known
-        if kind is None or 0 in addresses or any([tensor.dtype is not dtype for tensor in tensors]):  # noqa: C419  half the time
+        if kind is None or 0 in addresses or {*map(_DTYPE, tensors)} != {dtype}:
             return None
-        return _Located(array("q", addresses), array("q", [tensor.numel() for tensor in tensors]), kind)
+        return _Located(array("q", addresses), array("q", map(Tensor.numel, tensors)), kind)
 
     @override
     def norms(self, tensors: Sequence[Tensor], zeros: bool = False, addresses: Sequence[int] | None = None) -> Norms:
@@ -171,8 +173,8 @@ class NativeKernels(HostKernels):
         norms = torch.empty(len(tensors), dtype=torch.float64)
         counts = torch.empty(len(tensors), dtype=torch.float64) if zeros else None
         at_counts = None if counts is None else counts.data_ptr()
-        at = (_at(located.addresses), _at(located.sizes))
-        self._norms(*at, len(tensors), located.kind, norms.data_ptr(), at_counts)
+        (at, k), (sizes_at, _) = map(array.buffer_info, (located.addresses, located.sizes))
+        self._norms(at, sizes_at, k, located.kind, norms.data_ptr(), at_counts)
         return Norms(norms, counts, located.sizes.tolist())
 
     @override
@@ -183,8 +185,8 @@ class NativeKernels(HostKernels):
             return super().sample(tensors, strides)
         counts = array("q", [-(-size // stride) for size, stride in zip(located.sizes, strides, strict=True)])
         taken = _Taken(located, counts, array("q", strides), torch.empty(sum(counts), dtype=dtype))
-        at = (_at(located.addresses), _at(counts), _at(taken.strides))
-        self._sample(*at, len(tensors), located.kind, taken.values.data_ptr())
+        (at, k), (counts_at, _), (strides_at, _) = map(array.buffer_info, (located.addresses, counts, taken.strides))
+        self._sample(at, counts_at, strides_at, k, located.kind, taken.values.data_ptr())
         return taken
 
     @override
@@ -195,8 +197,9 @@ class NativeKernels(HostKernels):
         if located is None or (located.kind, located.sizes) != (before.kind, before.sizes):
             return torch.full((3, len(tensors)), math.nan, dtype=torch.float64)  # they became others, or were freed
         found = torch.empty((3, len(tensors)), dtype=torch.float64)
-        at = (_at(located.addresses), _at(taken.counts), _at(taken.strides), _at(located.sizes))
-        self._updates(*at, len(tensors), located.kind, taken.values.data_ptr(), found.data_ptr())
+        read = (located.addresses, taken.counts, taken.strides, located.sizes)
+        (at, k), (counts_at, _), (strides_at, _), (sizes_at, _) = map(array.buffer_info, read)
+        self._updates(at, counts_at, strides_at, sizes_at, k, located.kind, taken.values.data_ptr(), found.data_ptr())
         return found
 
     @override
@@ -226,11 +229,6 @@ def _taking(function: Any, *types: Any) -> Any:
     """A function of the library, with the types of its arguments."""
     function.argtypes = types
     return function
-
-
-def _at(numbers: array[int]) -> int:
-    """Where the numbers lie, as long as the array lives."""
-    return numbers.buffer_info()[0]
 
 
 def load() -> NativeKernels | None:
