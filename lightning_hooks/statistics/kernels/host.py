@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.hooks.tensors import as_real, plain_values
+from lightning_hooks.hooks.tensors import all_values, as_real
 from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.kernels.plain import Bounds, Kernels, Norms, Units
 from lightning_hooks.statistics.moments import moved
@@ -120,10 +120,10 @@ class HostKernels(Kernels):
 
     @override
     def norms(self, tensors: Sequence[Tensor], zeros: bool = False, addresses: Sequence[int] | None = None) -> Norms:
-        plain = [plain_values(tensor) for tensor in tensors]
-        found = torch.tensor(list(_norms([as_real(values) for values in plain])), dtype=torch.float64)
-        counts = torch.tensor([_zeros(values) for values in plain], dtype=torch.float64) if zeros else None
-        return Norms(found, counts, [values.numel() for values in plain])
+        plain = all_values(tensors)
+        found = _norms([as_real(values) if values.is_complex() else values for values in plain])
+        counts = torch.tensor([*map(_zeros, plain)], dtype=torch.float64) if zeros else None
+        return Norms(torch.tensor(found, dtype=torch.float64), counts, [*map(Tensor.numel, plain)])
 
     @override
     def enter(
@@ -217,9 +217,13 @@ def summarize_on_host(values: Tensor, moments: bool = False) -> HostSummary:
     total = square = 0.0
     low, high = math.inf, -math.inf
     zeros = 0
-    for chunk in _chunks(flat):
+    for chunk in (flat,) if n <= CHUNK else torch.split(flat, CHUNK):
         array = chunk.numpy()
-        part, chunk_total = _square_and_total(chunk, array)
+        if len(array) > _FEW:
+            part, chunk_total = number(torch.mul(chunk, chunk).sum()), number(chunk.sum())  # pairwise, as ``dot`` does not
+        else:
+            with np.errstate(all="ignore"):
+                part, chunk_total = float(np.dot(array, array)), float(np.add.reduce(array))
         if not math.isfinite(part) and not np.isfinite(array).all():  # it also overflows
             return _with_nonfinite(flat, moments)
         chunk_low, chunk_high = float(np.minimum.reduce(array)), float(np.maximum.reduce(array))
@@ -236,13 +240,6 @@ def summarize_on_host(values: Tensor, moments: bool = False) -> HostSummary:
         square = m2 + n * mean * mean
     found = HostSummary(n, mean, m2, low, high, zeros, 0, math.sqrt(square))
     return _with_moments(found, flat) if moments else found
-
-
-def _square_and_total(chunk: Tensor, array: np.ndarray[Any, Any]) -> tuple[float, float]:
-    if len(array) > _FEW:
-        return number(torch.mul(chunk, chunk).sum()), number(chunk.sum())  # which adds pairwise, as ``dot`` does not
-    with np.errstate(all="ignore"):
-        return float(np.dot(array, array)), float(np.add.reduce(array))
 
 
 def flatten(values: Tensor) -> Tensor:
@@ -323,14 +320,16 @@ def _with_moments(found: HostSummary, finite: Tensor) -> HostSummary:
     return found._replace(m3=m3, m4=max(s4 - by * (4 * m3 + by * (6 * m2 + by * by * n)), 0.0))
 
 
-def _norms(tensors: Sequence[Tensor]) -> Iterator[float]:
+def _norms(tensors: Sequence[Tensor]) -> list[float]:
     """L2 norms of plain CPU tensors: the small float32 ones in one call, the others and the extreme ones each by itself."""
     small = [tensor for tensor in tensors if tensor.dtype == torch.float32 and tensor.numel() <= _TOGETHER]
     # What clip_grad_norm_ itself calls; torch has no public name for many norms at once.
-    together = iter(torch._foreach_norm(small) if small else ())
+    together = iter(torch.stack(torch._foreach_norm(small)).tolist() if small else ())
+    found = []
     for tensor in tensors:
-        norm = number(next(together)) if tensor.dtype == torch.float32 and tensor.numel() <= _TOGETHER else 0.0
-        yield norm if _SQUARES_SAFE[0] < norm < _SQUARES_SAFE[1] else _norm(tensor)
+        norm = next(together) if tensor.dtype == torch.float32 and tensor.numel() <= _TOGETHER else 0.0
+        found.append(norm if _SQUARES_SAFE[0] < norm < _SQUARES_SAFE[1] else _norm(tensor))
+    return found
 
 
 def _norm(values: Tensor) -> float:

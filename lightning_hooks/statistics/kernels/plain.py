@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_hooks.hooks.tensors import as_real, plain_values
+from lightning_hooks.hooks.tensors import all_values, as_real
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.rows import Clock, Column, ParameterColumn, empty_table, merge, parameter_rows
 
@@ -157,11 +157,11 @@ class Kernels:
             zeros: Whether to count zeros; of a complex element both parts must be zero.
             addresses: What :func:`~.addresses_of` says of them; None where that has not been asked.
         """
-        plain = [_computed(plain_values(tensor)) for tensor in tensors]
+        plain = [_computed(values) for values in all_values(tensors)]
         # The multi-tensor norm is what clip_grad_norm_ itself calls; torch has no public name for it per tensor.
-        norms = torch.stack(torch._foreach_norm([as_real(values) for values in plain]))
+        norms = torch.stack(torch._foreach_norm([as_real(values) if values.is_complex() else values for values in plain]))
         found = torch.stack([(values == 0).sum() for values in plain]).to(row_dtype(norms.device)) if zeros else None
-        return Norms(norms.to(row_dtype(norms.device)), found, [values.numel() for values in plain])
+        return Norms(norms.to(row_dtype(norms.device)), found, [*map(Tensor.numel, plain)])
 
     def sample(self, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Any:
         """Copy every ``strides[i]``-th element of each of some real, dense tensors on one device: for :meth:`updates`."""
@@ -180,8 +180,7 @@ class Kernels:
         """
         gone = taken[0].new_full((1,), math.nan)
         pairs = zip(_spread(tensors, strides), taken, strict=True)
-        same = ((a, b) if a.shape == b.shape and a.numel() else (gone, gone) for a, b in pairs)
-        now, then = zip(*same, strict=True)
+        now, then = zip(*[(a, b) if a.shape == b.shape and a.numel() else (gone, gone) for a, b in pairs], strict=True)
         norms = torch.stack((*torch._foreach_norm(torch._foreach_sub(now, then)), *torch._foreach_norm(then)))
         norms = norms.to(row_dtype(norms.device)).view(2, -1)
         taken_of = [part.numel() for part in then]
@@ -244,8 +243,8 @@ def _computed(values: Tensor) -> Tensor:
 
 def _spread(tensors: Sequence[Tensor], strides: Sequence[int]) -> list[Tensor]:
     """Every stride-th element of each tensor, outside autograd and in float32 at least; views where that can be."""
-    plain = [plain_values(tensor) for tensor in tensors]
-    flat = [values if stride == 1 else values.reshape(-1)[::stride] for values, stride in zip(plain, strides, strict=True)]
+    pairs = zip(all_values(tensors), strides, strict=True)
+    flat = [values if stride == 1 else values.reshape(-1)[::stride] for values, stride in pairs]
     return [values if values.dtype in (torch.float32, torch.float64) else values.float() for values in flat]
 
 
