@@ -175,7 +175,7 @@ class guarded:  # noqa: N801
         begin = 0.0 if meter is None else perf_counter()
         try:
             if self.observes and (function_modes() or dispatch_modes()):
-                with outside_modes():
+                with outside_modes() if dispatch_modes() else torch._C.DisableTorchFunction():
                     result = hook(*args, **kwargs)
             else:
                 result = hook(*args, **kwargs)

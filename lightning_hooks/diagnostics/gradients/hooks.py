@@ -239,8 +239,10 @@ class GradientListener(OutputRecorder):
                 self.recording.add(self.index)
                 if self.outputs.open:
                     self.outputs.of[tensor.grad_fn] = self.name
-        if self.outputs.open:
-            self.outputs.given.update([id(tensor) for tensor in float_tensors(args) if tensor.is_leaf and tensor.requires_grad])
+        for given in args if self.outputs.open else ():
+            for tensor in (given,) if type(given) is Tensor else float_tensors(given):
+                if tensor.is_leaf and tensor.requires_grad:
+                    self.outputs.given.add(id(tensor))
 
     @override
     def trace(self, number: Tensor, *args: Any) -> None:

@@ -145,12 +145,12 @@ def sample_grid(shape: tuple[int, ...]) -> tuple[slice, ...]:
         A slice for each dimension: at most ``MOST_SAMPLES`` samples, and of these at most ``MOST_ELEMENTS`` elements.
     """
     left, slices = MOST_ELEMENTS, {0: _evenly(shape[0], MOST_SAMPLES)}
-    inner = sorted(range(1, len(shape)), key=lambda dim: shape[dim])
+    inner = sorted(range(1, len(shape)), key=shape.__getitem__)
     for position, dim in enumerate(inner):  # what a small dimension does not use is left to the larger ones
         allowed = max(1, int(left ** (1 / (len(inner) - position)) + 1e-9))
         slices[dim] = _evenly(shape[dim], allowed)
         left //= max(1, len(range(shape[dim])[slices[dim]]))
-    return tuple(slices[dim] for dim in range(len(shape)))
+    return tuple([slices[dim] for dim in range(len(shape))])
 
 
 def _evenly(size: int, most: int) -> slice:
