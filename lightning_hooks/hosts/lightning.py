@@ -132,7 +132,10 @@ class LightningHost(TrainerReference, Host):
     def epoch_ends(self) -> bool:
         """Whether the training batch that ends now is the epoch's last."""
         trainer = self._trainer()
-        return trainer is not None and lightning_api.epoch_ends(trainer)
+        if trainer is None:
+            return False
+        steps: int = trainer.max_steps
+        return bool(trainer.is_last_batch or trainer.should_stop or 0 <= steps <= trainer.global_step)
 
     @property
     @override

@@ -55,6 +55,8 @@ class GradientTrace:
             until the next backward: where the parameters have none then, what was done to them before was in vain.
 
     Attributes:
+        parameters: Those that are looked at.
+        versions: Their gradients as they were after the step, or after the last backward.
         over: Backward has added to zeroed gradients since, and nothing but the next step is to come.
         unzeroed: Nothing was done to the gradients between the step and what backward added to them: they were not zeroed.
         wasted: They were changed, and then zeroed.
@@ -64,45 +66,37 @@ class GradientTrace:
         small: list[Tensor] = []
         if unannounced:
             small = [*islice((parameter for parameter in parameters if parameter.dim() < 2), LOOKED_AT)]
-        self._parameters = small or parameters[:: -(-len(parameters) // LOOKED_AT)]
+        self.parameters = small or parameters[:: -(-len(parameters) // LOOKED_AT)]
         self._keeps = bool(small)
         self._kept: list[Tensor] = []
         self.unzeroed = True
         self.wasted = self.over = False
-        self._versions = versions(self._parameters)
+        self.versions = versions(self.parameters)
         if small:
             self._kept = [gradient for parameter in small if (gradient := parameter.grad) is not None]
 
     @property
     def added_to(self) -> bool:
         """Whether the gradients are the tensors that they were: backward adds to them in place, code may put others there."""
-        return [tensor for tensor, _ in versions(self._parameters)] == [tensor for tensor, _ in self._versions]
-
-    def before_zero_grad(self) -> None:
-        """Lightning is about to zero them."""
-        for parameter, (_, version) in zip(self._parameters, self._versions, strict=False):
-            gradient = parameter.grad
-            if gradient is not None and gradient._version != version:
-                self.wasted |= self.added_to
-                return
+        return [tensor for tensor, _ in versions(self.parameters)] == [tensor for tensor, _ in self.versions]
 
     def before_backward(self) -> None:
         """Backward starts. Zeroing leaves no gradient, or counts as a change."""
-        if not self._kept and self._parameters[0].grad is None:
+        if not self._kept and self.parameters[0].grad is None:
             self.unzeroed = False
             return
-        now = versions(self._parameters)
-        self.unzeroed = self.unzeroed and now == self._versions
+        now = versions(self.parameters)
+        self.unzeroed = self.unzeroed and now == self.versions
         if self._kept and not now:
-            before = zip(self._kept, self._versions, strict=True)
+            before = zip(self._kept, self.versions, strict=True)
             self.wasted |= any(gradient._version != version for gradient, (_, version) in before)
         self._kept = []
 
     def after_backward(self) -> None:
         """Backward is done, before another one or without a zeroing: what it added is no doing of the user's."""
-        self._versions = versions(self._parameters)
+        self.versions = versions(self.parameters)
         if self._keeps:
-            self._kept = [gradient for parameter in self._parameters if (gradient := parameter.grad) is not None]
+            self._kept = [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
 
 
 class UndoneUpdate:

@@ -18,13 +18,21 @@ OnFault = Callable[[str, Exception], None]
 
 
 class StepObservers:
-    """The observers of the optimizer steps of one run."""
+    """The observers of the optimizer steps of one run.
+
+    Attributes:
+        readers: Of the norms of each step: what they do with a fault.
+        update: What is called where an update starts.
+        taken: What is called where a step was taken.
+    """
 
     def __init__(self) -> None:
         self._observers: dict[int, tuple[StepCalls, OnFault | None, Due]] = {}
-        self._readers: list[OnFault] = []  # of the norms of each step: what they do with a fault
+        self.readers: list[OnFault] = []
         self._gradients: list[tuple[Due, Callable[[Any], Any]]] = []
         self._calls: dict[str, list[Callable[[Any], Any]]] = {}  # theirs, by the event
+        self.update: list[Callable[[Any], Any]] = []
+        self.taken: list[Callable[[Any], Any]] = []
 
     def __bool__(self) -> bool:
         return bool(self._observers)
@@ -49,30 +57,28 @@ class StepObservers:
 
     def _changed(self) -> None:
         known = self._observers.values()
-        self._readers = [on_fault for _, on_fault, _ in known if on_fault is not None]
+        self.readers = [on_fault for _, on_fault, _ in known if on_fault is not None]
         self._gradients = [(due, calls["gradients"]) for calls, _, due in known if "gradients" in calls]
         self._calls = {event: [calls[event] for calls, _, _ in known if event in calls] for event in STEP_EVENTS}
+        self.update, self.taken = self._calls["update"], self._calls["taken"]
 
     def ready(self, step: Step) -> None:
         """The gradients of a step are there, and not clipped."""
         for due, call in self._gradients:
             if due is None or step.optimizer in due:
                 call(step)
-        if self._readers and step.before is None:  # after those who count zeros too, and read both at once
+        if self.readers and step.before is None:  # after those who count zeros too, and read both at once
             try:
                 step.before = step.norms() if step.known is None else step.known
             except Exception as error:  # noqa: BLE001  training goes on
                 self._failed(error)
 
-    def starts(self, step: Step, same: bool) -> None:
-        """The gradients of a step are as the update will see them; ``same``: as they were before clipping."""
-        if self._readers and step.after is None:
-            try:
-                step.after = step.before if same else step.norms()
-            except Exception as error:  # noqa: BLE001  training goes on
-                self._failed(error)
-        for call in self._calls["update"]:
-            call(step)
+    def read_after(self, step: Step) -> None:
+        """Read the norms of gradients that clipping may have changed."""
+        try:
+            step.after = step.norms()
+        except Exception as error:  # noqa: BLE001  training goes on
+            self._failed(error)
 
     def notify(self, event: str, value: Step | EarlierOptimizers) -> None:
         """Another event."""
@@ -81,6 +87,6 @@ class StepObservers:
 
     def _failed(self, error: Exception) -> None:
         """The norms cannot be read: they are read no more."""
-        readers, self._readers = self._readers, []
+        readers, self.readers = self.readers, []
         for on_fault in readers:
             on_fault("optimizer step (the norms of the gradients)", error)

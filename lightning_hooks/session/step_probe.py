@@ -47,7 +47,7 @@ class StepProbe:
         self.watches: list[OptimizerState] = []  # of each optimizer
         self._watch_of: dict[int, OptimizerState] = {}  # the same by the ids of the optimizers
         self._hooks, self._unseen = HookManager(), UnseenSteps()
-        self._backward = False
+        self._backward = self._installed = False
         self._changes: GradientChanges = "any"
 
     @property
@@ -65,6 +65,7 @@ class StepProbe:
         """Remove an observer; with the last one the hooks go."""
         self._observers.remove(owner)
         if not self._observers:
+            self._installed = False
             self._hooks.remove_all()
             for watch in self.watches:
                 watch.give_back()
@@ -74,6 +75,7 @@ class StepProbe:
     def _install(self) -> EarlierOptimizers:
         """Hook the optimizers as they are now; return which of them were there before."""
         self._hooks.remove_all()
+        self._installed = True
         self._changes = self._host.gradient_changes()
         before, watches, names = self._optimizers, self.watches, self.optimizer_names
         self._optimizers = [*self._host.optimizers]  # Lightning steps anything that has what it needs
@@ -119,7 +121,7 @@ class StepProbe:
 
     def batch_start(self) -> None:
         """A training batch starts: no step is under way, and optimizers may have been exchanged since the last one."""
-        if not self._observers:
+        if not self._installed:
             return
         for watch in self.watches:
             watch.depth, watch.waiting = 0, watch.step is not None  # where a step raised and was caught, it is over
@@ -144,8 +146,14 @@ class StepProbe:
     def before_zero_grad(self, optimizer: Any) -> None:
         """Lightning is about to zero an optimizer's gradients."""
         watch = self._watch_of.get(id(optimizer)) or self._watch(optimizer)
-        if watch is not None and watch.left is not None and not watch.left.over:
-            watch.left.before_zero_grad()
+        left = None if watch is None else watch.left
+        if left is None or left.over:
+            return
+        for parameter, (_, version) in zip(left.parameters, left.versions, strict=False):
+            gradient = parameter.grad
+            if gradient is not None and gradient._version != version:
+                left.wasted |= left.added_to
+                return
 
     def after_backward(self) -> None:
         """Backward is done. Where steps are not announced the user may clip from here on: this is where *before* is."""
@@ -216,7 +224,12 @@ class StepProbe:
         same = step.changed(scaled=self._changes == "scaled")
         if step.carries_scale and not step.skips_nonfinite and (watch.ready or self._host.loss_scaling.unscales_in_step):
             step.carries_scale = False  # by now unscaled, wherever it was looked at before
-        self._observers.starts(step, same)
+        if same and step.after is None:
+            step.after = step.before
+        elif self._observers.readers and step.after is None:
+            self._observers.read_after(step)
+        for call in self._observers.update:
+            call(step)
         if step.undone:
             watch.undo = UndoneUpdate(watch.optimizer)
 
@@ -230,7 +243,8 @@ class StepProbe:
             step.discarded, watch.discarded = watch.discarded, 0
             if step.parameters and step.shards is None:  # what is written to a shard does not count as written to the whole
                 watch.left = GradientTrace(step.parameters, unannounced=not self._host.setup.steps_announced)
-            self._observers.notify("taken", step)
+            for call in self._observers.taken:
+                call(step)
         self._backward = False
 
     def _watch(self, optimizer: Any) -> OptimizerState | None:
