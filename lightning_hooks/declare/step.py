@@ -194,8 +194,10 @@ class Step:
                 now.append((id(gradient), gradient._version))
         if now and now == self._versions:
             return True
-        once = scaled and now and now == [(gradient, version + 1) for gradient, version in self._versions]
-        self.known, self._zeros = self._scaled() if once else None, None
+        once = scaled and len(now) == len(self._versions) > 0
+        for (gradient, version), (before, known) in zip(now, self._versions, strict=False):
+            once = once and gradient == before and version == known + 1
+        self.known, self._zeros = self._scaled() if once and self.few else None, None
         self.addresses = self.addresses if once else None  # multiplied in place
         return False
 

@@ -59,23 +59,19 @@ class DetailGate:
         gate: The gate.
 
     Attributes:
-        detailed: Whether the batch under way is such a one.
+        sampled: Whether the batch under way is recorded in detail.
+        detailed: Whether the last sampled batch was.
     """
 
-    __slots__ = ("_gate", "detailed")
+    __slots__ = ("_gate", "detailed", "sampled")
 
     def __init__(self, gate: Gate) -> None:
-        self._gate, self.detailed = gate, False
+        self._gate, self.sampled, self.detailed = gate, False, False
 
     @property
     def open(self) -> bool:
         """Whether hooks record now."""
-        return self.detailed and self._gate.open
-
-    @property
-    def sampled(self) -> bool:
-        """Whether the batch under way is recorded in detail."""
-        return self.detailed and self._gate.sampled
+        return self.sampled and self._gate.open
 
 
 _UNDER_WAY: dict[int, Gate] = {}

@@ -150,7 +150,7 @@ class LoopEvents:
         with outside_modes():
             if not self._open:
                 self._start_batch(args[0])
-            self.session.evidence.forward(args, kwargs)
+            self.session.forward(args, kwargs)
         self.ran = True
         returned = function(*args, **kwargs)
         with outside_modes():

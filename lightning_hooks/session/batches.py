@@ -57,7 +57,7 @@ class Batches:
         self._begin: Any = None
         self._members: list[Member] = []
         self._of_members: list[tuple[Context, Sampling]] = []
-        self._sampled = 0  # which members sample the last batch, as a bit each
+        self._sampled = -1  # which members sampled the last batch, as a bit each; of that before a resumed run nothing is known
         self._plans: dict[tuple[int, int], BatchPlan] = {}  # by these of a batch and of the one before
 
     def follow(self, members: Sequence[Member]) -> None:
@@ -80,7 +80,8 @@ class Batches:
                 which |= bit
                 sampling.gate.start(True)
                 context.sampled_batches += 1
-                context.details.detailed = context.sampled_batches <= DETAILED or context.sampled_batches % DETAILED == 0
+                detailed = context.sampled_batches <= DETAILED or context.sampled_batches % DETAILED == 0
+                context.details.sampled = context.details.detailed = detailed
             context.batches += 1
             bit <<= 1
         key, self._sampled = (which, self._sampled), which
@@ -103,11 +104,12 @@ class Batches:
     def stop(self) -> None:
         """A training batch ends."""
         begin, self._begin, end = self._begin, None, self._now()
-        for _, sampling in self._of_members:
+        for context, sampling in self._of_members:
             gate, overhead = sampling.gate, sampling.overhead
             sampled = gate.sampled or sampling.every_step
             if gate.sampled:
                 gate.stop()
+                context.details.sampled = False
             gate.running = False
             if overhead is None or begin is None:
                 continue

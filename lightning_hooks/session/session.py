@@ -151,14 +151,15 @@ class Session:
         """Return a block in which the loop calls ``training_step`` or ``validation_step`` with these arguments."""
         if function_modes() or dispatch_modes():
             with outside_modes():
-                self._forward(args, kwargs)
+                self.forward(args, kwargs)
         elif self.evidence.measure.on:
-            self._forward(args, kwargs)
+            self.forward(args, kwargs)
         elif self.evidence.on:
             self.evidence.forward(args, kwargs)
         return self.calls.step() if self.calls.running or self.calls.in_validation else _NOTHING
 
-    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """``training_step``, or what gives the loss, is about to be called with these arguments."""
         if self.evidence.on:
             self.evidence.forward(args, kwargs)
         if self.evidence.measure.on:

@@ -24,7 +24,7 @@ from lightning_hooks.replay.watch import StepWatch
 from tests.benchmarks.fits import fit
 from tests.benchmarks.workloads import WORKLOADS
 
-EVENTS = ("batch_start", "forward", "before_backward", "after_backward", "gradients", "batch_end")
+EVENTS = ("batch_start", "forward", "before_backward", "after_backward", "gradients")
 
 
 def each_step(name: str, make: Any, steps: int = 40) -> tuple[float, float, float]:

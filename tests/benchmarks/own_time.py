@@ -89,7 +89,7 @@ def entry_points() -> Iterator[tuple[type, str]]:
         for name, method in vars(kind).items():
             if callable(method) and (name.startswith("on_") or name in ("setup", "teardown")):
                 yield kind, name
-    yield StepProbe, "starts"  # called by the closure that the optimizer's step is given
+    yield StepProbe, "_starts"  # called by the closure that the optimizer's step is given
     for name in ("_shown", "enter", "leave"):  # of functional calls, and around training_step
         yield CallObserver, name
 

@@ -293,6 +293,7 @@ class GradientCollector(GradientSites):
 
     @override
     def state_dict(self) -> dict[str, Any]:
+        self._loss.table.close_page()
         return {
             "setups": self._watch.state(),
             "loss": self._loss.table.state_dict(),

@@ -95,7 +95,7 @@ class LossTable:
             return
         self._page.append((loss, (number, batch, self.step)))
         if len(self._page) == PAGE:
-            self._close_page()
+            self.close_page()
 
     def end_validation(self, loss: Tensor) -> None:
         """A validation ends, with this loss."""
@@ -105,7 +105,8 @@ class LossTable:
         kept.copy_(torch.cat((kept[:, 1:], latest), 1))
         self._validated_at = [*self._validated_at, self._batches][-MOST_VALIDATIONS:]
 
-    def _close_page(self) -> None:
+    def close_page(self) -> None:
+        """Take the losses that are kept as they are into the table."""
         if not self._page:
             return
         losses = torch.stack([loss for loss, _ in self._page]).to(self._sums)
@@ -129,7 +130,7 @@ class LossTable:
 
     def pack(self) -> Tensor:
         """The table, shape ``(n_loss_numbers,)``."""
-        self._close_page()
+        self.close_page()
         sums, places = self._sums.clone(), self._validated_at
         counts = self._batches, self._first, len(places), len(self._earlier), len(self._earlier_validations), *self._course
         pairs = [number for one in self._earlier_validations for number in (one.loss, one.training)]

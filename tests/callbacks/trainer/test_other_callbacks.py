@@ -135,7 +135,7 @@ def test_sharded_parameters_are_rejected_whatever_the_strategy() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["_FeatureRecorder", "GradientListener", "_GradientArrival", "on_gradients", "on_update", "on_taken"]
+    "method", ["_FeatureRecorder", "GradientListener", "GradientArrival", "on_gradients", "on_update", "on_taken"]
 )
 def test_a_fault_in_any_hook_of_ours_is_reported_and_harms_nobody(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning_hooks.diagnostics.clipping_events import collector as clipping

@@ -1,0 +1,44 @@
+"""The package's Python calls in a step stay within their budgets: they are counted, so that no machine's speed matters."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_hooks import GradientClipMonitor, TrainingMonitor
+from tests.benchmarks.calls import lightning_steps, loop_steps, of_kinds
+
+MODULES, PARAMETERS = 10, 8  # of the CNN
+
+
+@pytest.fixture(scope="module")
+def cnn() -> dict[str, int]:
+    steps = lightning_steps("cnn", TrainingMonitor(every_n_steps=5, summary=False), 40)
+    return {kind: calls.total() for kind, calls in of_kinds(steps, 5).items()}
+
+
+def test_a_step_that_is_not_sampled_is_a_handful_of_calls(cnn: dict[str, int]) -> None:
+    assert cnn["not sampled"] <= 60
+
+
+def test_such_a_step_makes_no_call_for_a_module_or_a_parameter(cnn: dict[str, int]) -> None:
+    steps = lightning_steps("transformer", TrainingMonitor(every_n_steps=5, summary=False), 40)
+    assert of_kinds(steps, 5)["not sampled"].total() == cnn["not sampled"]
+
+
+def test_a_step_whose_gradients_are_clipped_reads_them_once_more() -> None:
+    steps = lightning_steps("cnn", TrainingMonitor(every_n_steps=5, summary=False), 40, clip=1e-3)
+    assert of_kinds(steps, 5)["not sampled"].total() <= 68
+
+
+def test_a_sampled_step_makes_some_calls_for_each_module_and_parameter(cnn: dict[str, int]) -> None:
+    assert cnn["sampled"] <= 375 + 14 * MODULES + 6 * PARAMETERS
+    assert cnn["first"] <= 3 * cnn["sampled"]
+
+
+def test_clip_events_alone() -> None:
+    steps = lightning_steps("cnn", GradientClipMonitor(summary=False), 40)
+    assert of_kinds(steps, 5)["not sampled"].total() <= 45
+
+
+def test_a_plain_loop() -> None:
+    assert of_kinds(loop_steps("cnn", 40, every_n_steps=5, summary=False), 5)["not sampled"].total() <= 115
