@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 
 from tests.evidence.bugs.cases import Built, Expected, Recipe, bug
-from tests.evidence.bugs.parts import EPOCHS, ByHand, Cnn, Digits, adam, classify, diabetes, digits, loader, mlp, sgd, two_ranks
+from tests.evidence.bugs.parts import EPOCHS, ByHand, Cnn, Digits, adam, classify, diabetes, digits, loader, mlp
 from tests.evidence.faults import data
 
 # Losses.
@@ -283,14 +282,3 @@ class Teacher(Recipe):
 def teacher_never_moves(planted: bool = True) -> Built:
     loaders = {"train_dataloaders": digits()["train_dataloaders"]}
     return Built(Teacher(not planted), loaders, EPOCHS, Expected(("not_updated",), ("net.teacher*",)))
-
-
-# Two ranks.
-
-
-@bug("yaak-ai/rbyte#106", "DDP without a DistributedSampler: all ranks get the same batches", processes=2)
-def ranks_with_the_same_data(planted: bool = True) -> Built:
-    x, y, _, _ = data.digits()
-    train = DataLoader(TensorDataset(x, y), 24, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(0))
-    kwargs = {**two_ranks(), "use_distributed_sampler": not planted}
-    return Built(Digits(mlp(), sgd()), {"train_dataloaders": train}, kwargs, Expected(("ranks_same_batch",)))

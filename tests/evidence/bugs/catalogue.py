@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.evidence.bugs import bugs_of_forums, bugs_of_traincheck, programs
+from tests.evidence.bugs import bugs_of_forums, bugs_of_ranks, bugs_of_traincheck, programs, programs_of_other_kinds
 from tests.evidence.bugs.cases import CASES
 
-__all__ = ["CASES", "bugs_of_forums", "bugs_of_traincheck", "programs"]
+__all__ = ["CASES", "bugs_of_forums", "bugs_of_ranks", "bugs_of_traincheck", "programs", "programs_of_other_kinds"]

@@ -32,7 +32,8 @@ import tests.evidence.exam  # noqa: F401 - before Lightning, which imports torch
 import torch
 
 from lightning_hooks.declare.hypothesis import Remedy
-from tests.evidence.cure.interpret import any_remedies, apply, tenth_of_rate
+from tests.evidence.cure.configured import tenth_of_rate
+from tests.evidence.cure.interpret import any_remedies, apply
 from tests.evidence.cure.planted import CAUSES, REPAIRS
 from tests.evidence.cure.trainings import Trainings, trainings
 from tests.evidence.faults.jobs import fingerprint, publish, run_all

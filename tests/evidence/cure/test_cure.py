@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks.declare.hypothesis import Remedy
+from tests.evidence.cure.configured import rates, tenth_of_rate
 from tests.evidence.cure.infos import judged as infos_judged
 from tests.evidence.cure.infos import table as infos_table
-from tests.evidence.cure.interpret import any_remedies, apply, rates, tenth_of_rate
+from tests.evidence.cure.interpret import any_remedies, apply
 from tests.evidence.cure.planted import CAUSES, REPAIRS
 from tests.evidence.cure.records import cures, rows_of
 from tests.evidence.cure.run import counts, judged, limit_of, run_one, table

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from sklearn.datasets import load_digits, make_moons
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,8 +14,8 @@ from tests.evidence.exam.cases import Built, Expected, Recipe, healthy
 from tests.evidence.exam.expectations import WELL
 from tests.evidence.exam.pictures import digits, in_batches
 from tests.evidence.exam.schedules import adam, adamw, sgd
-from tests.evidence.exam.signals import SAMPLE_RATE, crops
-from tests.evidence.exam.small_nets import Coupling, by_recipe, flow_loss, mlp
+from tests.evidence.exam.signals import crops
+from tests.evidence.exam.small_nets import Coupling, by_recipe, flow_loss
 
 
 @healthy("torch", "RealNVP of six couplings on two moons, Adam")
@@ -26,45 +24,6 @@ def recipe_real_nvp() -> Built:
     points = torch.tensor(make_moons(4000, noise=0.05, random_state=0)[0], dtype=torch.float32)
     points = (points - points.mean(0)) / points.std(0)
     return by_recipe(net, flow_loss, adam(1e-3), in_batches(64, points), max_epochs=4, limit_train_batches=60)
-
-
-class Wasserstein(LightningModule):
-    """WGAN-GP: five steps of the critic to one of the generator, by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.generator = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.Tanh())
-        self.critic = nn.Sequential(nn.Linear(64, 128), nn.LeakyReLU(0.2), nn.Linear(128, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
-
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.Adam(part.parameters(), 5e-4, betas=(0.0, 0.9)) for part in (self.generator, self.critic)]
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        of_generator, of_critic = self.optimizers()
-        made = self.generator(torch.randn(len(batch[0]), 16))
-        if batch_idx % 6 == 5:
-            loss = -self.critic(made).mean()
-            of_generator.zero_grad()
-            self.manual_backward(loss)
-            of_generator.step()
-            return {"loss": loss.detach()}
-        share = torch.rand(len(made), 1)
-        between = (share * batch[0] + (1 - share) * made.detach()).requires_grad_()
-        (slope,) = torch.autograd.grad(self.critic(between).sum(), between, create_graph=True)
-        loss = self.critic(made.detach()).mean() - self.critic(batch[0]).mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
-        of_critic.zero_grad()
-        self.manual_backward(loss)
-        of_critic.step()
-        return {"loss": loss.detach()}
-
-
-@healthy(
-    "torch", "Wasserstein GAN with a penalty on gradients, five steps of the critic to one of the generator, Adam without momentum"
-)
-def recipe_wasserstein() -> Built:
-    pixels = torch.tensor(load_digits().data, dtype=torch.float32) / 8 - 1
-    return Built(Wasserstein(), in_batches(64, pixels), {"max_epochs": 4}, WELL)
 
 
 class Boltzmann(nn.Module):
@@ -139,79 +98,6 @@ def pieces_in_few_bits() -> Built:
     return Built(module, crops(16, 32), {"max_epochs": 9, "gradient_clip_val": 1.0}, WELL)
 
 
-class Energies(Recipe):
-    """A net is to be low at the data and high where a walk down its own slope ends."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        walked = torch.where(torch.rand(len(batch[0]), 1) < 0.5, 1.5 * torch.randn_like(batch[0]), batch[0])
-        for _ in range(15):
-            walked = walked.detach().requires_grad_()
-            slope = torch.autograd.grad(self.net(walked).sum(), walked)[0]
-            walked = walked - 0.1 * slope.clamp(-1, 1) + 0.05 * torch.randn_like(walked)
-        real, fake = self.net(batch[0]), self.net(walked.detach())
-        self.log("distance", torch.cdist(walked.detach(), batch[0]).amin(1).mean())
-        return (real - fake).mean() + 0.1 * (real.square() + fake.square()).mean()
-
-
-@healthy("torch", "an energy model of two moons: fifteen steps of Langevin for each of its own, a loss about 0, Adam's beta1 of 0")
-def moons_by_energy() -> Built:
-    points = torch.tensor(make_moons(3200, noise=0.05, random_state=0)[0], dtype=torch.float32) - torch.tensor([0.5, 0.25])
-    net = mlp(2, 64, 64, 1, activation=nn.SiLU)
-    return Built(Energies(net, None, adam(1e-3, betas=(0.0, 0.999))), in_batches(64, points), {"max_epochs": 5}, Expected())
-
-
-class Separates(nn.Module):
-    """Conv-TasNet at a small size: masks over a learned filter bank, by dilated depthwise convolutions."""
-
-    def __init__(self, filters: int = 48, width: int = 32) -> None:
-        super().__init__()
-        self.encode, self.decode = nn.Conv1d(1, filters, 16, 8, bias=False), nn.ConvTranspose1d(filters, 1, 16, 8, bias=False)
-        self.enter, self.masks = nn.Conv1d(filters, width, 1), nn.Conv1d(width, 2 * filters, 1)
-        self.blocks = nn.ModuleList([self.block(width, 2**power) for power in range(4)])
-
-    @staticmethod
-    def block(width: int, dilation: int) -> nn.Module:
-        depthwise = nn.Conv1d(2 * width, 2 * width, 3, padding=dilation, dilation=dilation, groups=2 * width)
-        first = (nn.Conv1d(width, 2 * width, 1), nn.PReLU(), nn.GroupNorm(1, 2 * width))
-        return nn.Sequential(*first, depthwise, nn.PReLU(), nn.GroupNorm(1, 2 * width), nn.Conv1d(2 * width, width, 1))
-
-    def forward(self, mixed: Tensor) -> Tensor:
-        rows = F.relu(self.encode(mixed[:, None]))
-        x = self.enter(rows)
-        for block in self.blocks:
-            x = x + block(x)
-        masks = torch.sigmoid(self.masks(x)).unflatten(1, (2, -1))
-        return torch.stack([self.decode(rows * masks[:, voice])[:, 0] for voice in range(2)], 1)
-
-
-def decibels(told: Tensor, true: Tensor) -> Tensor:
-    """The scale-invariant ratio of signal to what is wrong."""
-    told, true = told - told.mean(-1, keepdim=True), true - true.mean(-1, keepdim=True)
-    aim = (told * true).sum(-1, keepdim=True) / true.square().sum(-1, keepdim=True) * true
-    return 10 * torch.log10(aim.square().sum(-1) / ((told - aim).square().sum(-1) + 1e-8) + 1e-8)
-
-
-@healthy(
-    "torch",
-    "two voices at once are told apart (Conv-TasNet): decibels of the better order, so the loss is below 0, Adam, clipped at 5",
-)
-def voices_separated() -> Built:
-    generator = torch.Generator().manual_seed(0)
-    times = torch.arange(400) / SAMPLE_RATE
-    tones = torch.rand(1000, 2, 1, generator=generator) * torch.tensor([[60.0], [250.0]]) + torch.tensor([[60.0], [350.0]])
-    voices = torch.sin(2 * math.pi * tones * times + 6.28 * torch.rand(1000, 2, 1, generator=generator))
-    voices = voices * (1 + 0.5 * torch.sin(6.28 * 5 * times * (1 + torch.rand(1000, 2, 1, generator=generator))))
-
-    def loss(net: Any, batch: Any) -> Tensor:
-        told = net(batch[0].sum(1))
-        orders = [decibels(told, true).mean(1) for true in (batch[0], batch[0].flip(1))]
-        return -torch.maximum(*orders).mean()
-
-    return Built(
-        Recipe(Separates(), loss, adam(1e-3)), in_batches(16, voices), {"max_epochs": 3, "gradient_clip_val": 5.0}, Expected()
-    )
-
-
 class One(Dataset[tuple[Tensor, Tensor]]):
     """One sample, many times an epoch."""
 
@@ -223,20 +109,6 @@ class One(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> Any:
         return self.tensors
-
-
-@healthy("torch", "deep image prior: one noisy photograph from one fixed noise, the same batch at every step, Adam at 0.01")
-def photograph_by_image_prior() -> Built:
-    pieces = next(iter(crops(32, 1)["train_dataloaders"]))[0][0]
-    torch.manual_seed(0)
-    seen, given = pieces + 0.3 * torch.randn_like(pieces), 0.1 * torch.randn(16, 8, 8)
-
-    def block(before: int, after: int) -> list[nn.Module]:
-        return [nn.Upsample(scale_factor=2), nn.Conv2d(before, after, 3, 1, 1), nn.BatchNorm2d(after), nn.LeakyReLU(0.2)]
-
-    net = nn.Sequential(*block(16, 24), *block(24, 24), nn.Conv2d(24, 3, 1))
-    module = Recipe(net, lambda net, batch: F.mse_loss(net(batch[0] + 0.03 * torch.randn_like(batch[0])), batch[1]), adam(0.01))
-    return Built(module, {"train_dataloaders": DataLoader(One(given, seen), 1)}, {"max_epochs": 2}, Expected())
 
 
 class Painted(nn.Module):
@@ -269,34 +141,6 @@ def pixels_take_a_style() -> Built:
     return Built(
         Recipe(net, loss, optimizers), {"train_dataloaders": DataLoader(One(both[0], both[1]), 1)}, {"max_epochs": 2}, Expected()
     )
-
-
-class Masked(nn.Linear):
-    """A linear layer of which some weights are always 0."""
-
-    def __init__(self, before: Tensor, after: Tensor, strict: bool = False) -> None:
-        super().__init__(len(before), len(after))
-        seen = before[None] < after[:, None] if strict else before[None] <= after[:, None]
-        self.register_buffer("mask", seen.float())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight * self.mask, self.bias)
-
-
-@healthy(
-    "torch",
-    "MADE: an autoencoder whose masked weights let a pixel know only those before it, bits of digits, Adam",
-    learned_from=False,
-)
-def study_masked_autoencoder() -> Built:
-    order, hidden = torch.arange(64), torch.arange(200) % 63
-    net = nn.Sequential(Masked(order, hidden), nn.ReLU(), Masked(hidden, hidden), nn.ReLU(), Masked(hidden, order, strict=True))
-    bits = torch.tensor(load_digits().data > 7).float()
-
-    def loss(net: Any, batch: Any) -> Tensor:
-        return F.binary_cross_entropy_with_logits(net(batch[0]), batch[0], reduction="none").sum(1).mean()
-
-    return by_recipe(net, loss, adam(3e-3), in_batches(64, bits))
 
 
 class Cell(nn.Module):

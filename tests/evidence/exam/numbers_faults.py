@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import sklearn.datasets
 import torch
-from sklearn.datasets import make_circles, make_moons
+from sklearn.datasets import make_circles
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,21 +27,17 @@ from tests.evidence.exam.expectations import (
 )
 from tests.evidence.exam.graphs import graphs_adam
 from tests.evidence.exam.pictures import digits, in_batches
-from tests.evidence.exam.schedules import TWICE_40, adam, adamw
+from tests.evidence.exam.schedules import TWICE_40, adam
 from tests.evidence.exam.signals import captioned, series
 from tests.evidence.exam.small_nets import (
-    Coupling,
     Judged,
     Pairs,
-    Splines,
-    flow_loss,
     misses,
     mlp,
     on_digits,
     to_classes,
-    to_numbers,
 )
-from tests.evidence.exam.tables import friedman, scaled, split, table
+from tests.evidence.exam.tables import scaled, split, table
 
 
 @fault("torch", "group norm with a group for each channel, after pooling: it normalises single numbers")
@@ -108,15 +103,6 @@ def where_of_logarithm(planted: bool = True) -> Built:
 
     expected = Expected(BROKEN, ("net*", "loss*"))
     return Built(Recipe(Sparse(), loss, graphs_adam(3e-3, 0.0)), in_batches(32, *digits(8)), TWICE_40, expected)
-
-
-@fault("torch", "RealNVP whose loss forgets the volume: all points are drawn to the middle")
-def flow_without_volume(planted: bool = True) -> Built:
-    net = nn.ModuleList(Coupling(torch.tensor([1.0, 0.0]).roll(index)) for index in range(4))
-    points = torch.tensor(make_moons(3000, noise=0.05, random_state=1)[0], dtype=torch.float32)
-    points = (points - points.mean(0)) / points.std(0)
-    loss = partial(flow_loss, with_volume=not planted)
-    return Built(Recipe(net, loss, graphs_adam(3e-3, 0.0)), in_batches(64, points), TWICE_40, Expected(("saturated", *FLAT)))
 
 
 @fault("torch", "benign or malign: one output goes through a softmax along itself, and is 1 for all")
@@ -222,14 +208,6 @@ def names_scale_without_logarithm(planted: bool = True) -> Built:
     return Built(module, captioned(8, 32), {"max_epochs": 4, "gradient_clip_val": 1.0}, Expected(kinds))
 
 
-@fault("torch", "a Kolmogorov-Arnold net whose curves reach from -1 to 1, and whose inputs lie between 5 and 7")
-def splines_out_of_reach(planted: bool = True) -> Built:
-    x, y = friedman()
-    net = nn.Sequential(Splines(10, 12, 1.0), Splines(12, 1, 2.0))
-    expected = Expected(("dead", *FORGOTTEN, *TOO_LITTLE), ("net.0*", "net*"))
-    return Built(Judged(net, to_numbers, adamw(1e-2)), split(64, x + 6 if planted else x, y), {"max_epochs": 8}, expected)
-
-
 @fault("torch", "fourteen layers of tanh without norms or residuals, with the deviation of 0.02 of vision transformers")
 def digits_tanh_of_little(planted: bool = True) -> Built:
     net = mlp(64, *[48] * 13, 10, activation=nn.Tanh)
@@ -239,29 +217,6 @@ def digits_tanh_of_little(planted: bool = True) -> Built:
     x, y = digits(8)
     expected = Expected((*FORGOTTEN, *TOO_LITTLE, "dead"))
     return Built(Judged(net, to_classes, adam(1e-3)), split(32, x.flatten(1), y), {"max_epochs": 5}, expected)
-
-
-class Settles(nn.Module):
-    """A rectified layer that is applied thirty times, with its input."""
-
-    def __init__(self, gain: float) -> None:
-        super().__init__()
-        self.enter, self.again, self.head = nn.Linear(64, 48), nn.Linear(48, 48), nn.Linear(48, 10)
-        nn.init.orthogonal_(self.again.weight, gain)
-
-    def forward(self, x: Tensor) -> Tensor:
-        given = state = self.enter(x)
-        for _ in range(30):
-            state = F.relu(self.again(state) + given)
-        return self.head(state)
-
-
-@fault("torch", "an equilibrium layer that expands: its matrix starts with a gain of 2.5 and is applied thirty times")
-def digits_equilibrium_expands(planted: bool = True) -> Built:
-    x, y = digits(8)
-    kinds = (*TOO_MUCH, *BROKEN, "residual_growth", "activation_outliers", "poor_init", "output_range")
-    module = Recipe(Settles(2.5 if planted else 0.5), to_classes, adam(1e-3))
-    return Built(module, in_batches(32, x.flatten(1), y), {"max_epochs": 4}, Expected(kinds, ("net*",)))
 
 
 @fault("torch", "two circles by three linear layers, the activations between them were left out")

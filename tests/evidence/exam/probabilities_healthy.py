@@ -12,24 +12,10 @@ from torch.nn import functional as F
 
 from tests.evidence.exam.cases import Built, Expected, Recipe, healthy
 from tests.evidence.exam.expectations import WELL
-from tests.evidence.exam.pictures import digits, in_batches
+from tests.evidence.exam.pictures import in_batches
 from tests.evidence.exam.schedules import adam
-from tests.evidence.exam.small_nets import by_recipe, mlp
-from tests.evidence.exam.tables import friedman, table
-
-
-@healthy("torch", "mixture density net of five Gaussians over an inverse problem (Bishop), Adam")
-def recipe_mixture_density() -> Built:
-    def loss(net: Any, batch: Any) -> Tensor:
-        shares, means, scales = net(batch[0]).chunk(3, 1)
-        parts = torch.distributions.Normal(means, scales.clamp(-7, 7).exp())
-        return -(shares.log_softmax(1) + parts.log_prob(batch[1])).logsumexp(1).mean()
-
-    target = torch.rand(4000, 1, generator=torch.Generator().manual_seed(0))
-    given = target + 0.3 * torch.sin(2 * math.pi * target) + 0.05 * (2 * torch.rand(4000, 1) - 1)
-    return by_recipe(
-        mlp(1, 32, 15, activation=nn.Tanh), loss, adam(5e-3), in_batches(64, given, target), max_epochs=4, limit_train_batches=60
-    )
+from tests.evidence.exam.small_nets import by_recipe
+from tests.evidence.exam.tables import table
 
 
 @healthy(
@@ -95,27 +81,6 @@ def waves_by_inducing_points() -> Built:
     return Built(Recipe(Induced().double(), loss, adam(0.03)), in_batches(50, x, y), options, WELL)
 
 
-class Evidence(Recipe):
-    """A Dirichlet distribution over classes, whose misleading evidence is penalised more and more."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        alpha = F.softplus(self.net(batch[0])) + 1
-        total, truth = alpha.sum(1, keepdim=True), F.one_hot(batch[1], 10)
-        chance = alpha / total
-        fit = ((truth - chance) ** 2 + chance * (1 - chance) / (total + 1)).sum(1)
-        wrong = truth + (1 - truth) * alpha
-        of_wrong = torch.distributions.Dirichlet(wrong)
-        excess = torch.distributions.kl_divergence(of_wrong, torch.distributions.Dirichlet(torch.ones_like(wrong)))
-        return (fit + min(1.0, self.global_step / 300) * 0.1 * excess).mean()
-
-
-@healthy("torch", "evidential digits: squared error under a Dirichlet, a divergence that grows over 300 steps, Adam with L2")
-def digits_with_evidence() -> Built:
-    x, y = digits(8)
-    module = Evidence(mlp(64, 96, 10), None, adam(2e-3, weight_decay=1e-4))
-    return Built(module, in_batches(32, x.flatten(1), y), {"max_epochs": 4}, Expected())
-
-
 class Doubtful(nn.Module):
     """A linear layer whose weights are drawn anew for each batch."""
 
@@ -141,35 +106,3 @@ def wine_bayes_by_backprop() -> Built:
 
     net = nn.Sequential(Doubtful(13, 24), nn.ReLU(), Doubtful(24, 3))
     return Built(Recipe(net, loss, adam(5e-3)), in_batches(16, *table("wine")), {"max_epochs": 25}, Expected())
-
-
-class DeepKernel(nn.Module):
-    """A Gaussian process over what an MLP makes of the inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = mlp(10, 32, 2, activation=nn.Tanh)
-        self.scale, self.noise = nn.Parameter(torch.zeros(())), nn.Parameter(torch.tensor(-1.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        kernel = self.scale.exp() * torch.exp(-torch.cdist(self.features(x), self.features(x)).square() / 0.5)
-        return kernel + (self.noise.exp() + 1e-4) * torch.eye(len(x))
-
-
-@healthy("torch", "deep kernel learning: the marginal likelihood of a Gaussian process over an MLP, two rates, double precision")
-def friedman_deep_kernel() -> Built:
-    def loss(net: Any, batch: Any) -> Tensor:
-        process = torch.distributions.MultivariateNormal(torch.zeros_like(batch[1]), net(batch[0]))
-        return -process.log_prob(batch[1]) / len(batch[1])
-
-    def optimizers(module: Any) -> Any:
-        others = [module.net.scale, module.net.noise]
-        return torch.optim.Adam([{"params": module.net.features.parameters(), "lr": 1e-3}, {"params": others, "lr": 1e-2}])
-
-    x, y = friedman()
-    return Built(
-        Recipe(DeepKernel(), loss, optimizers),
-        in_batches(100, x.double(), y.double()),
-        {"max_epochs": 10, "precision": "64-true"},
-        Expected(),
-    )

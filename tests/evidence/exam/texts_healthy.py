@@ -8,14 +8,13 @@ import re
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.evidence.exam.cases import Built, Expected, Recipe, healthy
 from tests.evidence.exam.expectations import WELL
 from tests.evidence.exam.pictures import in_batches
-from tests.evidence.exam.schedules import adam, decayed_apart, scheduled, sgd
+from tests.evidence.exam.schedules import adam, decayed_apart, scheduled
 from tests.evidence.exam.small_nets import by_recipe, next_character
 from tests.evidence.exam.texts import VOCABULARY, characters, corpus, lines, manual
 
@@ -36,85 +35,10 @@ def recipe_bag_of_trigrams() -> Built:
     return by_recipe(net, loss, adagrad, lines(48, 16), limit_train_batches=50)
 
 
-class Carried(LightningModule):
-    """PyTorch's example for words: an LSTM whose state is carried from stretch to stretch; uniform weights, SGD at 20."""
-
-    def __init__(self, rows: int = 20) -> None:
-        super().__init__()
-        self.drop, self.encoder, self.decoder = nn.Dropout(0.2), nn.Embedding(VOCABULARY, 64), nn.Linear(64, VOCABULARY)
-        self.rnn = nn.LSTM(64, 64, 2, dropout=0.2)
-        nn.init.uniform_(self.encoder.weight, -0.1, 0.1)
-        nn.init.zeros_(self.decoder.bias)
-        nn.init.uniform_(self.decoder.weight, -0.1, 0.1)
-        self.rows, self.hidden = rows, self._zeros(rows)
-
-    @staticmethod
-    def _zeros(rows: int) -> tuple[Tensor, Tensor]:
-        return torch.zeros(2, rows, 64), torch.zeros(2, rows, 64)
-
-    def on_train_epoch_start(self) -> None:
-        self.hidden = self._zeros(self.rows)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        ids, targets = batch[0][:-1], batch[0][1:]
-        output, (hidden, cell) = self.rnn(self.drop(self.encoder(ids)), self.hidden)
-        self.hidden = (hidden.detach(), cell.detach())
-        return F.cross_entropy(self.decoder(self.drop(output)).flatten(0, 1), targets.flatten())
-
-    def configure_optimizers(self) -> Any:
-        chosen = torch.optim.SGD(self.parameters(), lr=20)
-        return [chosen], [torch.optim.lr_scheduler.StepLR(chosen, 1, 0.25)]
-
-
-@healthy("torch", "PyTorch's example for words: an LSTM whose state goes from stretch to stretch, SGD at 20, clipped at 0.25")
-def task_words() -> Built:
-    codes, rows, length = corpus(), 20, 35
-    columns = codes[: len(codes) // rows * rows].view(rows, -1).T.contiguous()
-    stretches = torch.stack([columns[start : start + length + 1] for start in range(0, 40 * length, length)])
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(stretches), batch_size=None)
-    return Built(Carried(rows), {"train_dataloaders": data}, {"max_epochs": 2, "gradient_clip_val": 0.25}, WELL)
-
-
 @functools.cache
 def running_text() -> tuple[str, ...]:
     """The words of the corpus in their order, in small letters."""
     return tuple(re.findall(r"[a-z]+", "".join(map(chr, corpus().tolist())).lower()))
-
-
-class Reads(nn.Module):
-    """A recurrent net as in PyTorch's tutorial: a letter and the state go into two linear layers."""
-
-    def __init__(self, kinds: int, width: int = 48) -> None:
-        super().__init__()
-        self.width, self.state, self.answer = width, nn.Linear(27 + width, width), nn.Linear(width, kinds)
-
-    def forward(self, letters: Tensor) -> Tensor:
-        state = torch.zeros(1, self.width)
-        for letter in F.one_hot(letters, 27).float():
-            state = torch.tanh(self.state(torch.cat([letter[None], state], 1)))
-        return F.log_softmax(self.answer(state), 1)
-
-
-@healthy("torch", "PyTorch's tutorial on names: one word of three made languages at a time, letters one by one, plain SGD")
-def words_one_by_one() -> Built:
-    generator = torch.Generator().manual_seed(0)
-    syllables = (("ka", "to", "mi", "ra", "no"), ("sch", "er", "ung", "burg", "ein"), ("ova", "ski", "pol", "dra", "itz"))
-    words, kinds = [], []
-    for i in range(450):
-        chosen = syllables[i % 3]
-        word = "".join(chosen[j] for j in torch.randint(0, 5, (3,), generator=generator).tolist())[:6]
-        words.append([ord(letter) - 96 for letter in word])
-        kinds.append(i % 3)
-
-    module = Recipe(Reads(3), lambda net, batch: F.nll_loss(net(batch[0][0]), batch[1]), sgd(0.02, 0.0))
-    data = in_batches(1, torch.tensor(words_of_one_length(words)), torch.tensor(kinds))
-    return Built(module, data, {"max_epochs": 1, "limit_train_batches": 400}, WELL)
-
-
-def words_of_one_length(words: list[list[int]]) -> list[list[int]]:
-    """Filled up with 0 at the front."""
-    longest = max(map(len, words))
-    return [[0] * (longest - len(word)) + word for word in words]
 
 
 class RareWords(nn.Module):
@@ -169,41 +93,6 @@ def words_by_sparse_tables() -> Built:
 
     data = in_batches(256, middle, beside)
     return Built(Recipe(net, loss, falling), data, {"max_epochs": 1, "limit_train_batches": 280}, WELL)
-
-
-class DroppedWeights(nn.Module):
-    """An LSTM whose recurrent weights are dropped, as in AWD-LSTM; rows of the embedding, too."""
-
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-        self.tokens, self.body = nn.Embedding(VOCABULARY, width), nn.LSTM(width, width, batch_first=True)
-        self.recurrent = nn.Parameter(self.body.weight_hh_l0.detach().clone())
-        del self.body._parameters["weight_hh_l0"]
-        nn.init.uniform_(self.tokens.weight, -0.1, 0.1)
-        self.bias = nn.Parameter(torch.zeros(VOCABULARY))
-
-    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        rows = F.dropout(torch.ones(VOCABULARY, 1), 0.1, self.training)
-        x = F.embedding(ids, self.tokens.weight * rows)
-        self.body.weight_hh_l0 = F.dropout(self.recurrent, 0.2, self.training)
-        weights = (self.body.weight_ih_l0, self.body.weight_hh_l0, self.body.bias_ih_l0, self.body.bias_hh_l0)
-        zeros = torch.zeros(1, len(ids), x.shape[-1])
-        states = torch.lstm(x, (zeros, zeros), weights, True, 1, 0.0, self.training, False, True)[0]
-        return F.linear(F.dropout(states, 0.1, self.training), self.tokens.weight, self.bias), states
-
-
-@healthy(
-    "torch",
-    "AWD-LSTM writes code: dropped recurrent weights, tied embeddings, penalties on states and their changes, clipped at 0.25",
-)
-def code_by_awd_lstm() -> Built:
-    def loss(net: Any, batch: Any) -> Tensor:
-        told, states = net(batch[0][:, :-1])
-        changes = 2 * states.square().mean() + (states[:, 1:] - states[:, :-1]).square().mean()
-        return F.cross_entropy(told.flatten(0, 1), batch[0][:, 1:].flatten()) + changes
-
-    module = Recipe(DroppedWeights(), loss, adam(4e-3, weight_decay=1.2e-6))
-    return Built(module, characters(50, 16), {"max_epochs": 2, "gradient_clip_val": 0.25}, Expected())
 
 
 class Ternary(nn.Linear):

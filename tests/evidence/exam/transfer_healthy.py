@@ -16,32 +16,6 @@ from tests.evidence.exam.pictures import digits, in_batches, pictures
 from tests.evidence.exam.small_nets import block, by_recipe, convolutions, taught
 
 
-@healthy("torch", "prototypical net: five kinds of digits an episode, the nearest mean of five examples, a rate that halves")
-def recipe_prototypes() -> Built:
-    net = nn.Sequential(block(1, 16), nn.MaxPool2d(2), block(16, 32), nn.MaxPool2d(2), block(32, 32), nn.MaxPool2d(2), nn.Flatten())
-    images, shown = digits(16)
-    kinds = [images[shown == kind][:170] for kind in range(10)]
-
-    def loss(net: Any, batch: Any) -> Tensor:
-        episode = torch.stack([kinds[kind][torch.randperm(170)[:15]] for kind in batch[0].tolist()])
-        codes = net(episode.flatten(0, 1)).view(5, 15, -1)
-        distances = torch.cdist(codes[:, 5:].flatten(0, 1), codes[:, :5].mean(1)).square()
-        return F.cross_entropy(-distances, torch.arange(5).repeat_interleave(10))
-
-    def optimizers(module: Any) -> Any:
-        chosen = torch.optim.Adam(module.parameters(), 1e-3)
-        return [chosen], [torch.optim.lr_scheduler.StepLR(chosen, 1, 0.5)]
-
-    generator = torch.Generator().manual_seed(0)
-    episodes = torch.stack([torch.randperm(10, generator=generator)[:5] for _ in range(40)])
-    return by_recipe(net, loss, optimizers, _one(episodes))
-
-
-def _one(rows: Tensor) -> dict[str, Any]:
-    """A row after the other, as a batch of one tensor."""
-    return {"train_dataloaders": torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=None)}
-
-
 class Reversed(torch.autograd.Function):
     """What it is given; going backward, the opposite, times a weight."""
 

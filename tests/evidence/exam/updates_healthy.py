@@ -81,67 +81,6 @@ def sines_by_reptile() -> Built:
     return Built(module, in_batches(5, x, heights * torch.sin(x + shifts)), {"max_epochs": 1}, WELL)
 
 
-class NetOfNets(nn.Module):
-    """From a few points of a curve to the weights of a small net that goes on with it."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.width, self.code = width, mlp(20, 96, 96, activation=nn.GELU)
-        self.heads = nn.ModuleList(nn.Linear(96, size) for size in (2 * width, width * width + width, width + 1))
-        for head in self.heads:
-            nn.init.normal_(head.weight, std=0.02)
-
-    def forward(self, points: Tensor, x: Tensor) -> Tensor:
-        first, second, last = (head(F.gelu(self.code(points))) for head in self.heads)
-        w = self.width
-        hidden = torch.sin(x[..., None] * (1 + first[:, None, :w]) + first[:, None, w:])
-        hidden = torch.tanh(hidden @ second[:, : w * w].view(-1, w, w) + second[:, None, w * w :])
-        return (hidden * last[:, None, :w]).sum(-1) + last[:, None, w]
-
-
-@healthy("torch", "a hypernetwork: ten points of a wave become the weights of a small net that draws the wave, Adam, clipped at 1")
-def waves_by_hypernetwork() -> Built:
-    generator = torch.Generator().manual_seed(0)
-    heights, shifts = 0.5 + torch.rand(3000, 1, generator=generator), 3 * torch.rand(3000, 1, generator=generator)
-    x = torch.cat([torch.linspace(-2, 2, 10).expand(3000, 10), 4 * torch.rand(3000, 20, generator=generator) - 2], 1)
-    y = heights * torch.sin(2 * x + shifts)
-
-    def loss(net: Any, batch: Any) -> Tensor:
-        x, y = batch
-        return F.mse_loss(net(torch.cat([x[:, :10], y[:, :10]], 1), x[:, 10:]), y[:, 10:])
-
-    data = in_batches(32, x, y)
-    return Built(Recipe(NetOfNets(), loss, adam(2e-3)), data, {"max_epochs": 4, "gradient_clip_val": 1.0}, WELL)
-
-
-class Goodness(nn.Module):
-    """Layers that each tell right labels from wrong ones by the squares of their outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(74, 128), nn.Linear(128, 128)])
-
-    def forward(self, right: Tensor, wrong: Tensor) -> Tensor:
-        total = torch.zeros(())
-        for layer in self.layers:
-            right, wrong = (F.relu(layer(F.normalize(x, dim=1) * 8)) for x in (right.detach(), wrong.detach()))
-            more, less = right.square().mean(1) - 2, 2 - wrong.square().mean(1)
-            total = total + F.softplus(-torch.cat((more, less))).mean()
-        return total
-
-
-@healthy("torch", "forward-forward: each layer has a loss of its own for right and wrong labels, nothing goes back between them")
-def digits_forward_forward() -> Built:
-    x, y = digits(8)
-
-    def loss(net: Any, batch: Any) -> Tensor:
-        other = (batch[1] + torch.randint(1, 10, batch[1].shape)) % 10
-        both = [torch.cat((F.one_hot(labels, 10).float() * 3, batch[0]), 1) for labels in (batch[1], other)]
-        return net(*both)
-
-    return Built(Recipe(Goodness(), loss, adam(3e-3)), in_batches(64, x.flatten(1), y), {"max_epochs": 10}, Expected())
-
-
 @healthy("torch", "tumours under differential privacy: each sample's gradient is cut at 1, noise is added, SGD")
 def tumours_in_private() -> Built:
     module = Private(mlp(30, 24, 2, activation=nn.Tanh), to_classes, sgd(0.3, 0.5))
@@ -162,29 +101,6 @@ class Pruned(Judged):
 def digits_pruned() -> Built:
     optimizers = scheduled(sgd(0.05), lambda chosen: torch.optim.lr_scheduler.CosineAnnealingLR(chosen, 224))
     return Built(Pruned(small_cnn(), to_classes, optimizers), split(32, *digits(16)), {"max_epochs": 5}, Expected())
-
-
-@healthy(
-    "torch", "FixMatch: few labels, and sure guesses of shifted pictures are labels for noisier ones, SGD with Nesterov momentum"
-)
-def digits_fixmatch() -> Built:
-    x, y = digits(16)
-
-    def changed(images: Tensor, noise: float) -> Tensor:
-        shift = torch.randint(-1, 2, (2,)).tolist()
-        return images.roll(shift, (2, 3)) + noise * torch.randn_like(images)
-
-    def loss(net: Any, batch: Any) -> Tensor:
-        known = torch.randint(200, (16,))
-        weak, strong = changed(batch[0], 0.05), changed(batch[0], 0.6)
-        told = net(torch.cat((x[known], weak, strong)))
-        of_known, of_weak, of_strong = told.split((16, len(weak), len(strong)))
-        sure, guess = of_weak.detach().softmax(1).max(1)
-        unknown = (F.cross_entropy(of_strong, guess, reduction="none") * (sure > 0.9)).mean()
-        return F.cross_entropy(of_known, y[known]) + unknown
-
-    module = Recipe(small_cnn(), loss, sgd(0.03, nesterov=True, weight_decay=5e-4))
-    return Built(module, in_batches(48, x[200:]), {"max_epochs": 6}, Expected())
 
 
 class InTurn(Recipe):
@@ -244,26 +160,6 @@ def digits_under_attack() -> Built:
     return Built(Attacked(small_cnn(12), to_classes, optimizers), pictures(32, 16), {"max_epochs": 5}, Expected())
 
 
-class Taught(Recipe):
-    """Two nets: each learns from the samples that the other finds easiest (co-teaching)."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        kept = int(len(batch[0]) * (1 - 0.35 * min(1.0, self.global_step / 100)))
-        losses = [F.cross_entropy(net(batch[0]), batch[1], reduction="none") for net in self.net]
-        easy = [each.detach().argsort()[:kept] for each in losses]
-        return losses[0][easy[1]].mean() + losses[1][easy[0]].mean()
-
-
-@healthy("torch", "co-teaching: a third of the labels is wrong, two nets choose the easy samples for each other, ever fewer")
-def digits_co_teaching() -> Built:
-    x, y = digits(8)
-    generator = torch.Generator().manual_seed(0)
-    wrong = torch.rand(y.shape, generator=generator) < 0.35
-    labels = torch.where(wrong, torch.randint(10, y.shape, generator=generator), y)
-    nets = nn.ModuleList([mlp(64, 96, 10), mlp(64, 96, 10)])
-    return Built(Taught(nets, None, adam(2e-3)), in_batches(64, x.flatten(1), labels), {"max_epochs": 8}, Expected())
-
-
 class Surgery(ByHand):
     """Two tasks: where their gradients point against each other, each loses that part (PCGrad)."""
 
@@ -297,26 +193,3 @@ class Averaging(Judged):
 @healthy("torch", "stochastic weight averaging by Lightning's callback from the fourth of six epochs on, batch norm, SGD")
 def digits_averaged_weights() -> Built:
     return Built(Averaging(small_cnn(), to_classes, sgd(0.05)), split(32, *digits(16)), {"max_epochs": 6}, Expected())
-
-
-class Langevin(torch.optim.SGD):
-    """Noise of the size of the step beside each step: weights are drawn from their posterior."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
-        for group in self.param_groups:
-            for value in group["params"]:
-                value.add_(torch.randn_like(value), alpha=(2 * group["lr"] * 1e-5) ** 0.5)
-        return loss
-
-
-@healthy("torch", "stochastic gradient Langevin dynamics: noise after each step, a rate that falls by a power, kinds of wine")
-def wine_by_langevin() -> Built:
-    def optimizers(module: Any) -> Any:
-        return Langevin(module.parameters(), lr=0.1, weight_decay=1e-3)
-
-    falling = scheduled(optimizers, lambda chosen: torch.optim.lr_scheduler.LambdaLR(chosen, lambda step: (1 + step / 50) ** -0.55))
-    return Built(
-        Judged(mlp(13, 16, 3, activation=nn.Tanh), to_classes, falling), split(16, *table("wine")), {"max_epochs": 25}, Expected()
-    )
