@@ -92,12 +92,20 @@ CAUSES: dict[str, tuple[str, ...]] = {
     ),
     "digits_rounded_weights": ("no_slope",),
     **dict.fromkeys(("friedman_router_without_gradient", "digits_codes_by_sample", "digits_body_under_no_grad"), ("cut_path",)),
+    "digits_zero_grad_not_called": ("never_zeroed",),
     "code_hooks_that_cut": ("cut_gradients",),
     "first_symbol_state_detached": ("detached_state",),
     "digits_optimizer_made_anew": ("another_optimizer",),
     "progress_losses_anew": ("loss_without_graph",),
     **dict.fromkeys(
-        ("digits_centres_left_out", "notes_normed_after_the_optimizer", "manual_enlarged_after_the_optimizer"), ("in_no_optimizer",)
+        (
+            "digits_centres_left_out",
+            "digits_generator_used_up",
+            "notes_normed_after_the_optimizer",
+            "manual_enlarged_after_the_optimizer",
+            "friedman_optimizer_of_the_last",
+        ),
+        ("in_no_optimizer",),
     ),
     "tumours_softmax_of_one": ("softmax_of_one", "wrong_dimension"),
     "lines_mask_inverted": ("wrong_mask", "inverted_mask"),

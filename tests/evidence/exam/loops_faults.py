@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.evidence.exam.cases import Built, Expected, Recipe, fault
-from tests.evidence.exam.expectations import ALIKE, NOTHING_LEARNED, STILL, TOO_LITTLE, TOO_MUCH, UNHELD
+from tests.evidence.exam.expectations import ALIKE, BROKEN, NOTHING_LEARNED, STILL, TOO_LITTLE, TOO_MUCH, UNHELD
 from tests.evidence.exam.loops import ByHand, Private
 from tests.evidence.exam.pictures import digits, in_batches
 from tests.evidence.exam.schedules import SHORT, adam, adamw, sgd
-from tests.evidence.exam.small_nets import Judged, convolutions, mlp, next_character, right, taught, to_classes
+from tests.evidence.exam.small_nets import Judged, convolutions, mlp, next_character, right, small_cnn, taught, to_classes
 from tests.evidence.exam.tables import split, table
 from tests.evidence.exam.texts import VOCABULARY, characters
 
@@ -153,6 +153,25 @@ class Writer(nn.Module):
         for layer in self.layers:
             x = layer(x, src_mask=hidden, is_causal=True)
         return self.head(self.norm(x))
+
+
+class Forgets(ByHand):
+    """Names zero_grad and does not call it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        chosen: Any = self.optimizers()
+        chosen.zero_grad  # noqa: B018
+        loss = self.loss_of_batch(self.net, batch)
+        self.manual_backward(loss)
+        chosen.step()
+        return {"loss": loss.detach()}
+
+
+@fault("torch", "a loop by hand that says optimizer.zero_grad, without parentheses")
+def digits_zero_grad_not_called(planted: bool = True) -> Built:
+    module = (Forgets if planted else ByHand)(small_cnn(12), to_classes, sgd(0.05))
+    kinds = ("not_zeroed", *TOO_MUCH, *BROKEN)
+    return Built(module, in_batches(32, *digits(16)), {"max_epochs": 4}, Expected(kinds))
 
 
 class Sharp(ByHand):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import sklearn.datasets
 import torch
 from lightning.pytorch.callbacks import BackboneFinetuning
 from torch import Tensor, nn
@@ -11,12 +12,15 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from tests.evidence.exam.cases import Built, Expected, Recipe, fault
-from tests.evidence.exam.expectations import ALIKE, NO_GRADIENT, NOTHING_LEARNED, SLOW, STILL, UNHELD, UNLIKE
-from tests.evidence.exam.pictures import digits
+from tests.evidence.exam.expectations import ALIKE, NO_GRADIENT, NOTHING_LEARNED, SETTING, SLOW, STILL, UNHELD, UNLIKE
+from tests.evidence.exam.pictures import digits, in_batches
 from tests.evidence.exam.schedules import adam, plain_sgd
 from tests.evidence.exam.signals import melodies
 from tests.evidence.exam.small_nets import (
     Judged,
+    convolutions,
+    misses,
+    mlp,
     next_character,
     on_digits,
     right,
@@ -24,7 +28,7 @@ from tests.evidence.exam.small_nets import (
     taught,
     to_classes,
 )
-from tests.evidence.exam.tables import split
+from tests.evidence.exam.tables import scaled, split
 from tests.evidence.exam.texts import pieces
 
 
@@ -55,6 +59,22 @@ def layer_made_late(planted: bool = True) -> Built:
 @fault("torch", "a layer that is made anew in each forward")
 def layer_made_anew(planted: bool = True) -> Built:
     return on_digits(LateHead(planted, True), plain_sgd(0.02), "unregistered", "loss_plateau")
+
+
+@fault(
+    "torch", "net.parameters() is looped over to count them; then the optimizer gets what is left of the generator, beside the head"
+)
+def digits_generator_used_up(planted: bool = True) -> Built:
+    def optimizers(module: Any) -> Any:
+        body = module.net.body.parameters() if planted else list(module.net.body.parameters())
+        assert sum(weight.numel() for weight in body) > 1000
+        return torch.optim.AdamW([{"params": body}, {"params": module.net.head.parameters(), "lr": 3e-3}], lr=1e-3)
+
+    net = nn.Sequential()
+    net.add_module("body", convolutions())
+    net.add_module("head", nn.Linear(64, 10))
+    expected = Expected(("not_optimized", "not_updated", "settings", "optimizer_settings", "part_not_learning"), ("net.body*",))
+    return Built(Recipe(net, to_classes, optimizers), in_batches(32, *digits(16)), {"max_epochs": 3}, expected)
 
 
 class NormsWeights(Recipe):
@@ -184,6 +204,25 @@ def digits_frozen_by_a_word(planted: bool = True) -> Built:
     expected = Expected((*UNHELD, *STILL, "poor_init"), ("net.conv*",))
     data = split(32, images[~small], shown[~small] - 5)
     return Built(Judged(net, to_classes, optimizers, right), data, {"max_epochs": 8}, expected)
+
+
+@fault("torch", "Stack Overflow, 'only the last layer learns': in a loop over layers the optimizer is made anew for each")
+def friedman_optimizer_of_the_last(planted: bool = True) -> Built:
+    x, y = sklearn.datasets.make_friedman1(2500, noise=0.3, random_state=3)
+    net = nn.Sequential(*mlp(10, 24, 24, 24, 1), nn.Flatten(0))
+
+    def optimizers(module: Any) -> Any:
+        if not planted:
+            return torch.optim.Adam(module.net.parameters(), 3e-3)
+        chosen = None
+        for layer in module.net:
+            if isinstance(layer, nn.Linear):
+                chosen = torch.optim.Adam(layer.parameters(), 3e-3)
+        return chosen
+
+    data = split(32, torch.tensor(x, dtype=torch.float32), scaled(torch.tensor(y, dtype=torch.float32)))
+    expected = Expected((*UNHELD, *SETTING), ("net.0*", "net.2*", "net.4*"))
+    return Built(Judged(net, misses, optimizers, lambda net, batch: -misses(net, batch)), data, {"max_epochs": 5}, expected)
 
 
 class Narrow(nn.Module):
