@@ -54,6 +54,7 @@ docs-serve: $(READY)  ## the same, shown at http://127.0.0.1:8000 while you writ
 
 bench: $(READY)  ## what the monitors cost, 25 minutes on a machine without other work; then `make bench-tables` puts it into README and docs
 	mkdir -p tests/benchmarks/results
+	$(BIN)/python -m tests.benchmarks.calls
 	$(BIN)/python -m tests.benchmarks.overhead --json tests/benchmarks/results/cpu.json
 
 bench-tables: $(READY)

@@ -256,7 +256,10 @@ def _corrections(beta: float | Tensor, steps: Sequence[Any], counts: Sequence[in
     """Adam's bias correction ``1 - beta2 ** step``: a number where it is the same for all, else one for each element."""
     on_host: list[Any] = [step for step in steps if not isinstance(step, Tensor) or step.is_cpu]
     if not isinstance(beta, Tensor) and len(on_host) == len(steps):
-        known = {*map(float, on_host)}
+        known: set[float] = set()
+        for step in on_host:
+            value: Any = step.tolist() if isinstance(step, Tensor) else step  # read from its memory, without an operation
+            known.add(float(value))
         if len(known) == 1:
             return max(1.0 - math.pow(beta, known.pop()), math.ulp(0.0))
     # Steps that live on the device, as fused and capturable optimizers keep them, stay there.
