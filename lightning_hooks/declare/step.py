@@ -195,8 +195,8 @@ class Step:
         if now and now == self._versions:
             return True
         once = scaled and len(now) == len(self._versions) > 0
-        for (gradient, version), (before, known) in zip(now, self._versions, strict=False):
-            once = once and gradient == before and version == known + 1
+        for (one, version), (other, known) in zip(now, self._versions, strict=False):
+            once = once and one == other and version == known + 1
         self.known, self._zeros = self._scaled() if once and self.few else None, None
         self.addresses = self.addresses if once else None  # multiplied in place
         return False
