@@ -1,0 +1,191 @@
+"""What one training of the population is made of, stage by stage, and what an operator is that changes it.
+
+A :class:`Training` is built in the order of :data:`STAGES`; an operator changes it right after its stage, so that what is built
+later is built of what it changed: an optimizer is made for the changed model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from tests.evidence.population.recipe import Recipe
+
+STAGES = ("data", "model", "loss", "optimizer", "schedule", "training")
+
+
+class Batch(NamedTuple):
+    """The inputs of a call of the model, and the targets, if there are any."""
+
+    inputs: tuple[Tensor, ...]
+    targets: Tensor | None
+
+
+Score = Callable[[nn.Module, Batch], float]
+
+
+@dataclass
+class Data:
+    """Samples in memory: first dimension the sample; what is prepared batch by batch (noise, masks, views) is in the loop.
+
+    Attributes:
+        train: All training samples.
+        validation: All validation samples.
+        kind: What an answer is: ``"classes"``, ``"binary"``, ``"multilabel"``, ``"numbers"``, ``"tokens"`` (one class a
+            position), ``"masks"`` (one class a pixel), ``"inputs"`` (the input again), ``"sampled"`` (new samples), ``"pairs"``
+            (two towers), ``"ranking"``, ``"actions"``.
+        classes: The number of classes, or of numbers in an answer.
+        score: ``score(model, validation)``, larger is better, of a model in evaluation mode, without gradients.
+        constant: The score of the best answer that does not look at the input.
+        best: The score of the best known training; :mod:`~tests.evidence.population.healthy` sets it.
+    """
+
+    train: Batch
+    validation: Batch
+    kind: str
+    classes: int
+    score: Score
+    constant: float
+    best: float = float("nan")
+
+
+@dataclass
+class Loop:
+    """How it is trained. All are plain switches that an operator may turn, or lists of calls that it may extend.
+
+    Attributes:
+        steps: Optimizer steps.
+        batch_size: Of the training loader; ``shuffle``, ``drop_last`` as ``DataLoader`` has them.
+        prepare: Called in turn on each training *and* validation batch, ``(training, batch) -> batch``: augmentation, noise,
+            masks, views, episodes. They draw from torch's global generator, as users' code does.
+        clip: The largest norm (``clip_by="norm"``) or value (``"value"``) of the gradients, or None.
+        clip_at: ``"before_step"`` as Lightning does it, ``"after_step"`` (too late) or ``"before_backward"``.
+        accumulation: Batches to a step. Lightning divides the loss by it; ``divide`` says so for manual optimization.
+        precision: ``Trainer``'s: ``"32-true"``, ``"bf16-mixed"``, ….
+        zero_grad: Whether gradients are set to zero after each step.
+        manual: ``automatic_optimization = False``, ``training_step`` makes the step of each optimizer.
+        turns: Losses in a step, each for one optimizer (a GAN: 2; ``model(*inputs, turn=i)``), only with ``manual``.
+        interval: ``"step"`` or ``"epoch"`` of the schedulers.
+        train_mode: Whether the model is in training mode while it trains.
+        eval_mode: Whether the model is in evaluation mode for the score.
+        ema: Decay of the average of weights that the score uses, or None.
+        frozen: Patterns (``fnmatch``) of parameters without gradients; they are left out of the optimizers.
+        before_step: Called as ``(training, batch_idx)`` after backward and before the optimizer's step.
+        after_step: The same after the step and ``zero_grad``.
+        logged: What ``training_step`` logs: ``"loss"``, ``"accuracy"``, ``"epoch_loss"``, ``"progress"``, ``"rate"``, ….
+        validate: Whether there is a validation loop at the end of each epoch.
+        watched: Arguments of ``TrainingMonitor``.
+    """
+
+    steps: int
+    batch_size: int
+    shuffle: bool = True
+    drop_last: bool = False
+    prepare: list[Callable[[Training, Batch], Batch]] = field(default_factory=list)
+    clip: float | None = None
+    clip_by: str = "norm"
+    clip_at: str = "before_step"
+    accumulation: int = 1
+    divide: bool = True
+    precision: str = "32-true"
+    zero_grad: bool = True
+    manual: bool = False
+    turns: int = 1
+    interval: str = "step"
+    train_mode: bool = True
+    eval_mode: bool = True
+    ema: float | None = None
+    frozen: tuple[str, ...] = ()
+    before_step: list[Callable[[Training, int], None]] = field(default_factory=list)
+    after_step: list[Callable[[Training, int], None]] = field(default_factory=list)
+    logged: tuple[str, ...] = ("loss",)
+    validate: bool = True
+    watched: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Training:
+    """Everything one training is made of. An attribute is there from its stage on.
+
+    Attributes:
+        recipe: What was drawn.
+        generator: Of an operator's own choices (which layer, which column); nothing of the training draws from it.
+        data, model, loss, optimizers, schedulers, loop: The stages, in their order. ``loss(outputs, batch)`` returns a scalar.
+            ``optimizers`` are built by ``make_optimizers(training)``, so that an operator may look at how; ``schedulers`` has one
+            entry for each optimizer, or none.
+    """
+
+    recipe: Recipe
+    generator: torch.Generator
+    data: Data = field(init=False)
+    model: nn.Module = field(init=False)
+    loss: Callable[[Any, Batch], Tensor] = field(init=False)
+    optimizers: list[Optimizer] = field(init=False)
+    schedulers: list[LRScheduler] = field(init=False)
+    loop: Loop = field(init=False)
+
+    def pick(self, choices: Any) -> Any:
+        """One of these, from the operator's own generator."""
+        some = list(choices)
+        return some[int(torch.randint(len(some), (1,), generator=self.generator))]
+
+
+class Operator(Protocol):
+    """One fault, as people make it.
+
+    Attributes:
+        name: In tables.
+        group: ``"data"``, ``"model"``, ``"loss"``, ``"optimizer"``, ``"schedule"`` or ``"training"``.
+        cause: What is wrong, in the package's name for the cause where it has one.
+        stage: After which of :data:`STAGES` it changes the training.
+        undo: What undoes it, in a sentence of a user's code.
+        harmless_reason: Why it may do no harm, where it is known; else "".
+    """
+
+    name: str
+    group: str
+    cause: str
+    stage: str
+    undo: str
+    harmless_reason: str
+
+    def applies(self, recipe: Recipe) -> bool:
+        """Whether the recipe has what is changed."""
+        ...
+
+    def change(self, training: Training) -> tuple[str, ...] | None:
+        """Change the training in place.
+
+        Returns:
+            Patterns of the modules and parameters at fault, named within ``training.model``; None where no layer is.
+        """
+        ...
+
+
+def build(recipe: Recipe, operators: tuple[Operator, ...] = ()) -> tuple[Training, dict[str, tuple[str, ...] | None]]:
+    """Build a training from its recipe alone, changed by these operators; and the sites at fault, by operator."""
+    from tests.evidence.population.stages import BUILDERS
+
+    torch.manual_seed(recipe.seed)
+    training, sites = Training(recipe, torch.Generator().manual_seed(recipe.seed)), {}
+    for stage in STAGES:
+        BUILDERS[stage](training)
+        torch.manual_seed(recipe.seed + 1 + STAGES.index(stage))
+        for operator in operators:
+            if operator.stage == stage:
+                sites[operator.name] = operator.change(training)
+        torch.manual_seed(recipe.seed + 101 + STAGES.index(stage))
+    return training, sites
+
+
+def fit(training: Training, callbacks: Any = ()) -> float:
+    """Train with ``lightning.Trainer`` and these callbacks, and return the validation score (NaN where it is not finite)."""
+    from tests.evidence.population.loops import fit
+
+    return fit(training, callbacks)
