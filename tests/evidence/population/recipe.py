@@ -21,11 +21,13 @@ class Recipe:
         augment: ``""``, ``"noise"``, ``"shift"``, ``"flip"`` or ``"mixup"``.
         model: Architecture: a key of ``models.MODELS``.
         width, depth, heads, kernel: Sizes.
+        attention: ``"sdpa"``, ``"explicit"`` (a softmax written out) or ``"torch"`` (``nn.MultiheadAttention``).
         activation: ``"relu"``, ``"gelu"``, ``"silu"``, ``"tanh"``, ``"leaky_relu"``, ``"elu"``, ``"sigmoid"``, ``"selu"``.
         norm: ``"none"``, ``"batch"``, ``"layer"``, ``"group"`` or ``"rms"``.
         pre_norm: Of residual blocks.
         dropout: Share.
-        init: ``"default"``, ``"kaiming"``, ``"xavier"``, ``"orthogonal"``, ``"normal_002"`` (GPT-2), ``"zero_last"``, ``"small_last"``.
+        init: ``"default"``, ``"kaiming"``, ``"xavier"``, ``"orthogonal"``, ``"normal_002"``
+            (GPT-2), ``"zero_last"``, ``"small_last"``.
         bias: Whether layers before a norm have a bias.
         tied: Whether a language model's head is its embedding.
         position: ``"learned"``, ``"sinusoidal"``, ``"rotary"`` or ``"none"``.
@@ -43,7 +45,8 @@ class Recipe:
         steps, batch_size, accumulation, precision, clip, clip_by, ema: Of the loop.
         manual: Manual optimization.
         frozen: ``""``, ``"body"``, ``"first"``, ``"norms"`` or ``"bias"``.
-        pretrained: Steps of training of the same model before (fine-tuning, LoRA, teacher).
+        adapt: What is done with a trained model: ``""``, ``"new_head"``, ``"continue"`` or ``"lora"``.
+        pretrained: Steps of the training before, also of a teacher.
         shuffle, drop_last: Of the loader.
         logged: What ``training_step`` logs.
         validate: Whether there is a validation loop.
@@ -63,6 +66,7 @@ class Recipe:
     depth: int
     heads: int
     kernel: int
+    attention: str
     activation: str
     norm: str
     pre_norm: bool
@@ -95,6 +99,7 @@ class Recipe:
     ema: float
     manual: bool
     frozen: str
+    adapt: str
     pretrained: int
     shuffle: bool
     drop_last: bool

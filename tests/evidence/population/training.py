@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from tests.evidence.population.forms import Form
 from tests.evidence.population.recipe import Recipe
 
 STAGES = ("data", "model", "loss", "optimizer", "schedule", "training")
@@ -40,19 +41,19 @@ class Data:
         kind: What an answer is: ``"classes"``, ``"binary"``, ``"multilabel"``, ``"numbers"``, ``"tokens"`` (one class a
             position), ``"masks"`` (one class a pixel), ``"inputs"`` (the input again), ``"sampled"`` (new samples), ``"pairs"``
             (two towers), ``"ranking"``, ``"actions"``.
-        classes: The number of classes, or of numbers in an answer.
+        form: What a model takes and gives.
         score: ``score(model, validation)``, larger is better, of a model in evaluation mode, without gradients.
         constant: The score of the best answer that does not look at the input.
-        best: The score of the best known training; :mod:`~tests.evidence.population.healthy` sets it.
+        prepare: What a task itself does to each training batch; it is in ``Loop.prepare``, before augmentation.
     """
 
     train: Batch
     validation: Batch
     kind: str
-    classes: int
+    form: Form
     score: Score
     constant: float
-    best: float = float("nan")
+    prepare: list[Callable[[Training, Batch], Batch]] = field(default_factory=list)
 
 
 @dataclass
@@ -62,8 +63,8 @@ class Loop:
     Attributes:
         steps: Optimizer steps.
         batch_size: Of the training loader; ``shuffle``, ``drop_last`` as ``DataLoader`` has them.
-        prepare: Called in turn on each training *and* validation batch, ``(training, batch) -> batch``: augmentation, noise,
-            masks, views, episodes. They draw from torch's global generator, as users' code does.
+        prepare: Called in turn on each training batch, ``(training, batch) -> batch``: augmentation, noise, masks, views,
+            episodes. They draw from torch's global generator, as users' code does. Validation samples are prepared once.
         clip: The largest norm (``clip_by="norm"``) or value (``"value"``) of the gradients, or None.
         clip_at: ``"before_step"`` as Lightning does it, ``"after_step"`` (too late) or ``"before_backward"``.
         accumulation: Batches to a step. Lightning divides the loss by it; ``divide`` says so for manual optimization.

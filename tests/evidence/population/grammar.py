@@ -1,0 +1,305 @@
+"""Draws a recipe from a seed, as often as people choose so.
+
+Sources of the distributions: the defaults of ``torch.optim`` (Adam 1e-3, betas 0.9 and 0.999, AdamW's decay of 0.01;
+RMSprop and Adagrad 1e-2), of Lightning (no clipping, 32-true, logging every steps), of timm and torchvision's references
+(SGD 0.1 with momentum 0.9 and decay 1e-4, cosine or steps of a tenth, 5 % warm-up, smoothing 0.1), of nanoGPT and Hugging
+Face's examples (AdamW, betas 0.9 and 0.95, decay 0.1 or 0.01 but not of norms and biases, clip 1, warm-up 3 to 10 %, cosine
+or linear), of Stable-Baselines3 (clip 0.5, orthogonal weights, 3e-4 to 7e-4 and eps 1e-5 in A2C), of DCGAN (Adam 2e-4,
+beta1 0.5), of Lion (a third to a tenth of Adam's rate, three to ten times its decay), of Karpathy's "A Recipe for Training
+Neural Networks" (3e-4, start at the mean of the targets), and the counts of optimizers in Schmidt et al. 2021 ("Descending
+through a Crowded Valley": Adam by far, SGD, RMSprop, Adagrad, …) with AdamW since. Nets here are 20 to 100 times narrower
+and trainings 100 times shorter than there, so that usual rates are about three times higher.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from tests.evidence.population.recipe import Recipe
+from tests.evidence.population.tasks import TASKS, Task, Weights
+
+TRANSFORMERS = ("columns", "vit", "transformer", "moe_transformer", "translator", "clip-vit")
+RECURRENT = ("rnn", "gru", "lstm", "translator_gru")
+BODIED = ("mlp", "residual_mlp", "columns", "cnn", "resnet", "vit", "gru", "lstm", "transformer")
+ADAMS = ("adam", "adamw", "amsgrad", "nadam", "radam", "adamax")
+OPTIMIZERS: Weights = {
+    "adam": 34, "adamw": 28, "sgd": 20, "rmsprop": 3, "nadam": 1.5, "radam": 1.5, "amsgrad": 1, "adagrad": 1.5, "adamax": 1,
+    "adadelta": 0.7, "lion": 2.5, "signum": 0.7, "muon": 1.5, "adafactor": 1, "asgd": 0.5, "rprop": 0.5,
+}  # fmt: skip
+RATES: Weights = {
+    "sgd": 0.08, "rmsprop": 1.5e-3, "adagrad": 2e-2, "adadelta": 1.0, "lion": 5e-4, "signum": 5e-4, "muon": 2e-3, "adafactor": 1e-2,
+    "asgd": 0.1, "rprop": 3e-3, "adamax": 4e-3,
+}  # fmt: skip
+"""Medians; of the other Adams 2e-3."""
+
+
+class Dice(random.Random):
+    """Draws of a recipe."""
+
+    def of(self, weights: Weights) -> str:
+        """A key, as often as its weight says."""
+        return self.choices(list(weights), list(weights.values()))[0]
+
+    def chance(self, share: float) -> bool:
+        return self.random() < share
+
+    def log_normal(self, median: float, spread: float) -> float:
+        """A number with two digits; two thirds within a factor of ``spread``."""
+        return float(f"{median * spread ** self.gauss(0, 1):.1e}")
+
+
+def draw(seed: int) -> Recipe:
+    """See :func:`tests.evidence.population.recipe.draw`."""
+    dice = Dice(seed)
+    name = dice.of({name: task.weight for name, task in TASKS.items()})
+    task = TASKS[name]
+    model = dice.of(task.models)
+    fields: dict[str, Any] = {"seed": seed, "task": name, "model": model}
+    fields |= data(dice, task, name)
+    fields |= architecture(dice, model)
+    fields |= objective(dice, task, fields)
+    fields |= length(dice, task, fields)
+    fields |= optimizer(dice, fields)
+    fields |= schedule(dice, fields)
+    fields |= loop(dice, fields)
+    fields |= adaptation(dice, fields)
+    fields |= observation(dice)
+    return Recipe(**fields)
+
+
+def data(dice: Dice, task: Task, name: str) -> dict[str, Any]:
+    """Few samples now and then; one in ten sets of labels is noisy or imbalanced."""
+    few = dice.chance(0.25)
+    samples = round(task.samples * (dice.uniform(0.3, 1) if few else 1))
+    inputs = dice.choice(("standard", *task.scaled)) if dice.chance(0.6) else "standard"
+    if inputs == "raw" and dice.chance(0.7):
+        inputs = "standard"
+    numbers = name in ("diabetes", "houses", "arms", "molecules", "forecast")
+    return {
+        "samples": samples,
+        "inputs": inputs,
+        "label_noise": dice.choice((0.05, 0.1, 0.2)) if task.labels and dice.chance(0.1) else 0.0,
+        "imbalance": dice.choice((0.1, 0.3)) if name in ("digits", "moons", "waves") and dice.chance(0.12) else 1.0,
+        "offset": dice.choice((1.0, 3.0, 10.0, -2.0)) if numbers and dice.chance(0.2) else 0.0,
+        "augment": augment(dice, task, name),
+    }
+
+
+def augment(dice: Dice, task: Task, name: str) -> str:
+    if name in ("digits", "patches", "distilled") and dice.chance(0.3):
+        return dice.choice(("noise", "shift", "mixup") if name != "distilled" else ("noise", "shift"))
+    return "noise" if name in ("houses", "moons", "waves") and dice.chance(0.06) else ""
+
+
+def architecture(dice: Dice, model: str) -> dict[str, Any]:
+    """Sizes, activations, norms as they go with an architecture."""
+    transformer, recurrent = model in TRANSFORMERS, model in RECURRENT
+    image = any(part in model for part in ("cnn", "resnet", "unet", "fcn"))
+    if transformer:
+        norm = dice.of({"layer": 8, "rms": 2})
+        activation = dice.of({"gelu": 6, "relu": 2.5, "silu": 1.5})
+    elif image:
+        norm = dice.of({"batch": 6, "none": 2 if "resnet" not in model else 0.3, "group": 1.5})
+        activation = dice.of({"relu": 7, "gelu": 1, "silu": 1.5, "leaky_relu": 1, "elu": 0.3})
+    else:
+        norm = dice.of({"none": 7, "batch": 2, "layer": 1.5})
+        activation = dice.of(
+            {"relu": 8, "gelu": 1.2, "silu": 1, "tanh": 1.2, "leaky_relu": 0.8, "elu": 0.5, "selu": 0.3, "sigmoid": 0.2}
+        )
+    if model in ("actor_critic", "q"):
+        norm, activation = dice.of({"none": 9, "layer": 1}), dice.of({"tanh": 4, "relu": 5})
+    if model in ("gnn", "gan", "temporal") or recurrent:
+        norm = "none" if norm == "batch" else norm
+    init = dice.of({"default": 7, "kaiming": 1 if not transformer else 0, "xavier": 1, "orthogonal": 0.4, "zero_last": 0.3})
+    if transformer:
+        init = dice.of({"default": 4, "normal_002": 3, "xavier": 2, "zero_last": 0.4})
+    if model == "actor_critic":
+        init = dice.of({"orthogonal": 6, "default": 4})
+    depth = (
+        dice.choice((1, 2, 2, 3, 3, 4))
+        if not (recurrent or image)
+        else dice.choice((1, 1, 2))
+        if recurrent
+        else dice.choice((1, 2, 2, 3))
+    )
+    width = dice.choice((16, 32, 32, 64)) if transformer or image else dice.choice((32, 64, 64, 128, 256))
+    if recurrent or model == "temporal":
+        width = dice.choice((32, 48, 64))
+    if transformer:
+        width, depth = dice.choice((16, 32, 32)), dice.choice((1, 1, 2))
+    wide = width == 256
+    return {
+        "width": width,
+        "depth": min(depth, 2) if wide else depth + (2 if model == "cnn" else 0),
+        "heads": dice.choice((2, 4)) if transformer else 0,
+        "kernel": dice.choice((3, 3, 3, 5)) if image else 0,
+        "attention": dice.of({"sdpa": 4, "explicit": 3, "torch": 3}) if transformer else "",
+        "activation": activation,
+        "norm": norm,
+        "pre_norm": dice.chance(0.75),
+        "dropout": dice.of({"0": 6, "0.1": 3, "0.2": 1.5, "0.3": 0.7, "0.5": 0.8 if not (transformer or recurrent) else 0}),
+        "init": init,
+        "bias": dice.chance(0.7),
+        "tied": "transformer" in model and dice.chance(0.4),
+        "position": dice.of({"learned": 5, "sinusoidal": 3, "rotary": 2, "none": 0.3}) if "transformer" in model else "learned",
+    } | {}
+
+
+def objective(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
+    loss = dice.of(task.losses)
+    if so_far["model"].split("-")[0] in ("simsiam", "byol"):
+        loss = "negative_cosine"
+    if so_far["augment"] == "mixup":
+        loss = "cross_entropy"
+    smoothing = 0.1 if loss == "cross_entropy" and dice.chance(0.15) else 0.0
+    beta = dice.choice(task.betas)
+    return {"loss": loss, "smoothing": smoothing, "beta": float(beta), "dropout": float(so_far["dropout"])}
+
+
+def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
+    """Batch size and steps; a run in twelve is one epoch, and one in twelve is long."""
+    batch = dice.choice((16, 32, 32, 64, 64, 64, 128, 256))
+    if so_far["task"] in ("views", "captioned", "metric", "policy", "replay", "generation"):
+        batch = dice.choice((64, 128, 128))
+    if so_far["model"] in TRANSFORMERS + RECURRENT or so_far["task"] == "shapes":
+        batch = min(batch, 32)
+    batch = min(batch, so_far["samples"] // 4)
+    steps = task.steps * math.exp(dice.uniform(math.log(70), math.log(350)))
+    once = so_far["samples"] // batch
+    if dice.chance(0.08) and once >= 25 * task.steps:
+        steps = once
+    elif dice.chance(0.08) and so_far["width"] <= 64 and so_far["model"] in ("mlp", "factors", "residual_mlp", "pairwise-mlp", "q"):
+        steps = dice.uniform(800, 2000)
+    accumulation = dice.choice((2, 4)) if dice.chance(0.1) and so_far["task"] not in ("generation", "policy") else 1
+    limit = 350 if so_far["model"] in TRANSFORMERS + RECURRENT + ("temporal",) else 800
+    steps = min(steps / (accumulation**0.5), limit if steps < 800 else 2000)
+    return {"batch_size": batch, "steps": max(30, round(steps)), "accumulation": accumulation}
+
+
+def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
+    """The optimizer, its rate by architecture and length, and the rest mostly as it is by default."""
+    model, task = so_far["model"], so_far["task"]
+    weights = dict(OPTIMIZERS)
+    if model in TRANSFORMERS or task in ("masked", "language", "denoising", "vae", "vq", "reversed"):
+        weights |= {"sgd": 1.5, "adamw": 50, "asgd": 0, "rprop": 0, "adadelta": 0, "adagrad": 0.5}
+    if model in RECURRENT or task in ("policy", "replay", "ratings", "captioned", "metric"):
+        weights |= {"sgd": 3, "asgd": 0, "rprop": 0, "muon": 0, "adadelta": 0}
+    if any(part in model for part in ("cnn", "resnet")):
+        weights |= {"sgd": 28, "muon": 0}
+    if model == "gan":
+        weights = {"adam": 8, "adamw": 1, "rmsprop": 1}
+    name = dice.of({key: weight for key, weight in weights.items() if weight})
+    median = RATES.get(name, 2e-3)
+    if model in TRANSFORMERS:
+        median *= 0.6
+    if model == "gan":
+        median = 5e-4
+    if task in ("policy", "ratings"):
+        median *= 2
+    if model == "mlp" and so_far["norm"] == "none" and name == "sgd":
+        median *= 0.7
+    median *= (250 / so_far["steps"]) ** 0.4
+    plain = name == "sgd" and dice.chance(0.25)
+    momentum = {"sgd": 0.0 if plain else 0.9, "signum": 0.9}.get(name, 0.0)
+    if name == "sgd" and not plain:
+        median *= 0.5
+    betas = (0.9, 0.99) if name == "lion" else (0.5, 0.999) if model == "gan" and dice.chance(0.7) else (0.9, 0.999)
+    if name in ADAMS and model in TRANSFORMERS and dice.chance(0.35):
+        betas = dice.choice(((0.9, 0.95), (0.9, 0.98)))
+    decay = dice.choice((0.01, 0.01, 0.1, 0.05, 0.0)) if name in ("adamw", "lion", "muon", "signum") else 0.0
+    if name in ("sgd", "adam") and dice.chance(0.3):
+        decay = dice.choice((1e-4, 1e-4, 5e-4, 1e-5))
+    eps = dice.choice((1e-6, 1e-5)) if name in ADAMS and dice.chance(0.1) else 1e-8
+    return {
+        "optimizer": name,
+        "rate": dice.log_normal(median, 1.7),
+        "momentum": momentum,
+        "nesterov": bool(momentum) and name == "sgd" and dice.chance(0.25),
+        "betas": betas,
+        "eps": eps,
+        "decay": decay,
+        "groups": dice.of({"one": 8, "no_decay": 4 if decay and name == "adamw" else 0, "head": 0.3}),
+        "batch_size": so_far["batch_size"] if name != "rprop" else so_far["samples"],  # it needs the whole gradient
+    }
+
+
+def schedule(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
+    """None in half of all; transformers warm up."""
+    modern = so_far["model"] in TRANSFORMERS
+    name = dice.of(
+        {"none": 3 if modern else 8, "cosine": 4, "linear": 2 if modern else 0.7, "step": 1.2, "multistep": 0.7, "exponential": 0.7}
+        | {"onecycle": 1.2, "plateau": 0.8, "restarts": 0.3, "inverse_root": 0.3}
+    )
+    manual = so_far["model"] == "gan" or so_far["optimizer"] == "muon"
+    if name == "plateau" and (manual or so_far["steps"] < 100):
+        name = "cosine"
+    if name == "onecycle" and so_far["optimizer"] not in ("sgd", "adam", "adamw", "amsgrad", "nadam", "radam"):
+        name = "none"
+    if so_far["model"] == "gan" and dice.chance(0.7):
+        name = "none"
+    interval = "epoch" if name in ("step", "multistep", "exponential", "cosine", "none") and dice.chance(0.5) else "step"
+    interval = "epoch" if name == "plateau" else interval
+    warm = name not in ("plateau", "onecycle") and dice.chance(0.7 if modern else 0.1) and interval == "step"
+    return {"schedule": name, "warmup": dice.choice((0.03, 0.05, 0.1)) if warm else 0.0, "interval": interval}
+
+
+def loop(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
+    model, task = so_far["model"], so_far["task"]
+    clipped = dice.chance(0.65 if model in TRANSFORMERS + RECURRENT else 0.5 if task == "policy" else 0.12)
+    by = "value" if dice.chance(0.08) else "norm"
+    manual = model == "gan" or so_far["optimizer"] == "muon" or (so_far["schedule"] != "plateau" and dice.chance(0.05))
+    many = manual and hasattr_head(model) and dice.chance(0.4)
+    return {
+        "precision": "bf16-mixed" if dice.chance(0.07) and model not in RECURRENT and task != "metric" else "32-true",
+        "clip": (0.5 if by == "value" else dice.choice((1.0, 1.0, 1.0, 0.5, 5.0))) if clipped else 0.0,
+        "clip_by": by,
+        "ema": dice.choice((0.95, 0.99)) if dice.chance(0.25 if task in ("denoising", "generation") else 0.04) else 0.0,
+        "manual": manual,
+        "optimizers": 2 if model == "gan" or so_far["optimizer"] == "muon" or many else 1,
+        "shuffle": True,
+        "drop_last": dice.chance(0.4) or so_far["norm"] == "batch" or "-" in model,
+        "logged": tuple(name for name, share in HABITS.items() if dice.chance(share)),
+        "validate": dice.chance(0.8),
+    }
+
+
+HABITS = {"loss": 0.9, "progress": 0.5, "epoch_loss": 0.25, "accuracy": 0.4}
+
+
+def hasattr_head(model: str) -> bool:
+    """Whether the head may have an optimizer of its own."""
+    return model in BODIED or model == "actor_critic"
+
+
+def adaptation(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
+    """One in eight trainings that have a body continues with a trained one."""
+    steps = 250 if so_far["model"] in ("distilled", *BODIED) else 0
+    result: dict[str, Any] = {"adapt": "", "pretrained": 250 if so_far["model"] == "distilled" else 0, "frozen": ""}
+    if not (so_far["model"] in BODIED and so_far["optimizer"] not in ("rprop", "asgd", "muon", "adadelta", "adagrad")):
+        return result
+    tied = so_far["tied"] and so_far["task"] in ("language", "masked")
+    if dice.chance(0.14) and so_far["optimizers"] == 1 and not tied and so_far["augment"] != "mixup":
+        lowered = {"new_head": 1.0, "lora": 1.0, "continue": 0.2}
+        kinds = {"new_head": 3, "continue": 2} | (
+            {"lora": 3} if so_far["model"] in ("mlp", "vit", "transformer", "columns") else {}
+        )
+        adapt = dice.of(kinds)
+        frozen = dice.of({"": 1, "body": 1.2}) if adapt == "new_head" else ""
+        rate = float(f"{so_far['rate'] * lowered[adapt]:.1e}")
+        loss = so_far["loss"]
+        return {"adapt": adapt, "pretrained": steps, "frozen": frozen, "rate": rate, "loss": loss}
+    if dice.chance(0.02):
+        result["frozen"] = dice.choice(("first", "bias"))
+    return result
+
+
+def observation(dice: Dice) -> dict[str, Any]:
+    """``TrainingMonitor()`` in most; some sample more or less often, or close their own windows."""
+    watched: dict[str, Any] = {}
+    if dice.chance(0.2):
+        watched["every_n_steps"] = dice.choice((1, 5, 20, 50))
+    if dice.chance(0.12):
+        watched["report_every_n_steps"] = dice.choice((25, 50, 100))
+    return {"watched": tuple(watched.items())}

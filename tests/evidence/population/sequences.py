@@ -1,0 +1,133 @@
+"""Tasks of sequences, text and graphs; text is the source and the documentation that ship with Python."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json as module_json
+import string as module_string
+import textwrap as module_textwrap
+from pydoc_data.topics import topics
+
+import torch
+from torch import Tensor
+
+from tests.evidence.population import scores
+from tests.evidence.population.forms import Form
+from tests.evidence.population.recipe import Recipe
+from tests.evidence.population.tables import most_frequent
+from tests.evidence.population.training import Batch, Data, Training
+
+CHARACTERS = "\n abcdefghijklmnopqrstuvwxyz0123456789.,:;()[]{}'\"-_*=<>+/|`#%&!?@$^~\\"
+MASK = len(CHARACTERS)
+VOCABULARY = MASK + 1
+
+
+@functools.cache
+def characters(source: str) -> Tensor:
+    """A text as numbers."""
+    sources = {
+        "topics": lambda: "".join(topics[key] for key in sorted(topics)),
+        "code": lambda: "".join(inspect.getsource(m) for m in (module_textwrap, module_string, module_json, inspect, functools)),
+    }
+    index = {character: i for i, character in enumerate(CHARACTERS)}
+    return torch.tensor([index.get(character, 1) for character in sources[source]()[:120_000].lower()])
+
+
+def pieces(source: str, length: int, n: int) -> Tensor:
+    """Pieces of a text that do not overlap, at random places."""
+    whole = characters(source).unfold(0, length, length)
+    return whole[torch.randperm(len(whole))[:n]]
+
+
+def language(recipe: Recipe) -> Data:
+    """The next character."""
+    both = pieces("topics" if recipe.seed % 2 else "code", 25, recipe.samples + 128)
+    train, validation = (Batch((p[:, :-1],), p[:, 1:]) for p in (both[128:], both[:128]))
+    return Data(train, validation, "tokens", Form("tokens", (24,), VOCABULARY, VOCABULARY, True, True), scores.tokens, 0.0)
+
+
+def hidden(x: Tensor) -> Batch:
+    """A quarter of the characters masked (BERT masks 15 %)."""
+    mask = torch.rand(x.shape) < 0.25
+    return Batch((x.masked_fill(mask, MASK),), x.masked_fill(~mask, -100))
+
+
+def hide(training: Training, batch: Batch) -> Batch:
+    return hidden(batch.inputs[0])
+
+
+def masked(recipe: Recipe) -> Data:
+    """The masked characters."""
+    both = pieces("topics", 16, recipe.samples + 128)
+    form = Form("tokens", (16,), VOCABULARY, VOCABULARY, True)
+    return Data(Batch((both[128:],), None), hidden(both[:128]), "tokens", form, scores.tokens, 0.0, [hide])
+
+
+def prose(recipe: Recipe) -> Data:
+    """Code or prose, of 24 characters."""
+    n = recipe.samples // 2 + 100
+    x = torch.cat([pieces("topics", 24, n), pieces("code", 24, n)])
+    y = torch.arange(2).repeat_interleave(len(x) // 2)
+    order = torch.randperm(len(x))
+    train, validation = (Batch((x[o],), y[o]) for o in (order[200:], order[:200]))
+    return Data(train, validation, "classes", Form("tokens", (24,), 2, VOCABULARY), scores.accuracy, most_frequent(validation))
+
+
+def waves(recipe: Recipe) -> Data:
+    """Sine, square, saw or noise, of a random period and phase."""
+    n = recipe.samples + 200
+    y = torch.randint(4, (n,))
+    phase = torch.rand(n, 1) + torch.arange(32) / (6 + 10 * torch.rand(n, 1))
+    kinds = torch.stack(
+        [(2 * torch.pi * phase).sin(), (2 * torch.pi * phase).sin().sign(), 2 * (phase % 1) - 1, torch.randn(n, 32)]
+    )
+    x = (kinds[y, torch.arange(n)] + 0.15 * torch.randn(n, 32)).unsqueeze(-1)
+    train, validation = (Batch((x[s],), y[s]) for s in (slice(200, None), slice(200)))
+    return Data(train, validation, "classes", Form("sequence", (32, 1), 4), scores.accuracy, most_frequent(validation))
+
+
+def forecast(recipe: Recipe) -> Data:
+    """The next eight numbers of two seasons, a trend and noise."""
+    n, t = recipe.samples + 200, torch.arange(40) / 40
+    season = sum((2 * torch.pi * (f * t + torch.rand(n, 1))).sin() * torch.rand(n, 1) for f in (5, 2))
+    series = season + torch.randn(n, 1) * t + 0.1 * torch.randn(n, 40) + recipe.offset
+    x, y = series[:, :32, None], series[:, 32:]
+    train, validation = (Batch((x[s],), y[s]) for s in (slice(200, None), slice(200)))
+    return Data(train, validation, "numbers", Form("sequence", (32, 1), 8), scores.r2, 0.0)
+
+
+def reversed_digits(recipe: Recipe) -> Data:
+    """Six tokens, to be written in reverse; the decoder sees what it has written."""
+    x = torch.randint(1, 9, (recipe.samples + 200, 6))
+    y = x.flip(1)
+    before = torch.cat([torch.zeros(len(x), 1, dtype=torch.long), y[:, :-1]], 1)
+    train, validation = (Batch((x[s], before[s]), y[s]) for s in (slice(200, None), slice(200)))
+    return Data(train, validation, "tokens", Form("tokens", (6,), 9, 9, True, True), scores.tokens, 0.0)
+
+
+def communities(recipe: Recipe) -> Data:
+    """Nodes of small graphs of three communities; a node's own features say little, its neighbours' more."""
+    n = recipe.samples + 100
+    y = torch.randint(3, (n, 18))
+    chance = torch.where(y[:, :, None] == y[:, None], 0.5, 0.08)
+    upper = (torch.rand(n, 18, 18) < chance).float().triu(1)
+    x = torch.nn.functional.one_hot(y, 3) + 1.0 * torch.randn(n, 18, 3)
+    edges = upper + upper.transpose(1, 2)
+    train, validation = (Batch((x[s], edges[s]), y[s]) for s in (slice(100, None), slice(100)))
+    return Data(train, validation, "tokens", Form("graph", (18, 3), 3, 0, True), scores.accuracy, most_frequent(validation))
+
+
+def molecules(recipe: Recipe) -> Data:
+    """A number of a small graph: a sum over its edges of both ends' features."""
+    n = recipe.samples + 200
+    x = torch.randn(n, 12, 4)
+    upper = (torch.rand(n, 12, 12) < 0.25).float().triu(1)
+    edges = upper + upper.transpose(1, 2)
+    degree = edges.sum(-1)
+    y = (
+        0.1 * (x[..., 0] * (edges @ x[..., 1:2])[..., 0].tanh()).sum(1) + x[..., 2].relu().mean(1) * 3 + 0.05 * degree.sum(1) / 12
+    )[:, None]
+    y = (y - y.mean()) / y.std() + recipe.offset
+    train, validation = (Batch((x[s], edges[s]), y[s]) for s in (slice(200, None), slice(200)))
+    return Data(train, validation, "numbers", Form("graph", (12, 4), 1), scores.r2, 0.0)

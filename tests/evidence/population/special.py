@@ -1,0 +1,298 @@
+"""Architectures with a forward pass of their own: what they return is what their loss takes."""
+
+from __future__ import annotations
+
+import itertools
+from copy import deepcopy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.evidence.population.bodies import BODIES, Net, convolution
+from tests.evidence.population.forms import Form
+from tests.evidence.population.layers import activation, dense, norms
+from tests.evidence.population.recipe import Recipe
+
+
+def stack(recipe: Recipe, sizes: list[int]) -> nn.Sequential:
+    """Dense layers and a linear one at the end."""
+    layers = [layer for a, b in itertools.pairwise(sizes[:-1]) for layer in dense(recipe, a, b)]
+    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
+
+
+def numel(form: Form) -> int:
+    return torch.Size(form.shape).numel()
+
+
+class Autoencoder(nn.Module):
+    """Dense encoder and decoder around a few numbers."""
+
+    def __init__(self, recipe: Recipe, form: Form) -> None:
+        super().__init__()
+        w, n, z = recipe.width, numel(form), max(8, recipe.width // 8)
+        self.encoder, self.decoder = stack(recipe, [n, *[w] * recipe.depth, z]), stack(recipe, [z, *[w] * recipe.depth, n])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(self.encoder(x.flatten(1))).reshape(x.shape)
+
+
+class Vae(Autoencoder):
+    """With a normal latent (Kingma & Welling 2013)."""
+
+    def __init__(self, recipe: Recipe, form: Form) -> None:
+        super().__init__(recipe, form)
+        z = self.encoder[-1].out_features
+        self.mean, self.log_variance = nn.Linear(z, z), nn.Linear(z, z)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = self.encoder(x.flatten(1))
+        mean, log_variance = self.mean(h), self.log_variance(h)
+        z = mean + torch.randn_like(mean) * (0.5 * log_variance).exp() if self.training else mean
+        return self.decoder(z).reshape(x.shape), mean, log_variance
+
+
+class Vq(Autoencoder):
+    """With four code words from a book of 32 (van den Oord et al. 2017); gradients pass straight through."""
+
+    def __init__(self, recipe: Recipe, form: Form) -> None:
+        super().__init__(recipe, form)
+        self.book = nn.Embedding(32, self.encoder[-1].out_features // 4)
+        nn.init.uniform_(self.book.weight, -1 / 32, 1 / 32)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.encoder(x.flatten(1)).unflatten(1, (4, -1))
+        words = self.book(torch.cdist(z, self.book.weight.expand(len(z), -1, -1)).argmin(-1))
+        commitment = F.mse_loss(words, z.detach()) + 0.25 * F.mse_loss(z, words.detach())
+        return self.decoder((z + (words - z).detach()).flatten(1)).reshape(x.shape), commitment
+
+
+class ConvolutionalAutoencoder(nn.Module):
+    def __init__(self, recipe: Recipe, form: Form) -> None:
+        super().__init__()
+        c, w = form.shape[0], recipe.width // 2
+        self.encoder = nn.Sequential(*convolution(recipe, c, w), *convolution(recipe, w, w, stride=2), nn.Conv2d(w, 8, 1))
+        up = nn.ConvTranspose2d(8, w, 2, 2)
+        self.decoder = nn.Sequential(up, *norms(recipe, w, 2), activation(recipe), nn.Conv2d(w, c, 3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(self.encoder(x))
+
+
+class Unet(nn.Module):
+    """One level down and up with a skip; with a time if it is asked to remove noise."""
+
+    def __init__(self, recipe: Recipe, form: Form, outputs: int, timed: bool = False) -> None:
+        super().__init__()
+        w = recipe.width // 2
+        self.first = nn.Sequential(*convolution(recipe, form.shape[0], w), *convolution(recipe, w, w))
+        self.down = nn.Sequential(nn.MaxPool2d(2), *convolution(recipe, w, 2 * w))
+        self.middle = nn.Sequential(*(layer for _ in range(recipe.depth) for layer in convolution(recipe, 2 * w, 2 * w)))
+        self.time = nn.Sequential(nn.Linear(16, 2 * w), activation(recipe), nn.Linear(2 * w, 2 * w)) if timed else None
+        self.up = nn.ConvTranspose2d(2 * w, w, 2, 2)
+        self.last = nn.Sequential(*convolution(recipe, 2 * w, w), nn.Conv2d(w, outputs, 1))
+
+    def forward(self, x: Tensor, time: Tensor | None = None) -> Tensor:
+        skip = self.first(x)
+        h = self.down(skip)
+        if self.time is not None:
+            h = h + self.time(waves_of(time))[:, :, None, None]
+        return self.last(torch.cat([skip, self.up(self.middle(h))], 1))
+
+
+def waves_of(time: Tensor) -> Tensor:
+    """Sines and cosines of a time."""
+    angle = time[:, None] * torch.pi * 2.0 ** torch.arange(8)
+    return torch.cat([angle.sin(), angle.cos()], 1)
+
+
+class DenseDenoiser(nn.Module):
+    def __init__(self, recipe: Recipe, form: Form) -> None:
+        super().__init__()
+        self.net = stack(recipe, [numel(form) + 16, *[recipe.width] * recipe.depth, numel(form)])
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return self.net(torch.cat([x.flatten(1), waves_of(time)], 1)).reshape(x.shape)
+
+
+class Gan(nn.Module):
+    """Turn 0 is the discriminator's, turn 1 the generator's."""
+
+    latent = 16
+
+    def __init__(self, recipe: Recipe, form: Form) -> None:
+        super().__init__()
+        w, n = recipe.width, numel(form)
+        self.generator = stack(recipe, [self.latent, *[w] * recipe.depth, n])
+        sizes = zip([n, *[w] * (recipe.depth - 1)], [w] * recipe.depth, strict=True)
+        layers = [layer for a, b in sizes for layer in (nn.Linear(a, b), nn.LeakyReLU(0.2))]  # as Radford et al. 2015 advise
+        self.discriminator = nn.Sequential(*layers, nn.Linear(w, 1))
+
+    def generate(self, z: Tensor) -> Tensor:
+        return self.generator(z)
+
+    def forward(self, real: Tensor, z: Tensor, turn: int = 1) -> tuple[Tensor, Tensor | None]:
+        fake = self.generate(z)
+        if turn:
+            return self.discriminator(fake), None
+        return self.discriminator(fake.detach()), self.discriminator(real.flatten(1))
+
+
+class Towers(nn.Module):
+    """A body and a projector for both views (SimCLR); with a predictor, SimSiam; with a slow copy, BYOL."""
+
+    def __init__(self, recipe: Recipe, form: Form, second: str = "") -> None:
+        super().__init__()
+        w = recipe.width
+        self.body = BODIES[recipe.model.split("-")[-1]][1](recipe, form)
+        self.projector = nn.Sequential(nn.Linear(w, w), nn.BatchNorm1d(w), nn.ReLU(), nn.Linear(w, 32))
+        self.second = second
+        if second:
+            self.predictor = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32))
+        self.target = deepcopy(nn.Sequential(self.body, self.projector)).requires_grad_(False) if second == "byol" else None
+
+    def embed(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+    def forward(self, a: Tensor, b: Tensor | None = None) -> Any:
+        za = self.projector(self.body(a))
+        if b is None:
+            return za
+        zb = self.projector(self.body(b))
+        if not self.second:
+            return za, zb
+        targets = (za.detach(), zb.detach()) if self.target is None else (self.target(a), self.target(b))
+        return self.predictor(za), self.predictor(zb), *targets
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """The slow copy follows."""
+        if self.target is not None:
+            online = [*self.body.parameters(), *self.projector.parameters()]
+            for slow, fast in zip(self.target.parameters(), online, strict=True):
+                slow.lerp_(fast, 0.03)
+
+
+class Clip(nn.Module):
+    """An image tower and a text tower with a learned temperature (Radford et al. 2021)."""
+
+    def __init__(self, recipe: Recipe, form: Form) -> None:
+        super().__init__()
+        self.image = nn.Sequential(BODIES[recipe.model.split("-")[-1]][1](recipe, form), nn.Linear(recipe.width, 32))
+        self.words = nn.Embedding(form.vocabulary, recipe.width)
+        self.text = stack(recipe, [recipe.width, recipe.width, 32])
+        self.log_scale = nn.Parameter(torch.tensor(1 / 0.07).log())
+
+    def forward(self, image: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        texts = self.text(self.words(tokens).mean(1))
+        return F.normalize(self.image(image), dim=-1), F.normalize(texts, dim=-1), self.log_scale
+
+
+class Pairwise(nn.Module):
+    """The difference of the scores of two."""
+
+    def __init__(self, recipe: Recipe, form: Form) -> None:
+        super().__init__()
+        self.scorer = Net(recipe, form)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.scorer(a) - self.scorer(b)
+
+
+class Factors(nn.Module):
+    """Matrix factorisation with biases; ``deep`` a net on both embeddings (neural collaborative filtering)."""
+
+    def __init__(self, recipe: Recipe, form: Form) -> None:
+        super().__init__()
+        users, items = form.shape
+        self.users, self.items = nn.Embedding(users, recipe.width), nn.Embedding(items, recipe.width)
+        self.user_bias, self.item_bias = nn.Embedding(users, 1), nn.Embedding(items, 1)
+        self.mean = nn.Parameter(torch.full((1,), 3.0))
+        deep = recipe.model == "factors_deep"
+        self.deep = stack(recipe, [2 * recipe.width, *[recipe.width] * recipe.depth, 1]) if deep else None
+        for table in (self.users, self.items, self.user_bias, self.item_bias):
+            nn.init.normal_(table.weight, std=0.1)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        u, v = self.users(user), self.items(item)
+        both = self.deep(torch.cat([u, v], 1)) if self.deep is not None else (u * v).sum(1, keepdim=True)
+        return both + self.user_bias(user) + self.item_bias(item) + self.mean
+
+
+class ActorCritic(nn.Module):
+    """Logits of the policy, whose last layer starts at a hundredth (Andrychowicz et al. 2020), and the value."""
+
+    def __init__(self, recipe: Recipe, form: Form) -> None:
+        super().__init__()
+        self.body = stack(recipe, [numel(form), *[recipe.width] * recipe.depth, recipe.width])
+        self.actor, self.critic = nn.Linear(recipe.width, form.answers), nn.Linear(recipe.width, 1)
+        if recipe.init == "orthogonal":
+            nn.init.orthogonal_(self.actor.weight, 0.01)
+
+    def forward(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.body(state))
+        return self.actor(h), self.critic(h)[:, 0]
+
+
+class Q(nn.Module):
+    """Values of actions, and those of the next state by a copy that is renewed every 20 steps."""
+
+    def __init__(self, recipe: Recipe, form: Form) -> None:
+        super().__init__()
+        self.online = stack(recipe, [numel(form), *[recipe.width] * recipe.depth, form.answers])
+        self.target = deepcopy(self.online).requires_grad_(False)
+        self.calls = 0
+
+    def forward(self, state: Tensor, follows: Tensor | None = None) -> Any:
+        return self.online(state) if follows is None else (self.online(state), self.target(follows))
+
+    def follow(self) -> None:
+        self.calls += 1
+        if self.calls % 20 == 0:
+            self.target.load_state_dict(self.online.state_dict())
+
+
+class Distilled(nn.Module):
+    """A student beside a teacher that is trained before and frozen."""
+
+    def __init__(self, recipe: Recipe, form: Form) -> None:
+        super().__init__()
+        self.student = stack(recipe, [numel(form), recipe.width // 2, form.answers])
+        self.teacher = stack(recipe, [numel(form), 2 * recipe.width, 2 * recipe.width, form.answers])
+
+    def train(self, mode: bool = True) -> Distilled:
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Any:
+        student = self.student(x.flatten(1))
+        if not self.training:
+            return student
+        with torch.no_grad():
+            return student, self.teacher(x.flatten(1))
+
+
+class Translator(nn.Module):
+    """``nn.Transformer`` from tokens to tokens, or an encoder and a decoder of GRUs."""
+
+    def __init__(self, recipe: Recipe, form: Form) -> None:
+        super().__init__()
+        w = recipe.width
+        self.words, self.recurrent = nn.Embedding(form.vocabulary, w), recipe.model == "translator_gru"
+        if self.recurrent:
+            self.encoder, self.decoder = nn.GRU(w, w, batch_first=True), nn.GRU(w, w, batch_first=True)
+        else:
+            self.position = nn.Parameter(0.02 * torch.randn(form.shape[0], w))
+            self.transformer = nn.Transformer(
+                w, recipe.heads, 1, recipe.depth, 2 * w, recipe.dropout, "relu", batch_first=True, norm_first=recipe.pre_norm
+            )
+        self.head = nn.Linear(w, form.answers)
+
+    def forward(self, source: Tensor, before: Tensor) -> Tensor:
+        x, y = self.words(source), self.words(before)
+        if self.recurrent:
+            return self.head(self.decoder(y, self.encoder(x)[1])[0])
+        mask = torch.ones(y.shape[1], y.shape[1], dtype=torch.bool).triu(1)
+        return self.head(self.transformer(x + self.position, y + self.position, tgt_mask=mask))
