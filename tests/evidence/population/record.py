@@ -2,7 +2,12 @@
 
 A row holds ``set``, ``name``, ``seed``, the truth (``operators``, ``groups``, ``causes``, ``sites``; none where it is healthy), the
 ``score``, ``alerts`` as they were passed on, and ``windows``: the findings, the evidence and the facts at the ends of the first
-window, of the one a third of the way, and of the last.
+window, of the one a third of the way, and of the last. A drawn training also has its ``recipe``, ``healthy`` (whether it learns; of
+a mutant, whether its twin does), and a mutant ``harmful`` (None where that is not known).
+
+    recorder, callbacks = recording(**loop.watched)
+    score = fit(training, callbacks)
+    append(path, row_of("population", recipe.task, recipe.seed, recorder.row(), operators=…, score=score, recipe=recipe.plain()))
 """
 
 from __future__ import annotations
@@ -74,7 +79,7 @@ class Recorder(Callback):
     """
 
     def __init__(self) -> None:
-        self.batches, self.epoch, self.alerts = 0, 0, list[dict[str, Any]]()
+        self.batches, self.epoch, self.first_epoch, self.alerts = 0, 0, 0, list[dict[str, Any]]()
         self._snapshots: list[_Snapshot] = []
         self._waiting: dict[int, _Judgement] = {}
         self._monitors: Sequence[Any] = ()
@@ -103,6 +108,7 @@ class Recorder(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.batches, self.epoch = self.batches + 1, trainer.current_epoch
+        self.first_epoch += not self.epoch
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         members = [member for observer in self._monitors for member in observer.members if member.session is not None]
@@ -156,7 +162,7 @@ class Recorder(Callback):
         """What it has kept, once training is over."""
         rows = {"batches": self.batches, "alerts": self.alerts[:MOST_ALERTS], "windows": self.windows()}
         self._snapshots.clear()
-        return {**rows, "epoch": self.epoch, "all_alerts": len(self.alerts)}
+        return {**rows, "epochs": self.epoch + 1, "first_epoch": self.first_epoch, "all_alerts": len(self.alerts)}
 
 
 def recording(**watched: Any) -> tuple[Recorder, list[Callback]]:
