@@ -1,0 +1,276 @@
+"""What the rules make of drawn trainings, on one page: ``docs/guides/population.md``.
+
+``python -m tests.evidence.population.report [TABLE …] [--page docs/guides/population.md]`` reads tables of rows as
+:mod:`~tests.evidence.population.record` describes them. A mutant is found where it has a warning or a critical of a kind that its
+twin, the same training without the fault, does not have. One that raises an error needs no monitor, and is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_hooks.alerts.defaults import KINDS
+from lightning_hooks.declare.records import record_of
+from tests.evidence.population.record import read
+
+TABLES = Path("runs/population")
+PAGE = Path("docs/guides/population.md")
+GROUPS = ("data", "model", "loss", "optimizer", "schedule", "training", "two at once")
+FIELDS = ("task", "model", "optimizer", "schedule", "norm", "activation", "loss")
+WITHIN = 50
+"""Batches within which a fault is to be found, where an epoch is shorter."""
+MOST_FALSE = 10
+Row = dict[str, Any]
+
+
+def wilson(some: int, of: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927)."""
+    if not of:
+        return math.nan, math.nan
+    share = some / of
+    middle, half = share + z * z / (2 * of), z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
+    return max(0.0, (middle - half) / (1 + z * z / of)), min(1.0, (middle + half) / (1 + z * z / of))
+
+
+def counted(some: int, of: int) -> str:
+    """``31 of 1077, 2.9 % (2.0 to 4.1)``."""
+    if not of:
+        return "-"
+    low, high = wilson(some, of)
+    return f"{some} of {of}, {100 * some / of:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def loud(row: Row) -> list[dict[str, Any]]:
+    """The warnings and criticals of a training."""
+    return [alert for alert in row["alerts"] if alert["severity"] != "info"]
+
+
+def kinds(row: Row) -> set[str]:
+    return {alert["kind"] for alert in loud(row)}
+
+
+class Mutant:
+    """A training with a fault, beside its twin."""
+
+    def __init__(self, row: Row, twin: Row) -> None:
+        self.row = row
+        self.new = [alert for alert in loud(row) if alert["kind"] not in kinds(twin)]
+
+    @property
+    def group(self) -> str:
+        return GROUPS[-1] if len(self.row["operators"]) > 1 else self.row["groups"][0]
+
+    @property
+    def found(self) -> bool:
+        return bool(self.new)
+
+    @property
+    def early(self) -> bool:
+        """Whether it is found within the first epoch, or 50 batches."""
+        return any(alert["batches"] <= max(WITHIN, self.row["first_epoch"]) for alert in self.new)
+
+    @property
+    def named(self) -> bool:
+        """Whether the first new alert names a right cause first."""
+        causes = self.new[0]["causes"] if self.new else []
+        return bool(causes) and causes[0][0] in self.row["causes"]
+
+
+class Population:
+    """Rows of drawn trainings: those that learn, and mutants of these with a known harm."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        rows = list(rows)
+        plain = {(row["set"], row["name"], row["seed"]): row for row in rows if not row["operators"]}
+        self.healthy = [row for row in plain.values() if row["healthy"]]
+        self.dropped = len(plain) - len(self.healthy)
+        pairs = [(row, plain.get((row["set"], row["name"], row["seed"]))) for row in rows if row["operators"]]
+        mutants = [Mutant(row, twin) for row, twin in pairs if twin and twin["healthy"] and not row.get("raised")]
+        self.harmful = [mutant for mutant in mutants if mutant.row["harmful"]]
+        self.harmless = [mutant for mutant in mutants if mutant.row["harmful"] is False]
+
+    def false_kinds(self) -> Counter[str]:
+        """In how many healthy trainings each kind is raised."""
+        return Counter(kind for row in self.healthy for kind in kinds(row))
+
+
+def numbers(harmful: Sequence[Mutant], harmless: Sequence[Mutant]) -> list[str]:
+    """The cells of some mutants."""
+    found = [mutant for mutant in harmful if mutant.found]
+    alerts = f"{np.mean([len(loud(mutant.row)) for mutant in found]):.2f}" if found else "-"
+    return [
+        str(len(harmful)),
+        counted(sum(mutant.early for mutant in harmful), len(harmful)),
+        counted(len(found), len(harmful)),
+        counted(sum(mutant.named for mutant in found), len(found)),
+        alerts,
+        counted(sum(mutant.found for mutant in harmless), len(harmless)),
+    ]
+
+
+def by_operator(mutants: Sequence[Mutant]) -> str:
+    """``rate_too_high 12/13, …``: found of the harmful ones, the seldom found first."""
+    of: dict[str, list[bool]] = {}
+    for mutant in mutants:
+        of.setdefault(" + ".join(mutant.row["operators"]), []).append(mutant.found)
+    listed = sorted(of.items(), key=lambda item: (np.mean(item[1]), -len(item[1])))
+    return ", ".join(f"{name} {sum(found)}/{len(found)}" for name, found in listed)
+
+
+def groups(population: Population) -> list[str]:
+    """The mutants by group."""
+    lines = [
+        "| group | harmful | found within an epoch | found | cause named first | alerts | harmless and warned of | found of each |"
+    ]
+    lines.append("|---" * 8 + "|")
+    chosen: list[tuple[str, Callable[[Mutant], bool]]] = [("all", lambda _: True)]
+    chosen += [(group, lambda mutant, group=group: mutant.group == group) for group in GROUPS]  # type: ignore[misc]
+    for name, belongs in chosen:
+        harmful, harmless = ([m for m in some if belongs(m)] for some in (population.harmful, population.harmless))
+        each = "" if name in ("all", GROUPS[-1]) else by_operator(harmful)
+        if harmful or harmless:
+            lines.append(f"| {' | '.join([name, *numbers(harmful, harmless), each])} |")
+    return lines
+
+
+def false_alarms(population: Population) -> list[str]:
+    """The kinds that are raised in healthy trainings, with one to look at."""
+    lines = ["| false kind | healthy trainings | for one | shown by |", "|---|---|---|---|"]
+    for kind, n in population.false_kinds().most_common(MOST_FALSE):
+        row = min((row for row in population.healthy if kind in kinds(row)), key=lambda row: len(kinds(row)))
+        recipe = row["recipe"]
+        what = f"{recipe['task']}, {recipe['model']}, {recipe['optimizer']} {recipe['rate']:.2g}"
+        show = f"`python -m tests.evidence.population.show {row['seed']}`"
+        lines.append(f"| `{kind}` | {counted(n, len(population.healthy))} | {what} | {show} |")
+    return lines
+
+
+def recipes(population: Population) -> list[str]:
+    """What the healthy trainings are."""
+    lines = ["| drawn | share in % |", "|---|---|"]
+    for field in FIELDS:
+        counts = Counter(str(row["recipe"][field]) for row in population.healthy)
+        shares = [f"{name} {100 * n / len(population.healthy):.1f}" for name, n in counts.most_common()]
+        lines.append(f"| {field} | {', '.join(shares)} |")
+    return lines
+
+
+def naming(causes: Iterable[str]) -> set[str]:
+    """The kinds that a right cause may be named by."""
+    right = set(causes)
+    return {name for name, kind in KINDS.items() if right & {one.name for one in kind.hypotheses}}
+
+
+def agreement(population: Population) -> dict[str, tuple[float, float, float, float]]:
+    """By kind: the share of healthy trainings that it is raised in, here and in the sets; of its faults that it finds, likewise."""
+    false = population.false_kinds()
+    named: Counter[str] = Counter()
+    found: Counter[str] = Counter()
+    for mutant in population.harmful:
+        raised = {alert["kind"] for alert in mutant.new}
+        for kind in naming(mutant.row["causes"]):
+            named[kind] += 1
+            found[kind] += kind in raised
+    result = {}
+    for kind in KINDS:
+        record = record_of(kind)
+        if record is not None and record.healthy and population.healthy:
+            here = found[kind] / named[kind] if named[kind] else math.nan
+            there = record.found / record.faults if record.faults else math.nan
+            result[kind] = false[kind] / len(population.healthy), record.alarms / record.healthy, here, there
+    return result
+
+
+def spearman(pairs: Sequence[tuple[float, float]]) -> float:
+    """The correlation of ranks, of equal numbers their mean rank."""
+    known = np.array([pair for pair in pairs if not any(map(math.isnan, pair))])
+    if len(known) < 3:
+        return math.nan
+    ranks = [[(column < x).sum() + ((column == x).sum() - 1) / 2 for x in column] for column in known.T]
+    return float(np.corrcoef(ranks)[0, 1]) if all(np.ptp(rank) for rank in ranks) else math.nan
+
+
+def verdict_of_sets(population: Population, sets: Population) -> list[str]:
+    """How well it agrees with what the hand-written sets say of the same rules."""
+    by_kind = agreement(population)
+    raised = {kind: row for kind, row in by_kind.items() if row[0] or row[1]}
+    false, found = spearman([row[:2] for row in raised.values()]), spearman([row[2:] for row in by_kind.values()])
+    apart = sorted(raised, key=lambda kind: -abs(raised[kind][0] - raised[kind][1]))[:3]
+    listed = ", ".join(f"`{kind}` {100 * raised[kind][0]:.1f} % here and {100 * raised[kind][1]:.1f} % there" for kind in apart)
+    lines = [
+        f"By kind, the ranks of false warnings here and in the hand-written sets correlate with {false:.2f} ({len(raised)} kinds), "
+        f"and those of the share of its faults that a kind finds with {found:.2f}. Farthest apart: {listed}."
+    ]
+    if sets.healthy:
+        warned = sum(bool(loud(row)) for row in sets.healthy)
+        lines.append(
+            f"Of the sets, {counted(warned, len(sets.healthy))} of the healthy trainings in the table are warned of, and "
+            f" {counted(sum(m.found for m in sets.harmful), len(sets.harmful))} of the faults are found."
+        )
+    return lines
+
+
+def spans(seeds: Iterable[int]) -> str:
+    """``0 to 99, 200``: seeds in words."""
+    runs: list[list[int]] = []
+    for seed in sorted(set(seeds)):
+        if runs and seed <= runs[-1][1] + 5:  # dropped ones are drawn too
+            runs[-1][1] = seed
+        else:
+            runs.append([seed, seed])
+    return ", ".join(f"{first} to {last}" if last > first else str(first) for first, last in runs)
+
+
+def page(rows: Iterable[Row], commit: str) -> str:
+    """The report."""
+    rows = list(rows)
+    drawn = [row for row in rows if row["set"] == "population"]
+    population, sets = Population(drawn), Population(row for row in rows if row["set"] != "population")
+    n, warned = len(population.healthy), sum(bool(loud(row)) for row in population.healthy)
+    versions = drawn[0]["versions"]
+    lines = [
+        "# Drawn trainings",
+        "",
+        "Small trainings are drawn from a grammar of tasks, architectures, optimizers and habits; a mutant is one of them with a "
+        "fault planted, and harmful where it loses a quarter of what its twin, the training without the fault, has learned. "
+        "Found is a mutant with a warning of a kind that its twin does not have. In brackets are 95 % intervals (Wilson).",
+        "",
+        f"Seeds {spans(row['seed'] for row in drawn)}, commit `{commit}`, PyTorch {versions['torch']}: {n + population.dropped} "
+        f"trainings drawn, {population.dropped} dropped since they do not learn. "
+        f"**False warnings: {counted(warned, n)} of the healthy trainings.**",
+        "",
+        *groups(population),
+        "",
+        *false_alarms(population),
+        "",
+        *verdict_of_sets(population, sets),
+        "",
+        *recipes(population),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", type=Path, help=f"by default all in {TABLES}")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--commit", help="that the trainings ran with; this one by default")
+    options = parser.parse_args()
+    commit = options.commit or subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()  # fmt: skip
+    text = page(read(*(options.tables or sorted(TABLES.glob("*.jsonl.gz")))), commit)
+    print(text)
+    options.page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
