@@ -50,17 +50,18 @@ class Dice(random.Random):
         return float(f"{median * spread ** self.gauss(0, 1):.1e}")
 
 
-def draw(seed: int) -> Recipe:
+def draw(seed: int, task: str = "") -> Recipe:
     """See :func:`tests.evidence.population.recipe.draw`."""
     dice = Dice(seed)
-    name = dice.of({name: task.weight for name, task in TASKS.items()})
-    task = TASKS[name]
-    model = dice.of(task.models)
-    fields: dict[str, Any] = {"seed": seed, "task": name, "model": model}
-    fields |= data(dice, task, name)
+    drawn = dice.of({name: task.weight for name, task in TASKS.items()})
+    name = task or drawn
+    of = TASKS[name]
+    model = dice.of(of.models)
+    fields: dict[str, Any] = {"seed": seed, "task": name, "model": model, "source": dice.choice(of.sources)}
+    fields |= data(dice, of, name)
     fields |= architecture(dice, model)
-    fields |= objective(dice, task, fields)
-    fields |= length(dice, task, fields)
+    fields |= objective(dice, of, fields)
+    fields |= length(dice, of, fields)
     fields |= optimizer(dice, fields)
     fields |= schedule(dice, fields)
     fields |= loop(dice, fields)
@@ -124,7 +125,7 @@ def architecture(dice: Dice, model: str) -> dict[str, Any]:
         if recurrent
         else dice.choice((1, 2, 2, 3))
     )
-    width = dice.choice((16, 32, 32, 64)) if transformer or image else dice.choice((32, 64, 64, 128, 256))
+    width = dice.choice((16, 32, 32)) if transformer or image else dice.choice((32, 64, 64, 128, 256))
     if recurrent or model == "temporal":
         width = dice.choice((32, 48, 64))
     if transformer:
@@ -166,11 +167,11 @@ def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
     if so_far["model"] in TRANSFORMERS + RECURRENT or so_far["task"] == "shapes":
         batch = min(batch, 32)
     batch = min(batch, so_far["samples"] // 4)
-    steps = task.steps * math.exp(dice.uniform(math.log(70), math.log(350)))
+    steps = task.steps * math.exp(dice.uniform(math.log(60), math.log(240)))
     once = so_far["samples"] // batch
     if dice.chance(0.08) and once >= 25 * task.steps:
         steps = once
-    elif dice.chance(0.08) and so_far["width"] <= 64 and so_far["model"] in ("mlp", "factors", "residual_mlp", "pairwise-mlp", "q"):
+    elif dice.chance(0.06) and so_far["width"] <= 64 and so_far["model"] in ("mlp", "factors", "residual_mlp", "pairwise-mlp", "q"):
         steps = dice.uniform(800, 2000)
     accumulation = dice.choice((2, 4)) if dice.chance(0.1) and so_far["task"] not in ("generation", "policy") else 1
     limit = 350 if so_far["model"] in TRANSFORMERS + RECURRENT + ("temporal",) else 800

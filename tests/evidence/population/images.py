@@ -64,7 +64,7 @@ def autoencoded(recipe: Recipe, name: str) -> Data:
 
 
 def autoencoder(recipe: Recipe) -> Data:
-    return autoencoded(recipe, "photographs" if recipe.seed % 2 else "digits")
+    return autoencoded(recipe, recipe.source)
 
 
 def latents(recipe: Recipe) -> Data:
@@ -91,7 +91,7 @@ def denoising(recipe: Recipe) -> Data:
 
 def generation(recipe: Recipe) -> Data:
     """A GAN's data: digits, or eight spots on a ring."""
-    if recipe.seed % 2:
+    if recipe.source == "digits":
         train, validation = (part.inputs[0].flatten(1) for part in images(recipe, "digits"))
     else:
         angle = torch.randint(8, (recipe.samples + 400,)) * torch.pi / 4

@@ -139,6 +139,7 @@ def build_model(training: Training) -> None:
     initialise(recipe, training.model)
     if recipe.pretrained:
         pretrain(training)
+    if recipe.adapt:
         adapt(recipe, training.model)
     for name, parameter in training.model.named_parameters():
         if recipe.frozen and fnmatch.fnmatch(name, FROZEN[recipe.frozen]):

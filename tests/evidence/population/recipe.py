@@ -1,4 +1,4 @@
-"""The plain values that a training is drawn as. ``recipe.draw(seed)`` is in :mod:`tests.evidence.population.grammar`."""
+"""The plain values that a training is drawn as. :func:`draw` is in :mod:`tests.evidence.population.grammar`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class Recipe:
     Attributes:
         seed: From which everything was drawn, also the weights and the order of the data.
         task: Name of the data and what is asked of them: a key of ``tasks.TASKS``.
+        source: Which data, where a task has several.
         samples: Of training.
         inputs: ``"standard"`` (mean 0, deviation 1), ``"unit"`` (0 to 1) or ``"raw"``.
         label_noise: Share of wrong training labels.
@@ -55,6 +56,7 @@ class Recipe:
 
     seed: int
     task: str
+    source: str
     samples: int
     inputs: str
     label_noise: float
@@ -112,8 +114,8 @@ class Recipe:
         return asdict(self)
 
 
-def draw(seed: int) -> Recipe:
-    """Draw one, from the seed alone."""
+def draw(seed: int, task: str = "") -> Recipe:
+    """Draw one, from the seed alone, or one of a task."""
     from tests.evidence.population.grammar import draw
 
-    return draw(seed)
+    return draw(seed, task)

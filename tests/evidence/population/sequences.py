@@ -19,8 +19,7 @@ from tests.evidence.population.tables import most_frequent
 from tests.evidence.population.training import Batch, Data, Training
 
 CHARACTERS = "\n abcdefghijklmnopqrstuvwxyz0123456789.,:;()[]{}'\"-_*=<>+/|`#%&!?@$^~\\"
-MASK = len(CHARACTERS)
-VOCABULARY = MASK + 1
+VOCABULARY = len(CHARACTERS)
 
 
 @functools.cache
@@ -42,15 +41,15 @@ def pieces(source: str, length: int, n: int) -> Tensor:
 
 def language(recipe: Recipe) -> Data:
     """The next character."""
-    both = pieces("topics" if recipe.seed % 2 else "code", 25, recipe.samples + 128)
+    both = pieces(recipe.source, 25, recipe.samples + 128)
     train, validation = (Batch((p[:, :-1],), p[:, 1:]) for p in (both[128:], both[:128]))
     return Data(train, validation, "tokens", Form("tokens", (24,), VOCABULARY, VOCABULARY, True, True), scores.tokens, 0.0)
 
 
 def hidden(x: Tensor) -> Batch:
-    """A quarter of the characters masked (BERT masks 15 %)."""
-    mask = torch.rand(x.shape) < 0.25
-    return Batch((x.masked_fill(mask, MASK),), x.masked_fill(~mask, -100))
+    """15 % of the tokens masked, as in BERT; only they are asked for."""
+    mask = torch.rand(x.shape) < 0.15
+    return Batch((x.masked_fill(mask, 12),), x.masked_fill(~mask, -100))
 
 
 def hide(training: Training, batch: Batch) -> Batch:
@@ -58,9 +57,9 @@ def hide(training: Training, batch: Batch) -> Batch:
 
 
 def masked(recipe: Recipe) -> Data:
-    """The masked characters."""
-    both = pieces("topics", 16, recipe.samples + 128)
-    form = Form("tokens", (16,), VOCABULARY, VOCABULARY, True)
+    """The masked tokens of a motif that comes back."""
+    both = torch.randint(12, (recipe.samples + 128, 4)).repeat(1, 4)
+    form = Form("tokens", (16,), 13, 13, True)
     return Data(Batch((both[128:],), None), hidden(both[:128]), "tokens", form, scores.tokens, 0.0, [hide])
 
 

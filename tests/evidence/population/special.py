@@ -59,7 +59,7 @@ class Vq(Autoencoder):
     def __init__(self, recipe: Recipe, form: Form) -> None:
         super().__init__(recipe, form)
         self.book = nn.Embedding(32, self.encoder[-1].out_features // 4)
-        nn.init.uniform_(self.book.weight, -1 / 32, 1 / 32)
+        nn.init.normal_(self.book.weight, std=0.3)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         z = self.encoder(x.flatten(1)).unflatten(1, (4, -1))

@@ -30,6 +30,7 @@ class Task:
         labels: Whether labels may be wrong or rare.
         betas: Usual weights of the second term.
         weight: How often the task is drawn.
+        sources: Kinds of data.
     """
 
     make: Callable[[Recipe], Data]
@@ -41,6 +42,7 @@ class Task:
     labels: bool = False
     betas: tuple[float, ...] = (0.01,)
     weight: float = 1.0
+    sources: tuple[str, ...] = ("",)
 
 
 def towers(name: str) -> Weights:
@@ -62,21 +64,29 @@ TASKS: dict[str, Task] = {
     "waves": Task(sequences.waves, 1200, SEQUENCE, ANSWERS, steps=1.5, labels=True),
     "forecast": Task(sequences.forecast, 1200, SEQUENCE, {"mse": 3, "l1": 1, "huber": 1}, steps=1.5),
     "prose": Task(sequences.prose, 1200, SEQUENCE, ANSWERS, steps=1.5, labels=True),
-    "language": Task(sequences.language, 1600, SEQUENCE, {"cross_entropy": 1}, steps=2, weight=2),
-    "masked": Task(sequences.masked, 1600, {"transformer": 3, "moe_transformer": 1}, {"cross_entropy": 1}, steps=3, weight=0.8),
+    "language": Task(sequences.language, 1600, SEQUENCE, {"cross_entropy": 1}, steps=2, weight=2, sources=("topics", "code")),
+    "masked": Task(sequences.masked, 1600, {"transformer": 3, "moe_transformer": 1}, {"cross_entropy": 1}, steps=2.5, weight=0.8),
     "reversed": Task(
         sequences.reversed_digits, 2000, {"translator": 2, "translator_gru": 1}, {"cross_entropy": 3, "nll": 1}, steps=2.5
     ),
     "communities": Task(sequences.communities, 500, {"gnn": 1}, {"cross_entropy": 4, "nll": 1}, weight=0.7),
     "molecules": Task(sequences.molecules, 1000, {"gnn": 1}, {"mse": 2, "l1": 1, "huber": 1}, steps=2, weight=0.7),
     "autoencoder": Task(
-        images.autoencoder, 1437, {"autoencoder": 2, "autoencoder_cnn": 2}, {"mse": 4, "l1": 1, "huber": 0.5}, ("unit",), steps=1.5
+        images.autoencoder,
+        1437,
+        {"autoencoder": 2, "autoencoder_cnn": 2},
+        {"mse": 4, "l1": 1, "huber": 0.5},
+        ("unit",),
+        steps=1.5,
+        sources=("digits", "photographs"),
     ),
     "filled": Task(images.filled, 1437, {"unet": 2, "autoencoder": 1}, {"mse": 3, "l1": 1}, ("unit",), steps=1.5, weight=0.6),
-    "vae": Task(images.latents, 1437, {"vae": 1}, {"elbo": 1}, ("unit",), 2, betas=(1, 0.5, 0.1, 1)),
-    "vq": Task(images.latents, 1437, {"vq": 1}, {"committed": 1}, ("unit",), 2, betas=(1, 0.5), weight=0.7),
+    "vae": Task(images.latents, 1437, {"vae": 1}, {"elbo": 1}, ("unit",), 2.5, betas=(1, 0.5, 0.1, 1)),
+    "vq": Task(images.latents, 1437, {"vq": 1}, {"committed": 1}, ("unit",), 3, betas=(1, 0.5), weight=0.7),
     "denoising": Task(images.denoising, 1437, {"unet": 2, "denoiser": 1}, {"mse": 4, "huber": 1, "l1": 0.5}, steps=2),
-    "generation": Task(images.generation, 1437, {"gan": 1}, {"adversarial": 3, "adversarial_hinge": 1}, ("unit",), 4),
+    "generation": Task(
+        images.generation, 1437, {"gan": 1}, {"adversarial": 3, "adversarial_hinge": 1}, ("unit",), 3, sources=("digits", "ring")
+    ),
     "shapes": Task(images.shapes, 400, {"unet": 3, "fcn": 1}, {"cross_entropy": 4, "focal": 1, "weighted": 1}, weight=1.2),
     "views": Task(
         images.views, 1437, towers("simclr") | towers("simsiam") | towers("byol"), {"info_nce": 3, "vicreg": 1}, ("unit",), 1.5

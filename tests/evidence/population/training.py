@@ -18,6 +18,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from tests.evidence.population.forms import Form
 from tests.evidence.population.recipe import Recipe
 
+AGAIN = 500_000_000
+"""Added to a recipe's seed for other weights and another order of the data: an operator's choices stay."""
 STAGES = ("data", "model", "loss", "optimizer", "schedule", "training")
 
 
@@ -174,7 +176,8 @@ def build(recipe: Recipe, operators: tuple[Operator, ...] = ()) -> tuple[Trainin
     from tests.evidence.population.stages import BUILDERS
 
     torch.manual_seed(recipe.seed)
-    training, sites = Training(recipe, torch.Generator().manual_seed(recipe.seed)), {}
+    own = torch.Generator().manual_seed(recipe.seed % AGAIN)
+    training, sites = Training(recipe, own), dict[str, tuple[str, ...] | None]()
     for stage in STAGES:
         BUILDERS[stage](training)
         torch.manual_seed(recipe.seed + 1 + STAGES.index(stage))
