@@ -1,7 +1,8 @@
 """Whether a training learns: half of the way from the best constant answer to the best known one for its task.
 
-``python -m tests.evidence.population.healthy [--draws 25]`` makes the table of best known scores, ``best.json``: of each task and
-source the score that a fifth of so many drawn trainings reach, without operators and monitors, of seeds from 9 000 on.
+``python -m tests.evidence.population.healthy runs/population/rows.jsonl.gz`` makes the table of best known scores, ``best.json``,
+of rows of development seeds: of each task and source the score that a fifth of all drawn trainings reach (the tenth best of 50),
+and how many they were; a task that was drawn less than five times keeps the score that it has.
 """
 
 from __future__ import annotations
@@ -10,21 +11,15 @@ import argparse
 import functools
 import json
 import math
-import multiprocessing
 from pathlib import Path
 
-import tests.evidence.exam  # noqa: F401 - before Lightning, which imports torchvision
-
-# isort: split
-import torch
-
-from tests.evidence.population.recipe import Recipe, draw
-from tests.evidence.population.tasks import TASKS
-from tests.evidence.population.training import build, fit
+from tests.evidence.population.recipe import Recipe
+from tests.evidence.population.record import read
 
 FILE = Path(__file__).with_name("best.json")
 WAY = 0.5
 """Share of the way to the best known score that a healthy training goes."""
+FEWEST = 5
 LOST = 0.25
 """Share of its twin's way that a harmful mutant loses."""
 
@@ -55,32 +50,21 @@ def lost(score: float, twin: float, constant: float) -> bool:
     return not score >= twin - LOST * (twin - constant)
 
 
-def one(job: tuple[int, str]) -> tuple[str, float]:
-    torch.set_num_threads(1)
-    recipe = draw(*job)
-    try:
-        return key(recipe), fit(build(recipe)[0])
-    except Exception as error:  # noqa: BLE001 - a training that cannot be is a mistake of the grammar: it is named
-        print(job, repr(error)[:120], flush=True)
-        return key(recipe), math.nan
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=25, help="of each task and source")
-    parser.add_argument("--only", nargs="*", default=list(TASKS), help="these tasks; the others stay")
-    parser.add_argument("--processes", type=int, default=2)
-    options = parser.parse_args()
-    jobs = [(9_000 + i, name) for name in options.only for i in range(options.draws * len(TASKS[name].sources))]
+    parser.add_argument("rows", nargs="+", type=Path, help="rows.jsonl.gz of development seeds")
     reached: dict[str, list[float]] = {}
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for name, score in pool.imap_unordered(one, jobs):
-            reached.setdefault(name, []).append(score if math.isfinite(score) else -math.inf)
-    best = json.loads(FILE.read_text())["best"] if FILE.exists() else {}
+    for row in read(*parser.parse_args().rows):
+        if not row["operators"]:
+            name = f"{row['recipe']['task']} {row['recipe']['source']}".strip()
+            reached.setdefault(name, []).append(row["score"] if isinstance(row["score"], float | int) else -math.inf)
+    known = json.loads(FILE.read_text())
     for name, scores in reached.items():
-        best[name] = float(f"{sorted(scores, reverse=True)[len(scores) // 5]:.4g}")
-    how = f"the score that a fifth of {options.draws} draws of each task reach, seeds from 9000 on"
-    FILE.write_text(json.dumps({"how": how, "best": dict(sorted(best.items()))}, indent=1) + "\n")
+        if len(scores) >= FEWEST:
+            known["best"][name] = float(f"{sorted(scores, reverse=True)[len(scores) // 5]:.4g}")
+            known["draws"][name] = len(scores)
+    lines = [f"  {json.dumps(name)}: {json.dumps(known[name], sort_keys=True)}" for name in ("how", "best", "draws")]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
