@@ -22,17 +22,22 @@ from tests.evidence.population.tasks import TASKS, Task, Weights
 
 TRANSFORMERS = ("columns", "vit", "transformer", "moe_transformer", "translator", "clip-vit")
 RECURRENT = ("rnn", "gru", "lstm", "translator_gru")
+PLAIN = ("q", "actor_critic", "gan", "vae", "vq", "denoiser", "unet", "fcn", "autoencoder_cnn", "factors")
+"""Where people use no dropout."""
+LINEAR = ("rnn", "gru", "lstm", "translator_gru", "factors")
+"""Where there is no activation to choose."""
 BODIED = ("mlp", "residual_mlp", "columns", "cnn", "resnet", "vit", "gru", "lstm", "transformer")
+GENERATIVE = ("masked", "language", "denoising", "vae", "vq", "reversed", "autoencoder", "filled", "views")
 ADAMS = ("adam", "adamw", "amsgrad", "nadam", "radam", "adamax")
 OPTIMIZERS: Weights = {
-    "adam": 34, "adamw": 28, "sgd": 20, "rmsprop": 3, "nadam": 1.5, "radam": 1.5, "amsgrad": 1, "adagrad": 1.5, "adamax": 1,
+    "adam": 34, "adamw": 28, "sgd": 26, "rmsprop": 3, "nadam": 1.5, "radam": 1.5, "amsgrad": 1, "adagrad": 1.5, "adamax": 1,
     "adadelta": 0.7, "lion": 2.5, "signum": 0.7, "muon": 1.5, "adafactor": 1, "asgd": 0.5, "rprop": 0.5,
 }  # fmt: skip
 RATES: Weights = {
     "sgd": 0.08, "rmsprop": 1.5e-3, "adagrad": 2e-2, "adadelta": 1.0, "lion": 5e-4, "signum": 5e-4, "muon": 2e-3, "adafactor": 1e-2,
     "asgd": 0.1, "rprop": 3e-3, "adamax": 4e-3,
 }  # fmt: skip
-"""Medians; of the other Adams 2e-3."""
+"""Medians; of the other Adams 2.5e-3."""
 
 
 class Dice(random.Random):
@@ -75,15 +80,15 @@ def data(dice: Dice, task: Task, name: str) -> dict[str, Any]:
     few = dice.chance(0.25)
     samples = round(task.samples * (dice.uniform(0.3, 1) if few else 1))
     inputs = dice.choice(("standard", *task.scaled)) if dice.chance(0.6) else "standard"
-    if inputs == "raw" and dice.chance(0.7):
-        inputs = "standard"
+    if inputs == "raw" and dice.chance(0.5):
+        inputs = "unit"
     numbers = name in ("diabetes", "houses", "arms", "molecules", "forecast")
     return {
         "samples": samples,
         "inputs": inputs,
-        "label_noise": dice.choice((0.05, 0.1, 0.2)) if task.labels and dice.chance(0.1) else 0.0,
-        "imbalance": dice.choice((0.1, 0.3)) if name in ("digits", "moons", "waves") and dice.chance(0.12) else 1.0,
-        "offset": dice.choice((1.0, 3.0, 10.0, -2.0)) if numbers and dice.chance(0.2) else 0.0,
+        "label_noise": dice.choice((0.05, 0.1, 0.2)) if task.labels and dice.chance(0.18) else 0.0,
+        "imbalance": dice.choice((0.1, 0.3)) if name in ("digits", "moons", "waves") and dice.chance(0.2) else 1.0,
+        "offset": dice.choice((1.0, 3.0, 10.0, -2.0)) if numbers and dice.chance(0.25) else 0.0,
         "augment": augment(dice, task, name),
     }
 
@@ -118,34 +123,35 @@ def architecture(dice: Dice, model: str) -> dict[str, Any]:
         init = dice.of({"default": 4, "normal_002": 3, "xavier": 2, "zero_last": 0.4})
     if model == "actor_critic":
         init = dice.of({"orthogonal": 6, "default": 4})
-    depth = (
-        dice.choice((1, 2, 2, 3, 3, 4))
-        if not (recurrent or image)
-        else dice.choice((1, 1, 2))
-        if recurrent
-        else dice.choice((1, 2, 2, 3))
-    )
-    width = dice.choice((16, 32, 32)) if transformer or image else dice.choice((32, 64, 64, 128, 256))
+    depth = dice.choice((1, 2, 2, 3) if image else (1, 2, 2, 3, 3, 4))
+    width = dice.choice((16, 32, 32) if image else (32, 64, 64, 64, 128, 128, 256, 512))
     if recurrent or model == "temporal":
-        width = dice.choice((32, 48, 64))
+        width, depth = dice.choice((32, 48, 64)), dice.choice((1, 1, 2)) + 2 * (model == "temporal")
     if transformer:
         width, depth = dice.choice((16, 32, 32)), dice.choice((1, 1, 2))
-    wide = width == 256
+    dropout = dice.of({"0": 6, "0.1": 3, "0.2": 1.5, "0.3": 0.7, "0.5": 0.0 if transformer or recurrent else 1.0})
+    if model in PLAIN or "-" in model:
+        dropout = "0"
+    attention = dice.of({"sdpa": 4, "explicit": 3, "torch": 3}) if transformer else ""
+    position = dice.of({"learned": 5, "sinusoidal": 3, "rotary": 2, "none": 0.3})
+    if position in ("rotary", "none") and ("vit" in model or attention == "torch"):
+        position = "learned"
+    wide = width >= 256
     return {
         "width": width,
         "depth": min(depth, 2) if wide else depth + (2 if model == "cnn" else 0),
         "heads": dice.choice((2, 4)) if transformer else 0,
         "kernel": dice.choice((3, 3, 3, 5)) if image else 0,
-        "attention": dice.of({"sdpa": 4, "explicit": 3, "torch": 3}) if transformer else "",
-        "activation": activation,
+        "attention": "torch" if model == "translator" else attention,
+        "activation": activation if model not in LINEAR else "",
         "norm": norm,
         "pre_norm": dice.chance(0.75),
-        "dropout": dice.of({"0": 6, "0.1": 3, "0.2": 1.5, "0.3": 0.7, "0.5": 0.8 if not (transformer or recurrent) else 0}),
+        "dropout": dropout,
         "init": init,
         "bias": dice.chance(0.7),
         "tied": "transformer" in model and dice.chance(0.4),
-        "position": dice.of({"learned": 5, "sinusoidal": 3, "rotary": 2, "none": 0.3}) if "transformer" in model else "learned",
-    } | {}
+        "position": position if "transformer" in model or "vit" in model else "",
+    }
 
 
 def objective(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +161,7 @@ def objective(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
     if so_far["augment"] == "mixup":
         loss = "cross_entropy"
     smoothing = 0.1 if loss == "cross_entropy" and dice.chance(0.15) else 0.0
-    beta = dice.choice(task.betas)
+    beta = dice.choice(task.betas) if len(task.betas) > 1 or so_far["model"].startswith("moe") else 0.0
     return {"loss": loss, "smoothing": smoothing, "beta": float(beta), "dropout": float(so_far["dropout"])}
 
 
@@ -166,14 +172,16 @@ def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
         batch = dice.choice((64, 128, 128))
     if so_far["model"] in TRANSFORMERS + RECURRENT or so_far["task"] == "shapes":
         batch = min(batch, 32)
-    batch = min(batch, so_far["samples"] // 4)
-    steps = task.steps * math.exp(dice.uniform(math.log(60), math.log(240)))
+    batch = min(batch, 2 ** int(math.log2(so_far["samples"] / 4)))
+    steps = task.steps * math.exp(dice.uniform(math.log(70), math.log(240)))
     once = so_far["samples"] // batch
     if dice.chance(0.08) and once >= 25 * task.steps:
         steps = once
     elif dice.chance(0.06) and so_far["width"] <= 64 and so_far["model"] in ("mlp", "factors", "residual_mlp", "pairwise-mlp", "q"):
         steps = dice.uniform(800, 2000)
     accumulation = dice.choice((2, 4)) if dice.chance(0.1) and so_far["task"] not in ("generation", "policy") else 1
+    if so_far["loss"] in ("gaussian", "quantile"):
+        steps *= 1.5
     limit = 350 if so_far["model"] in TRANSFORMERS + RECURRENT + ("temporal",) else 800
     steps = min(steps / (accumulation**0.5), limit if steps < 800 else 2000)
     return {"batch_size": batch, "steps": max(30, round(steps)), "accumulation": accumulation}
@@ -183,22 +191,22 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     """The optimizer, its rate by architecture and length, and the rest mostly as it is by default."""
     model, task = so_far["model"], so_far["task"]
     weights = dict(OPTIMIZERS)
-    if model in TRANSFORMERS or task in ("masked", "language", "denoising", "vae", "vq", "reversed"):
+    if model in TRANSFORMERS or task in GENERATIVE:
         weights |= {"sgd": 1.5, "adamw": 50, "asgd": 0, "rprop": 0, "adadelta": 0, "adagrad": 0.5}
     if model in RECURRENT or task in ("policy", "replay", "ratings", "captioned", "metric"):
         weights |= {"sgd": 3, "asgd": 0, "rprop": 0, "muon": 0, "adadelta": 0}
     if any(part in model for part in ("cnn", "resnet")):
-        weights |= {"sgd": 28, "muon": 0}
+        weights |= {"sgd": 36, "muon": 0}
     if model == "gan":
         weights = {"adam": 8, "adamw": 1, "rmsprop": 1}
     name = dice.of({key: weight for key, weight in weights.items() if weight})
-    median = RATES.get(name, 2e-3)
+    median = RATES.get(name, 2.5e-3)
     if model in TRANSFORMERS:
         median *= 0.6
     if model == "gan":
         median = 5e-4
     if task in ("policy", "ratings"):
-        median *= 2
+        median *= 2  # embeddings are seldom met, returns are noisy
     if model == "mlp" and so_far["norm"] == "none" and name == "sgd":
         median *= 0.7
     median *= (250 / so_far["steps"]) ** 0.4
@@ -215,7 +223,7 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     eps = dice.choice((1e-6, 1e-5)) if name in ADAMS and dice.chance(0.1) else 1e-8
     return {
         "optimizer": name,
-        "rate": dice.log_normal(median, 1.7),
+        "rate": dice.log_normal(median, 1.6),
         "momentum": momentum,
         "nesterov": bool(momentum) and name == "sgd" and dice.chance(0.25),
         "betas": betas,
@@ -255,11 +263,11 @@ def loop(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     return {
         "precision": "bf16-mixed" if dice.chance(0.07) and model not in RECURRENT and task != "metric" else "32-true",
         "clip": (0.5 if by == "value" else dice.choice((1.0, 1.0, 1.0, 0.5, 5.0))) if clipped else 0.0,
-        "clip_by": by,
+        "clip_by": by if clipped else "",
         "ema": dice.choice((0.95, 0.99)) if dice.chance(0.25 if task in ("denoising", "generation") else 0.04) else 0.0,
         "manual": manual,
         "optimizers": 2 if model == "gan" or so_far["optimizer"] == "muon" or many else 1,
-        "shuffle": True,
+        "shuffle": task not in ("forecast", "language") or dice.chance(0.85),
         "drop_last": dice.chance(0.4) or so_far["norm"] == "batch" or "-" in model,
         "logged": tuple(name for name, share in HABITS.items() if dice.chance(share)),
         "validate": dice.chance(0.8),
@@ -281,7 +289,7 @@ def adaptation(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     if not (so_far["model"] in BODIED and so_far["optimizer"] not in ("rprop", "asgd", "muon", "adadelta", "adagrad")):
         return result
     tied = so_far["tied"] and so_far["task"] in ("language", "masked")
-    if dice.chance(0.14) and so_far["optimizers"] == 1 and not tied and so_far["augment"] != "mixup":
+    if dice.chance(0.22) and so_far["optimizers"] == 1 and not tied and so_far["augment"] != "mixup":
         lowered = {"new_head": 1.0, "lora": 1.0, "continue": 0.2}
         kinds = {"new_head": 3, "continue": 2} | (
             {"lora": 3} if so_far["model"] in ("mlp", "vit", "transformer", "columns") else {}

@@ -170,7 +170,7 @@ class Towers(nn.Module):
         """The slow copy follows."""
         if self.target is not None:
             online = [*self.body.parameters(), *self.projector.parameters()]
-            for slow, fast in zip(self.target.parameters(), online, strict=True):
+            for slow, fast in zip(self.target.parameters(), online, strict=False):
                 slow.lerp_(fast, 0.03)
 
 
@@ -247,10 +247,13 @@ class Q(nn.Module):
     def forward(self, state: Tensor, follows: Tensor | None = None) -> Any:
         return self.online(state) if follows is None else (self.online(state), self.target(follows))
 
+    @torch.no_grad()
     def follow(self) -> None:
+        """The copy is renewed."""
         self.calls += 1
         if self.calls % 20 == 0:
-            self.target.load_state_dict(self.online.state_dict())
+            for slow, fast in zip(self.target.parameters(), self.online.parameters(), strict=False):
+                slow.copy_(fast)
 
 
 class Distilled(nn.Module):

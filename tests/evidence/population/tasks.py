@@ -93,7 +93,7 @@ TASKS: dict[str, Task] = {
     ),
     "metric": Task(images.metric, 1437, towers("triplet"), {"triplet": 1}, ("unit",), weight=0.6),
     "captioned": Task(
-        images.captioned, 1437, {"clip-mlp": 1, "clip-cnn": 2, "clip-vit": 1}, {"clip": 1}, ("unit",), 1.5, weight=0.8
+        images.captioned, 1437, {"clip-mlp": 1, "clip-cnn": 2, "clip-vit": 1}, {"clip": 1}, ("unit",), 2.5, weight=0.8
     ),
     "ranking": Task(relations.ranking, 1600, {"pairwise-mlp": 1}, {"bce": 3, "margin": 1}, weight=0.7),
     "ratings": Task(relations.ratings, 2000, {"factors": 2, "factors_deep": 1}, {"mse": 1}, steps=2),
