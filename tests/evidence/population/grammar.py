@@ -116,9 +116,11 @@ def architecture(dice: Dice, model: str) -> dict[str, Any]:
         )
     if model in ("actor_critic", "q"):
         norm, activation = dice.of({"none": 9, "layer": 1}), dice.of({"tanh": 4, "relu": 5})
-    if model in ("gnn", "gan", "temporal") or recurrent:
-        norm = "none" if norm == "batch" else norm
-    init = dice.of({"default": 7, "kaiming": 1 if not transformer else 0, "xavier": 1, "orthogonal": 0.4, "zero_last": 0.3})
+    if model in LINEAR or model == "gnn" or (model in ("gan", "temporal") and norm == "batch"):
+        norm = "none"
+    init = dice.of(
+        {"default": 7, "kaiming": 1 if not transformer else 0, "xavier": 1, "orthogonal": 0.4, "zero_last": 0.3, "small_last": 0.3}
+    )
     if transformer:
         init = dice.of({"default": 4, "normal_002": 3, "xavier": 2, "zero_last": 0.4})
     if model == "actor_critic":
@@ -195,7 +197,7 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
         weights |= {"sgd": 1.5, "adamw": 50, "asgd": 0, "rprop": 0, "adadelta": 0, "adagrad": 0.5}
     if model in RECURRENT or task in ("policy", "replay", "ratings", "captioned", "metric"):
         weights |= {"sgd": 3, "asgd": 0, "rprop": 0, "muon": 0, "adadelta": 0}
-    if any(part in model for part in ("cnn", "resnet")):
+    if any(part in model for part in ("cnn", "resnet", "unet", "fcn")):
         weights |= {"sgd": 36, "muon": 0}
     if model == "gan":
         weights = {"adam": 8, "adamw": 1, "rmsprop": 1}

@@ -98,7 +98,9 @@ def make_optimizers(training: Training) -> list[Optimizer]:
         parts = model.discriminator, model.generator
         return [make(recipe, grouped(recipe, part.named_parameters()), recipe.rate) for part in parts]
     if recipe.optimizer == "muon":
-        matrices = [p for n, p in model.named_parameters() if p.requires_grad and p.ndim == 2 and not n.startswith("head")]
+        tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}  # they are AdamW's, as the head is
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.ndim == 2 and id(p) not in tables]
+        matrices = [p for n, p in named if not n.startswith("head.")]
         ids = set(map(id, matrices))
         rest = [p for p in model.parameters() if p.requires_grad and id(p) not in ids]
         return [torch.optim.Muon(matrices, 10 * recipe.rate, weight_decay=recipe.decay), torch.optim.AdamW(rest, recipe.rate)]
