@@ -130,7 +130,7 @@ def architecture(dice: Dice, model: str) -> dict[str, Any]:
     if recurrent or model == "temporal":
         width, depth = dice.choice((32, 48, 64)), dice.choice((1, 1, 2)) + 2 * (model == "temporal")
     if transformer:
-        width, depth = dice.choice((16, 32, 32)), dice.choice((1, 1, 2))
+        width, depth = 16 if dice.chance(0.2) else 32, dice.choice((1, 1, 2))
     dropout = dice.of({"0": 6, "0.1": 3, "0.2": 1.5, "0.3": 0.7, "0.5": 0.0 if transformer or recurrent else 1.0})
     if model in PLAIN or "-" in model:
         dropout = "0"
@@ -185,7 +185,7 @@ def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
     if so_far["loss"] in ("gaussian", "quantile"):
         steps *= 1.5
     limit = 350 if so_far["model"] in TRANSFORMERS + RECURRENT + ("temporal",) else 800
-    steps = min(steps / (accumulation**0.5), limit if steps < 800 else 2000)
+    steps = min(steps / accumulation**0.25, limit if steps < 800 else 2000)
     return {"batch_size": batch, "steps": max(30, round(steps)), "accumulation": accumulation}
 
 
@@ -211,6 +211,8 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
         median *= 2  # embeddings are seldom met, returns are noisy
     if model == "mlp" and so_far["norm"] == "none" and name == "sgd":
         median *= 0.7
+    if so_far["width"] >= 256:
+        median *= 0.5
     median *= (250 / so_far["steps"]) ** 0.4
     plain = name == "sgd" and dice.chance(0.25)
     momentum = {"sgd": 0.0 if plain else 0.9, "signum": 0.9}.get(name, 0.0)

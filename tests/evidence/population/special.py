@@ -126,8 +126,10 @@ class Gan(nn.Module):
         w, n = recipe.width, numel(form)
         self.generator = stack(recipe, [self.latent, *[w] * recipe.depth, n])
         sizes = zip([n, *[w] * (recipe.depth - 1)], [w] * recipe.depth, strict=True)
-        layers = [layer for a, b in sizes for layer in (nn.Linear(a, b), nn.LeakyReLU(0.2))]  # as Radford et al. 2015 advise
-        self.discriminator = nn.Sequential(*layers, nn.Linear(w, 1))
+        # Leaky as Radford et al. 2015 advise; the hinge with spectral norms, as Miyato et al. 2018.
+        normed = nn.utils.parametrizations.spectral_norm if recipe.loss == "adversarial_hinge" else nn.Identity()
+        layers = [layer for a, b in sizes for layer in (normed(nn.Linear(a, b)), nn.LeakyReLU(0.2))]
+        self.discriminator = nn.Sequential(*layers, normed(nn.Linear(w, 1)))
 
     def generate(self, z: Tensor) -> Tensor:
         return self.generator(z)

@@ -82,14 +82,14 @@ TASKS: dict[str, Task] = {
     ),
     "filled": Task(images.filled, 1437, {"unet": 2, "autoencoder": 1}, {"mse": 3, "l1": 1}, ("unit",), steps=1.5, weight=0.6),
     "vae": Task(images.latents, 1437, {"vae": 1}, {"elbo": 1}, ("unit",), 2.5, betas=(1, 0.5, 0.1, 1)),
-    "vq": Task(images.latents, 1437, {"vq": 1}, {"committed": 1}, ("unit",), 3, betas=(1, 0.5), weight=0.7),
+    "vq": Task(images.latents, 1437, {"vq": 1}, {"committed": 1}, steps=3, betas=(1, 0.5), weight=0.7),
     "denoising": Task(images.denoising, 1437, {"unet": 2, "denoiser": 1}, {"mse": 4, "huber": 1, "l1": 0.5}, steps=2),
     "generation": Task(
         images.generation, 1437, {"gan": 1}, {"adversarial": 3, "adversarial_hinge": 1}, ("unit",), 3, sources=("digits", "ring")
     ),
     "shapes": Task(images.shapes, 400, {"unet": 3, "fcn": 1}, {"cross_entropy": 4, "focal": 1, "weighted": 1}, weight=1.2),
     "views": Task(
-        images.views, 1437, towers("simclr") | towers("simsiam") | towers("byol"), {"info_nce": 3, "vicreg": 1}, ("unit",), 1.5
+        images.views, 1437, towers("simclr") | towers("simsiam") | towers("byol"), {"info_nce": 3, "vicreg": 1}, ("unit",), 2
     ),
     "metric": Task(images.metric, 1437, towers("triplet"), {"triplet": 1}, ("unit",), weight=0.6),
     "captioned": Task(
