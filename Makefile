@@ -11,7 +11,7 @@ CORE   := tests/hooks tests/statistics tests/clipping tests/alerts \
 # These two compare with transformers, which wants newer versions.
 CORE   += --ignore tests/hooks/test_tensors.py --ignore tests/statistics/test_units.py
 
-.PHONY: demo check test test-min gpu lint docs docs-serve bench bench-tables bench-check faults exam browser clean
+.PHONY: demo check test test-min gpu lint docs docs-serve bench bench-tables bench-check faults exam population browser clean
 
 $(READY): pyproject.toml constraints.txt hatch_build.py lightning_hooks/statistics/kernels/native.c
 	$(PYTHON) -m venv $(VENV)
@@ -70,6 +70,12 @@ exam: $(READY)  ## models and recipes of libraries, healthy and with faults; tor
 	$(BIN)/python -m pip install --quiet --no-deps torchvision==0.28.0
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[exam]'
 	$(BIN)/python -m tests.evidence.exam.run
+
+SEEDS ?= 0:1000
+
+population: $(READY)  ## trains the draws of SEEDS (0:1000, two hours) and their mutants where that is not done, and writes the report of all
+	$(BIN)/python -m tests.evidence.population.run --seeds $(SEEDS)
+	$(BIN)/python -m tests.evidence.population.report
 
 browser:  ## a browser for the tests that look at pages, where one can be installed (apt-get, as root or with sudo)
 	.ci/browser

@@ -6,6 +6,7 @@ import fnmatch
 import math
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ import torch
 from lightning_hooks.alerts.defaults import KINDS
 from tests.evidence.population.operators import OPERATORS
 from tests.evidence.population.recipe import Recipe, draw
+from tests.evidence.population.tasks import TASKS
 from tests.evidence.population.training import STAGES, Training, build, fit
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 ONLY_JUDGED = {"validation_in_other_units", "evaluated_in_train_mode", "average_that_does_not_follow", "statistics_that_stay"}
 """Those that change no weight, but what is validated."""
@@ -26,9 +30,9 @@ OTHER_NAMES = {
 """Causes that the package has no name for."""
 
 
-def short(seed: int) -> Recipe:
+def short(seed: int, task: str = "digits") -> Recipe:
     """A drawn recipe, of a few samples and steps."""
-    drawn = draw(seed)
+    drawn = draw(seed, task)
     few = {"samples": 64, "batch_size": 16, "steps": 12, "pretrained": min(drawn.pretrained, 3), "imbalance": 1.0}
     return replace(drawn, **few, validate=False, warmup=0.0, watched=())
 
@@ -37,13 +41,10 @@ def short(seed: int) -> Recipe:
 def places() -> dict[str, Recipe]:
     """For each operator a recipe that it applies to."""
     found: dict[str, Recipe] = {}
-    for seed in range(500):
-        recipe = short(seed)
-        for name in OPERATORS.keys() - found.keys():
-            if OPERATORS[name].applies(recipe):
-                found[name] = recipe
-        if len(found) == len(OPERATORS):
-            break
+    for seed, task in product(range(20), TASKS):
+        left = OPERATORS.keys() - found.keys()
+        recipe = short(seed, task) if left else None
+        found |= {name: recipe for name in left if OPERATORS[name].applies(recipe)}
     return found
 
 

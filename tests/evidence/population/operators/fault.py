@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterable
@@ -114,14 +115,14 @@ def layers(*kinds: type[nn.Module]) -> Where:
     """The names of the modules of these classes that train, in the order of their definition."""
 
     def names(training: Training) -> list[str]:
-        return [name for name, module in training.model.named_modules() if isinstance(module, kinds) and _trains(module)]
+        return [name for name, module in training.model.named_modules() if isinstance(module, kinds) and _trains(name, module)]
 
     return names
 
 
-def _trains(module: nn.Module) -> bool:
+def _trains(name: str, module: nn.Module) -> bool:
     own = list(module.parameters())
-    return not own or any(parameter.requires_grad for parameter in own)
+    return any(parameter.requires_grad for parameter in own) if own else name.partition(".")[0] not in ("target", "teacher")
 
 
 def whole(where: Where, least: int = 1) -> Where:
@@ -143,6 +144,8 @@ def swap(model: nn.Module, name: str, new: nn.Module) -> None:
     """Put another module in the place of one."""
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, new)
+    if name.startswith("online."):  # whose slow copy is made of it
+        model.target = copy.deepcopy(model.online).requires_grad_(False)
 
 
 def of(names: Iterable[str]) -> tuple[str, ...]:

@@ -120,10 +120,12 @@ def attention_over_the_batch(t: Training, names: list[str]) -> Sites:
     return of(names)
 
 
-@fault("model", "wrong_axis", "set batch_first=True", where=layers(nn.RNN, nn.GRU, nn.LSTM), code="nn.LSTM(…, batch_first=True)")
-def recurrence_over_the_batch(t: Training, name: str) -> Sites:
-    t.model.get_submodule(name).batch_first = False
-    return of([name])
+@fault("model", "wrong_axis", "set batch_first=True", where=whole(layers(nn.RNN, nn.GRU, nn.LSTM)),
+       code="nn.LSTM(…, batch_first=True)")  # fmt: skip
+def recurrence_over_the_batch(t: Training, names: list[str]) -> Sites:
+    for name in names:
+        t.model.get_submodule(name).batch_first = False
+    return of(names)
 
 
 @fault("model", "positions_by_sample", "add positions along the sequence", where=layers(Positions), also=("wrong_axis",))

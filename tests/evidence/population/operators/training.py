@@ -60,11 +60,17 @@ def clipped_at_another_time(t: Training, _: None) -> Sites:
     t.loop.clip_at = t.pick(("after_step", "before_backward"))
 
 
+def batches(t: Training) -> int:
+    """Of an epoch."""
+    return len(t.data.train.inputs[0]) // t.recipe.batch_size
+
+
 @fault("training", "accumulation_summed", "divide by the number of batches", also=("loss_summed", "rate_too_high"),
-       where=when(lambda t: t.loop.turns == 1 and t.recipe.schedule != "plateau" and len(t.optimizers) == 1),
+       where=when(lambda t: t.loop.turns == 1 and t.recipe.schedule != "plateau" and len(t.optimizers) == 1 and batches(t) >= 4),
        code="loss = loss / accumulation", harmless="an optimizer that normalises its steps undoes it")  # fmt: skip
 def accumulated_without_dividing(t: Training, _: None) -> Sites:
-    t.loop.manual, t.loop.divide, t.loop.accumulation = True, False, t.pick((8, 16, 32))
+    t.loop.manual, t.loop.divide = True, False
+    t.loop.accumulation = t.pick([n for n in (4, 8, 16, 32) if n <= batches(t)])
 
 
 def write_back(t: Training, names: list[str], every: int) -> None:
