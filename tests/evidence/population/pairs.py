@@ -124,7 +124,8 @@ def row(recipe: Recipe, outcome: Outcome, operators: tuple[Fault, ...], **more: 
 def pair(seed: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows of a seed, healthy and mutant, and the seconds that they took, which are no part of the record.
 
-    A drawn training that does not learn has no mutant. A mutant that loses is trained again with another seed, as its twin is.
+    A drawn training that does not learn has no mutant. A mutant that loses is trained again with another seed, as its twin is; whether it is harmful is not known where that does not
+    learn.
     """
     recipe = draw(seed)
     start = time.process_time()
@@ -136,11 +137,12 @@ def pair(seed: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         start = time.process_time()
         mutant = train(recipe, operators)
         seconds["mutant"] = round(time.process_time() - start, 2)
-        harmful = healthy.lost(mutant.score, twin.score, twin.constant)
+        harmful: bool | None = healthy.lost(mutant.score, twin.score, twin.constant)
         if harmful:
             again = replace(recipe, seed=seed + AGAIN)
             clean, worse = train(again, monitored=False), train(again, operators, monitored=False)
-            harmful = healthy.lost(worse.score, clean.score, clean.constant)
+            known = healthy.learns(again, clean.score, clean.constant)
+            harmful = healthy.lost(worse.score, clean.score, clean.constant) if known else None
         rows.append(row(recipe, mutant, operators, healthy=True, harmful=harmful, twin=twin.score))
     seconds["all"] = round(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), 1)
     return rows, seconds

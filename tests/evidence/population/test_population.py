@@ -48,7 +48,7 @@ def test_every_task_trains_with_each_of_its_architectures(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [3, 28, 39])
+@pytest.mark.parametrize("seed", [14, 28, 39])
 def test_the_same_seed_makes_the_same_rows(seed: int) -> None:
     first, again = pair(seed)[0], pair(seed)[0]
     assert [packed(row) for row in first] == [packed(row) for row in again]
@@ -66,7 +66,7 @@ def test_monitors_do_not_change_the_score() -> None:
 @pytest.mark.slow
 def test_most_trainings_learn() -> None:
     learned = []
-    for recipe in MANY[200:220]:
+    for recipe in MANY[:20]:
         outcome = train(recipe, monitored=False)
         assert not outcome.raised, (recipe.seed, outcome.raised)
         learned.append(healthy.learns(recipe, outcome.score, outcome.constant))
