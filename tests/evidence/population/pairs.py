@@ -124,8 +124,8 @@ def row(recipe: Recipe, outcome: Outcome, operators: tuple[Fault, ...], **more: 
 def pair(seed: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows of a seed, healthy and mutant, and the seconds that they took, which are no part of the record.
 
-    A drawn training that does not learn has no mutant. A mutant that loses is trained again with another seed, as its twin is; whether it is harmful is not known where that does not
-    learn.
+    A drawn training that does not learn has no mutant. A mutant that loses is trained again with another seed, as its twin is;
+    whether it is harmful is not known where that does not learn.
     """
     recipe = draw(seed)
     start = time.process_time()
