@@ -22,7 +22,7 @@ from tests.evidence.population.tasks import TASKS, Task, Weights
 
 TRANSFORMERS = ("columns", "vit", "transformer", "moe_transformer", "translator", "clip-vit")
 RECURRENT = ("rnn", "gru", "lstm", "translator_gru")
-PLAIN = ("q", "actor_critic", "gan", "vae", "vq", "denoiser", "unet", "fcn", "autoencoder_cnn", "factors")
+PLAIN = ("q", "actor_critic", "gan", "vae", "vq", "autoencoder", "denoiser", "unet", "fcn", "autoencoder_cnn", "factors")
 """Where people use no dropout."""
 LINEAR = ("rnn", "gru", "lstm", "translator_gru", "factors")
 """Where there is no activation to choose."""
