@@ -92,7 +92,7 @@ def inputs_divided_twice(t: Training, _: int) -> Sites:
 @fault("data", "large_inputs", "subtract the mean from the inputs", where=floats, code="x = (x - mean) / std",
        also=("destroyed_inputs",))  # fmt: skip
 def inputs_shifted(t: Training, _: int) -> Sites:
-    offset = between(t, 20, 1000) * t.data.train.inputs[0].std().item()
+    offset = between(t, 5, 300) * t.data.train.inputs[0].std().item()
     inputs(t, lambda x: x + offset)
 
 
@@ -105,9 +105,13 @@ def column_in_other_units(t: Training, i: int) -> Sites:
 @fault("data", "placeholder", "replace the number that stands for what is missing", where=columns, also=("large_inputs",),
        code="x = x.masked_fill(x == -9999, 0)")  # fmt: skip
 def missing_as_minus_9999(t: Training, i: int) -> Sites:
-    n, share = len(t.data.train.inputs[0]), between(t, 0.01, 0.2)
-    gone = shuffled(t, n)[: max(1, int(share * n))]
-    inputs(t, lambda x: column(x, i, lambda c: c.index_fill(0, gone, -9999.0)), ("train",))
+    share = between(t, 0.01, 0.2)
+
+    def gap(values: Tensor) -> Tensor:
+        gone = shuffled(t, len(values))[: max(1, int(share * len(values)))]
+        return values.index_fill(0, gone, -9999.0)
+
+    inputs(t, lambda x: column(x, i, gap))
 
 
 @fault("data", "nonfinite_data", "leave out samples that are not finite", where=floats, code="x = torch.nan_to_num(x)")

@@ -65,7 +65,7 @@ def loss_multiplied(t: Training, _: None) -> Sites:
        harmless="an optimizer that normalises its steps undoes it")  # fmt: skip
 def loss_divided_by_the_samples(t: Training, _: None) -> Sites:
     n = len(t.data.train.inputs[0])
-    return times(t, 1 / t.pick((n, n * t.recipe.batch_size, 1e9)))
+    return times(t, 1 / t.pick((n, n * t.recipe.batch_size, 2.0**16)))
 
 
 @fault("loss", "activation_before_loss", "give the loss the logits", where=lossed("cross_entropy", "hinge", "weighted", "bce"),

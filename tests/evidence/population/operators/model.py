@@ -193,7 +193,7 @@ def bias_far_below_zero(t: Training, name: str) -> Sites:
 @fault("model", "module_setting", "set eps to 1e-5", where=whole(layers(*NORMS)), code="nn.LayerNorm(width, eps=1e-5)",
        harmless="the weights behind it grow instead")  # fmt: skip
 def eps_of_a_norm(t: Training, names: list[str]) -> Sites:
-    eps = between(t, 10, 1e5)
+    eps = t.pick((1.0, 100.0, 1e5))  # 1e5 for 1e-5
     for name in names:
         t.model.get_submodule(name).eps = eps
     return of(names)
@@ -253,7 +253,7 @@ def shortcuts_scaled(t: Training, names: list[str]) -> Sites:
 @fault("model", "unscaled_scores", "divide the scores by the root of the head's width", where=whole(attention),
        code="scores / math.sqrt(q.shape[-1])", harmless="narrow heads bear it")  # fmt: skip
 def scores_not_scaled(t: Training, names: list[str]) -> Sites:
-    factor = t.pick((1.0, t.recipe.width / t.recipe.heads, 100.0))
+    factor = t.pick((1.0, (t.recipe.width / t.recipe.heads) ** 0.5, t.recipe.width / t.recipe.heads))
     for name in names:
         t.model.get_submodule(name).scale = factor
     return of(names)
@@ -342,7 +342,7 @@ def root_of_zero(t: Training, name: str) -> Sites:
 @fault("model", "nonfinite_operation", "bound the exponent", where=inner, also=("large_inputs", "stretching_start"),
        code="x.clamp(max=10).exp()", harmless="small exponents are fine")  # fmt: skip
 def exponential_without_bound(t: Training, name: str) -> Sites:
-    factor = t.pick((3.0, 10.0, 30.0))
+    factor = t.pick((1.0, 3.0, 10.0))
     return wrap(t, name, lambda x: (factor * x).exp())
 
 

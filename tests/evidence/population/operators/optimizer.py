@@ -67,14 +67,13 @@ def beta2_too_small(t: Training, _: None) -> Sites:
 @fault("optimizer", "unusual_setting", "set eps to 1e-8", where=having("eps", lambda eps: isinstance(eps, float)),
        also=("rate_too_low",), code="eps=1e-8")  # fmt: skip
 def eps_too_large(t: Training, _: None) -> Sites:
-    return put(t, eps=between(t, 0.3, 300))
+    return put(t, eps=t.pick((0.1, 1.0, 100.0, 1e8)))
 
 
 @fault("optimizer", "unusual_setting", "lower the weight decay", where=having("weight_decay"), code="weight_decay=0.01")
 def decay_too_large(t: Training, _: None) -> Sites:
     decoupled = t.recipe.optimizer in ("adamw", "lion", "signum", "muon")
-    lr = groups(t)[0]["lr"]
-    return put(t, weight_decay=between(t, 0.05, 1) / float(lr) if decoupled else between(t, 0.3, 30))
+    return put(t, weight_decay=between(t, 3, 300) if decoupled else between(t, 0.1, 10))
 
 
 @fault("optimizer", "wrong_sign", "minimise", where=having("maximize"), code="maximize=False")

@@ -105,7 +105,7 @@ def all_weights_written_back(t: Training, _: None) -> Sites:
 
 @fault("training", "weights_clamped", "clip the gradients, not the weights", also=("written_back",), code="clip_grad_value_(…)")
 def weights_clamped(t: Training, _: None) -> Sites:
-    limit = between(t, 1e-4, 1e-2)
+    limit = between(t, 0.002, 0.03)
 
     def clamp(training: Training, _: int) -> None:
         with torch.no_grad():
