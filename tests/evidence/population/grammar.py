@@ -177,7 +177,7 @@ def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
     batch = min(batch, 2 ** int(math.log2(so_far["samples"] / 4)))
     steps = task.steps * math.exp(dice.uniform(math.log(70), math.log(240)))
     once = so_far["samples"] // batch
-    if dice.chance(0.08) and once >= 25 * task.steps:
+    if dice.chance(0.08) and once >= 45 * task.steps:
         steps = once
     elif dice.chance(0.06) and so_far["width"] <= 64 and so_far["model"] in ("mlp", "factors", "residual_mlp", "pairwise-mlp", "q"):
         steps = dice.uniform(800, 2000)
