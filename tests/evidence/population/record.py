@@ -12,9 +12,11 @@ a mutant, whether its twin does), and a mutant ``harmful`` (None where that is n
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import platform
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -177,9 +179,13 @@ def recording(**watched: Any) -> tuple[Recorder, list[Callback]]:
     return recorder, [*observers, recorder]
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Of what decides numbers."""
+    words = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout.strip()
     return {
+        "commit": commit,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "lightning": version("lightning"),

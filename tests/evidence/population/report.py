@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -28,6 +27,8 @@ FIELDS = ("task", "model", "optimizer", "schedule", "norm", "activation", "loss"
 WITHIN = 50
 """Batches within which a fault is to be found, where an epoch is shorter."""
 MOST_FALSE = 10
+FIRST_OF_REPORTS = 1_000_000
+"""Seeds from here on are for reports, each used once."""
 Row = dict[str, Any]
 
 
@@ -207,13 +208,13 @@ def verdict_of_sets(population: Population, sets: Population) -> list[str]:
     listed = ", ".join(f"`{kind}` {100 * raised[kind][0]:.1f} % here and {100 * raised[kind][1]:.1f} % there" for kind in apart)
     lines = [
         f"By kind, the ranks of false warnings here and in the hand-written sets correlate with {false:.2f} ({len(raised)} kinds), "
-        f"and those of the share of its faults that a kind finds with {found:.2f}. Farthest apart: {listed}."
+        f"and those of the share of its faults that a kind finds with {found:.2f}. The largest differences: {listed}."
     ]
     if sets.healthy:
         warned = sum(bool(loud(row)) for row in sets.healthy)
         lines.append(
             f"Of the sets, {counted(warned, len(sets.healthy))} of the healthy trainings in the table are warned of, and "
-            f" {counted(sum(m.found for m in sets.harmful), len(sets.harmful))} of the faults are found."
+            f"{counted(sum(m.found for m in sets.harmful), len(sets.harmful))} of the faults are found."
         )
     return lines
 
@@ -229,13 +230,15 @@ def spans(seeds: Iterable[int]) -> str:
     return ", ".join(f"{first} to {last}" if last > first else str(first) for first, last in runs)
 
 
-def page(rows: Iterable[Row], commit: str) -> str:
+def page(rows: Iterable[Row]) -> str:
     """The report."""
     rows = list(rows)
     drawn = [row for row in rows if row["set"] == "population"]
     population, sets = Population(drawn), Population(row for row in rows if row["set"] != "population")
     n, warned = len(population.healthy), sum(bool(loud(row)) for row in population.healthy)
     versions = drawn[0]["versions"]
+    commit = ", ".join(dict.fromkeys(row["versions"].get("commit", "unknown") for row in drawn))
+    use = "of development" if max(row["seed"] for row in drawn) < FIRST_OF_REPORTS else "of a report"
     lines = [
         "# Drawn trainings",
         "",
@@ -243,8 +246,8 @@ def page(rows: Iterable[Row], commit: str) -> str:
         "fault planted, and harmful where it loses a quarter of what its twin, the training without the fault, has learned. "
         "Found is a mutant with a warning of a kind that its twin does not have. In brackets are 95 % intervals (Wilson).",
         "",
-        f"Seeds {spans(row['seed'] for row in drawn)}, commit `{commit}`, PyTorch {versions['torch']}: {n + population.dropped} "
-        f"trainings drawn, {population.dropped} dropped since they do not learn. "
+        f"Seeds {use} {spans(row['seed'] for row in drawn)}, commit `{commit}`, PyTorch {versions['torch']}: "
+        f"{n + population.dropped} trainings drawn, {population.dropped} dropped since they do not learn. "
         f"**False warnings: {counted(warned, n)} of the healthy trainings.**",
         "",
         *groups(population),
@@ -262,12 +265,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", type=Path, help=f"by default all in {TABLES}")
     parser.add_argument("--page", type=Path, default=PAGE)
-    parser.add_argument("--commit", help="that the trainings ran with; this one by default")
     options = parser.parse_args()
-    commit = options.commit or subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-    ).stdout.strip()  # fmt: skip
-    text = page(read(*(options.tables or sorted(TABLES.glob("*.jsonl.gz")))), commit)
+    text = page(read(*(options.tables or sorted(TABLES.glob("*.jsonl.gz")))))
     print(text)
     options.page.write_text(text, encoding="utf-8")
 
