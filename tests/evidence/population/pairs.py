@@ -77,10 +77,9 @@ class Outcome:
 
 
 def drawn_operators(recipe: Recipe) -> tuple[Fault, ...]:
-    """One of those that apply, each as likely; sometimes two."""
+    """One of those that apply, each as likely; sometimes two. Another operator changes only what it is drawn for."""
     dice = random.Random(f"operators {recipe.seed}")
-    names = sorted(OPERATORS)
-    dice.shuffle(names)
+    names = sorted(OPERATORS, key=lambda name: random.Random(f"{name} {recipe.seed}").random())
     wanted = 2 if dice.random() < TWICE else 1
     found: list[Fault] = []
     for name in names:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tests.evidence.population.forms import Form
 from tests.evidence.population.recipe import Recipe
+
+if TYPE_CHECKING:
+    from tests.evidence.population.operators.fault import Fault
 
 AGAIN = 500_000_000
 """Added to a recipe's seed for other weights and another order of the data: an operator's choices stay."""
@@ -139,39 +142,7 @@ class Training:
         return some[int(torch.randint(len(some), (1,), generator=self.generator))]
 
 
-class Operator(Protocol):
-    """One fault, as people make it.
-
-    Attributes:
-        name: In tables.
-        group: ``"data"``, ``"model"``, ``"loss"``, ``"optimizer"``, ``"schedule"`` or ``"training"``.
-        cause: What is wrong, in the package's name for the cause where it has one.
-        stage: After which of :data:`STAGES` it changes the training.
-        undo: What undoes it, in a sentence of a user's code.
-        harmless_reason: Why it may do no harm, where it is known; else "".
-    """
-
-    name: str
-    group: str
-    cause: str
-    stage: str
-    undo: str
-    harmless_reason: str
-
-    def applies(self, recipe: Recipe) -> bool:
-        """Whether the recipe has what is changed."""
-        ...
-
-    def change(self, training: Training) -> tuple[str, ...] | None:
-        """Change the training in place.
-
-        Returns:
-            Patterns of the modules and parameters at fault, named within ``training.model``; None where no layer is.
-        """
-        ...
-
-
-def build(recipe: Recipe, operators: tuple[Operator, ...] = ()) -> tuple[Training, dict[str, tuple[str, ...] | None]]:
+def build(recipe: Recipe, operators: tuple[Fault, ...] = ()) -> tuple[Training, dict[str, tuple[str, ...] | None]]:
     """Build a training from its recipe alone, changed by these operators; and the sites at fault, by operator."""
     from tests.evidence.population.stages import BUILDERS
 

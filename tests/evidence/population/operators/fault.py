@@ -16,7 +16,9 @@ from tests.evidence.population.recipe import Recipe
 from tests.evidence.population.training import Training, build
 
 Sites = tuple[str, ...] | None
+Function = Callable[[Tensor], Tensor]
 Where = Callable[[Training], Iterable[Any]]
+Turn = Callable[[Training, Any], Sites]
 
 OPERATORS: dict[str, Fault] = {}
 """All, by name, in the order in which they are declared."""
@@ -24,36 +26,25 @@ OPERATORS: dict[str, Fault] = {}
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, as people make it: an :class:`~tests.evidence.population.training.Operator`.
+    """One fault, as people make it.
 
     Attributes:
         name: In tables.
         group: ``"data"``, ``"model"``, ``"loss"``, ``"optimizer"``, ``"schedule"`` or ``"training"``.
-        cause: What is wrong, in the package's name where it has one.
+        causes: The names of causes that are right, the package's where it has one.
         stage: After which stage it changes the training.
         undo: What undoes it, in a sentence.
         where: What of a training it may change: it takes one of these. Of a training that is built up to its stage.
         turn: Changes it, given one of them; returns the sites at fault, or None where no layer is.
-        also: Other names of causes that are right.
-        code: A line of code that undoes it, where one does.
-        harmless_reason: Why it may do no harm, where that is known.
     """
 
     name: str
     group: str
-    cause: str
+    causes: tuple[str, ...]
     stage: str
     undo: str
     where: Where
-    turn: Callable[[Training, Any], Sites]
-    also: tuple[str, ...] = ()
-    code: str = ""
-    harmless_reason: str = ""
-
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """All names of causes that are right."""
-        return (self.cause, *self.also)
+    turn: Turn
 
     def applies(self, recipe: Recipe) -> bool:
         """Whether the recipe has what is changed."""
@@ -84,17 +75,26 @@ def always(_: Training) -> Iterable[None]:
     return [None]
 
 
-def fault(
-    group: str, cause: str, undo: str, *, where: Where = always, stage: str = "", also: tuple[str, ...] = (), code: str = "",
-    harmless: str = "",
-) -> Callable[[Callable[[Training, Any], Sites]], Callable[[Training, Any], Sites]]:  # fmt: skip
-    """Enter a function among the operators, under its name; of the stage of its group unless another is given."""
+class Group:
+    """Enters the operators of a group, which is their stage unless another is given.
 
-    def enter(turn: Callable[[Training, Any], Sites]) -> Callable[[Training, Any], Sites]:
-        OPERATORS[turn.__name__] = Fault(turn.__name__, group, cause, stage or group, undo, where, turn, also, code, harmless)
-        return turn
+    As a decorator it enters a function under its name. ``by(…, name=turn)`` enters short ones; they all have the same causes.
+    """
 
-    return enter
+    def __init__(self, name: str, stage: str = "") -> None:
+        self.name, self.stage = name, stage or name
+
+    def by(self, causes: str, undo: str, where: Where = always, stage: str = "", **turns: Turn) -> None:
+        """Enter these functions."""
+        for name, turn in turns.items():
+            OPERATORS[name] = Fault(name, self.name, tuple(causes.split()), stage or self.stage, undo, where, turn)
+
+    def __call__(self, causes: str, undo: str, where: Where = always, stage: str = "") -> Callable[[Turn], Turn]:
+        def enter(turn: Turn) -> Turn:
+            self.by(causes, undo, where, stage, **{turn.__name__: turn})
+            return turn
+
+        return enter
 
 
 def between(training: Training, low: float, high: float) -> float:
@@ -113,11 +113,7 @@ def shuffled(training: Training, n: int) -> Tensor:
 
 def layers(*kinds: type[nn.Module]) -> Where:
     """The names of the modules of these classes that train, in the order of their definition."""
-
-    def names(training: Training) -> list[str]:
-        return [name for name, module in training.model.named_modules() if isinstance(module, kinds) and _trains(name, module)]
-
-    return names
+    return lambda t: [name for name, module in t.model.named_modules() if isinstance(module, kinds) and _trains(name, module)]
 
 
 def _trains(name: str, module: nn.Module) -> bool:
@@ -155,33 +151,17 @@ def of(names: Iterable[str]) -> tuple[str, ...]:
 
 def head(training: Training) -> list[str]:
     """The last linear layer, where the answer is what it puts out."""
-    return [name for name in ("head", "scorer.head") if isinstance(_found(training.model, name), nn.Linear)]
-
-
-def _found(model: nn.Module, name: str) -> nn.Module | None:
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        return None
-
-
-class After(nn.Module):
-    """A module, and a function of what it puts out."""
-
-    def __init__(self, module: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.module, self.function = module, function
-
-    def forward(self, *inputs: Any, **options: Any) -> Tensor:
-        return self.function(self.module(*inputs, **options))
+    modules = dict(training.model.named_modules())
+    return [name for name in ("head", "scorer.head") if isinstance(modules.get(name), nn.Linear)]
 
 
 class Around(nn.Module):
-    """A module whose input and output go through a function each."""
+    """A module, a function of what it puts out, and one of what it takes."""
 
-    def __init__(self, module: nn.Module, before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, module: nn.Module, after: Function, before: Function | None = None) -> None:
         super().__init__()
-        self.module, self.before, self.after = module, before, after
+        self.module, self.after, self.before = module, after, before
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.after(self.module(self.before(x)))
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        inputs = tuple(map(self.before, inputs)) if self.before else inputs
+        return self.after(self.module(*inputs, **options))

@@ -7,96 +7,60 @@ from typing import Any
 
 from torch.optim import lr_scheduler as schedulers
 
-from tests.evidence.population.operators.fault import Sites, between, both, fault, when
+from tests.evidence.population.operators.fault import Group, Sites, Where, between, when
 from tests.evidence.population.training import Training
 
+fault = Group("schedule", stage="training")
 plain = when(lambda t: t.recipe.schedule != "plateau" and t.recipe.optimizer not in ("adadelta", "rprop"))
 
 
-def replaced(t: Training, make: Callable[[Any], Any]) -> Sites:
+def replaced(t: Training, make: Callable[..., Any], value: float) -> Sites:
     """Other schedules, of the rates that the optimizers began with, stepped at each step."""
     for optimizer in t.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group.pop("initial_lr", group["lr"])
-    t.schedulers = [make(optimizer) for optimizer in t.optimizers]
+    t.schedulers = [make(optimizer, value) for optimizer in t.optimizers]
     return stepped(t, "step")
+
+
+def by_step(t: Training, factor: Callable[[int, float], float], value: float) -> Sites:
+    """The rate as a function of the step."""
+    return replaced(t, lambda optimizer, value: schedulers.LambdaLR(optimizer, lambda i: factor(i, value)), value)
 
 
 def stepped(t: Training, interval: str) -> Sites:
     t.loop.interval = interval
 
 
-def epochs(t: Training) -> float:
-    """Steps of an epoch."""
-    return max(1.0, len(t.data.train.inputs[0]) / (t.recipe.batch_size * t.recipe.accumulation))
+def stepping(interval: str) -> Where:
+    """Where a schedule steps so, and an epoch has several steps."""
+    return when(
+        lambda t: (
+            t.recipe.interval == interval
+            and bool(t.schedulers)
+            and t.recipe.schedule != "plateau"
+            and len(t.data.train.inputs[0]) > 3 * t.recipe.batch_size * t.recipe.accumulation
+        )
+    )
 
 
-@fault("schedule", "wrong_schedule", "make the schedule as long as the training", where=plain, stage="training",
-       code="CosineAnnealingLR(optimizer, T_max=steps)")  # fmt: skip
-def schedule_over_too_early(t: Training, _: None) -> Sites:
-    length = max(2, round(t.loop.steps * t.pick((0.03, 0.06, 0.1))))
-    return replaced(t, lambda optimizer: schedulers.LinearLR(optimizer, 1.0, 1e-8, length))
+def early(t: Training, *shares: float) -> int:
+    """A share of the steps."""
+    return max(2, round(t.loop.steps * t.pick(shares)))
 
 
-@fault("schedule", "wrong_schedule", "make the schedule as long as the training", where=plain, stage="training",
-       code="CosineAnnealingLR(optimizer, T_max=steps)", harmless="rates that rise again learn too")  # fmt: skip
-def cosine_that_rises_again(t: Training, _: None) -> Sites:
-    length = max(2, round(t.loop.steps * t.pick((0.1, 0.2, 0.5))))
-    return replaced(t, lambda optimizer: schedulers.CosineAnnealingLR(optimizer, length))
-
-
-@fault("schedule", "wrong_schedule", "step the scheduler once an epoch", stage="training", code="'interval': 'epoch'",
-       where=when(lambda t: t.recipe.interval == "epoch" and bool(t.schedulers) and t.recipe.schedule != "plateau"
-                  and epochs(t) > 3))  # fmt: skip
-def stepped_each_batch(t: Training, _: None) -> Sites:
-    return stepped(t, "step")
-
-
-@fault("schedule", "wrong_schedule", "step the scheduler at each step", stage="training", code="'interval': 'step'",
-       where=when(lambda t: t.recipe.interval == "step" and bool(t.schedulers) and epochs(t) > 3),
-       harmless="the rate stays where it was")  # fmt: skip
-def stepped_each_epoch(t: Training, _: None) -> Sites:
-    return stepped(t, "epoch")
-
-
-@fault("schedule", "wrong_schedule", "warm up for a tenth of the steps", where=plain, stage="training", also=("rate_too_low",))
-def warm_up_too_long(t: Training, _: None) -> Sites:
-    length = t.loop.steps * between(t, 30, 3000)
-    return replaced(t, lambda optimizer: schedulers.LambdaLR(optimizer, lambda i: (i + 1) / length))
-
-
-@fault(
-    "schedule", "wrong_schedule", "divide as floating point numbers", where=plain, stage="training", code="step / warmup  # not //"
-)
-def warm_up_of_whole_numbers(t: Training, _: None) -> Sites:
-    length = t.loop.steps + 1
-    return replaced(t, lambda optimizer: schedulers.LambdaLR(optimizer, lambda i: i // length))
-
-
-@fault("schedule", "wrong_schedule", "set gamma below 1", where=plain, stage="training", also=("rate_too_high",), code="gamma=0.99")
-def rate_that_grows(t: Training, _: None) -> Sites:
-    gamma = between(t, 100, 1e5) ** (1 / t.loop.steps)
-    return replaced(t, lambda optimizer: schedulers.ExponentialLR(optimizer, gamma))
-
-
-@fault("schedule", "wrong_schedule", "let the rate end at 0", where=plain, stage="training", also=("wrong_sign",),
-       code="max(0, 1 - step / steps)")  # fmt: skip
-def rate_below_zero(t: Training, _: None) -> Sites:
-    length = t.loop.steps * t.pick((0.1, 0.3, 0.5))
-    return replaced(t, lambda optimizer: schedulers.LambdaLR(optimizer, lambda i: 1 - i / length))
-
-
-@fault("schedule", "rate_too_high", "set max_lr to the usual rate", where=plain, stage="training", also=("wrong_schedule",),
-       code="OneCycleLR(optimizer, max_lr=1e-3, total_steps=steps)")  # fmt: skip
-def cycle_to_a_rate_too_high(t: Training, _: None) -> Sites:
-    factor = between(t, 30, 1000)
-    cycle = schedulers.OneCycleLR
-    return replaced(t, lambda o: cycle(o, [g["lr"] * factor for g in o.param_groups], t.loop.steps + 2, cycle_momentum=False))
-
-
-@fault("schedule", "wrong_schedule", "lower the rate where the loss does not fall", stage="training", code="mode='min'",
-       where=both(when(lambda t: t.recipe.schedule == "plateau"), when(lambda t: bool(t.schedulers))))  # fmt: skip
-def plateau_of_a_falling_loss(t: Training, _: None) -> Sites:
-    for scheduler in t.schedulers:
-        scheduler.mode, scheduler.patience, scheduler.best = "max", 0, float("-inf")
-        scheduler._init_is_better(mode="max", threshold=1e-4, threshold_mode="rel")
+# fmt: off
+fault.by("wrong_schedule", "step the scheduler at each step", stepping("step"), stepped_each_epoch=lambda t, _: stepped(t, "epoch"))
+fault.by("wrong_schedule", "step the scheduler once an epoch", stepping("epoch"),
+         stepped_each_batch=lambda t, _: stepped(t, "step"))
+fault.by("wrong_schedule", "make the schedule as long as the training", plain,
+         schedule_over_too_early=lambda t, _: by_step(t, lambda i, n: max(1 - i / n, 0), early(t, 0.03, 0.06, 0.1)),
+         cosine_that_rises_again=lambda t, _: replaced(t, schedulers.CosineAnnealingLR, early(t, 0.1, 0.2, 0.5)))
+fault.by("wrong_schedule rate_too_low", "warm up for a tenth of the steps", plain,
+         warm_up_too_long=lambda t, _: by_step(t, lambda i, n: (i + 1) / n, t.loop.steps * between(t, 30, 3000)))
+fault.by("wrong_schedule", "divide as floating point numbers", plain,
+         warm_up_of_whole_numbers=lambda t, _: by_step(t, lambda i, n: i // n, t.loop.steps + 1))
+fault.by("wrong_schedule rate_too_high", "set gamma below 1", plain,
+         rate_that_grows=lambda t, _: replaced(t, schedulers.ExponentialLR, between(t, 100, 1e5) ** (1 / t.loop.steps)))
+fault.by("wrong_schedule wrong_sign", "let the rate end at 0", plain,
+         rate_below_zero=lambda t, _: by_step(t, lambda i, n: 1 - i / n, t.loop.steps * t.pick((0.1, 0.3, 0.5))))
