@@ -149,30 +149,6 @@ def transformer(recipe: Recipe, form: Form) -> nn.Module:
     return nn.Sequential(embedded(recipe, form), position, *dropouts(recipe), *blocks, token_norm(recipe, w), *last)
 
 
-class ChannelsFirst(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.transpose(1, 2)
-
-
-class Causal(nn.Module):
-    """A convolution that only looks back (WaveNet, TCN)."""
-
-    def __init__(self, recipe: Recipe, dilation: int) -> None:
-        super().__init__()
-        self.pad = (2 * dilation, 0)
-        self.convolution = nn.Conv1d(recipe.width, recipe.width, 3, dilation=dilation)
-        self.activation = activation(recipe)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.convolution(nn.functional.pad(x, self.pad)))
-
-
-def temporal(recipe: Recipe, form: Form) -> nn.Module:
-    blocks = [Residual(Causal(recipe, 2**i), (*norms(recipe, recipe.width, 1), None)[0]) for i in range(recipe.depth)]
-    last = [] if form.each else [Pool("last")]
-    return nn.Sequential(embedded(recipe, form), ChannelsFirst(), *blocks, ChannelsFirst(), *last)
-
-
 class GraphConvolution(nn.Module):
     """Features of neighbours, averaged, beside one's own (GraphSAGE)."""
 
@@ -200,23 +176,21 @@ class Gnn(nn.Module):
         return x if self.each else x.mean(1)
 
 
-BODIES: dict[str, tuple[str, Callable[[Recipe, Form], nn.Module]]] = {
-    "mlp": ("vector image", mlp),
-    "residual_mlp": ("vector", residual_mlp),
-    "moe_mlp": ("vector", moe_mlp),
-    "columns": ("vector", columns_transformer),
-    "cnn": ("image", cnn),
-    "resnet": ("image", resnet),
-    "vit": ("image", vit),
-    "rnn": ("sequence tokens", recurrent),
-    "gru": ("sequence tokens", recurrent),
-    "lstm": ("sequence tokens", recurrent),
-    "transformer": ("sequence tokens", transformer),
-    "moe_transformer": ("sequence tokens", transformer),
-    "temporal": ("sequence tokens", temporal),
-    "gnn": ("graph", Gnn),
+BODIES: dict[str, Callable[[Recipe, Form], nn.Module]] = {
+    "mlp": mlp,
+    "residual_mlp": residual_mlp,
+    "moe_mlp": moe_mlp,
+    "columns": columns_transformer,
+    "cnn": cnn,
+    "resnet": resnet,
+    "vit": vit,
+    "gnn": Gnn,
+    "rnn": recurrent,
+    "gru": recurrent,
+    "lstm": recurrent,
+    "transformer": transformer,
+    "moe_transformer": transformer,
 }
-"""The kinds of input that each body takes, and the body."""
 
 
 class Net(nn.Module):
@@ -224,7 +198,7 @@ class Net(nn.Module):
 
     def __init__(self, recipe: Recipe, form: Form) -> None:
         super().__init__()
-        self.body = BODIES[recipe.model][1](recipe, form)
+        self.body = BODIES[recipe.model](recipe, form)
         self.head = nn.Linear(recipe.width, form.answers)
         if recipe.tied and form.kind == "tokens" and form.answers == form.vocabulary:
             self.head.weight = self.body[0].weight

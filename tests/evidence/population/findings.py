@@ -28,18 +28,9 @@ MOST_SITES = 6
 
 
 class Finding(NamedTuple):
-    """What a rule finds at a site.
+    """What a rule finds at a site: its value, its usual limit, its severity as stated, and the first excuse that holds.
 
-    Attributes:
-        rule: The class of the rule.
-        kind: Of its alerts.
-        site: Where.
-        value: What was measured.
-        limit: The rule's usual limit.
-        severity: As the rule states it, before excuses.
-        excuse: The name of the first excuse that holds, if one does.
-        field: The field that had to be loosened; empty where the rule finds it with its usual limits.
-        slack: The step of :data:`LADDER`; below 1 where the field was divided; 1 for none.
+    ``field`` had to be loosened, by the step ``slack`` of :data:`LADDER` (below 1 where it was divided); "" and 1 where it had not.
     """
 
     rule: str
@@ -138,14 +129,7 @@ def _holds(excuse: Any, rule: Rule, alert: Alert, report: Any) -> bool:
 
 
 class Evidence(NamedTuple):
-    """A piece of evidence about a cause.
-
-    Attributes:
-        name: Of the evidence: its text without numbers and names of layers.
-        holds: Whether it does.
-        weight: What it adds to the score of the cause; below 0 where it speaks against it.
-        value: The first number of its text; None without one.
-    """
+    """A piece of evidence about a cause: its text without numbers and names, what it adds to the score, its first number."""
 
     name: str
     holds: bool
@@ -154,15 +138,7 @@ class Evidence(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What was looked at to judge a cause of a finding.
-
-    Attributes:
-        cause: The name of the cause.
-        kind: Of the finding.
-        site: Of the finding.
-        score: From 0 to 1; 0 where it is no cause.
-        evidence: All that was entered, in order.
-    """
+    """What was looked at to judge a cause of a finding; the score is 0 where it is none."""
 
     cause: str
     kind: str

@@ -21,21 +21,21 @@ from tests.evidence.population.recipe import Recipe
 from tests.evidence.population.tasks import TASKS, Task, Weights
 
 TRANSFORMERS = ("columns", "vit", "transformer", "moe_transformer", "translator", "clip-vit")
-RECURRENT = ("rnn", "gru", "lstm", "translator_gru")
+RECURRENT = ("rnn", "gru", "lstm")
 PLAIN = ("q", "actor_critic", "gan", "vae", "vq", "autoencoder", "denoiser", "unet", "fcn", "autoencoder_cnn", "factors")
 """Where people use no dropout."""
-LINEAR = ("rnn", "gru", "lstm", "translator_gru", "factors")
+LINEAR = (*RECURRENT, "factors")
 """Where there is no activation to choose."""
 BODIED = ("mlp", "residual_mlp", "columns", "cnn", "resnet", "vit", "gru", "lstm", "transformer")
-GENERATIVE = ("masked", "language", "denoising", "vae", "vq", "reversed", "autoencoder", "filled", "views")
+GENERATIVE = ("masked", "language", "denoising", "vae", "vq", "reversed", "autoencoder", "views")
 ADAMS = ("adam", "adamw", "amsgrad", "nadam", "radam", "adamax")
 OPTIMIZERS: Weights = {
     "adam": 34, "adamw": 28, "sgd": 26, "rmsprop": 3, "nadam": 1.5, "radam": 1.5, "amsgrad": 1, "adagrad": 1.5, "adamax": 1,
-    "adadelta": 0.7, "lion": 2.5, "signum": 0.7, "muon": 1.5, "adafactor": 1, "asgd": 0.5, "rprop": 0.5,
+    "adadelta": 0.7, "lion": 2.5, "muon": 1.5, "adafactor": 1,
 }  # fmt: skip
 RATES: Weights = {
-    "sgd": 0.08, "rmsprop": 1.5e-3, "adagrad": 2e-2, "adadelta": 1.0, "lion": 5e-4, "signum": 5e-4, "muon": 2e-3, "adafactor": 1e-2,
-    "asgd": 0.1, "rprop": 3e-3, "adamax": 4e-3,
+    "sgd": 0.08, "rmsprop": 1.5e-3, "adagrad": 2e-2, "adadelta": 1.0, "lion": 5e-4, "muon": 2e-3, "adafactor": 1e-2,
+    "adamax": 4e-3,
 }  # fmt: skip
 """Medians; of the other Adams 2.5e-3."""
 
@@ -116,7 +116,7 @@ def architecture(dice: Dice, model: str) -> dict[str, Any]:
         )
     if model in ("actor_critic", "q"):
         norm, activation = dice.of({"none": 9, "layer": 1}), dice.of({"tanh": 4, "relu": 5})
-    if model in LINEAR or model == "gnn" or (model in ("gan", "temporal") and norm == "batch"):
+    if model in LINEAR or model == "gnn" or (model == "gan" and norm == "batch"):
         norm = "none"
     init = dice.of(
         {"default": 7, "kaiming": 1 if not transformer else 0, "xavier": 1, "orthogonal": 0.4, "zero_last": 0.3, "small_last": 0.3}
@@ -127,8 +127,10 @@ def architecture(dice: Dice, model: str) -> dict[str, Any]:
         init = dice.of({"orthogonal": 6, "default": 4})
     depth = dice.choice((1, 2, 2, 3) if image else (1, 2, 2, 3, 3, 4))
     width = dice.choice((16, 32, 32) if image else (32, 64, 64, 64, 128, 128, 256, 512))
-    if recurrent or model == "temporal":
-        width, depth = dice.choice((32, 48, 64)), dice.choice((1, 1, 2)) + 2 * (model == "temporal")
+    if model == "gnn":
+        width = min(width, 64)
+    if recurrent:
+        width, depth = dice.choice((32, 48, 64)), dice.choice((1, 1, 2))
     if transformer:
         width, depth = 16 if dice.chance(0.2) else 32, dice.choice((1, 1, 2))
     dropout = dice.of({"0": 6, "0.1": 3, "0.2": 1.5, "0.3": 0.7, "0.5": 0.0 if transformer or recurrent else 1.0})
@@ -170,7 +172,7 @@ def objective(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
 def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
     """Batch size and steps; a run in twelve is one epoch, and one in twelve is long."""
     batch = dice.choice((16, 32, 32, 64, 64, 64, 128, 256))
-    if so_far["task"] in ("views", "captioned", "metric", "policy", "replay", "generation"):
+    if so_far["task"] in ("views", "captioned", "policy", "replay", "generation"):
         batch = dice.choice((64, 128, 128))
     if so_far["model"] in TRANSFORMERS + RECURRENT or so_far["task"] == "shapes":
         batch = min(batch, 32)
@@ -182,9 +184,10 @@ def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
     elif dice.chance(0.06) and so_far["width"] <= 64 and so_far["model"] in ("mlp", "factors", "residual_mlp", "pairwise-mlp", "q"):
         steps = dice.uniform(800, 2000)
     accumulation = dice.choice((2, 4)) if dice.chance(0.1) and so_far["task"] not in ("generation", "policy") else 1
-    if so_far["loss"] in ("gaussian", "quantile"):
+    if so_far["loss"] == "gaussian":
         steps *= 1.5
-    limit = 350 if so_far["model"] in TRANSFORMERS + RECURRENT + ("temporal",) else 800
+    slow = so_far["model"] in (*RECURRENT, "gnn") or so_far["task"] in ("replay", "generation", "vq", "policy")
+    limit = 170 if so_far["model"] in TRANSFORMERS else 250 if slow else 500
     steps = min(steps / accumulation**0.25, limit if steps < 800 else 2000)
     return {"batch_size": batch, "steps": max(30, round(steps)), "accumulation": accumulation}
 
@@ -194,9 +197,9 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     model, task = so_far["model"], so_far["task"]
     weights = dict(OPTIMIZERS)
     if model in TRANSFORMERS or task in GENERATIVE:
-        weights |= {"sgd": 1.5, "adamw": 50, "asgd": 0, "rprop": 0, "adadelta": 0, "adagrad": 0.5}
-    if model in RECURRENT or task in ("policy", "replay", "ratings", "captioned", "metric"):
-        weights |= {"sgd": 3, "asgd": 0, "rprop": 0, "muon": 0, "adadelta": 0}
+        weights |= {"sgd": 1.5, "adamw": 50, "adadelta": 0, "adagrad": 0.5}
+    if model in RECURRENT or task in ("policy", "replay", "ratings", "captioned"):
+        weights |= {"sgd": 3, "muon": 0, "adadelta": 0}
     if any(part in model for part in ("cnn", "resnet", "unet", "fcn")):
         weights |= {"sgd": 36, "muon": 0}
     if model == "gan":
@@ -215,13 +218,13 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
         median *= 0.5
     median *= (250 / so_far["steps"]) ** 0.4
     plain = name == "sgd" and dice.chance(0.25)
-    momentum = {"sgd": 0.0 if plain else 0.9, "signum": 0.9}.get(name, 0.0)
+    momentum = 0.9 if name == "sgd" and not plain else 0.0
     if name == "sgd" and not plain:
         median *= 0.5
     betas = (0.9, 0.99) if name == "lion" else (0.5, 0.999) if model == "gan" and dice.chance(0.7) else (0.9, 0.999)
     if name in ADAMS and model in TRANSFORMERS and dice.chance(0.35):
         betas = dice.choice(((0.9, 0.95), (0.9, 0.98)))
-    decay = dice.choice((0.01, 0.01, 0.1, 0.05, 0.0)) if name in ("adamw", "lion", "muon", "signum") else 0.0
+    decay = dice.choice((0.01, 0.01, 0.1, 0.05, 0.0)) if name in ("adamw", "lion", "muon") else 0.0
     if name in ("sgd", "adam") and dice.chance(0.3):
         decay = dice.choice((1e-4, 1e-4, 5e-4, 1e-5))
     eps = dice.choice((1e-6, 1e-5)) if name in ADAMS and dice.chance(0.1) else 1e-8
@@ -234,7 +237,6 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
         "eps": eps,
         "decay": decay,
         "groups": dice.of({"one": 8, "no_decay": 4 if decay and name == "adamw" else 0, "head": 0.3}),
-        "batch_size": so_far["batch_size"] if name != "rprop" else so_far["samples"],  # it needs the whole gradient
     }
 
 
@@ -265,7 +267,7 @@ def loop(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     manual = model == "gan" or so_far["optimizer"] == "muon" or (so_far["schedule"] != "plateau" and dice.chance(0.05))
     many = manual and hasattr_head(model) and dice.chance(0.4)
     return {
-        "precision": "bf16-mixed" if dice.chance(0.07) and model not in RECURRENT and task != "metric" else "32-true",
+        "precision": "bf16-mixed" if dice.chance(0.07) and model not in RECURRENT else "32-true",
         "clip": (0.5 if by == "value" else dice.choice((1.0, 1.0, 1.0, 0.5, 5.0))) if clipped else 0.0,
         "clip_by": by if clipped else "",
         "ema": dice.choice((0.95, 0.99)) if dice.chance(0.25 if task in ("denoising", "generation") else 0.04) else 0.0,
@@ -290,7 +292,7 @@ def adaptation(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     """One in eight trainings that have a body continues with a trained one."""
     steps = 250 if so_far["model"] in ("distilled", *BODIED) else 0
     result: dict[str, Any] = {"adapt": "", "pretrained": 250 if so_far["model"] == "distilled" else 0, "frozen": ""}
-    if not (so_far["model"] in BODIED and so_far["optimizer"] not in ("rprop", "asgd", "muon", "adadelta", "adagrad")):
+    if not (so_far["model"] in BODIED and so_far["optimizer"] not in ("muon", "adadelta", "adagrad")):
         return result
     tied = so_far["tied"] and so_far["task"] in ("language", "masked")
     if dice.chance(0.22) and so_far["optimizers"] == 1 and not tied and so_far["augment"] != "mixup":

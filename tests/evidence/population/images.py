@@ -90,13 +90,8 @@ def denoising(recipe: Recipe) -> Data:
 
 
 def generation(recipe: Recipe) -> Data:
-    """A GAN's data: digits, or eight spots on a ring."""
-    if recipe.source == "digits":
-        train, validation = (part.inputs[0].flatten(1) for part in images(recipe, "digits"))
-    else:
-        angle = torch.randint(8, (recipe.samples + 400,)) * torch.pi / 4
-        points = torch.stack([angle.cos(), angle.sin()], 1) + 0.05 * torch.randn(len(angle), 2)
-        train, validation = points[400:], points[:400]
+    """A GAN's data."""
+    train, validation = (part.inputs[0].flatten(1) for part in images(recipe, "digits"))
     form = Form("vector", (train.shape[1],), train.shape[1])
     return Data(Batch((train,), None), Batch((validation,), None), "sampled", form, scores.sliced, 0.0, [add_latent])
 
@@ -139,13 +134,6 @@ def views(recipe: Recipe) -> Data:
     return Data(Batch(train.inputs, None), held, "pairs", Form("image", (1, 8, 8), 32), score, 0.1, [two_views])
 
 
-def metric(recipe: Recipe) -> Data:
-    """Images of one class close together (triplets), judged by neighbours."""
-    train, validation = images(recipe, "digits")
-    score = scores.neighbours(train, train.targets)
-    return Data(train, validation, "pairs", Form("image", (1, 8, 8), 32), score, most_frequent(validation))
-
-
 def captioned(recipe: Recipe) -> Data:
     """Images with captions: four tokens, two of them say the class."""
     parts = []
@@ -156,20 +144,3 @@ def captioned(recipe: Recipe) -> Data:
     return Data(
         Batch(parts[0].inputs, None), parts[1], "pairs", Form("image", (1, 8, 8), 32, 32), scores.captions, most_frequent(parts[1])
     )
-
-
-def filled(recipe: Recipe) -> Data:
-    """Masked patches of digits are to be drawn (masked autoencoding)."""
-    train, validation = (part.inputs[0] for part in images(recipe, "digits"))
-    form = Form("image", (1, 8, 8), 64)
-    return Data(Batch((train,), train), covered(validation), "inputs", form, scores.r2, 0.0, [cover])
-
-
-def covered(x: Tensor) -> Batch:
-    """Half of the 2 x 2 patches at 0."""
-    keep = (torch.rand(len(x), 1, 4, 4) > 0.5).to(x.dtype)
-    return Batch((x * F.interpolate(keep, scale_factor=2),), x)
-
-
-def cover(training: Training, batch: Batch) -> Batch:
-    return covered(batch.inputs[0])

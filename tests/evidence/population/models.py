@@ -38,17 +38,15 @@ MODELS: dict[str, Callable[[Recipe, Form], nn.Module]] = {
     "fcn": fully_convolutional,
     "denoiser": special.DenseDenoiser,
     "gan": special.Gan,
-    **{f"{two}-{body}": special.Towers for two in ("simclr", "triplet") for body in ("mlp", "cnn", "resnet")},
+    **{f"{two}-{body}": special.Towers for two in ("simclr",) for body in ("mlp", "cnn", "resnet")},
     **{f"{two}-{body}": partial(special.Towers, second=two) for two in ("simsiam", "byol") for body in ("mlp", "cnn", "resnet")},
     **{f"clip-{body}": special.Clip for body in ("mlp", "cnn", "vit")},
     "pairwise-mlp": lambda recipe, form: special.Pairwise(renamed(recipe, "mlp"), form),
     "factors": special.Factors,
-    "factors_deep": special.Factors,
     "actor_critic": special.ActorCritic,
     "q": special.Q,
     "distilled": special.Distilled,
     "translator": special.Translator,
-    "translator_gru": special.Translator,
 }
 
 

@@ -36,26 +36,6 @@ class Lion(Optimizer):
         return loss
 
 
-class Signum(Optimizer):
-    """The sign of the momentum (Bernstein et al. 2018)."""
-
-    def __init__(self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    average = self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(p.grad, 1 - group["momentum"])
-                    p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(average.sign(), alpha=group["lr"])
-        return loss
-
-
 def make(recipe: Recipe, groups: Any, rate: float) -> Optimizer:
     """The recipe's optimizer of these groups."""
     o, r, decay, adam = torch.optim, recipe, recipe.decay, {"betas": recipe.betas, "eps": recipe.eps}
@@ -65,10 +45,7 @@ def make(recipe: Recipe, groups: Any, rate: float) -> Optimizer:
         "adagrad": lambda: o.Adagrad(groups, rate, weight_decay=decay),
         "adadelta": lambda: o.Adadelta(groups, rate, weight_decay=decay),
         "adafactor": lambda: o.Adafactor(groups, rate, weight_decay=decay),
-        "rprop": lambda: o.Rprop(groups, rate),
-        "asgd": lambda: o.ASGD(groups, rate, weight_decay=decay),
         "lion": lambda: Lion(groups, rate, r.betas, decay),
-        "signum": lambda: Signum(groups, rate, r.momentum, decay),
         **{
             name: partial(getattr(o, kind), groups, rate, weight_decay=decay, **adam)
             for name, kind in (("adam", "Adam"), ("adamw", "AdamW"), ("nadam", "NAdam"), ("radam", "RAdam"), ("adamax", "Adamax"))

@@ -168,11 +168,7 @@ class Recorder(Callback):
 
 
 def recording(**watched: Any) -> tuple[Recorder, list[Callback]]:
-    """A recorder, and the monitors with it as callbacks of one training.
-
-    Args:
-        **watched: Arguments of :func:`lightning_hooks.monitors`.
-    """
+    """A recorder, and the monitors (of these arguments) with it, as callbacks of one training."""
     recorder = Recorder()
     observers = monitors(**{"summary": False, **watched, "on_alert": recorder.note})
     recorder.observe(observers)
@@ -207,33 +203,14 @@ def row_of(
     score: float | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """A row of the table.
+    """A row of the table: the training ``name``, ``seed`` of a set, what is planted in it, and what the recorder has kept.
 
-    Args:
-        of_set: ``"population"``, ``"zoo"``, ``"exam"``, ….
-        name: Of the family there; of a drawn training that of its task.
-        seed: Of the training.
-        kept: What the recorder has kept.
-        operators: What is planted; of the hand-written sets the name of the fault. None where it is healthy.
-        groups: Of these.
-        causes: The names of causes that are right.
-        sites: Patterns of the modules and parameters at fault; None where no layer is.
-        kinds: The kinds of alert that are right, where a set says them.
-        score: The validation score at the end.
-        **more: Other entries, such as ``recipe``.
+    ``causes``, ``sites`` and ``kinds`` of alert are those that are right; ``more`` are other entries, such as ``recipe``.
     """
     truth = {"operators": list(operators), "groups": list(groups), "causes": list(causes), "kinds": list(kinds)}
     truth["sites"] = sites if sites is None else list(sites)  # type: ignore[assignment]
-    return {
-        "set": of_set,
-        "name": name,
-        "seed": seed,
-        **truth,
-        "score": plain(score),
-        **plain(more),
-        **kept,
-        "versions": versions(),
-    }
+    row = {"set": of_set, "name": name, "seed": seed, **truth, "score": plain(score), **plain(more), **kept}
+    return {**row, "versions": versions()}
 
 
 def append(path: Path, row: Mapping[str, Any]) -> int:

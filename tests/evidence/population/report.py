@@ -8,6 +8,7 @@ twin, the same training without the fault, does not have. One that raises an err
 from __future__ import annotations
 
 import argparse
+import datetime
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,8 @@ GROUPS = ("data", "model", "loss", "optimizer", "schedule", "training", "two at 
 FIELDS = ("task", "model", "optimizer", "schedule", "norm", "activation", "loss")
 WITHIN = 50
 """Batches within which a fault is to be found, where an epoch is shorter."""
+FEWEST = 200
+"""Trainings from which on ranks are compared."""
 MOST_FALSE = 10
 FIRST_OF_REPORTS = 1_000_000
 """Seeds from here on are for reports, each used once."""
@@ -94,6 +97,7 @@ class Population:
         self.healthy = [row for row in plain.values() if row["healthy"]]
         self.dropped = len(plain) - len(self.healthy)
         pairs = [(row, plain.get((row["set"], row["name"], row["seed"]))) for row in rows if row["operators"]]
+        self.raised = [row["raised"] for row in rows if row["operators"] and row.get("raised")]
         mutants = [Mutant(row, twin) for row, twin in pairs if twin and twin["healthy"] and not row.get("raised")]
         self.harmful = [mutant for mutant in mutants if mutant.row["harmful"]]
         self.harmless = [mutant for mutant in mutants if mutant.row["harmful"] is False]
@@ -128,10 +132,8 @@ def by_operator(mutants: Sequence[Mutant]) -> str:
 
 def groups(population: Population) -> list[str]:
     """The mutants by group."""
-    lines = [
-        "| group | harmful | found within an epoch | found | cause named first | alerts | harmless and warned of | found of each |"
-    ]
-    lines.append("|---" * 8 + "|")
+    columns = "group", "harmful", "found within an epoch", "found", "cause named first", "alerts", "harmless and warned of"
+    lines = [f"| {' | '.join(columns)} | found of each |", "|---" * 8 + "|"]
     chosen: list[tuple[str, Callable[[Mutant], bool]]] = [("all", lambda _: True)]
     chosen += [(group, lambda mutant, group=group: mutant.group == group) for group in GROUPS]  # type: ignore[misc]
     for name, belongs in chosen:
@@ -201,15 +203,17 @@ def spearman(pairs: Sequence[tuple[float, float]]) -> float:
 
 def verdict_of_sets(population: Population, sets: Population) -> list[str]:
     """How well it agrees with what the hand-written sets say of the same rules."""
-    by_kind = agreement(population)
-    raised = {kind: row for kind, row in by_kind.items() if row[0] or row[1]}
-    false, found = spearman([row[:2] for row in raised.values()]), spearman([row[2:] for row in by_kind.values()])
-    apart = sorted(raised, key=lambda kind: -abs(raised[kind][0] - raised[kind][1]))[:3]
-    listed = ", ".join(f"`{kind}` {100 * raised[kind][0]:.1f} % here and {100 * raised[kind][1]:.1f} % there" for kind in apart)
-    lines = [
-        f"By kind, the ranks of false warnings here and in the hand-written sets correlate with {false:.2f} ({len(raised)} kinds), "
-        f"and those of the share of its faults that a kind finds with {found:.2f}. The largest differences: {listed}."
-    ]
+    lines = []
+    if len(population.healthy) + population.dropped >= FEWEST:
+        by_kind = agreement(population)
+        raised = {kind: row for kind, row in by_kind.items() if row[0] or row[1]}
+        false, found = spearman([row[:2] for row in raised.values()]), spearman([row[2:] for row in by_kind.values()])
+        apart = sorted(raised, key=lambda kind: -abs(raised[kind][0] - raised[kind][1]))[:3]
+        listed = ", ".join(f"`{kind}` {100 * raised[kind][0]:.1f} % here and {100 * raised[kind][1]:.1f} % there" for kind in apart)
+        lines.append(
+            f"By kind, the ranks of false warnings here and in the hand-written sets correlate with {false:.2f} "
+            f"({len(raised)} kinds), those of the share of its faults that a kind finds with {found:.2f}. The largest differences: {listed}."
+        )
     if sets.healthy:
         warned = sum(bool(loud(row)) for row in sets.healthy)
         lines.append(
@@ -230,13 +234,14 @@ def spans(seeds: Iterable[int]) -> str:
     return ", ".join(f"{first} to {last}" if last > first else str(first) for first, last in runs)
 
 
-def page(rows: Iterable[Row]) -> str:
-    """The report."""
+def page(rows: Iterable[Row], date: str) -> str:
+    """The report, as of a date."""
     rows = list(rows)
     drawn = [row for row in rows if row["set"] == "population"]
     population, sets = Population(drawn), Population(row for row in rows if row["set"] != "population")
     n, warned = len(population.healthy), sum(bool(loud(row)) for row in population.healthy)
-    versions = drawn[0]["versions"]
+    late = sum(raised == "TooLong" for raised in population.raised)
+    of = n + population.dropped
     commit = ", ".join(dict.fromkeys(row["versions"].get("commit", "unknown") for row in drawn))
     use = "of development" if max(row["seed"] for row in drawn) < FIRST_OF_REPORTS else "of a report"
     lines = [
@@ -246,8 +251,9 @@ def page(rows: Iterable[Row]) -> str:
         "fault planted, and harmful where it loses a quarter of what its twin, the training without the fault, has learned. "
         "Found is a mutant with a warning of a kind that its twin does not have. In brackets are 95 % intervals (Wilson).",
         "",
-        f"Seeds {use} {spans(row['seed'] for row in drawn)}, commit `{commit}`, PyTorch {versions['torch']}: "
-        f"{n + population.dropped} trainings drawn, {population.dropped} dropped since they do not learn. "
+        f"{date}, seeds {use} {spans(row['seed'] for row in drawn)}, commit `{commit}`, PyTorch {drawn[0]['versions']['torch']}: "
+        f"{of} trainings drawn, {population.dropped} dropped since they do not learn. Of their mutants {len(population.raised)} "
+        f"raised an error or took too long ({late}), and are left out. "
         f"**False warnings: {counted(warned, n)} of the healthy trainings.**",
         "",
         *groups(population),
@@ -266,7 +272,7 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", type=Path, help=f"by default all in {TABLES}")
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
-    text = page(read(*(options.tables or sorted(TABLES.glob("*.jsonl.gz")))))
+    text = page(read(*(options.tables or sorted(TABLES.glob("*.jsonl.gz")))), datetime.date.today().isoformat())
     print(text)
     options.page.write_text(text, encoding="utf-8")
 

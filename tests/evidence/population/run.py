@@ -46,15 +46,17 @@ def run(seeds: range, processes: int, out: Path) -> None:
     known = done(path)
     wanted = [seed for seed in seeds if seed not in known]
     os.environ["OMP_NUM_THREADS"] = "1"
-    start = time.perf_counter()
+    start, pairs = time.perf_counter(), 0
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=50) as pool:
         for number, (_, rows, seconds) in enumerate(pool.imap(rows_of, wanted), 1):
             for one in rows:
                 append(path, one)
             with (out / "seconds.jsonl").open("a") as file:
                 file.write(json.dumps(seconds) + "\n")
-            if number % 25 == 0 or number == len(wanted):
-                print(f"{number} of {len(wanted)} seeds, {time.perf_counter() - start:.0f} s", flush=True)
+            minutes, pairs = (time.perf_counter() - start) / 60, pairs + (len(rows) > 1)
+            if number % 10 == 0 or number == len(wanted):
+                left = minutes / number * (len(wanted) - number)
+                print(f"{number} of {len(wanted)} seeds, {pairs / minutes:.0f} pairs a minute, {left:.0f} minutes left", flush=True)
 
 
 def main() -> int:

@@ -126,10 +126,8 @@ class Gan(nn.Module):
         w, n = recipe.width, numel(form)
         self.generator = stack(recipe, [self.latent, *[w] * recipe.depth, n])
         sizes = zip([n, *[w] * (recipe.depth - 1)], [w] * recipe.depth, strict=True)
-        # Leaky as Radford et al. 2015 advise; the hinge with spectral norms, as Miyato et al. 2018.
-        normed = nn.utils.parametrizations.spectral_norm if recipe.loss == "adversarial_hinge" else nn.Identity()
-        layers = [layer for a, b in sizes for layer in (normed(nn.Linear(a, b)), nn.LeakyReLU(0.2))]
-        self.discriminator = nn.Sequential(*layers, normed(nn.Linear(w, 1)))
+        layers = [layer for a, b in sizes for layer in (nn.Linear(a, b), nn.LeakyReLU(0.2))]  # as Radford et al. 2015 advise
+        self.discriminator = nn.Sequential(*layers, nn.Linear(w, 1))
 
     def generate(self, z: Tensor) -> Tensor:
         return self.generator(z)
@@ -147,7 +145,7 @@ class Towers(nn.Module):
     def __init__(self, recipe: Recipe, form: Form, second: str = "") -> None:
         super().__init__()
         w = recipe.width
-        self.body = BODIES[recipe.model.split("-")[-1]][1](recipe, form)
+        self.body = BODIES[recipe.model.split("-")[-1]](recipe, form)
         self.projector = nn.Sequential(nn.Linear(w, w), nn.BatchNorm1d(w), nn.ReLU(), nn.Linear(w, 32))
         self.second = second
         if second:
@@ -157,11 +155,8 @@ class Towers(nn.Module):
     def embed(self, x: Tensor) -> Tensor:
         return self.body(x)
 
-    def forward(self, a: Tensor, b: Tensor | None = None) -> Any:
-        za = self.projector(self.body(a))
-        if b is None:
-            return za
-        zb = self.projector(self.body(b))
+    def forward(self, a: Tensor, b: Tensor) -> Any:
+        za, zb = self.projector(self.body(a)), self.projector(self.body(b))
         if not self.second:
             return za, zb
         targets = (za.detach(), zb.detach()) if self.target is None else (self.target(a), self.target(b))
@@ -181,7 +176,7 @@ class Clip(nn.Module):
 
     def __init__(self, recipe: Recipe, form: Form) -> None:
         super().__init__()
-        self.image = nn.Sequential(BODIES[recipe.model.split("-")[-1]][1](recipe, form), nn.Linear(recipe.width, 32))
+        self.image = nn.Sequential(BODIES[recipe.model.split("-")[-1]](recipe, form), nn.Linear(recipe.width, 32))
         self.words = nn.Embedding(form.vocabulary, recipe.width)
         self.text = stack(recipe, [recipe.width, recipe.width, 32])
         self.log_scale = nn.Parameter(torch.tensor(1 / 0.07).log())
@@ -203,7 +198,7 @@ class Pairwise(nn.Module):
 
 
 class Factors(nn.Module):
-    """Matrix factorisation with biases; ``deep`` a net on both embeddings (neural collaborative filtering)."""
+    """Matrix factorisation with biases."""
 
     def __init__(self, recipe: Recipe, form: Form) -> None:
         super().__init__()
@@ -211,14 +206,11 @@ class Factors(nn.Module):
         self.users, self.items = nn.Embedding(users, recipe.width), nn.Embedding(items, recipe.width)
         self.user_bias, self.item_bias = nn.Embedding(users, 1), nn.Embedding(items, 1)
         self.mean = nn.Parameter(torch.full((1,), 3.0))
-        deep = recipe.model == "factors_deep"
-        self.deep = stack(recipe, [2 * recipe.width, *[recipe.width] * recipe.depth, 1]) if deep else None
         for table in (self.users, self.items, self.user_bias, self.item_bias):
             nn.init.normal_(table.weight, std=0.1)
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        u, v = self.users(user), self.items(item)
-        both = self.deep(torch.cat([u, v], 1)) if self.deep is not None else (u * v).sum(1, keepdim=True)
+        both = (self.users(user) * self.items(item)).sum(1, keepdim=True)
         return both + self.user_bias(user) + self.item_bias(item) + self.mean
 
 
@@ -280,24 +272,18 @@ class Distilled(nn.Module):
 
 
 class Translator(nn.Module):
-    """``nn.Transformer`` from tokens to tokens, or an encoder and a decoder of GRUs."""
+    """``nn.Transformer`` from tokens to tokens."""
 
     def __init__(self, recipe: Recipe, form: Form) -> None:
         super().__init__()
         w = recipe.width
-        self.words, self.recurrent = nn.Embedding(form.vocabulary, w), recipe.model == "translator_gru"
-        if self.recurrent:
-            self.encoder, self.decoder = nn.GRU(w, w, batch_first=True), nn.GRU(w, w, batch_first=True)
-        else:
-            self.position = nn.Parameter(0.02 * torch.randn(form.shape[0], w))
-            self.transformer = nn.Transformer(
-                w, recipe.heads, 1, recipe.depth, 2 * w, recipe.dropout, "relu", batch_first=True, norm_first=recipe.pre_norm
-            )
+        self.words = nn.Embedding(form.vocabulary, w)
+        self.position = nn.Parameter(0.02 * torch.randn(form.shape[0], w))
+        self.transformer = nn.Transformer(
+            w, recipe.heads, 1, recipe.depth, 2 * w, recipe.dropout, "relu", batch_first=True, norm_first=recipe.pre_norm
+        )
         self.head = nn.Linear(w, form.answers)
 
     def forward(self, source: Tensor, before: Tensor) -> Tensor:
-        x, y = self.words(source), self.words(before)
-        if self.recurrent:
-            return self.head(self.decoder(y, self.encoder(x)[1])[0])
-        mask = torch.ones(y.shape[1], y.shape[1], dtype=torch.bool).triu(1)
-        return self.head(self.transformer(x + self.position, y + self.position, tgt_mask=mask))
+        mask = torch.ones(before.shape[1], before.shape[1], dtype=torch.bool).triu(1)
+        return self.head(self.transformer(self.words(source) + self.position, self.words(before) + self.position, tgt_mask=mask))

@@ -62,14 +62,11 @@ def diabetes(recipe: Recipe) -> Data:
     return numbers(recipe, x, y.float()[:, None], 111)
 
 
-def numbers(recipe: Recipe, x: Tensor, y: Tensor, validation: int, score: Any = scores.r2) -> Data:
+def numbers(recipe: Recipe, x: Tensor, y: Tensor, validation: int) -> Data:
     """A regression; its targets standardised, then moved by the recipe's offset."""
-    if recipe.loss != "poisson":
-        y = (y - y.mean(0)) / y.std(0) + recipe.offset
+    y = (y - y.mean(0)) / y.std(0) + recipe.offset
     train, valid = split(recipe, x, y, validation)
-    if recipe.loss in ("gaussian", "quantile"):
-        score = scores.middle_r2
-    answers = {"gaussian": 2, "quantile": 3}.get(recipe.loss, y.shape[1])
+    answers, score = (2, scores.mean_r2) if recipe.loss == "gaussian" else (y.shape[1], scores.r2)
     return Data(train, valid, "numbers", Form("vector", (x.shape[1],), answers), score, 0.0)
 
 
@@ -91,13 +88,6 @@ def arms(recipe: Recipe) -> Data:
     angles = (1.5 * x[:, :3]).cumsum(1)
     y = torch.stack([(angles.cos() * (1 + 0.3 * x[:, 3:])).sum(1), (angles.sin() * (1 + 0.3 * x[:, 3:])).sum(1)], 1)
     return numbers(recipe, x, y + 0.05 * torch.randn_like(y), 400)
-
-
-def visits(recipe: Recipe) -> Data:
-    """Counts, a Poisson regression."""
-    x = torch.randn(recipe.samples + 400, 8)
-    log_rate = 0.8 + 0.5 * x[:, :1] - 0.4 * x[:, 1:2] * (x[:, 2:3] > 0) + 0.3 * (2 * x[:, 3:4]).sin()
-    return numbers(recipe, x, torch.poisson(log_rate.exp()), 400, scores.counts)
 
 
 def tags(recipe: Recipe) -> Data:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -22,8 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 ONLY_JUDGED = {"validation_in_other_units", "evaluated_in_train_mode", "average_that_does_not_follow", "statistics_that_stay"}
 """Those that change no weight, but what is validated."""
 OTHER_NAMES = {
-    "ordered_data", "strong_augmentation", "second_term", "viewed_outputs", "bottleneck", "representation_collapse",
-    "norm_missing", "shortcut_missing", "train_mode_in_evaluation", "weights_clamped", "average_too_slow",
+    "ordered_data", "strong_augmentation", "second_term", "viewed_outputs",
+    "norm_missing", "shortcut_missing", "train_mode_in_evaluation", "average_too_slow",
 }  # fmt: skip
 """Causes that the package has no name for."""
 
@@ -31,7 +30,7 @@ OTHER_NAMES = {
 def short(seed: int, task: str = "digits") -> Recipe:
     """A drawn recipe, of a few samples and steps."""
     drawn = draw(seed, task)
-    few = {"samples": 64, "batch_size": 16, "steps": 12, "pretrained": min(drawn.pretrained, 3), "imbalance": 1.0}
+    few = {"samples": 64, "batch_size": 16, "steps": 6, "pretrained": min(drawn.pretrained, 3), "imbalance": 1.0}
     return replace(drawn, **few, validate=False, warmup=0.0, watched=())
 
 
@@ -79,10 +78,9 @@ def test_an_operator_changes_a_training(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["rate_too_high", "sample_with_nan", "one_layer_starts_large"])
 def test_an_operator_is_the_same_each_time(name: str) -> None:
-    first, second = (fitted(build(places()[name], (OPERATORS[name],))[0]) for _ in range(2))
+    first, second = (fitted(build(places()[name], (OPERATORS[name],))[0])[0].nan_to_num(9) for _ in range(2))
 
-    assert torch.equal(first[0].nan_to_num(9), second[0].nan_to_num(9))
-    assert first[1] == second[1] or math.isnan(first[1])
+    assert torch.equal(first, second)
 
 
 def test_looking_whether_it_applies_draws_nothing() -> None:

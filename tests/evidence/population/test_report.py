@@ -56,9 +56,11 @@ def test_who_counts(rows: list[dict[str, Any]]) -> None:
 
 
 def test_the_page_has_these_numbers(rows: list[dict[str, Any]]) -> None:
-    text = page(rows)
+    text = page(rows, "2026-01-31")
 
-    assert "Seeds of development 0 to 9, commit `abc1234`, PyTorch 2.x: 5 trainings drawn, 1 dropped" in text
+    assert "2026-01-31, seeds of development 0 to 9, commit `abc1234`, PyTorch 2.x: 5 trainings drawn, 1 dropped" in text
+    assert "Of their mutants 1 raised an error or took too long (0), and are left out." in text
+    assert "correlate" not in text
     assert f"**False warnings: {counted(1, 4)} of the healthy trainings.**" in text
     line = next(line for line in text.splitlines() if line.startswith("| all |"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]

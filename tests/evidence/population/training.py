@@ -41,8 +41,7 @@ class Data:
     """Samples in memory: first dimension the sample; what is prepared batch by batch (noise, masks, views) is in the loop.
 
     Attributes:
-        train: All training samples.
-        validation: All validation samples.
+        train, validation: All samples.
         kind: What an answer is: ``"classes"``, ``"binary"``, ``"multilabel"``, ``"numbers"``, ``"tokens"`` (one class a
             position), ``"masks"`` (one class a pixel), ``"inputs"`` (the input again), ``"sampled"`` (new samples), ``"pairs"``
             (two towers), ``"ranking"``, ``"actions"``.
@@ -66,26 +65,15 @@ class Loop:
     """How it is trained. All are plain switches that an operator may turn, or lists of calls that it may extend.
 
     Attributes:
-        steps: Optimizer steps.
-        batch_size: Of the training loader; ``shuffle``, ``drop_last`` as ``DataLoader`` has them.
-        prepare: Called in turn on each training batch, ``(training, batch) -> batch``: augmentation, noise, masks, views,
-            episodes. They draw from torch's global generator, as users' code does. Validation samples are prepared once.
-        clip: The largest norm (``clip_by="norm"``) or value (``"value"``) of the gradients, or None.
+        prepare: Called in turn on each training batch, ``(training, batch) -> batch``. They draw from torch's global generator, as
+            users' code does. Validation samples are prepared once.
         clip_at: ``"before_step"`` as Lightning does it, ``"after_step"`` (too late) or ``"before_backward"``.
-        accumulation: Batches to a step. Lightning divides the loss by it; ``divide`` says so for manual optimization.
-        precision: ``Trainer``'s: ``"32-true"``, ``"bf16-mixed"``, ….
-        zero_grad: Whether gradients are set to zero after each step.
-        manual: ``automatic_optimization = False``, ``training_step`` makes the step of each optimizer.
+        divide: Whether the loss is divided by ``accumulation`` where optimization is manual.
         turns: Losses in a step, each for one optimizer (a GAN: 2; ``model(*inputs, turn=i)``), only with ``manual``.
-        interval: ``"step"`` or ``"epoch"`` of the schedulers.
-        train_mode: Whether the model is in training mode while it trains.
-        eval_mode: Whether the model is in evaluation mode for the score.
+        train_mode, eval_mode: Whether the model is in training mode while it trains, in evaluation mode for the score.
         ema: Decay of the average of weights that the score uses, or None.
-        frozen: Patterns (``fnmatch``) of parameters without gradients; they are left out of the optimizers.
-        before_step: Called as ``(training, batch_idx)`` after backward and before the optimizer's step.
-        after_step: The same after the step and ``zero_grad``.
-        logged: What ``training_step`` logs: ``"loss"``, ``"accuracy"``, ``"epoch_loss"``, ``"progress"``, ``"rate"``, ….
-        validate: Whether there is a validation loop at the end of each epoch.
+        frozen: Patterns (``fnmatch``) of parameters without gradients.
+        before_step, after_step: Called as ``(training, batch_idx)``, after backward, and after the step and ``zero_grad``.
         watched: Arguments of ``TrainingMonitor``.
     """
 
@@ -122,9 +110,8 @@ class Training:
     Attributes:
         recipe: What was drawn.
         generator: Of an operator's own choices (which layer, which column); nothing of the training draws from it.
-        data, model, loss, optimizers, schedulers, loop: The stages, in their order. ``loss(outputs, batch)`` returns a scalar.
-            ``optimizers`` are built by ``make_optimizers(training)``, so that an operator may look at how; ``schedulers`` has one
-            entry for each optimizer, or none.
+        data, model, loss, optimizers, schedulers, loop: The stages, in their order. ``loss(outputs, batch)`` returns a scalar;
+            ``schedulers`` has one entry for each optimizer, or none.
     """
 
     recipe: Recipe

@@ -39,7 +39,7 @@ def classes(t: Training) -> list[None]:
 
 def numbers(t: Training) -> list[None]:
     """Targets that are numbers, measured by a loss that takes any."""
-    return targets(t) if t.data.kind == "numbers" and t.recipe.loss in ("mse", "l1", "huber", "gaussian", "quantile") else []
+    return targets(t) if t.data.kind == "numbers" and t.recipe.loss in ("mse", "l1", "huber", "gaussian") else []
 
 
 def inputs(t: Training, change: Callable[[Tensor], Tensor], parts: Iterable[str] = BOTH) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,15 +68,9 @@ def weights_by_frequency(t: Training, _: None) -> Sites:
     return put(t, lambda outputs, batch: F.cross_entropy(*flat(outputs, batch), weight=weights))
 
 
-@fault("nothing_repels", "compare with other samples too", lossed("info_nce", "vicreg", "clip", "triplet"))
+@fault("nothing_repels", "compare with other samples too", lossed("info_nce", "clip"))
 def no_negatives(t: Training, _: None) -> Sites:
-    def loss(outputs: Any, batch: Batch) -> Tensor:
-        if t.recipe.loss != "triplet":
-            return 1 - F.cosine_similarity(outputs[0], outputs[1], -1).mean()
-        z = F.normalize(first(outputs), dim=-1)
-        return (torch.cdist(z, z) * (batch.targets[:, None] == batch.targets)).amax(1).mean()
-
-    return put(t, loss)
+    return put(t, lambda outputs, batch: 1 - F.cosine_similarity(outputs[0], outputs[1], -1).mean())
 
 
 def pairs(t: Training, outputs: Any, batch: Batch) -> Tensor:
@@ -87,7 +82,7 @@ def pairs(t: Training, outputs: Any, batch: Batch) -> Tensor:
 def weighed(t: Training, factor: float) -> Sites:
     """Another weight of the second term."""
     recipe = replace(t.recipe, beta=max(t.recipe.beta, 0.01) * factor)
-    return put(t, LOSSES[t.recipe.loss](SimpleNamespace(recipe=recipe, data=t.data, model=t.model)))  # type: ignore[arg-type]
+    return put(t, partial(LOSSES[t.recipe.loss], SimpleNamespace(recipe=recipe)))  # type: ignore[arg-type]
 
 
 def ratio(t: Training) -> int:
@@ -110,7 +105,7 @@ def viewed(logits: Tensor) -> Tensor:
 fault.by("loss_summed loss_multiplied rate_too_high", "average over the batch, without a factor",
          loss_is_a_sum=lambda t, _: made_of(t, lambda loss, batch: len(batch.inputs[0]) * loss),
          loss_multiplied=lambda t, _: times(t, between(t, 100, 30_000)))
-fault.by("activation_before_loss no_logits", "give the loss the logits", lossed("cross_entropy", "hinge", "weighted", "bce"),
+fault.by("activation_before_loss no_logits", "give the loss the logits", lossed("cross_entropy", "weighted", "bce"),
          activation_before_the_loss=lambda t, _: squashed(t))
 fault.by("no_logits activation_before_loss", "give nll_loss logarithms", cross_entropy,
          nll_of_probabilities=lambda t, _: put(t, lambda o, batch: F.nll_loss((flat(o, batch)[0]).softmax(-1), flat(o, batch)[1])))
