@@ -35,17 +35,6 @@ def moe_mlp(recipe: Recipe, form: Form) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(form.shape).numel(), w), *layers, nn.LayerNorm(w))
 
 
-class Columns(nn.Module):
-    """Each number of a table as a token (FT-Transformer)."""
-
-    def __init__(self, columns: int, width: int) -> None:
-        super().__init__()
-        self.weight, self.bias = (nn.Parameter(torch.randn(columns, width) * columns**-0.5) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(-1) * self.weight + self.bias
-
-
 class Pool(nn.Module):
     """The mean, the first or the last of all positions."""
 
@@ -55,12 +44,6 @@ class Pool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(1) if self.which == "mean" else x[:, 0] if self.which == "first" else x[:, -1]
-
-
-def columns_transformer(recipe: Recipe, form: Form) -> nn.Module:
-    w = recipe.width
-    blocks = [block(recipe, w, False) for _ in range(recipe.depth)]
-    return nn.Sequential(Columns(form.shape[0], w), *blocks, token_norm(recipe, w), Pool())
 
 
 def convolution(recipe: Recipe, inputs: int, outputs: int, dims: int = 2, stride: int = 1) -> list[nn.Module]:
@@ -110,12 +93,8 @@ class Patches(nn.Module):
 def vit(recipe: Recipe, form: Form) -> nn.Module:
     w, patch = recipe.width, max(2, form.shape[-1] // 4)
     blocks = [block(recipe, w, False) for _ in range(recipe.depth)]
-    length = (form.shape[-1] // patch) ** 2
-    kind = "learned" if recipe.position in ("rotary", "none") else recipe.position
-    last = [] if form.each else [Pool()]
-    return nn.Sequential(
-        Patches(form.shape[0], patch, w), Positions(kind, length, w), *dropouts(recipe), *blocks, token_norm(recipe, w), *last
-    )
+    position = Positions(recipe.position, (form.shape[-1] // patch) ** 2, w)
+    return nn.Sequential(Patches(form.shape[0], patch, w), position, *dropouts(recipe), *blocks, token_norm(recipe, w), Pool())
 
 
 def embedded(recipe: Recipe, form: Form) -> nn.Module:
@@ -177,20 +156,9 @@ class Gnn(nn.Module):
 
 
 BODIES: dict[str, Callable[[Recipe, Form], nn.Module]] = {
-    "mlp": mlp,
-    "residual_mlp": residual_mlp,
-    "moe_mlp": moe_mlp,
-    "columns": columns_transformer,
-    "cnn": cnn,
-    "resnet": resnet,
-    "vit": vit,
-    "gnn": Gnn,
-    "rnn": recurrent,
-    "gru": recurrent,
-    "lstm": recurrent,
-    "transformer": transformer,
-    "moe_transformer": transformer,
-}
+    "mlp": mlp, "residual_mlp": residual_mlp, "moe_mlp": moe_mlp, "cnn": cnn, "resnet": resnet, "vit": vit, "gnn": Gnn,
+    "rnn": recurrent, "gru": recurrent, "lstm": recurrent, "transformer": transformer, "moe_transformer": transformer,
+}  # fmt: skip
 
 
 class Net(nn.Module):

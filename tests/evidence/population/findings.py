@@ -196,19 +196,13 @@ def known(facts: Facts) -> dict[str, float | bool | str]:
     optimizer = rates[0].optimizer if rates else ""
     learning = facts.flow.learning
     numbers: dict[str, Any] = {
-        "stretch": facts.stretch,
-        "first_loss": facts.first_loss,
-        "loss": None if facts.flow.loss is None else facts.flow.loss.mean,
-        "step_ratio": facts.step_ratio,
-        "usual_norm": facts.usual_norm,
-        "overflows": facts.overflows,
-        "magnified": bool(facts.magnified),
+        "stretch": facts.stretch, "first_loss": facts.first_loss,
+        "loss": None if facts.flow.loss is None else facts.flow.loss.mean, "step_ratio": facts.step_ratio,
+        "usual_norm": facts.usual_norm, "overflows": facts.overflows, "magnified": bool(facts.magnified),
         "rate": max((rate.lr for rate in rates), default=None),
-        "update_ratio": facts.usual_ratio(optimizer) if optimizer else None,
-        "clip": facts.setup.clip_norm,
-        "precision": facts.precision,
-        "bad_step": facts.bad_step is not None,
-    }
+        "update_ratio": facts.usual_ratio(optimizer) if optimizer else None, "clip": facts.setup.clip_norm,
+        "precision": facts.precision, "bad_step": facts.bad_step is not None,
+    }  # fmt: skip
     for name in ("coherence", "predicted_gain", "gain", "transfer", "progress", "over_constant", "noise_scale"):
         numbers[name] = None if learning is None else getattr(learning, name)
     inputs = facts.features.inputs.get("training")

@@ -6,15 +6,9 @@ from typing import NamedTuple
 
 
 class Form(NamedTuple):
-    """What a model takes and gives.
+    """What a model takes and gives: samples of a ``kind`` and shape; so many ``answers``, for ``each`` position or one.
 
-    Attributes:
-        kind: ``"vector"``, ``"image"``, ``"sequence"``, ``"tokens"``, ``"graph"``.
-        shape: Of one sample.
-        vocabulary: Of tokens.
-        answers: Numbers in an answer (classes).
-        each: Whether there is an answer for each position.
-        causal: Whether a position may only look back.
+    ``kind`` is ``"vector"``, ``"image"``, ``"sequence"``, ``"tokens"`` or ``"graph"``; ``causal`` positions only look back.
     """
 
     kind: str

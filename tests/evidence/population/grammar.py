@@ -20,13 +20,13 @@ from typing import Any
 from tests.evidence.population.recipe import Recipe
 from tests.evidence.population.tasks import TASKS, Task, Weights
 
-TRANSFORMERS = ("columns", "vit", "transformer", "moe_transformer", "translator", "clip-vit")
+TRANSFORMERS = ("vit", "transformer", "moe_transformer", "translator")
 RECURRENT = ("rnn", "gru", "lstm")
-PLAIN = ("q", "actor_critic", "gan", "vae", "vq", "autoencoder", "denoiser", "unet", "fcn", "autoencoder_cnn", "factors")
+PLAIN = ("q", "actor_critic", "gan", "vae", "vq", "autoencoder", "unet", "autoencoder_cnn")
 """Where people use no dropout."""
-LINEAR = (*RECURRENT, "factors")
+LINEAR = RECURRENT
 """Where there is no activation to choose."""
-BODIED = ("mlp", "residual_mlp", "columns", "cnn", "resnet", "vit", "gru", "lstm", "transformer")
+BODIED = ("mlp", "residual_mlp", "cnn", "resnet", "vit", "gru", "lstm", "transformer")
 GENERATIVE = ("masked", "language", "denoising", "vae", "vq", "reversed", "autoencoder", "views")
 ADAMS = ("adam", "adamw", "amsgrad", "nadam", "radam", "adamax")
 OPTIMIZERS: Weights = {
@@ -56,7 +56,7 @@ class Dice(random.Random):
 
 
 def draw(seed: int, task: str = "") -> Recipe:
-    """See :func:`tests.evidence.population.recipe.draw`."""
+    """Draw a recipe from the seed alone, or one of a task."""
     dice = Dice(seed)
     drawn = dice.of({name: task.weight for name, task in TASKS.items()})
     name = task or drawn
@@ -82,27 +82,26 @@ def data(dice: Dice, task: Task, name: str) -> dict[str, Any]:
     inputs = dice.choice(("standard", *task.scaled)) if dice.chance(0.6) else "standard"
     if inputs == "raw" and dice.chance(0.5):
         inputs = "unit"
-    numbers = name in ("diabetes", "houses", "arms", "molecules", "forecast")
+    numbers = name in ("diabetes", "houses", "arms", "forecast")
     return {
-        "samples": samples,
-        "inputs": inputs,
+        "samples": samples, "inputs": inputs,
         "label_noise": dice.choice((0.05, 0.1, 0.2)) if task.labels and dice.chance(0.18) else 0.0,
         "imbalance": dice.choice((0.1, 0.3)) if name in ("digits", "moons", "waves") and dice.chance(0.2) else 1.0,
         "offset": dice.choice((1.0, 3.0, 10.0, -2.0)) if numbers and dice.chance(0.25) else 0.0,
         "augment": augment(dice, task, name),
-    }
+    }  # fmt: skip
 
 
 def augment(dice: Dice, task: Task, name: str) -> str:
-    if name in ("digits", "patches", "distilled") and dice.chance(0.3):
-        return dice.choice(("noise", "shift", "mixup") if name != "distilled" else ("noise", "shift"))
+    if name in ("digits", "distilled") and dice.chance(0.3):
+        return dice.choice(("noise", "shift"))
     return "noise" if name in ("houses", "moons", "waves") and dice.chance(0.06) else ""
 
 
 def architecture(dice: Dice, model: str) -> dict[str, Any]:
     """Sizes, activations, norms as they go with an architecture."""
     transformer, recurrent = model in TRANSFORMERS, model in RECURRENT
-    image = any(part in model for part in ("cnn", "resnet", "unet", "fcn"))
+    image = any(part in model for part in ("cnn", "resnet", "unet"))
     if transformer:
         norm = dice.of({"layer": 8, "rms": 2})
         activation = dice.of({"gelu": 6, "relu": 2.5, "silu": 1.5})
@@ -137,33 +136,22 @@ def architecture(dice: Dice, model: str) -> dict[str, Any]:
     if model in PLAIN or "-" in model:
         dropout = "0"
     attention = dice.of({"sdpa": 4, "explicit": 3, "torch": 3}) if transformer else ""
-    position = dice.of({"learned": 5, "sinusoidal": 3, "rotary": 2, "none": 0.3})
-    if position in ("rotary", "none") and ("vit" in model or attention == "torch"):
-        position = "learned"
+    position = dice.of({"learned": 5, "sinusoidal": 3, "none": 0.3})
     wide = width >= 256
     return {
-        "width": width,
-        "depth": min(depth, 2) if wide else depth + (2 if model == "cnn" else 0),
-        "heads": dice.choice((2, 4)) if transformer else 0,
-        "kernel": dice.choice((3, 3, 3, 5)) if image else 0,
-        "attention": "torch" if model == "translator" else attention,
-        "activation": activation if model not in LINEAR else "",
-        "norm": norm,
-        "pre_norm": dice.chance(0.75),
-        "dropout": dropout,
-        "init": init,
-        "bias": dice.chance(0.7),
+        "width": width, "depth": min(depth, 2) if wide else depth + (2 if model == "cnn" else 0),
+        "heads": dice.choice((2, 4)) if transformer else 0, "kernel": dice.choice((3, 3, 3, 5)) if image else 0,
+        "attention": "torch" if model == "translator" else attention, "activation": activation if model not in LINEAR else "",
+        "norm": norm, "pre_norm": dice.chance(0.75), "dropout": dropout, "init": init, "bias": dice.chance(0.7),
         "tied": "transformer" in model and dice.chance(0.4),
         "position": position if "transformer" in model or "vit" in model else "",
-    }
+    }  # fmt: skip
 
 
 def objective(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
     loss = dice.of(task.losses)
-    if so_far["model"].split("-")[0] in ("simsiam", "byol"):
+    if so_far["model"].split("-")[0] in ("simsiam",):
         loss = "negative_cosine"
-    if so_far["augment"] == "mixup":
-        loss = "cross_entropy"
     smoothing = 0.1 if loss == "cross_entropy" and dice.chance(0.15) else 0.0
     beta = dice.choice(task.betas) if len(task.betas) > 1 or so_far["model"].startswith("moe") else 0.0
     return {"loss": loss, "smoothing": smoothing, "beta": float(beta), "dropout": float(so_far["dropout"])}
@@ -172,7 +160,7 @@ def objective(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
 def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
     """Batch size and steps; a run in twelve is one epoch, and one in twelve is long."""
     batch = dice.choice((16, 32, 32, 64, 64, 64, 128, 256))
-    if so_far["task"] in ("views", "captioned", "policy", "replay", "generation"):
+    if so_far["task"] in ("views", "policy", "replay", "generation"):
         batch = dice.choice((64, 128, 128))
     if so_far["model"] in TRANSFORMERS + RECURRENT or so_far["task"] == "shapes":
         batch = min(batch, 32)
@@ -181,7 +169,7 @@ def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
     once = so_far["samples"] // batch
     if dice.chance(0.08) and once >= 45 * task.steps:
         steps = once
-    elif dice.chance(0.06) and so_far["width"] <= 64 and so_far["model"] in ("mlp", "factors", "residual_mlp", "pairwise-mlp", "q"):
+    elif dice.chance(0.06) and so_far["width"] <= 64 and so_far["model"] in ("mlp", "residual_mlp", "pairwise-mlp", "q"):
         steps = dice.uniform(800, 2000)
     accumulation = dice.choice((2, 4)) if dice.chance(0.1) and so_far["task"] not in ("generation", "policy") else 1
     if so_far["loss"] == "gaussian":
@@ -198,9 +186,9 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     weights = dict(OPTIMIZERS)
     if model in TRANSFORMERS or task in GENERATIVE:
         weights |= {"sgd": 1.5, "adamw": 50, "adadelta": 0, "adagrad": 0.5}
-    if model in RECURRENT or task in ("policy", "replay", "ratings", "captioned"):
+    if model in RECURRENT or task in ("policy", "replay"):
         weights |= {"sgd": 3, "muon": 0, "adadelta": 0}
-    if any(part in model for part in ("cnn", "resnet", "unet", "fcn")):
+    if any(part in model for part in ("cnn", "resnet", "unet")):
         weights |= {"sgd": 36, "muon": 0}
     if model == "gan":
         weights = {"adam": 8, "adamw": 1, "rmsprop": 1}
@@ -210,8 +198,8 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
         median *= 0.6
     if model == "gan":
         median = 5e-4
-    if task in ("policy", "ratings"):
-        median *= 2  # embeddings are seldom met, returns are noisy
+    if task in ("policy",):
+        median *= 2  # returns are noisy
     if model == "mlp" and so_far["norm"] == "none" and name == "sgd":
         median *= 0.7
     if so_far["width"] >= 256:
@@ -229,15 +217,10 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
         decay = dice.choice((1e-4, 1e-4, 5e-4, 1e-5))
     eps = dice.choice((1e-6, 1e-5)) if name in ADAMS and dice.chance(0.1) else 1e-8
     return {
-        "optimizer": name,
-        "rate": dice.log_normal(median, 1.6),
-        "momentum": momentum,
-        "nesterov": bool(momentum) and name == "sgd" and dice.chance(0.25),
-        "betas": betas,
-        "eps": eps,
-        "decay": decay,
+        "optimizer": name, "rate": dice.log_normal(median, 1.6), "momentum": momentum,
+        "nesterov": bool(momentum) and name == "sgd" and dice.chance(0.25), "betas": betas, "eps": eps, "decay": decay,
         "groups": dice.of({"one": 8, "no_decay": 4 if decay and name == "adamw" else 0, "head": 0.3}),
-    }
+    }  # fmt: skip
 
 
 def schedule(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
@@ -265,27 +248,20 @@ def loop(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     clipped = dice.chance(0.65 if model in TRANSFORMERS + RECURRENT else 0.5 if task == "policy" else 0.12)
     by = "value" if dice.chance(0.08) else "norm"
     manual = model == "gan" or so_far["optimizer"] == "muon" or (so_far["schedule"] != "plateau" and dice.chance(0.05))
-    many = manual and hasattr_head(model) and dice.chance(0.4)
+    many = manual and model in (*BODIED, "actor_critic") and dice.chance(0.4)
     return {
         "precision": "bf16-mixed" if dice.chance(0.07) and model not in RECURRENT else "32-true",
         "clip": (0.5 if by == "value" else dice.choice((1.0, 1.0, 1.0, 0.5, 5.0))) if clipped else 0.0,
         "clip_by": by if clipped else "",
         "ema": dice.choice((0.95, 0.99)) if dice.chance(0.25 if task in ("denoising", "generation") else 0.04) else 0.0,
-        "manual": manual,
-        "optimizers": 2 if model == "gan" or so_far["optimizer"] == "muon" or many else 1,
+        "manual": manual, "optimizers": 2 if model == "gan" or so_far["optimizer"] == "muon" or many else 1,
         "shuffle": task not in ("forecast", "language") or dice.chance(0.85),
         "drop_last": dice.chance(0.4) or so_far["norm"] == "batch" or "-" in model,
-        "logged": tuple(name for name, share in HABITS.items() if dice.chance(share)),
-        "validate": dice.chance(0.8),
-    }
+        "logged": tuple(name for name, share in HABITS.items() if dice.chance(share)), "validate": dice.chance(0.8),
+    }  # fmt: skip
 
 
 HABITS = {"loss": 0.9, "progress": 0.5, "epoch_loss": 0.25, "accuracy": 0.4}
-
-
-def hasattr_head(model: str) -> bool:
-    """Whether the head may have an optimizer of its own."""
-    return model in BODIED or model == "actor_critic"
 
 
 def adaptation(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
@@ -295,11 +271,9 @@ def adaptation(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     if not (so_far["model"] in BODIED and so_far["optimizer"] not in ("muon", "adadelta", "adagrad")):
         return result
     tied = so_far["tied"] and so_far["task"] in ("language", "masked")
-    if dice.chance(0.22) and so_far["optimizers"] == 1 and not tied and so_far["augment"] != "mixup":
+    if dice.chance(0.22) and so_far["optimizers"] == 1 and not tied:
         lowered = {"new_head": 1.0, "lora": 1.0, "continue": 0.2}
-        kinds = {"new_head": 3, "continue": 2} | (
-            {"lora": 3} if so_far["model"] in ("mlp", "vit", "transformer", "columns") else {}
-        )
+        kinds = {"new_head": 3, "continue": 2} | ({"lora": 3} if so_far["model"] in ("mlp", "vit", "transformer") else {})
         adapt = dice.of(kinds)
         frozen = dice.of({"": 1, "body": 1.2}) if adapt == "new_head" else ""
         rate = float(f"{so_far['rate'] * lowered[adapt]:.1e}")

@@ -1,12 +1,11 @@
-"""Tasks of images: scikit-learn's digits, patches of its two photographs, and drawn shapes."""
+"""Tasks of images: scikit-learn's digits, and drawn shapes."""
 
 from __future__ import annotations
 
 import functools
 
 import torch
-import torch.nn.functional as F
-from sklearn.datasets import load_digits, load_sample_images
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 from tests.evidence.population import scores
@@ -24,21 +23,9 @@ def all_digits() -> tuple[Tensor, Tensor]:
     return torch.tensor(x, dtype=torch.float32).reshape(-1, 1, 8, 8)[order], torch.tensor(y)[order]
 
 
-@functools.cache
-def photographs() -> tuple[Tensor, Tensor]:
-    """Patches of 12 x 12 pixels of a temple and of a flower, 0 to 255, and of which one each is."""
-    pictures = [torch.tensor(image).permute(2, 0, 1).float() for image in load_sample_images().images]
-    cut = [F.avg_pool2d(p, 2)[:, :204, :312].unfold(1, 12, 12).unfold(2, 12, 12).permute(1, 2, 0, 3, 4) for p in pictures]
-    x = torch.cat([patches.reshape(-1, 3, 12, 12) for patches in cut])
-    y = torch.arange(2).repeat_interleave(len(x) // 2)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    return x[order], y[order]
-
-
-def images(recipe: Recipe, name: str) -> tuple[Batch, Batch]:
+def images(recipe: Recipe) -> tuple[Batch, Batch]:
     """Training and validation images with their classes, scaled."""
-    x, y = all_digits() if name == "digits" else photographs()
-    held = 360 if name == "digits" else 200
+    (x, y), held = all_digits(), 360
     if recipe.inputs != "raw":
         x = x / x.max()
     if recipe.inputs == "standard":
@@ -47,28 +34,14 @@ def images(recipe: Recipe, name: str) -> tuple[Batch, Batch]:
 
 
 def digits(recipe: Recipe) -> Data:
-    train, validation = images(recipe, "digits")
+    train, validation = images(recipe)
     return Data(train, validation, "classes", Form("image", (1, 8, 8), 10), scores.accuracy, most_frequent(validation))
 
 
-def patches(recipe: Recipe) -> Data:
-    train, validation = images(recipe, "photographs")
-    return Data(train, validation, "classes", Form("image", (3, 12, 12), 2), scores.accuracy, most_frequent(validation))
-
-
-def autoencoded(recipe: Recipe, name: str) -> Data:
-    """The input is its own target."""
-    (train,), (validation,) = (part.inputs for part in images(recipe, name))
-    form = Form("image", tuple(train.shape[1:]), train[0].numel())
-    return Data(Batch((train,), train), Batch((validation,), validation), "inputs", form, scores.r2, 0.0)
-
-
-def autoencoder(recipe: Recipe) -> Data:
-    return autoencoded(recipe, recipe.source)
-
-
 def latents(recipe: Recipe) -> Data:
-    return autoencoded(recipe, "digits")
+    """The input is its own target."""
+    (train,), (validation,) = (part.inputs for part in images(recipe))
+    return Data(Batch((train,), train), Batch((validation,), validation), "inputs", Form("image", (1, 8, 8), 64), scores.r2, 0.0)
 
 
 def noised(x: Tensor) -> Batch:
@@ -84,14 +57,14 @@ def add_noise(training: Training, batch: Batch) -> Batch:
 
 def denoising(recipe: Recipe) -> Data:
     """Diffusion: predict the noise."""
-    train, validation = (part.inputs[0] for part in images(recipe, "digits"))
+    train, validation = (part.inputs[0] for part in images(recipe))
     form = Form("image", (1, 8, 8), 64)
     return Data(Batch((train,), None), noised(validation), "sampled", form, scores.r2, 0.0, [add_noise])
 
 
 def generation(recipe: Recipe) -> Data:
     """A GAN's data."""
-    train, validation = (part.inputs[0].flatten(1) for part in images(recipe, "digits"))
+    train, validation = (part.inputs[0].flatten(1) for part in images(recipe))
     form = Form("vector", (train.shape[1],), train.shape[1])
     return Data(Batch((train,), None), Batch((validation,), None), "sampled", form, scores.sliced, 0.0, [add_latent])
 
@@ -128,19 +101,7 @@ def two_views(training: Training, batch: Batch) -> Batch:
 
 def views(recipe: Recipe) -> Data:
     """Two views of an image belong together; judged by neighbours' classes."""
-    train, validation = images(recipe, "digits")
+    train, validation = images(recipe)
     score = scores.neighbours(train, train.targets)
     held = Batch((validation.inputs[0], view(validation.inputs[0])), validation.targets)
     return Data(Batch(train.inputs, None), held, "pairs", Form("image", (1, 8, 8), 32), score, 0.1, [two_views])
-
-
-def captioned(recipe: Recipe) -> Data:
-    """Images with captions: four tokens, two of them say the class."""
-    parts = []
-    for part in images(recipe, "digits"):
-        noise = torch.randint(20, 32, (len(part.targets), 4))
-        noise[:, 1], noise[:, 2] = part.targets, part.targets // 2 + 10
-        parts.append(Batch((*part.inputs, noise), part.targets))
-    return Data(
-        Batch(parts[0].inputs, None), parts[1], "pairs", Form("image", (1, 8, 8), 32, 32), scores.captions, most_frequent(parts[1])
-    )

@@ -74,7 +74,6 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.causal, self.how, self.softmax_dim = heads, causal, recipe.attention, -1
         self.scale = 1 / math.sqrt(width // heads)
-        self.rotary = recipe.position == "rotary"
         self.drop = recipe.dropout
         if self.how == "torch":
             self.attention = nn.MultiheadAttention(width, heads, dropout=recipe.dropout, batch_first=True)
@@ -86,8 +85,6 @@ class Attention(nn.Module):
         if self.how == "torch":
             return self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        if self.rotary:
-            q, k = rotate(q), rotate(k)
         drop = self.drop if self.training else 0.0
         if self.how == "sdpa":
             y = F.scaled_dot_product_attention(q, k, v, None if mask is None else ~mask, drop, scale=self.scale)
@@ -97,15 +94,6 @@ class Attention(nn.Module):
                 scores = scores.masked_fill(mask, float("-inf"))
             y = F.dropout(scores.softmax(self.softmax_dim), drop, self.training) @ v
         return self.out(y.transpose(1, 2).flatten(2))
-
-
-def rotate(x: Tensor) -> Tensor:
-    """Rotary positions of ``(batch, heads, length, size)``."""
-    half = x.shape[-1] // 2
-    angle = torch.outer(torch.arange(x.shape[-2]), 10_000 ** (-torch.arange(half) / half)).to(x.dtype)
-    a, b = x[..., :half], x[..., half : 2 * half]
-    turned = torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
-    return torch.cat([turned, x[..., 2 * half :]], -1)
 
 
 class Experts(nn.Module):

@@ -31,15 +31,7 @@ def shifted(training: Training, batch: Batch) -> Batch:
     return batch._replace(inputs=(torch.roll(batch.inputs[0], by, (-2, -1)), *batch.inputs[1:]))
 
 
-def mixed(training: Training, batch: Batch) -> Batch:
-    """Zhang et al. 2018: pairs of samples and their classes mixed."""
-    x, share = batch.inputs[0], torch.distributions.Beta(0.2, 0.2).sample()
-    order = torch.randperm(len(x))
-    hot = torch.nn.functional.one_hot(batch.targets, training.data.form.answers).float()
-    return Batch((share * x + (1 - share) * x[order],), share * hot + (1 - share) * hot[order])
-
-
-AUGMENT = {"noise": smoothed, "shift": shifted, "mixup": mixed}
+AUGMENT = {"noise": smoothed, "shift": shifted}
 
 
 def build_loop(training: Training) -> None:
@@ -190,7 +182,7 @@ def loader(data: Batch, batch_size: int, **options: Any) -> DataLoader[Any]:
 
 
 def fit(training: Training, callbacks: Any = ()) -> float:
-    """See :func:`tests.evidence.population.training.fit`."""
+    """Train with these callbacks, and return the validation score (NaN where it is not finite)."""
     loop, model = training.loop, training.model
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     for name, parameter in model.named_parameters():

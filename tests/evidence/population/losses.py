@@ -20,8 +20,6 @@ def flat(outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     logits, targets = first(outputs), batch.targets
     if logits.ndim == 4:
         logits = logits.permute(0, 2, 3, 1)
-    if targets.is_floating_point():  # mixed
-        return logits, targets
     return logits.flatten(0, -2), targets.flatten()
 
 
@@ -42,7 +40,7 @@ def weighted(t: Training, outputs: Any, batch: Batch) -> Tensor:
 
 def focal(t: Training, outputs: Any, batch: Batch) -> Tensor:
     """Lin et al. 2017, of logits, with a gamma of 2."""
-    if t.data.kind in ("binary", "multilabel"):
+    if t.data.kind == "binary":
         each = F.binary_cross_entropy_with_logits(first(outputs), batch.targets, reduction="none")
     else:
         each = F.cross_entropy(*flat(outputs, batch), reduction="none")
@@ -83,15 +81,9 @@ def info_nce(t: Training, outputs: Any, batch: Batch) -> Tensor:
 
 
 def negative_cosine(t: Training, outputs: Any, batch: Batch) -> Tensor:
-    """SimSiam's and BYOL's."""
+    """SimSiam's."""
     a, b, c, d = outputs
     return -(F.cosine_similarity(a, d, -1).mean() + F.cosine_similarity(b, c, -1).mean()) / 2
-
-
-def clip(t: Training, outputs: Any, batch: Batch) -> Tensor:
-    images, texts, log_scale = outputs
-    logits, own = log_scale.exp() * images @ texts.T, torch.arange(len(images))
-    return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
 
 
 def adversarial(t: Training, outputs: Any, batch: Batch) -> Tensor:
@@ -126,7 +118,7 @@ def distillation(t: Training, outputs: Any, batch: Batch) -> Tensor:
 
 LOSSES: dict[str, Callable[[Training, Any, Batch], Tensor]] = {
     **{f.__name__: f for f in (cross_entropy, nll, weighted, focal, bce, gaussian, elbo, committed, info_nce, negative_cosine)},
-    **{f.__name__: f for f in (clip, adversarial, actor_critic, temporal_difference, distillation)},
+    **{f.__name__: f for f in (adversarial, actor_critic, temporal_difference, distillation)},
     "mse": against(F.mse_loss),
     "l1": against(F.l1_loss),
     "huber": against(F.smooth_l1_loss),

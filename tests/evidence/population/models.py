@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,12 +23,6 @@ def unet(recipe: Recipe, form: Form) -> nn.Module:
     return special.Unet(recipe, form, form.answers if recipe.task == "shapes" else form.shape[0], timed)
 
 
-def fully_convolutional(recipe: Recipe, form: Form) -> nn.Module:
-    w = recipe.width // 2
-    layers = [layer for i in range(recipe.depth + 1) for layer in special.convolution(recipe, w if i else form.shape[0], w)]
-    return nn.Sequential(*layers, nn.Conv2d(w, form.answers, 1))
-
-
 MODELS: dict[str, Callable[[Recipe, Form], nn.Module]] = {
     **dict.fromkeys(BODIES, Net),
     "autoencoder": special.Autoencoder,
@@ -35,26 +30,14 @@ MODELS: dict[str, Callable[[Recipe, Form], nn.Module]] = {
     "vae": special.Vae,
     "vq": special.Vq,
     "unet": unet,
-    "fcn": fully_convolutional,
-    "denoiser": special.DenseDenoiser,
     "gan": special.Gan,
-    **{f"{two}-{body}": special.Towers for two in ("simclr",) for body in ("mlp", "cnn", "resnet")},
-    **{f"{two}-{body}": partial(special.Towers, second=two) for two in ("simsiam", "byol") for body in ("mlp", "cnn", "resnet")},
-    **{f"clip-{body}": special.Clip for body in ("mlp", "cnn", "vit")},
-    "pairwise-mlp": lambda recipe, form: special.Pairwise(renamed(recipe, "mlp"), form),
-    "factors": special.Factors,
+    **{f"{two}-{body}": special.Towers for two in ("simclr", "simsiam") for body in ("mlp", "cnn", "resnet")},
+    "pairwise-mlp": lambda recipe, form: special.Pairwise(replace(recipe, model="mlp"), form),
     "actor_critic": special.ActorCritic,
     "q": special.Q,
     "distilled": special.Distilled,
     "translator": special.Translator,
 }
-
-
-def renamed(recipe: Recipe, model: str) -> Recipe:
-    """With another architecture."""
-    from dataclasses import replace
-
-    return replace(recipe, model=model)
 
 
 def initialise(recipe: Recipe, model: nn.Module) -> None:

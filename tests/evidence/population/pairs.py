@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import random
 import resource
 import signal
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import tests.evidence.exam  # noqa: F401 - before Lightning, which imports torchvision
@@ -22,10 +19,12 @@ import tests.evidence.exam  # noqa: F401 - before Lightning, which imports torch
 import torch
 
 from tests.evidence.population import healthy
+from tests.evidence.population.grammar import draw
+from tests.evidence.population.loops import fit
 from tests.evidence.population.operators import OPERATORS, Fault
-from tests.evidence.population.recipe import Recipe, draw
+from tests.evidence.population.recipe import Recipe
 from tests.evidence.population.record import recording, row_of
-from tests.evidence.population.training import AGAIN, build, fit
+from tests.evidence.population.training import AGAIN, build
 
 LIMIT = 30.0
 """Seconds of processor time that a training may take."""
@@ -51,18 +50,6 @@ def limited(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-
-
-@contextlib.contextmanager
-def elsewhere() -> Iterator[None]:
-    """In a folder that is removed: a training may write."""
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        try:
-            yield
-        finally:
-            os.chdir(before)
 
 
 @dataclass(frozen=True)
@@ -94,7 +81,7 @@ def train(recipe: Recipe, operators: tuple[Fault, ...] = (), monitored: bool = T
     logging.getLogger("lightning_hooks").setLevel(logging.CRITICAL)
     score, constant, raised, sites = float("nan"), 0.0, "", None
     recorder, callbacks = recording(**dict(recipe.watched)) if monitored else (None, [])
-    with warnings.catch_warnings(), elsewhere():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with limited(LIMIT):

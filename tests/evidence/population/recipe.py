@@ -75,10 +75,3 @@ class Recipe:
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
-
-
-def draw(seed: int, task: str = "") -> Recipe:
-    """Draw one, from the seed alone, or one of a task."""
-    from tests.evidence.population.grammar import draw
-
-    return draw(seed, task)

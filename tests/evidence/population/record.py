@@ -65,13 +65,9 @@ class _Snapshot:
             if judgement.whole is not None:
                 found += findings(judgement.whole, [rule for rule in rules if getattr(rule, "judges", "window") == "epoch"])
         return {
-            "places": [*places],
-            "epoch": self.facts.flow.epoch,
-            "batches": self.batches,
-            "findings": plain(found),
-            "causes": plain(judged(found, self.facts)),
-            "known": plain(known(self.facts)),
-        }
+            "places": [*places], "epoch": self.facts.flow.epoch, "batches": self.batches, "findings": plain(found),
+            "causes": plain(judged(found, self.facts)), "known": plain(known(self.facts)),
+        }  # fmt: skip
 
 
 class Recorder(Callback):
@@ -92,21 +88,13 @@ class Recorder(Callback):
 
     def note(self, alert: Alert) -> None:
         """For ``on_alert``."""
-        self.alerts.append(
-            {
-                "kind": alert.kind,
-                "site": alert.site,
-                "severity": alert.severity,
-                "batches": self.batches,
-                "epoch": self.epoch,
-                "value": plain(alert.value),
-                "limit": plain(alert.threshold),
-                "causes": [[cause.name, cause.score] for cause in alert.causes],
-                "consequences": len(alert.consequences),
-                "often_wrong": "(often_wrong)" in alert.diagnosis,
-                "remedies": [remedy.text[:80] for remedy in alert.remedies[:1]],
-            }
-        )
+        entry = {
+            "kind": alert.kind, "site": alert.site, "severity": alert.severity, "batches": self.batches, "epoch": self.epoch,
+            "value": plain(alert.value), "limit": plain(alert.threshold),
+            "causes": [[cause.name, cause.score] for cause in alert.causes], "consequences": len(alert.consequences),
+            "often_wrong": "(often_wrong)" in alert.diagnosis, "remedies": [remedy.text[:80] for remedy in alert.remedies[:1]],
+        }  # fmt: skip
+        self.alerts.append(entry)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.batches, self.epoch = self.batches + 1, trainer.current_epoch
@@ -181,28 +169,16 @@ def versions() -> dict[str, str]:
     words = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "commit": commit,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "lightning": version("lightning"),
+        "commit": commit, "python": platform.python_version(), "torch": torch.__version__, "lightning": version("lightning"),
         "lightning_hooks": version("lightning_hooks"),
-    }
+    }  # fmt: skip
 
 
 def row_of(
-    of_set: str,
-    name: str,
-    seed: int | None,
-    kept: Mapping[str, Any],
-    *,
-    operators: Sequence[str] = (),
-    groups: Sequence[str] = (),
-    causes: Sequence[str] = (),
-    sites: Sequence[str] | None = None,
-    kinds: Sequence[str] = (),
-    score: float | None = None,
-    **more: Any,
-) -> dict[str, Any]:
+    of_set: str, name: str, seed: int | None, kept: Mapping[str, Any], *,
+    operators: Sequence[str] = (), groups: Sequence[str] = (), causes: Sequence[str] = (), sites: Sequence[str] | None = None,
+    kinds: Sequence[str] = (), score: float | None = None, **more: Any,
+) -> dict[str, Any]:  # fmt: skip
     """A row of the table: the training ``name``, ``seed`` of a set, what is planted in it, and what the recorder has kept.
 
     ``causes``, ``sites`` and ``kinds`` of alert are those that are right; ``more`` are other entries, such as ``recipe``.

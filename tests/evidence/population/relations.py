@@ -1,4 +1,4 @@
-"""Tasks of ranking, of ratings, and of control."""
+"""Tasks of ranking and of control."""
 
 from __future__ import annotations
 
@@ -24,16 +24,6 @@ def ranking(recipe: Recipe) -> Data:
     y = (relevance(a) + torch.randn(n) > relevance(b) + torch.randn(n)).float()[:, None]
     train, validation = (Batch((a[s], b[s]), y[s]) for s in (slice(400, None), slice(400)))
     return Data(train, validation, "ranking", Form("vector", (10,), 1), scores.binary_accuracy, 0.5)
-
-
-def ratings(recipe: Recipe) -> Data:
-    """Stars that users give to films: tastes of three dimensions, and biases."""
-    n, users, items = recipe.samples + 400, 60, 80
-    user, item = torch.randint(users, (n,)), torch.randint(items, (n,))
-    tastes = (torch.randn(users, 3)[user] * torch.randn(items, 3)[item]).sum(1) * 0.4
-    y = (3.5 + tastes + 0.4 * torch.randn(users)[user] + 0.6 * torch.randn(items)[item] + 0.3 * torch.randn(n)).clamp(1, 5)
-    train, validation = (Batch((user[s], item[s]), y[s, None]) for s in (slice(400, None), slice(400)))
-    return Data(train, validation, "numbers", Form("pair", (users, items), 1), scores.r2, 0.0)
 
 
 SIDE = 5

@@ -212,7 +212,8 @@ def verdict_of_sets(population: Population, sets: Population) -> list[str]:
         listed = ", ".join(f"`{kind}` {100 * raised[kind][0]:.1f} % here and {100 * raised[kind][1]:.1f} % there" for kind in apart)
         lines.append(
             f"By kind, the ranks of false warnings here and in the hand-written sets correlate with {false:.2f} "
-            f"({len(raised)} kinds), those of the share of its faults that a kind finds with {found:.2f}. The largest differences: {listed}."
+            f"({len(raised)} kinds), those of the share of its faults that it finds with {found:.2f}. "
+            f"The largest differences: {listed}."
         )
     if sets.healthy:
         warned = sum(bool(loud(row)) for row in sets.healthy)

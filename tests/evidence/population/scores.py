@@ -75,13 +75,6 @@ def neighbours(train: Batch, labels: Tensor) -> Any:
     return score
 
 
-def captions(model: nn.Module, data: Batch) -> float:
-    """Accuracy of the most similar caption among one of each class."""
-    images, texts = model(*data.inputs)[:2]
-    firsts = torch.stack([(data.targets == c).nonzero()[0, 0] for c in data.targets.unique()])
-    return (data.targets[firsts][(images @ texts[firsts].T).argmax(-1)] == data.targets).float().mean().item()
-
-
 def sliced(model: nn.Module, data: Batch) -> float:
     """1 - the sliced Wasserstein distance of as many samples to the data, over that of the data's mean."""
     real = data.inputs[0].flatten(1)

@@ -63,16 +63,6 @@ def masked(recipe: Recipe) -> Data:
     return Data(Batch((both[128:],), None), hidden(both[:128]), "tokens", form, scores.tokens, 0.0, [hide])
 
 
-def prose(recipe: Recipe) -> Data:
-    """Code or prose, of 24 characters."""
-    n = recipe.samples // 2 + 100
-    x = torch.cat([pieces("topics", 24, n), pieces("code", 24, n)])
-    y = torch.arange(2).repeat_interleave(len(x) // 2)
-    order = torch.randperm(len(x))
-    train, validation = (Batch((x[o],), y[o]) for o in (order[200:], order[:200]))
-    return Data(train, validation, "classes", Form("tokens", (24,), 2, VOCABULARY), scores.accuracy, most_frequent(validation))
-
-
 def waves(recipe: Recipe) -> Data:
     """Sine, square, saw or noise, of a random period and phase."""
     n = recipe.samples + 200
@@ -115,18 +105,3 @@ def communities(recipe: Recipe) -> Data:
     edges = upper + upper.transpose(1, 2)
     train, validation = (Batch((x[s], edges[s]), y[s]) for s in (slice(100, None), slice(100)))
     return Data(train, validation, "tokens", Form("graph", (18, 3), 3, 0, True), scores.accuracy, most_frequent(validation))
-
-
-def molecules(recipe: Recipe) -> Data:
-    """A number of a small graph: a sum over its edges of both ends' features."""
-    n = recipe.samples + 200
-    x = torch.randn(n, 12, 4)
-    upper = (torch.rand(n, 12, 12) < 0.25).float().triu(1)
-    edges = upper + upper.transpose(1, 2)
-    degree = edges.sum(-1)
-    y = (
-        0.1 * (x[..., 0] * (edges @ x[..., 1:2])[..., 0].tanh()).sum(1) + x[..., 2].relu().mean(1) * 3 + 0.05 * degree.sum(1) / 12
-    )[:, None]
-    y = (y - y.mean()) / y.std() + recipe.offset
-    train, validation = (Batch((x[s], edges[s]), y[s]) for s in (slice(200, None), slice(200)))
-    return Data(train, validation, "numbers", Form("graph", (12, 4), 1), scores.r2, 0.0)

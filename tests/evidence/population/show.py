@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 
 from tests.evidence.population import healthy
+from tests.evidence.population.grammar import draw
 from tests.evidence.population.operators import OPERATORS
 from tests.evidence.population.pairs import drawn_operators, train
-from tests.evidence.population.recipe import draw
 from tests.evidence.population.training import build
 
 

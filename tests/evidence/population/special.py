@@ -107,15 +107,6 @@ def waves_of(time: Tensor) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], 1)
 
 
-class DenseDenoiser(nn.Module):
-    def __init__(self, recipe: Recipe, form: Form) -> None:
-        super().__init__()
-        self.net = stack(recipe, [numel(form) + 16, *[recipe.width] * recipe.depth, numel(form)])
-
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        return self.net(torch.cat([x.flatten(1), waves_of(time)], 1)).reshape(x.shape)
-
-
 class Gan(nn.Module):
     """Turn 0 is the discriminator's, turn 1 the generator's."""
 
@@ -140,50 +131,22 @@ class Gan(nn.Module):
 
 
 class Towers(nn.Module):
-    """A body and a projector for both views (SimCLR); with a predictor, SimSiam; with a slow copy, BYOL."""
+    """A body and a projector for both views (SimCLR); with a predictor, SimSiam."""
 
-    def __init__(self, recipe: Recipe, form: Form, second: str = "") -> None:
+    def __init__(self, recipe: Recipe, form: Form) -> None:
         super().__init__()
-        w = recipe.width
-        self.body = BODIES[recipe.model.split("-")[-1]](recipe, form)
+        w, (name, body) = recipe.width, recipe.model.split("-")
+        self.body = BODIES[body](recipe, form)
         self.projector = nn.Sequential(nn.Linear(w, w), nn.BatchNorm1d(w), nn.ReLU(), nn.Linear(w, 32))
-        self.second = second
-        if second:
-            self.predictor = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32))
-        self.target = deepcopy(nn.Sequential(self.body, self.projector)).requires_grad_(False) if second == "byol" else None
+        predictor = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32))
+        self.predictor = predictor if name == "simsiam" else None
 
     def embed(self, x: Tensor) -> Tensor:
         return self.body(x)
 
     def forward(self, a: Tensor, b: Tensor) -> Any:
         za, zb = self.projector(self.body(a)), self.projector(self.body(b))
-        if not self.second:
-            return za, zb
-        targets = (za.detach(), zb.detach()) if self.target is None else (self.target(a), self.target(b))
-        return self.predictor(za), self.predictor(zb), *targets
-
-    @torch.no_grad()
-    def follow(self) -> None:
-        """The slow copy follows."""
-        if self.target is not None:
-            online = [*self.body.parameters(), *self.projector.parameters()]
-            for slow, fast in zip(self.target.parameters(), online, strict=False):
-                slow.lerp_(fast, 0.03)
-
-
-class Clip(nn.Module):
-    """An image tower and a text tower with a learned temperature (Radford et al. 2021)."""
-
-    def __init__(self, recipe: Recipe, form: Form) -> None:
-        super().__init__()
-        self.image = nn.Sequential(BODIES[recipe.model.split("-")[-1]](recipe, form), nn.Linear(recipe.width, 32))
-        self.words = nn.Embedding(form.vocabulary, recipe.width)
-        self.text = stack(recipe, [recipe.width, recipe.width, 32])
-        self.log_scale = nn.Parameter(torch.tensor(1 / 0.07).log())
-
-    def forward(self, image: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        texts = self.text(self.words(tokens).mean(1))
-        return F.normalize(self.image(image), dim=-1), F.normalize(texts, dim=-1), self.log_scale
+        return (za, zb) if self.predictor is None else (self.predictor(za), self.predictor(zb), za.detach(), zb.detach())
 
 
 class Pairwise(nn.Module):
@@ -195,23 +158,6 @@ class Pairwise(nn.Module):
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return self.scorer(a) - self.scorer(b)
-
-
-class Factors(nn.Module):
-    """Matrix factorisation with biases."""
-
-    def __init__(self, recipe: Recipe, form: Form) -> None:
-        super().__init__()
-        users, items = form.shape
-        self.users, self.items = nn.Embedding(users, recipe.width), nn.Embedding(items, recipe.width)
-        self.user_bias, self.item_bias = nn.Embedding(users, 1), nn.Embedding(items, 1)
-        self.mean = nn.Parameter(torch.full((1,), 3.0))
-        for table in (self.users, self.items, self.user_bias, self.item_bias):
-            nn.init.normal_(table.weight, std=0.1)
-
-    def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        both = (self.users(user) * self.items(item)).sum(1, keepdim=True)
-        return both + self.user_bias(user) + self.item_bias(item) + self.mean
 
 
 class ActorCritic(nn.Module):

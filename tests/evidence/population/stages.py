@@ -21,7 +21,7 @@ def build_data(training: Training) -> None:
     targets = data.train.targets
     if recipe.label_noise and targets is not None:
         wrong = torch.rand(targets.shape) < recipe.label_noise
-        other = 1 - targets if data.kind in ("binary", "multilabel") else torch.randint_like(targets, data.form.answers)
+        other = 1 - targets if data.kind == "binary" else torch.randint_like(targets, data.form.answers)
         data.train = data.train._replace(targets=torch.where(wrong, other, targets))
     if recipe.imbalance < 1 and targets is not None:
         share = torch.logspace(0, torch.tensor(recipe.imbalance).log10().item(), int(targets.max()) + 1)

@@ -90,17 +90,6 @@ def arms(recipe: Recipe) -> Data:
     return numbers(recipe, x, y + 0.05 * torch.randn_like(y), 400)
 
 
-def tags(recipe: Recipe) -> Data:
-    """Six labels of a sample, each true in a quarter."""
-    x = torch.randn(recipe.samples + 400, 20)
-    mix = torch.randn(20, 6) / 20**0.5
-    hidden = x @ mix + 0.5 * (x[:, :6] * x[:, 6:12])
-    y = (hidden > 0.8).float()
-    train, validation = split(recipe, x, y, 400)
-    constant = torch.maximum(validation.targets.mean(0), 1 - validation.targets.mean(0)).mean().item()
-    return Data(train, validation, "multilabel", Form("vector", (20,), 6), scores.binary_accuracy, constant)
-
-
 def moons(recipe: Recipe) -> Data:
     """Three spirals in eight columns, turned."""
     n = recipe.samples + 400

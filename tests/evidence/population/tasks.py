@@ -10,7 +10,7 @@ from tests.evidence.population.recipe import Recipe
 from tests.evidence.population.training import Data
 
 Weights = dict[str, float]
-VECTOR = {"mlp": 6, "residual_mlp": 2, "moe_mlp": 1, "columns": 1.5}
+VECTOR = {"mlp": 6, "residual_mlp": 2, "moe_mlp": 1}
 IMAGE = {"mlp": 3, "cnn": 4, "resnet": 3, "vit": 2}
 SEQUENCE = {"rnn": 1, "gru": 2, "lstm": 3, "transformer": 4, "moe_transformer": 1}
 ANSWERS: Weights = {"cross_entropy": 8, "nll": 1, "focal": 0.5, "weighted": 0.5}
@@ -52,42 +52,26 @@ def towers(name: str) -> Weights:
 PIXELS = ("unit", "unit", "raw")
 TASKS: dict[str, Task] = {
     "digits": Task(images.digits, 1437, IMAGE, ANSWERS, PIXELS, labels=True, weight=2),
-    "patches": Task(images.patches, 600, IMAGE, ANSWERS, ("unit",), labels=True),
     "cancer": Task(tables.cancer, 426, VECTOR, {"bce": 5, "cross_entropy": 3, "focal": 0.5}, ("unit",), 0.5, labels=True),
     "wine": Task(tables.wine, 130, VECTOR, ANSWERS, ("unit",), 0.5, labels=True, weight=0.7),
     "diabetes": Task(tables.diabetes, 331, VECTOR, NUMBERS, ("unit",), 0.4, weight=0.7),
     "houses": Task(tables.houses, 1600, VECTOR, NUMBERS, weight=1.2),
     "arms": Task(tables.arms, 1600, VECTOR, NUMBERS),
-    "tags": Task(tables.tags, 1600, VECTOR, {"bce": 4, "focal": 1}, steps=1.5, labels=True, weight=0.8),
     "moons": Task(tables.moons, 1200, VECTOR, ANSWERS, steps=1.5, labels=True),
     "waves": Task(sequences.waves, 1200, SEQUENCE, ANSWERS, steps=1.5, labels=True),
     "forecast": Task(sequences.forecast, 1200, SEQUENCE, {"mse": 3, "l1": 1, "huber": 1}, steps=1.5),
-    "prose": Task(sequences.prose, 1200, SEQUENCE, ANSWERS, steps=1.5, labels=True),
     "language": Task(sequences.language, 1600, SEQUENCE, {"cross_entropy": 1}, steps=2, weight=2, sources=("topics", "code")),
     "masked": Task(sequences.masked, 1600, {"transformer": 3, "moe_transformer": 1}, {"cross_entropy": 1}, steps=2.5, weight=0.8),
     "reversed": Task(sequences.reversed_digits, 2000, {"translator": 1}, {"cross_entropy": 3, "nll": 1}, steps=2.5),
     "communities": Task(sequences.communities, 500, {"gnn": 1}, {"cross_entropy": 4, "nll": 1}, weight=0.7),
-    "molecules": Task(sequences.molecules, 1000, {"gnn": 1}, {"mse": 2, "l1": 1, "huber": 1}, steps=2, weight=0.7),
-    "autoencoder": Task(
-        images.autoencoder,
-        1437,
-        {"autoencoder": 2, "autoencoder_cnn": 2},
-        {"mse": 4, "l1": 1, "huber": 0.5},
-        ("unit",),
-        steps=1.5,
-        sources=("digits", "photographs"),
-    ),
+    "autoencoder": Task(images.latents, 1437, {"autoencoder": 1, "autoencoder_cnn": 1}, {"mse": 4, "l1": 1}, PIXELS[:1], 1.5),
     "vae": Task(images.latents, 1437, {"vae": 1}, {"elbo": 1}, ("unit",), 2.5, betas=(1, 0.5, 0.1, 1)),
     "vq": Task(images.latents, 1437, {"vq": 1}, {"committed": 1}, steps=3, betas=(1, 0.5), weight=0.7),
-    "denoising": Task(images.denoising, 1437, {"unet": 2, "denoiser": 1}, {"mse": 4, "huber": 1, "l1": 0.5}, steps=2),
+    "denoising": Task(images.denoising, 1437, {"unet": 1}, {"mse": 4, "huber": 1, "l1": 0.5}, steps=2),
     "generation": Task(images.generation, 1437, {"gan": 1}, {"adversarial": 1}, ("unit",), 3),
-    "shapes": Task(images.shapes, 400, {"unet": 3, "fcn": 1}, {"cross_entropy": 4, "focal": 1, "weighted": 1}, weight=1.2),
-    "views": Task(images.views, 1437, towers("simclr") | towers("simsiam") | towers("byol"), {"info_nce": 1}, ("unit",), 2),
-    "captioned": Task(
-        images.captioned, 1437, {"clip-mlp": 1, "clip-cnn": 2, "clip-vit": 1}, {"clip": 1}, ("unit",), 2.5, weight=0.8
-    ),
+    "shapes": Task(images.shapes, 400, {"unet": 1}, {"cross_entropy": 4, "focal": 1, "weighted": 1}, weight=1.2),
+    "views": Task(images.views, 1437, towers("simclr") | towers("simsiam"), {"info_nce": 1}, ("unit",), 2),
     "ranking": Task(relations.ranking, 1600, {"pairwise-mlp": 1}, {"bce": 1}, weight=0.7),
-    "ratings": Task(relations.ratings, 2000, {"factors": 1}, {"mse": 1}, steps=2),
     "policy": Task(relations.policy, 2000, {"actor_critic": 1}, {"actor_critic": 1}, steps=2, betas=(0.01, 0.0, 0.02)),
     "replay": Task(relations.replay, 1600, {"q": 1}, {"temporal_difference": 1}, steps=3, weight=0.8),
     "distilled": Task(images.digits, 1437, {"distilled": 1}, {"distillation": 1}, ("unit",), betas=(0.5, 0.9), weight=0.7),

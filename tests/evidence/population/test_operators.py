@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from lightning_hooks.alerts.defaults import KINDS
+from tests.evidence.population.grammar import draw
+from tests.evidence.population.loops import fit
 from tests.evidence.population.operators import OPERATORS
-from tests.evidence.population.recipe import Recipe, draw
+from tests.evidence.population.recipe import Recipe
 from tests.evidence.population.tasks import TASKS
-from tests.evidence.population.training import STAGES, Training, build, fit
+from tests.evidence.population.training import STAGES, Training, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -81,16 +83,6 @@ def test_an_operator_is_the_same_each_time(name: str) -> None:
     first, second = (fitted(build(places()[name], (OPERATORS[name],))[0])[0].nan_to_num(9) for _ in range(2))
 
     assert torch.equal(first, second)
-
-
-def test_looking_whether_it_applies_draws_nothing() -> None:
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-
-    assert OPERATORS["rate_too_high"].applies(short(7))
-
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_operators_say_what_they_are() -> None:

@@ -8,9 +8,10 @@ import json
 import pytest
 
 from tests.evidence.population import healthy
+from tests.evidence.population.grammar import draw
 from tests.evidence.population.models import MODELS
 from tests.evidence.population.pairs import TooLong, limited, pair, train
-from tests.evidence.population.recipe import Recipe, draw
+from tests.evidence.population.recipe import Recipe
 from tests.evidence.population.record import append, packed
 from tests.evidence.population.run import done
 from tests.evidence.population.tasks import TASKS

@@ -42,7 +42,7 @@ class Data:
 
     Attributes:
         train, validation: All samples.
-        kind: What an answer is: ``"classes"``, ``"binary"``, ``"multilabel"``, ``"numbers"``, ``"tokens"`` (one class a
+        kind: What an answer is: ``"classes"``, ``"binary"``, ``"numbers"``, ``"tokens"`` (one class a
             position), ``"masks"`` (one class a pixel), ``"inputs"`` (the input again), ``"sampled"`` (new samples), ``"pairs"``
             (two towers), ``"ranking"``, ``"actions"``.
         form: What a model takes and gives.
@@ -144,10 +144,3 @@ def build(recipe: Recipe, operators: tuple[Fault, ...] = ()) -> tuple[Training, 
                 sites[operator.name] = operator.change(training)
         torch.manual_seed(recipe.seed + 101 + STAGES.index(stage))
     return training, sites
-
-
-def fit(training: Training, callbacks: Any = ()) -> float:
-    """Train with ``lightning.Trainer`` and these callbacks, and return the validation score (NaN where it is not finite)."""
-    from tests.evidence.population.loops import fit
-
-    return fit(training, callbacks)

@@ -68,7 +68,7 @@ def weights_by_frequency(t: Training, _: None) -> Sites:
     return put(t, lambda outputs, batch: F.cross_entropy(*flat(outputs, batch), weight=weights))
 
 
-@fault("nothing_repels", "compare with other samples too", lossed("info_nce", "clip"))
+@fault("nothing_repels", "compare with other samples too", lossed("info_nce"))
 def no_negatives(t: Training, _: None) -> Sites:
     return put(t, lambda outputs, batch: 1 - F.cosine_similarity(outputs[0], outputs[1], -1).mean())
 

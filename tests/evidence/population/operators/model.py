@@ -115,7 +115,7 @@ def one_layer_in_two_places(t: Training, pair: tuple[str, str]) -> Sites:
 
 def castable(t: Training) -> list[None]:
     """Where all that meets the weights is data."""
-    plain = t.data.kind in ("classes", "binary", "multilabel", "numbers", "tokens") and not t.data.prepare
+    plain = t.data.kind in ("classes", "binary", "numbers", "tokens") and not t.data.prepare
     return [None] if plain and t.recipe.precision == "32-true" and not t.recipe.augment else []
 
 
