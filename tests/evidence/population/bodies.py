@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from tests.evidence.population.forms import Form
-from tests.evidence.population.layers import Experts as ExpertLayer
 from tests.evidence.population.layers import Positions, Residual, activation, block, dense, dropouts, norms, token_norm
 from tests.evidence.population.recipe import Recipe
 
@@ -27,12 +26,6 @@ def residual_mlp(recipe: Recipe, form: Form) -> nn.Module:
         for norm in ((*norms(recipe, w), None)[0] for _ in range(recipe.depth))
     ]
     return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(form.shape).numel(), w), *blocks, *norms(recipe, w), activation(recipe))
-
-
-def moe_mlp(recipe: Recipe, form: Form) -> nn.Module:
-    w = recipe.width
-    layers = [Residual(ExpertLayer(recipe, w), nn.LayerNorm(w)) for _ in range(recipe.depth)]
-    return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(form.shape).numel(), w), *layers, nn.LayerNorm(w))
 
 
 class Pool(nn.Module):
@@ -156,7 +149,7 @@ class Gnn(nn.Module):
 
 
 BODIES: dict[str, Callable[[Recipe, Form], nn.Module]] = {
-    "mlp": mlp, "residual_mlp": residual_mlp, "moe_mlp": moe_mlp, "cnn": cnn, "resnet": resnet, "vit": vit, "gnn": Gnn,
+    "mlp": mlp, "residual_mlp": residual_mlp, "cnn": cnn, "resnet": resnet, "vit": vit, "gnn": Gnn,
     "rnn": recurrent, "gru": recurrent, "lstm": recurrent, "transformer": transformer, "moe_transformer": transformer,
 }  # fmt: skip
 

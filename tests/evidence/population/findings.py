@@ -27,6 +27,10 @@ MOST_SITES = 6
 """Findings of one rule that are kept: those over the limit first, then the nearest to it."""
 
 
+Evidence = tuple[str, bool, float, float | None]
+Judged = tuple[str, str, str, float, list[Evidence]]
+
+
 class Finding(NamedTuple):
     """What a rule finds at a site: its value, its usual limit, its severity as stated, and the first excuse that holds.
 
@@ -128,27 +132,11 @@ def _holds(excuse: Any, rule: Rule, alert: Alert, report: Any) -> bool:
         return False
 
 
-class Evidence(NamedTuple):
-    """A piece of evidence about a cause: its text without numbers and names, what it adds to the score, its first number."""
-
-    name: str
-    holds: bool
-    weight: float
-    value: float | None
-
-
-class Judged(NamedTuple):
-    """What was looked at to judge a cause of a finding; the score is 0 where it is none."""
-
-    cause: str
-    kind: str
-    site: str
-    score: float
-    evidence: list[Evidence]
-
-
 def judged(found: Sequence[Finding], facts: Facts) -> list[Judged]:
-    """The causes of each kind that was found, or nearly, judged at the sites that are the most over the limit."""
+    """The causes of each kind that was found, or nearly, judged at the sites that are the most over the limit.
+
+    Each is its name, the kind and the site of the finding, the score (0 where it is no cause), and all evidence that was entered.
+    """
     nearest: dict[str, Finding] = {}
     for finding in sorted(found, key=_distance):
         nearest.setdefault(finding.kind, finding)
@@ -177,16 +165,18 @@ def judged(found: Sequence[Finding], facts: Facts) -> list[Judged]:
                 except Exception:  # noqa: BLE001 - of a finding below the limit it may not know enough
                     continue
                 if cause is not None or entered:
-                    rows.append(Judged(one.name, finding.kind, finding.site, 0.0 if cause is None else cause.score, list(entered)))
+                    score = 0.0 if cause is None else cause.score
+                    rows.append((one.name, finding.kind, finding.site, score, list(entered)))
     return rows
 
 
 def _evidence(holds: bool, weight: float, text: str, facts: Facts) -> Evidence:
+    """Its text without numbers and names, whether it holds, what it adds to the score, and its first number."""
     words = text.split()
     names = {word.strip(".,;:()") for word in words} & (facts.modules.keys() | facts.start.keys())
     plain = " ".join("NAME" if word.strip(".,;:()") in names else word for word in words)
     numbers = re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", plain)
-    return Evidence(re.sub(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", "#", plain)[:60], holds, weight,
+    return (re.sub(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", "#", plain)[:60], holds, weight,
                     float(numbers[0]) if numbers else None)  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from tests.evidence.population.tasks import TASKS, Task, Weights
 
 TRANSFORMERS = ("vit", "transformer", "moe_transformer", "translator")
 RECURRENT = ("rnn", "gru", "lstm")
-PLAIN = ("q", "actor_critic", "gan", "vae", "vq", "autoencoder", "unet", "autoencoder_cnn")
+PLAIN = ("q", "actor_critic", "gan", "vae", "vq", "autoencoder", "unet")
 """Where people use no dropout."""
 LINEAR = RECURRENT
 """Where there is no activation to choose."""
@@ -31,10 +31,10 @@ GENERATIVE = ("masked", "language", "denoising", "vae", "vq", "reversed", "autoe
 ADAMS = ("adam", "adamw", "amsgrad", "nadam", "radam", "adamax")
 OPTIMIZERS: Weights = {
     "adam": 34, "adamw": 28, "sgd": 26, "rmsprop": 3, "nadam": 1.5, "radam": 1.5, "amsgrad": 1, "adagrad": 1.5, "adamax": 1,
-    "adadelta": 0.7, "lion": 2.5, "muon": 1.5, "adafactor": 1,
+    "adadelta": 0.7, "lion": 2.5, "adafactor": 1,
 }  # fmt: skip
 RATES: Weights = {
-    "sgd": 0.08, "rmsprop": 1.5e-3, "adagrad": 2e-2, "adadelta": 1.0, "lion": 5e-4, "muon": 2e-3, "adafactor": 1e-2,
+    "sgd": 0.08, "rmsprop": 1.5e-3, "adagrad": 2e-2, "adadelta": 1.0, "lion": 5e-4, "adafactor": 1e-2,
     "adamax": 4e-3,
 }  # fmt: skip
 """Medians; of the other Adams 2.5e-3."""
@@ -187,9 +187,9 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     if model in TRANSFORMERS or task in GENERATIVE:
         weights |= {"sgd": 1.5, "adamw": 50, "adadelta": 0, "adagrad": 0.5}
     if model in RECURRENT or task in ("policy", "replay"):
-        weights |= {"sgd": 3, "muon": 0, "adadelta": 0}
+        weights |= {"sgd": 3, "adadelta": 0}
     if any(part in model for part in ("cnn", "resnet", "unet")):
-        weights |= {"sgd": 36, "muon": 0}
+        weights |= {"sgd": 36}
     if model == "gan":
         weights = {"adam": 8, "adamw": 1, "rmsprop": 1}
     name = dice.of({key: weight for key, weight in weights.items() if weight})
@@ -212,7 +212,7 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     betas = (0.9, 0.99) if name == "lion" else (0.5, 0.999) if model == "gan" and dice.chance(0.7) else (0.9, 0.999)
     if name in ADAMS and model in TRANSFORMERS and dice.chance(0.35):
         betas = dice.choice(((0.9, 0.95), (0.9, 0.98)))
-    decay = dice.choice((0.01, 0.01, 0.1, 0.05, 0.0)) if name in ("adamw", "lion", "muon") else 0.0
+    decay = dice.choice((0.01, 0.01, 0.1, 0.05, 0.0)) if name in ("adamw", "lion") else 0.0
     if name in ("sgd", "adam") and dice.chance(0.3):
         decay = dice.choice((1e-4, 1e-4, 5e-4, 1e-5))
     eps = dice.choice((1e-6, 1e-5)) if name in ADAMS and dice.chance(0.1) else 1e-8
@@ -228,9 +228,9 @@ def schedule(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     modern = so_far["model"] in TRANSFORMERS
     name = dice.of(
         {"none": 3 if modern else 8, "cosine": 4, "linear": 2 if modern else 0.7, "step": 1.2, "multistep": 0.7, "exponential": 0.7}
-        | {"onecycle": 1.2, "plateau": 0.8, "restarts": 0.3, "inverse_root": 0.3}
+        | {"onecycle": 1.2, "plateau": 0.8, "restarts": 0.3}
     )
-    manual = so_far["model"] == "gan" or so_far["optimizer"] == "muon"
+    manual = so_far["model"] == "gan"
     if name == "plateau" and (manual or so_far["steps"] < 100):
         name = "cosine"
     if name == "onecycle" and so_far["optimizer"] not in ("sgd", "adam", "adamw", "amsgrad", "nadam", "radam"):
@@ -247,14 +247,14 @@ def loop(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     model, task = so_far["model"], so_far["task"]
     clipped = dice.chance(0.65 if model in TRANSFORMERS + RECURRENT else 0.5 if task == "policy" else 0.12)
     by = "value" if dice.chance(0.08) else "norm"
-    manual = model == "gan" or so_far["optimizer"] == "muon" or (so_far["schedule"] != "plateau" and dice.chance(0.05))
+    manual = model == "gan" or (so_far["schedule"] != "plateau" and dice.chance(0.05))
     many = manual and model in (*BODIED, "actor_critic") and dice.chance(0.4)
     return {
         "precision": "bf16-mixed" if dice.chance(0.07) and model not in RECURRENT else "32-true",
         "clip": (0.5 if by == "value" else dice.choice((1.0, 1.0, 1.0, 0.5, 5.0))) if clipped else 0.0,
         "clip_by": by if clipped else "",
         "ema": dice.choice((0.95, 0.99)) if dice.chance(0.25 if task in ("denoising", "generation") else 0.04) else 0.0,
-        "manual": manual, "optimizers": 2 if model == "gan" or so_far["optimizer"] == "muon" or many else 1,
+        "manual": manual, "optimizers": 2 if model == "gan" or many else 1,
         "shuffle": task not in ("forecast", "language") or dice.chance(0.85),
         "drop_last": dice.chance(0.4) or so_far["norm"] == "batch" or "-" in model,
         "logged": tuple(name for name, share in HABITS.items() if dice.chance(share)), "validate": dice.chance(0.8),
@@ -268,7 +268,7 @@ def adaptation(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     """One in eight trainings that have a body continues with a trained one."""
     steps = 250 if so_far["model"] in ("distilled", *BODIED) else 0
     result: dict[str, Any] = {"adapt": "", "pretrained": 250 if so_far["model"] == "distilled" else 0, "frozen": ""}
-    if not (so_far["model"] in BODIED and so_far["optimizer"] not in ("muon", "adadelta", "adagrad")):
+    if not (so_far["model"] in BODIED and so_far["optimizer"] not in ("adadelta", "adagrad")):
         return result
     tied = so_far["tied"] and so_far["task"] in ("language", "masked")
     if dice.chance(0.22) and so_far["optimizers"] == 1 and not tied:

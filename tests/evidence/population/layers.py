@@ -11,15 +11,9 @@ from torch import Tensor, nn
 from tests.evidence.population.recipe import Recipe
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "tanh": nn.Tanh,
-    "leaky_relu": nn.LeakyReLU,
-    "elu": nn.ELU,
-    "sigmoid": nn.Sigmoid,
-    "selu": nn.SELU,
-}
+    "relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh, "leaky_relu": nn.LeakyReLU, "elu": nn.ELU,
+    "sigmoid": nn.Sigmoid, "selu": nn.SELU,
+}  # fmt: skip
 
 
 def activation(recipe: Recipe) -> nn.Module:

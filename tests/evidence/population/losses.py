@@ -38,15 +38,6 @@ def weighted(t: Training, outputs: Any, batch: Batch) -> Tensor:
     return F.cross_entropy(*flat(outputs, batch), weight=(counts.sum() / (len(counts) * counts)).float())
 
 
-def focal(t: Training, outputs: Any, batch: Batch) -> Tensor:
-    """Lin et al. 2017, of logits, with a gamma of 2."""
-    if t.data.kind == "binary":
-        each = F.binary_cross_entropy_with_logits(first(outputs), batch.targets, reduction="none")
-    else:
-        each = F.cross_entropy(*flat(outputs, batch), reduction="none")
-    return ((1 - (-each).exp()) ** 2 * each).mean()
-
-
 def bce(t: Training, outputs: Any, batch: Batch) -> Tensor:
     return F.binary_cross_entropy_with_logits(first(outputs), batch.targets)
 
@@ -117,12 +108,10 @@ def distillation(t: Training, outputs: Any, batch: Batch) -> Tensor:
 
 
 LOSSES: dict[str, Callable[[Training, Any, Batch], Tensor]] = {
-    **{f.__name__: f for f in (cross_entropy, nll, weighted, focal, bce, gaussian, elbo, committed, info_nce, negative_cosine)},
+    **{f.__name__: f for f in (cross_entropy, nll, weighted, bce, gaussian, elbo, committed, info_nce, negative_cosine)},
     **{f.__name__: f for f in (adversarial, actor_critic, temporal_difference, distillation)},
-    "mse": against(F.mse_loss),
-    "l1": against(F.l1_loss),
-    "huber": against(F.smooth_l1_loss),
-}
+    "mse": against(F.mse_loss), "l1": against(F.l1_loss), "huber": against(F.smooth_l1_loss),
+}  # fmt: skip
 
 
 def build_loss(t: Training) -> None:

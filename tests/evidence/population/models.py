@@ -23,21 +23,13 @@ def unet(recipe: Recipe, form: Form) -> nn.Module:
     return special.Unet(recipe, form, form.answers if recipe.task == "shapes" else form.shape[0], timed)
 
 
+TOWERS = [f"{two}-{body}" for two in ("simclr", "simsiam") for body in ("mlp", "cnn", "resnet")]
 MODELS: dict[str, Callable[[Recipe, Form], nn.Module]] = {
-    **dict.fromkeys(BODIES, Net),
-    "autoencoder": special.Autoencoder,
-    "autoencoder_cnn": special.ConvolutionalAutoencoder,
-    "vae": special.Vae,
-    "vq": special.Vq,
-    "unet": unet,
-    "gan": special.Gan,
-    **{f"{two}-{body}": special.Towers for two in ("simclr", "simsiam") for body in ("mlp", "cnn", "resnet")},
+    **dict.fromkeys(BODIES, Net), **dict.fromkeys(TOWERS, special.Towers), "unet": unet, "gan": special.Gan,
+    "autoencoder": special.Autoencoder, "vae": special.Vae, "vq": special.Vq, "actor_critic": special.ActorCritic, "q": special.Q,
     "pairwise-mlp": lambda recipe, form: special.Pairwise(replace(recipe, model="mlp"), form),
-    "actor_critic": special.ActorCritic,
-    "q": special.Q,
-    "distilled": special.Distilled,
-    "translator": special.Translator,
-}
+    "distilled": special.Distilled, "translator": special.Translator,
+}  # fmt: skip
 
 
 def initialise(recipe: Recipe, model: nn.Module) -> None:

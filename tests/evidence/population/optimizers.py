@@ -68,29 +68,15 @@ def grouped(recipe: Recipe, parameters: Iterable[tuple[str, nn.Parameter]]) -> l
     return [{"params": [p for _, p in named]}]
 
 
-def make_optimizers(training: Training) -> list[Optimizer]:
-    """One; two for the two sides of a GAN, for an actor and the rest, or matrices by Muon and the rest by AdamW."""
-    recipe, model = training.recipe, training.model
-    if recipe.model == "gan":
-        parts = model.discriminator, model.generator
-        return [make(recipe, grouped(recipe, part.named_parameters()), recipe.rate) for part in parts]
-    if recipe.optimizer == "muon":
-        tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}  # they are AdamW's, as the head is
-        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.ndim == 2 and id(p) not in tables]
-        matrices = [p for n, p in named if not n.startswith("head.")]
-        ids = set(map(id, matrices))
-        rest = [p for p in model.parameters() if p.requires_grad and id(p) not in ids]
-        return [torch.optim.Muon(matrices, 10 * recipe.rate, weight_decay=recipe.decay), torch.optim.AdamW(rest, recipe.rate)]
-    named = list(model.named_parameters())
-    if recipe.optimizers == 2:  # the head with its own
-        head = [(n, p) for n, p in named if n.startswith(("head.", "critic."))]
-        rest = [(n, p) for n, p in named if not n.startswith(("head.", "critic."))]
-        return [make(recipe, grouped(recipe, part), recipe.rate) for part in (rest, head)]
-    return [make(recipe, grouped(recipe, named), recipe.rate)]
-
-
 def build_optimizers(training: Training) -> None:
-    training.optimizers = make_optimizers(training)
+    """One; two for the two sides of a GAN, or for the head and the rest."""
+    recipe, model = training.recipe, training.model
+    parts = [list(model.named_parameters())]
+    if recipe.model == "gan":
+        parts = [list(part.named_parameters()) for part in (model.discriminator, model.generator)]
+    elif recipe.optimizers == 2:
+        parts = [[(n, p) for n, p in parts[0] if n.startswith(("head.", "critic.")) is head] for head in (False, True)]
+    training.optimizers = [make(recipe, grouped(recipe, part), recipe.rate) for part in parts]
 
 
 def warmed(optimizer: Optimizer, main: Any, warmup: int) -> Any:
@@ -116,7 +102,6 @@ def schedule(recipe: Recipe, optimizer: Optimizer, length: int) -> Any:
         "onecycle": lambda: s.OneCycleLR(optimizer, [g["lr"] for g in optimizer.param_groups], length + 1),
         "plateau": lambda: s.ReduceLROnPlateau(optimizer, patience=3),
         "restarts": lambda: s.CosineAnnealingWarmRestarts(optimizer, max(rest // 3, 1)),
-        "inverse_root": lambda: s.LambdaLR(optimizer, lambda i: (1 + i / max(0.1 * length, 1)) ** -0.5),
     }
     plain = recipe.schedule in ("onecycle", "plateau")
     main = makers[recipe.schedule]()

@@ -115,10 +115,9 @@ def main() -> int:
     parser.add_argument("--names", nargs="*", help="these families")
     parser.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS))
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--table", type=Path, default=TABLE)
     options = parser.parse_args()
     wanted = [job for of_set in options.only for job in jobs(of_set, options.seeds) if job.name in (options.names or [job.name])]
-    rows = read(options.table) if options.table.exists() else []
+    rows = read(TABLE) if TABLE.exists() else []
     done = {(row["set"], row["name"], row["seed"], bool(row["operators"])) for row in rows}
     wanted = [job for job in wanted if tuple(job) not in done]
     failed = 0
@@ -128,7 +127,7 @@ def main() -> int:
                 failed += 1
                 print(f"{job}: {found}")
             else:
-                append(options.table, found)
+                append(TABLE, found)
             if number % 25 == 0 or number == len(wanted):
                 print(f"{number} of {len(wanted)} trainings", flush=True)
     return 1 if failed else 0

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.evidence.population.bodies import BODIES, Net, convolution
 from tests.evidence.population.forms import Form
-from tests.evidence.population.layers import activation, dense, norms
+from tests.evidence.population.layers import activation, dense
 from tests.evidence.population.recipe import Recipe
 
 
@@ -66,18 +66,6 @@ class Vq(Autoencoder):
         words = self.book(torch.cdist(z, self.book.weight.expand(len(z), -1, -1)).argmin(-1))
         commitment = F.mse_loss(words, z.detach()) + 0.25 * F.mse_loss(z, words.detach())
         return self.decoder((z + (words - z).detach()).flatten(1)).reshape(x.shape), commitment
-
-
-class ConvolutionalAutoencoder(nn.Module):
-    def __init__(self, recipe: Recipe, form: Form) -> None:
-        super().__init__()
-        c, w = form.shape[0], recipe.width // 2
-        self.encoder = nn.Sequential(*convolution(recipe, c, w), *convolution(recipe, w, w, stride=2), nn.Conv2d(w, 8, 1))
-        up = nn.ConvTranspose2d(8, w, 2, 2)
-        self.decoder = nn.Sequential(up, *norms(recipe, w, 2), activation(recipe), nn.Conv2d(w, c, 3, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(self.encoder(x))
 
 
 class Unet(nn.Module):

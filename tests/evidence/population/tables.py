@@ -41,7 +41,7 @@ def split(recipe: Recipe, x: Tensor, y: Tensor, validation: int) -> tuple[Batch,
 
 def cancer(recipe: Recipe) -> Data:
     x, y = loaded("cancer")
-    if recipe.loss in ("bce", "focal"):
+    if recipe.loss == "bce":
         train, validation = split(recipe, x, y[:, None].float(), 143)
         return Data(train, validation, "binary", Form("vector", (30,), 1), scores.binary_accuracy, most_frequent(validation))
     train, validation = split(recipe, x, y, 143)

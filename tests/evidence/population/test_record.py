@@ -65,14 +65,6 @@ def test_a_row_comes_back_as_it_was(kept: dict[str, Any], tmp_path: Path) -> Non
     assert path.stat().st_size == sum(sizes)
 
 
-def test_a_row_that_was_broken_off_is_left_out(kept: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "table.jsonl.gz"
-    whole = record.packed(kept)
-    path.write_bytes(whole + whole[: len(whole) // 2])
-
-    assert len(list(record.read(path))) == 1
-
-
 def test_windows_are_the_first_a_third_of_the_way_and_the_last(kept: dict[str, Any]) -> None:
     assert [(window["places"], window["batches"], window["epoch"]) for window in kept["windows"]] == [
         (["first"], 20, 0),

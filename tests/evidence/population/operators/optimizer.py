@@ -10,7 +10,7 @@ from tests.evidence.population.operators.fault import Group, Sites, Where, betwe
 from tests.evidence.population.training import Training
 
 fault = Group("optimizer")
-plain_rate = when(lambda t: t.recipe.optimizer not in ("adadelta", "rprop"))
+plain_rate = when(lambda t: t.recipe.optimizer not in ("adadelta",))
 
 
 def groups(t: Training) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ def part_too_fast(t: Training, name: str) -> Sites:
 
 def decay(t: Training) -> float:
     """Too large a one, of those that are multiplied by the rate or added to the gradient."""
-    return between(t, 3, 300) if t.recipe.optimizer in ("adamw", "lion", "signum", "muon") else between(t, 0.1, 10)
+    return between(t, 3, 300) if t.recipe.optimizer in ("adamw", "lion") else between(t, 0.1, 10)
 
 
 # fmt: off
