@@ -27,6 +27,7 @@ PLAIN = ("q", "actor_critic", "gan", "vae", "vq", "autoencoder", "unet")
 LINEAR = RECURRENT
 """Where there is no activation to choose."""
 BODIED = ("mlp", "residual_mlp", "cnn", "resnet", "vit", "gru", "lstm", "transformer")
+SLOW = ("replay", "generation", "vq", "policy", "denoising", "views")
 GENERATIVE = ("masked", "language", "denoising", "vae", "vq", "reversed", "autoencoder", "views")
 ADAMS = ("adam", "adamw", "amsgrad", "nadam", "radam", "adamax")
 OPTIMIZERS: Weights = {
@@ -82,20 +83,15 @@ def data(dice: Dice, task: Task, name: str) -> dict[str, Any]:
     inputs = dice.choice(("standard", *task.scaled)) if dice.chance(0.6) else "standard"
     if inputs == "raw" and dice.chance(0.5):
         inputs = "unit"
+    noisy = {"digits": 0.2, "distilled": 0.3, "houses": 0.06, "moons": 0.06, "waves": 0.06}.get(name, 0.0)
     numbers = name in ("diabetes", "houses", "arms", "forecast")
     return {
         "samples": samples, "inputs": inputs,
         "label_noise": dice.choice((0.05, 0.1, 0.2)) if task.labels and dice.chance(0.18) else 0.0,
         "imbalance": dice.choice((0.1, 0.3)) if name in ("digits", "moons", "waves") and dice.chance(0.2) else 1.0,
         "offset": dice.choice((1.0, 3.0, 10.0, -2.0)) if numbers and dice.chance(0.25) else 0.0,
-        "augment": augment(dice, task, name),
+        "augment": "noise" if dice.chance(noisy) else "",
     }  # fmt: skip
-
-
-def augment(dice: Dice, task: Task, name: str) -> str:
-    if name in ("digits", "distilled") and dice.chance(0.3):
-        return dice.choice(("noise", "shift"))
-    return "noise" if name in ("houses", "moons", "waves") and dice.chance(0.06) else ""
 
 
 def architecture(dice: Dice, model: str) -> dict[str, Any]:
@@ -110,16 +106,13 @@ def architecture(dice: Dice, model: str) -> dict[str, Any]:
         activation = dice.of({"relu": 7, "gelu": 1, "silu": 1.5, "leaky_relu": 1, "elu": 0.3})
     else:
         norm = dice.of({"none": 7, "batch": 2, "layer": 1.5})
-        activation = dice.of(
-            {"relu": 8, "gelu": 1.2, "silu": 1, "tanh": 1.2, "leaky_relu": 0.8, "elu": 0.5, "selu": 0.3, "sigmoid": 0.2}
-        )
+        rare = {"leaky_relu": 0.8, "elu": 0.5, "selu": 0.3, "sigmoid": 0.2}
+        activation = dice.of({"relu": 8, "gelu": 1.2, "silu": 1, "tanh": 1.2, **rare})
     if model in ("actor_critic", "q"):
         norm, activation = dice.of({"none": 9, "layer": 1}), dice.of({"tanh": 4, "relu": 5})
     if model in LINEAR or model == "gnn" or (model == "gan" and norm == "batch"):
         norm = "none"
-    init = dice.of(
-        {"default": 7, "kaiming": 1 if not transformer else 0, "xavier": 1, "orthogonal": 0.4, "zero_last": 0.3, "small_last": 0.3}
-    )
+    init = dice.of({"default": 7, "kaiming": 1, "xavier": 1, "orthogonal": 0.4, "zero_last": 0.3, "small_last": 0.3})
     if transformer:
         init = dice.of({"default": 4, "normal_002": 3, "xavier": 2, "zero_last": 0.4})
     if model == "actor_critic":
@@ -174,7 +167,7 @@ def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
     accumulation = dice.choice((2, 4)) if dice.chance(0.1) and so_far["task"] not in ("generation", "policy") else 1
     if so_far["loss"] == "gaussian":
         steps *= 1.5
-    slow = so_far["model"] in (*RECURRENT, "gnn") or so_far["task"] in ("replay", "generation", "vq", "policy")
+    slow = so_far["model"] in (*RECURRENT, "gnn") or so_far["task"] in SLOW
     limit = 170 if so_far["model"] in TRANSFORMERS else 250 if slow else 500
     steps = min(steps / accumulation**0.25, limit if steps < 800 else 2000)
     return {"batch_size": batch, "steps": max(30, round(steps)), "accumulation": accumulation}
@@ -228,7 +221,7 @@ def schedule(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     modern = so_far["model"] in TRANSFORMERS
     name = dice.of(
         {"none": 3 if modern else 8, "cosine": 4, "linear": 2 if modern else 0.7, "step": 1.2, "multistep": 0.7, "exponential": 0.7}
-        | {"onecycle": 1.2, "plateau": 0.8, "restarts": 0.3}
+        | {"onecycle": 1.2, "plateau": 0.8}
     )
     manual = so_far["model"] == "gan"
     if name == "plateau" and (manual or so_far["steps"] < 100):

@@ -26,12 +26,7 @@ def smoothed(training: Training, batch: Batch) -> Batch:
     return batch._replace(inputs=(x + 0.1 * x.std() * torch.randn_like(x), *batch.inputs[1:]))
 
 
-def shifted(training: Training, batch: Batch) -> Batch:
-    by = torch.randint(-1, 2, (2,)).tolist()
-    return batch._replace(inputs=(torch.roll(batch.inputs[0], by, (-2, -1)), *batch.inputs[1:]))
-
-
-AUGMENT = {"noise": smoothed, "shift": shifted}
+AUGMENT = {"noise": smoothed}
 
 
 def build_loop(training: Training) -> None:

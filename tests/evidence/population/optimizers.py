@@ -101,7 +101,6 @@ def schedule(recipe: Recipe, optimizer: Optimizer, length: int) -> Any:
         "exponential": lambda: s.ExponentialLR(optimizer, 0.05 ** (1 / rest)),
         "onecycle": lambda: s.OneCycleLR(optimizer, [g["lr"] for g in optimizer.param_groups], length + 1),
         "plateau": lambda: s.ReduceLROnPlateau(optimizer, patience=3),
-        "restarts": lambda: s.CosineAnnealingWarmRestarts(optimizer, max(rest // 3, 1)),
     }
     plain = recipe.schedule in ("onecycle", "plateau")
     main = makers[recipe.schedule]()

@@ -4,10 +4,6 @@ A row holds ``set``, ``name``, ``seed``, the truth (``operators``, ``groups``, `
 ``score``, ``alerts`` as they were passed on, and ``windows``: the findings, the evidence and the facts at the ends of the first
 window, of the one a third of the way, and of the last. A drawn training also has its ``recipe``, ``healthy`` (whether it learns; of
 a mutant, whether its twin does), and a mutant ``harmful`` (None where that is not known).
-
-    recorder, callbacks = recording(**loop.watched)
-    score = fit(training, callbacks)
-    append(path, row_of("population", recipe.task, recipe.seed, recorder.row(), operators=…, score=score, recipe=recipe.plain()))
 """
 
 from __future__ import annotations

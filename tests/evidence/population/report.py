@@ -242,30 +242,23 @@ def page(rows: Iterable[Row], date: str) -> str:
     population, sets = Population(drawn), Population(row for row in rows if row["set"] != "population")
     n, warned = len(population.healthy), sum(bool(loud(row)) for row in population.healthy)
     late = sum(raised == "TooLong" for raised in population.raised)
-    of = n + population.dropped
     commit = ", ".join(dict.fromkeys(row["versions"].get("commit", "unknown") for row in drawn))
     use = "of development" if max(row["seed"] for row in drawn) < FIRST_OF_REPORTS else "of a report"
-    lines = [
+    blocks = [
         "# Drawn trainings",
-        "",
         "Small trainings are drawn from a grammar of tasks, architectures, optimizers and habits; a mutant is one of them with a "
         "fault planted, and harmful where it loses a quarter of what its twin, the training without the fault, has learned. "
         "Found is a mutant with a warning of a kind that its twin does not have. In brackets are 95 % intervals (Wilson).",
-        "",
         f"{date}, seeds {use} {spans(row['seed'] for row in drawn)}, commit `{commit}`, PyTorch {drawn[0]['versions']['torch']}: "
-        f"{of} trainings drawn, {population.dropped} dropped since they do not learn. Of their mutants {len(population.raised)} "
-        f"raised an error or took too long ({late}), and are left out. "
+        f"{n + population.dropped} trainings drawn, {population.dropped} dropped since they do not learn. "
+        f"Of their mutants {len(population.raised)} raised an error or took too long ({late}), and are left out. "
         f"**False warnings: {counted(warned, n)} of the healthy trainings.**",
-        "",
-        *groups(population),
-        "",
-        *false_alarms(population),
-        "",
-        *verdict_of_sets(population, sets),
-        "",
-        *recipes(population),
+        *(
+            "\n".join(of)
+            for of in (groups(population), false_alarms(population), verdict_of_sets(population, sets), recipes(population))
+        ),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def main() -> None:

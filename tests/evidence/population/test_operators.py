@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 ONLY_JUDGED = {"validation_in_other_units", "evaluated_in_train_mode", "average_that_does_not_follow", "statistics_that_stay"}
 """Those that change no weight, but what is validated."""
 OTHER_NAMES = {
-    "ordered_data", "strong_augmentation", "second_term", "viewed_outputs",
+    "ordered_data", "strong_augmentation", "viewed_outputs",
     "norm_missing", "shortcut_missing", "train_mode_in_evaluation", "average_too_slow",
 }  # fmt: skip
 """Causes that the package has no name for."""

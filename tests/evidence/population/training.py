@@ -107,11 +107,8 @@ class Loop:
 class Training:
     """Everything one training is made of. An attribute is there from its stage on.
 
-    Attributes:
-        recipe: What was drawn.
-        generator: Of an operator's own choices (which layer, which column); nothing of the training draws from it.
-        data, model, loss, optimizers, schedulers, loop: The stages, in their order. ``loss(outputs, batch)`` returns a scalar;
-            ``schedulers`` has one entry for each optimizer, or none.
+    An operator's own choices (which layer, which column) are drawn from ``generator``, and nothing else is.
+    ``loss(outputs, batch)`` returns a scalar; ``schedulers`` has one entry for each optimizer, or none.
     """
 
     recipe: Recipe

@@ -70,12 +70,8 @@ def column(t: Training, i: int, change: Callable[[Tensor], Tensor], parts: Itera
     inputs(t, lambda x: torch.cat([x[:, :i], change(x[:, i])[:, None], x[:, i + 1 :]], 1), parts)
 
 
-def times(factor: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: x * factor
-
-
-def plus(offset: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: x + offset
+def times(factor: float, plus: float = 0.0) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * factor + plus
 
 
 def spread(t: Training) -> float:
@@ -101,9 +97,9 @@ def sorted_by_class(t: Training, _: None) -> Sites:
     t.loop.shuffle = False
 
 
-def each_batch(t: Training, change: Callable[[Tensor], Tensor]) -> None:
+def each_batch(t: Training, change: Callable[..., Tensor], *more: float) -> None:
     """Change the first input of training batches."""
-    t.loop.prepare.insert(0, lambda _, batch: batch._replace(inputs=(change(batch.inputs[0]), *batch.inputs[1:])))
+    t.loop.prepare.insert(0, lambda _, batch: batch._replace(inputs=(change(batch.inputs[0], *more), *batch.inputs[1:])))
 
 
 @fault("bad_batch", "leave out the samples that are unlike the others", floats, stage="training")
@@ -127,10 +123,6 @@ def gaps(t: Training, share: float) -> Callable[[Tensor], Tensor]:
     return lambda x: x.index_fill(0, shuffled(t, len(x))[: max(1, int(share * len(x)))], -9999.0)
 
 
-def noisy(t: Training, size: float) -> None:
-    each_batch(t, lambda x: x + size * torch.randn_like(x))
-
-
 # fmt: off
 fault.by("tiny_inputs", "divide the inputs once", floats,
          inputs_divided_twice=lambda t, _: inputs(t, times(1 / between(t, 255, 255**2))))
@@ -138,11 +130,11 @@ fault.by("large_inputs placeholder", "scale each column", columns,
          column_in_other_units=lambda t, i: column(t, i, times(between(t, 100, 30_000))))
 fault.by("large_targets", "standardise the targets", numbers,
          targets_in_dollars=lambda t, _: answers(t, times(between(t, 100, 1e6))),
-         targets_far_from_zero=lambda t, _: answers(t, plus(between(t, 50, 5000))))
+         targets_far_from_zero=lambda t, _: answers(t, times(1.0, between(t, 50, 5000))))
 fault.by("large_inputs", "scale the inputs to a deviation of 1", floats,
          inputs_scaled=lambda t, _: inputs(t, times(between(t, 30, 3000))))
 fault.by("large_inputs destroyed_inputs", "subtract the mean from the inputs", floats,
-         inputs_shifted=lambda t, _: inputs(t, plus(between(t, 5, 300) * spread(t))))
+         inputs_shifted=lambda t, _: inputs(t, times(1.0, between(t, 5, 300) * spread(t))))
 fault.by("other_units", "scale validation as training", floats,
          validation_in_other_units=lambda t, _: inputs(t, times(t.pick((1 / 255, 16.0, 255.0, between(t, 5, 100)))), BOTH[1:]))
 fault.by("unrelated_targets", "keep each sample with its target", targets,
@@ -160,4 +152,4 @@ fault.by("other_units", "bring the columns of validation into the order of train
 fault.by("other_numbers", "number the classes once, for training and validation", classes,
          classes_numbered_anew=lambda t, _: numbered(t, shuffled(t, t.data.form.answers)))
 fault.by("strong_augmentation unrelated_targets", "add less noise", floats, stage="training",
-         noise_too_strong=lambda t, _: noisy(t, between(t, 4, 40) * spread(t)))
+         noise_too_strong=lambda t, _: each_batch(t, lambda x, size: x + size * torch.randn_like(x), between(t, 4, 40) * spread(t)))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.evidence.population.losses import LOSSES, flat
+from tests.evidence.population.losses import flat
 from tests.evidence.population.operators.data import classes, targets
 from tests.evidence.population.operators.fault import Group, Sites, Where, between, both, when
 from tests.evidence.population.scores import first
@@ -79,12 +76,6 @@ def pairs(t: Training, outputs: Any, batch: Batch) -> Tensor:
     return function(*torch.broadcast_tensors(first(outputs).reshape(-1, 1), batch.targets.reshape(1, -1)))
 
 
-def weighed(t: Training, factor: float) -> Sites:
-    """Another weight of the second term."""
-    recipe = replace(t.recipe, beta=max(t.recipe.beta, 0.01) * factor)
-    return put(t, partial(LOSSES[t.recipe.loss], SimpleNamespace(recipe=recipe)))  # type: ignore[arg-type]
-
-
 def ratio(t: Training) -> int:
     """By what a loss is divided that is divided again."""
     samples = len(t.data.train.inputs[0])
@@ -113,8 +104,6 @@ fault.by("compared_in_pairs", "give outputs and targets one shape", one_number,
          targets_broadcast=lambda t, _: put(t, lambda outputs, batch: pairs(t, outputs, batch)))
 fault.by("unrelated_targets", "compare each output with its target", targets,
          targets_of_the_next_sample=lambda t, _: other_batch(t, lambda batch: batch._replace(targets=batch.targets.roll(1, 0))))
-fault.by("second_term loss_multiplied", "weigh the second term less", lossed("elbo", "committed", "actor_critic"),
-         second_term_weighs_too_much=lambda t, _: weighed(t, between(t, 30, 3000)))
 fault.by("viewed_classes", "transpose the logits, do not view them", both(when(lambda t: t.data.kind == "tokens"), cross_entropy),
          classes_by_a_view=lambda t, _: given(t, viewed))
 fault.by("loss_without_graph", "do not make a new tensor of the loss",
