@@ -72,9 +72,9 @@ class Ring:
         if len(entries) > STEPS:
             old = entries[-STEPS - 1]
             if old.generators is not None:
-                old.nbytes -= old.generators.nbytes
-                self.nbytes -= old.generators.nbytes
-                old.generators = None
+                size = _ENTRY if old.rows is None else _ENTRY + old.rows.nbytes
+                self.nbytes += size - old.nbytes
+                old.nbytes, old.generators = size, None
         while self.nbytes > MOST_BYTES - STATE_BYTES and len(entries) > 1:  # which its states are to find room in
             self.nbytes -= entries.popleft().nbytes
 

@@ -163,7 +163,7 @@ class Member:
         """A batch started and was skipped with the rest of its epoch."""
         if self.gate.running:
             self.context.batches -= 1
-            self.context.sampled_batches -= self.gate.sampled
+            self.context.sampled_batches -= self.gate.sampled or self.sampling.every_step
         self.gate.stop()
 
     # The end of a window.

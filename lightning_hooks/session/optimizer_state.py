@@ -22,8 +22,7 @@ class OptimizerState:
     optimizer: Any
     hooked: bool  # it has step hooks
     step: Step | None = None
-    ids: list[int] = field(default_factory=list)  # of its parameters
-    checked: bool = False  # whether these are those of its groups, since a sampled batch
+    held: list[Tensor] = field(default_factory=list)  # the parameters of its groups
     members: list[tuple[int, Tensor]] = field(default_factory=list)  # index and parameter of each
     few: tuple[int, ...] = ()  # the places of small ones among them
     left: GradientTrace | None = None  # the gradients that the last step left behind

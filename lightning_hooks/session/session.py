@@ -136,7 +136,6 @@ class Session:
         self._plan = plan = self._batches.start(batch_idx)
         if plan.hooks or not batch_idx or not self.host.setup.automatic_optimization:
             self.host.refresh()
-            self.probe.look_again()
         if plan.hooks:
             self.hooks.suspension.restore()
             self.hooks.gate.start(sampled=True)
@@ -274,7 +273,6 @@ class Session:
     def _end_windows(self, members: Sequence[Member], epoch_ends: bool = False) -> None:
         """The windows of some members end: make the reports, and log, judge them, and pass them on to the sinks."""
         self._batches.follow(self.members)  # in another window collectors may follow other events
-        self.probe.look_again()
         for member in members:
             member.live.window_end()
         tables, (calls, bad) = merged([m.live for m in members], [self.calls.waiting, self.evidence.results.waiting])

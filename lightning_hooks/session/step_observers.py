@@ -72,6 +72,7 @@ class StepObservers:
                 step.before = step.norms() if step.known is None else step.known
             except Exception as error:  # noqa: BLE001  training goes on
                 self._failed(error)
+        step.found = ()  # it would keep gradients that are exchanged for others, or freed
 
     def read_after(self, step: Step) -> None:
         """Read the norms of gradients that clipping may have changed."""

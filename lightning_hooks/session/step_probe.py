@@ -185,6 +185,7 @@ class StepProbe:
             return None
         if not watch.hooked:  # for those who change its gradients; nothing says whether it stepped
             watch.step = self._step(watch, unscaled=True)
+            watch.step.found = ()
             return watch.step
         self._unseen.seen = True
         if watch.ready and not watch.depth:  # two steps in one batch, and the first was not taken
@@ -195,7 +196,6 @@ class StepProbe:
             step = watch.step = self._step(watch, unscaled=True)
             step.late = watch.announced_empty
             self._observers.ready(step)
-            step.found = ()  # which would keep gradients that are exchanged for others
             if self._changes != "any":
                 step.mark(scaled=self._changes == "scaled")
         else:  # looked at after a manual backward, when gradients were still scaled
@@ -258,21 +258,13 @@ class StepProbe:
         if step is not None and step.indices:
             self._observers.notify("skipped", step)
 
-    def look_again(self) -> None:
-        """A sampled batch starts: look whether optimizers hold other parameters than before, in the same number."""
-        for watch in self.watches:
-            watch.checked = False
-
-    def _look_at_groups(self, watch: OptimizerState) -> None:
+    def _look_at_groups(self, watch: OptimizerState, held: list[Tensor]) -> None:
         """Look up the optimizer's parameters, each once, with their places."""
-        groups = getattr(watch.optimizer, "param_groups", ())
-        ids = [id(parameter) for group in groups for parameter in group["params"]]
-        watch.checked = True
-        if watch.ids != ids:
-            if self._place_parameters():
-                self._observers.notify("changed", [*range(len(self._optimizers))])
-            watch.ids, watch.members = ids, [each for each in self._places.members(groups) if is_computed(each[1])]
-            watch.few = small_ones([parameter for _, parameter in watch.members])
+        if self._place_parameters():
+            self._observers.notify("changed", [*range(len(self._optimizers))])
+        found = self._places.members(getattr(watch.optimizer, "param_groups", ()))
+        watch.held, watch.members = held, [each for each in found if is_computed(each[1])]
+        watch.few = small_ones([parameter for _, parameter in watch.members])
 
     def _step(self, watch: OptimizerState, unscaled: bool) -> Step:
         """Return the step under way, with the gradients that are there now.
@@ -281,11 +273,11 @@ class StepProbe:
             watch: That of its optimizer.
             unscaled: Whether the loss scale has been divided out, unless the optimizer does that itself.
         """
-        held = 0
+        held: list[Tensor] = []
         for group in getattr(watch.optimizer, "param_groups", ()):
-            held += len(group["params"])
-        if held != len(watch.ids) or not watch.checked:
-            self._look_at_groups(watch)
+            held += group["params"]
+        if len(held) != len(watch.held) or not all(map(is_, held, watch.held)):
+            self._look_at_groups(watch, held)
         watch.looks += watch.depth > 0
         before, scaler = watch.step, self._host.loss_scaling.scaler
         # Lightning leaves the unscaling to optimizers that say they do it themselves; torch has no public flag for it.

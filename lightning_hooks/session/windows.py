@@ -53,10 +53,6 @@ class MergedWindows:
     long: Tensor | None = None
     long_batches: int = 0
 
-    def is_full(self, batches: int) -> bool:
-        """Whether so many training batches make a window."""
-        return self.length is not None and batches >= self.length
-
     def add(self, collector: WindowTables[Any], table: Tensor, batches: int, epoch_ends: bool) -> Tensor | None:
         """A window has ended.
 

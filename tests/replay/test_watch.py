@@ -88,6 +88,22 @@ def test_compiled_parts_run_without_compilation_and_the_alert_says_so(tmp_path: 
     assert alert.samples == (BAD,)
 
 
+def test_the_ring_counts_no_states_of_steps_whose_states_are_forgotten() -> None:
+    ring, watch = Ring(), GeneratorWatch(torch.device("cpu"))
+    for batch in range(2 * STEPS):
+        entry = StepEvidence(0, batch, batch)
+        ring.add(entry)
+        for _ in range(3):  # a closure that runs several times
+            torch.rand(1)
+            states = entry.generators = watch.read()
+            entry.nbytes += states.nbytes
+            ring.nbytes += states.nbytes
+    empty, entries = StepEvidence(0, 0, 0), [*ring]
+    Ring().add(empty)
+    assert {entry.nbytes for entry in entries[:-STEPS]} == {empty.nbytes}
+    assert ring.nbytes == sum(entry.nbytes for entry in entries)
+
+
 def test_the_ring_keeps_within_its_memory_and_the_states_of_its_last_steps() -> None:
     ring, watch = Ring(), GeneratorWatch(torch.device("cpu"))
     for batch in range(400):

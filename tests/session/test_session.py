@@ -89,6 +89,39 @@ def test_a_loop_of_ones_own_has_the_numbers_of_a_slow_reference() -> None:
     assert "gradient_flow/total_norm" in loop.metrics.values
 
 
+def test_a_skipped_batch_counts_for_no_member() -> None:
+    loop = Loop(net())
+    session, ours = Session(loop), members()
+    for member in ours:
+        session.join(member)
+    session.batch_start(None, 0)
+    for member in ours:
+        member.skip_batch()
+    assert [(member.context.batches, member.context.sampled_batches) for member in ours] == [(0, 0)] * 3
+    session.close("stopped")
+
+
+def test_a_window_that_goes_on_unsampled_sees_gradients_that_no_optimizer_holds() -> None:
+    loop = Loop(net())
+    loop.net.register_parameter("shift", nn.Parameter(torch.zeros(())))
+    session, member = Session(loop), Member("flow", GradientCollector, Settings(every_n_steps=4, summary=False))
+    session.join(member)
+    member.context.batches = 1  # those of a checkpoint
+    for index in range(1, 7):
+        session.batch_start(None, index)
+        loss = loop.net(torch.ones(2, 4)).sum() + (loop.net.shift if index == 6 else 0.0)
+        session.before_backward(loss)
+        loss.backward()
+        session.after_backward()
+        session.before_optimizer_step(loop.optimizer)
+        loop.optimizer.step()
+        loop.net.zero_grad()
+        session.batch_end()
+    session.epoch_end()
+    assert member.report.setups["shift"].has_gradient
+    session.close("stopped")
+
+
 def test_one_hook_per_module_and_none_after_the_end() -> None:
     loop = Loop(net())
     before = hook_counts(loop.net)

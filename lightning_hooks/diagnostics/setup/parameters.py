@@ -106,8 +106,8 @@ class SetupWatch:
 
     @property
     def follows_backward(self) -> bool:
-        """Whether there are parameters that no optimizer holds, of which is noted whether they get a gradient."""
-        return bool(self._unheld)
+        """Whether there are, or may be, parameters that no optimizer holds, of which is noted whether they get a gradient."""
+        return self._unheld != {}
 
     def after_backward(self) -> None:
         """Gradients are there now; at the window's end they are not, since validation zeroes them."""

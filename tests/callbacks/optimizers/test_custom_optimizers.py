@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from lightning_hooks import GradientClipper, monitors
+from lightning_hooks import GradientClipMonitor, GradientClipper, monitors
 from lightning_hooks.statistics.reduction import merge_ranks
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import grad_norm
@@ -225,6 +225,22 @@ def test_parameters_that_come_later_are_counted(change: Any, later: set[str], ba
     assert ours[1].report.total_norm == pytest.approx(sum(model.norms[-N:]) / N, rel=1e-5)
     assert ours[2].report.optimizers["0-SGD"].norm_before == pytest.approx(sum(model.norms[-N:]) / N, rel=1e-5)
     assert not any(callback.faults.errors for callback in ours[:3])
+
+
+def test_a_replaced_parameter_is_clipped_from_its_first_step_on() -> None:
+    class Replacing(Optimized):
+        def on_train_batch_start(self, data: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                replace(self)
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            clipped.append(grad_norm(self.parameters()))
+
+    clipped: list[float] = []
+    monitor, clipper = GradientClipMonitor(summary=False), GradientClipper(threshold=0.01)
+    trainer([monitor, clipper]).fit(Replacing(sgd), loader())
+    assert clipped == pytest.approx([0.01] * N, rel=1e-4)
+    assert monitor.report.optimizers["0-SGD"].norm_after == pytest.approx(0.01, rel=1e-4)
 
 
 class Sam(torch.optim.Optimizer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any, ClassVar
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -54,6 +55,26 @@ def test_a_raw_optimizer_step_is_seen_too() -> None:
     model, clip = Raw(mlp()), GradientClipMonitor(summary=False)
     trainer([clip]).fit(model, loader())
     assert_events(clip.report.optimizers["0-SGD"], model.pairs)
+
+
+def test_gradients_that_are_zeroed_without_a_step_are_let_go() -> None:
+    class Discarding(Classifier):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__(net)
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.manual_backward(super().training_step(batch, batch_idx))
+            gradient = ref(self.net[0].weight.grad)
+            self.zero_grad()
+            kept.append(gradient() is not None)
+            self.manual_backward(super().training_step(batch, batch_idx))
+            self.optimizers().step()
+            self.zero_grad()
+
+    kept: list[bool] = []
+    trainer([GradientClipMonitor(summary=False)]).fit(Discarding(mlp()), loader())
+    assert kept == [False] * 7
 
 
 def test_manual_accumulation_counts_steps_not_batches() -> None:
