@@ -159,7 +159,7 @@ class Events:
     """What happens in a training, each a method that does nothing unless it is overridden."""
 
     due: Collection[int] | None = None
-    """The optimizers whose gradients it takes at their next step; None for those of all at each step. One and the same object."""
+    """The optimizers whose gradients it takes at their next step; None for those of all at each step. Changed in place."""
 
     def follows(self, event: str) -> bool:
         """Whether the method of one of these events does something."""

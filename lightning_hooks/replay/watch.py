@@ -69,7 +69,6 @@ class StepWatch:
         results: What running the first bad step again has shown.
         on: Whether anything is kept.
         now: The training batch under way; None between two.
-        accumulates: Whether a step is made of several micro-batches, of which each is looked at after its backward.
     """
 
     def __init__(self, host: Host, unobserved: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
@@ -79,7 +78,7 @@ class StepWatch:
         self._buffers = ChangedBuffers()
         self.writer: CapsuleWriter | None = None
         self._generators: GeneratorWatch | None = None
-        self.on = self.accumulates = False
+        self.on = False
         self._on_host = host.setup.device.type == "cpu"
         self.now: BatchUnderWay | None = None
         self._suspect: BatchUnderWay | None = None  # the first micro-batch of the step whose flag is up
@@ -102,7 +101,7 @@ class StepWatch:
 
     def _failed(self, error: Exception) -> None:
         StepWatch.close(self)
-        self._generators, self.on, self.accumulates = None, False, False
+        self._generators, self.on = None, False
         warn(
             f"The evidence of bad steps is no longer kept: {type(error).__name__}: {error}. Training is not affected. Please "
             "report this."
@@ -116,7 +115,6 @@ class StepWatch:
             if batch_idx <= self._last:  # a new epoch; to ask the loop how far it is takes longer than all of this
                 position = self._host.position
                 self._epoch, self._step = position.epoch, position.global_step
-                self.accumulates = self._host.loss_scaling.accumulation > 1
             self._last = batch_idx
             rows = rows_of(*self._host.again.loader_iterators())
             self.now = now = BatchUnderWay(StepEvidence(self._epoch, batch_idx, self._step, rows))

@@ -190,7 +190,7 @@ class Session:
             for gate in plan.gates:
                 gate.resume()
         self.probe.after_backward()
-        if self.evidence.accumulates:
+        if self.evidence.on and self.host.loss_scaling.accumulation > 1:
             self.evidence.after_backward()
         for call in plan.after_backward:
             call()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import TrainingMonitor
@@ -86,6 +86,18 @@ def test_compiled_parts_run_without_compilation_and_the_alert_says_so(tmp_path: 
     alert = next(alert for alert in monitor.alerts if "nonfinite" in alert.kind)
     assert "Compiled parts ran without torch.compile for this." in alert.causes[0].evidence_for
     assert alert.samples == (BAD,)
+
+
+def test_the_first_bad_micro_batch_is_found_in_an_epoch_that_starts_to_accumulate(tmp_path: Path) -> None:
+    class BadGradient(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = super().training_step(batch, batch_idx)
+            return loss + (loss * 0).sqrt() if (self.current_epoch, batch_idx) == (1, 1) else loss
+
+    monitor = TrainingMonitor(summary=False, capsule=tmp_path)
+    fit([monitor, GradientAccumulationScheduler({0: 1, 1: 4})], bad=False, model=BadGradient(), max_epochs=2)
+    alert = next(alert for alert in monitor.alerts if "nonfinite" in alert.kind)
+    assert (alert.epoch, alert.batch) == (1, 1)
 
 
 def test_the_ring_counts_no_states_of_steps_whose_states_are_forgotten() -> None:
