@@ -148,7 +148,9 @@ class Session:
 
     def step(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         """Return a block in which the loop calls ``training_step`` or ``validation_step`` with these arguments."""
-        if function_modes() or dispatch_modes():
+        if self._batch[0] is None:  # validation_step
+            pass
+        elif function_modes() or dispatch_modes():
             with outside_modes():
                 self.forward(args, kwargs)
         elif self.evidence.measure.on:

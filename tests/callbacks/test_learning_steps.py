@@ -44,6 +44,15 @@ def loss_of(model: nn.Module, buffers: nn.Module, batch: Any, state: Tensor) -> 
     return nn.functional.cross_entropy(again[4](again[3](hidden)), batch[1]).item()
 
 
+def test_steps_are_measured_in_a_training_with_validation() -> None:
+    torch.manual_seed(0)
+    monitor = GradientFlowMonitor(**QUIET, learning=True)
+    trainer([monitor], max_epochs=2, val_check_interval=2).fit(Classifier(net()), loader(n=56), loader())
+    assert monitor.learning is not None
+    assert monitor.learning.reruns == 4
+    assert "gain" not in monitor.learning.why_not
+
+
 def test_gain_ratio_transfer_and_progress_are_those_of_losses_in_float64() -> None:
     torch.manual_seed(0)
     model, monitor = Kept(), GradientFlowMonitor(**QUIET, learning=True)
