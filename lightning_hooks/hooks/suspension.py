@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,8 @@ class Suspension:
 
     def __init__(self) -> None:
         self.suspended = False
+        self._resting = self._compiles = False
+        self._handler: Any = None  # of torch.compile's callbacks, once it is asked for them
         self._hooks: list[tuple[ref[nn.Module], RemovableHandle]] = []
         self._out: list[_Suspended] = []
         self._compiled: Collection[int] = ()
@@ -64,6 +67,7 @@ class Suspension:
         Args:
             root: The model, in which is looked which modules are compiled; None where that was done before.
         """
+        self._resting = False
         if self.suspended:
             return
         self.suspended = True
@@ -82,8 +86,26 @@ class Suspension:
             place = order.index(handle.id)
             self._out.append(_Suspended(handle, hooks.pop(handle.id), flags, order[:place], order[place + 1 :]))
 
+    def rest(self) -> None:
+        """Remove the hooks in a batch in which none records, as long as nothing is compiled: what is has to find them in place."""
+        if self._handler is None:
+            # Whoever compiles, or steps an optimizer of torch's, has imported it; its callbacks have no public name.
+            self._handler = getattr(sys.modules.get("torch._dynamo"), "callback_handler", None)
+            if self._handler is None:
+                return
+            self._handler.register_start_callback(self._compile_starts)
+        if not self._compiles and not self.suspended:
+            self.suspend()
+            self._resting = True
+
+    def _compile_starts(self, *_: Any) -> None:
+        self._compiles = True
+        if self._resting:
+            self.restore()
+
     def restore(self) -> None:
         """Register the hooks again. Idempotent."""
+        self._resting = False
         out, self._out, self.suspended = self._out, [], False
         for suspended in out:
             handle = suspended.handle
@@ -102,6 +124,9 @@ class Suspension:
     def forget(self) -> None:
         """Forget the hooks: none is registered again."""
         self._hooks, self._out, self.suspended = [], [], False
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            handler.remove_start_callback(self._compile_starts)
 
     def __reduce__(self) -> tuple[type[Suspension], tuple[()]]:
         return (Suspension, ())

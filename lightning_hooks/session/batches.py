@@ -61,7 +61,7 @@ class Batches:
         self._plans: dict[tuple[int, int], BatchPlan] = {}  # by these of a batch and of the one before
 
     def follow(self, members: Sequence[Member]) -> None:
-        """Start and end the batches of these members from now on, and plan them anew."""
+        """Start and end the batches of these members from now on, and make new plans."""
         self._members = [*members]
         self._of_members = [(member.context, member.sampling) for member in members]
         self._plans.clear()

@@ -140,7 +140,7 @@ class Session:
             self.hooks.suspension.restore()
             self.hooks.gate.start(sampled=True)
         elif not self.hooks.suspension.suspended:
-            self.hooks.suspension.suspend()
+            self.hooks.suspension.rest()
         for call in plan.batch_start:
             call(batch)
         if plan.calls:
