@@ -78,11 +78,13 @@ def drawn_operators(recipe: Recipe) -> tuple[Fault, ...]:
 def train(recipe: Recipe, operators: tuple[Fault, ...] = (), monitored: bool = True) -> Outcome:
     """Train once, from the recipe alone; what raises or takes too long has no score."""
     torch.set_num_threads(1)
-    logging.getLogger("lightning_hooks").setLevel(logging.CRITICAL)
     score, constant, raised, sites = float("nan"), 0.0, "", None
     recorder, callbacks = recording(**dict(recipe.watched)) if monitored else (None, [])
+    logger = logging.getLogger("lightning_hooks")
+    level = logger.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        logger.setLevel(logging.CRITICAL)
         try:
             with limited(LIMIT):
                 training, places = build(recipe, operators)
@@ -94,6 +96,8 @@ def train(recipe: Recipe, operators: tuple[Fault, ...] = (), monitored: bool = T
             raised = "TooLong"
         except Exception as error:  # noqa: BLE001 - of a mutant, also of the package: it is kept
             raised = f"{type(error).__name__}: {error}"[:200]
+        finally:
+            logger.setLevel(level)
     return Outcome(score, constant, raised, sites, {} if recorder is None else recorder.row())
 
 
