@@ -128,6 +128,19 @@ def another_version(rank: int, *at: Any) -> Any:
     return fit(rank, *at)
 
 
+def step(loss: Tensor, optimizer: torch.optim.Optimizer, monitor: Any) -> None:
+    """One step of a plain loop."""
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    monitor.step(loss)
+
+
+def counts(monitor: Any) -> dict[str, Any]:
+    """End the window; how many values of each site it has."""
+    return {"counts": {name: stats.count for name, stats in monitor.end_window()["features"].sites.items()}}
+
+
 def stage(names: Callable[[int], list[str]]) -> Callable[..., Any]:
     """A loop over a module of this rank alone, as a stage of a pipeline or local experts are."""
 
@@ -141,15 +154,10 @@ def stage(names: Callable[[int], list[str]]) -> Callable[..., Any]:
                 for x, _ in data(rank):
                     for layer in model.values():
                         x = layer(x)
-                    loss = x.square().mean()
-                    loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    monitor.step(loss)
-                reports = monitor.end_window()
+                    step(x.square().mean(), optimizer, monitor)
+                return counts(monitor)
         except RuntimeError as error:
             return {"error": str(error)}
-        return {"counts": {name: stats.count for name, stats in reports["features"].sites.items()}}
 
     return loop
 
@@ -165,15 +173,10 @@ def uneven_loop(window: int | None) -> Callable[..., Any]:
             with watch(model, optimizer, every_n_steps=1, report_every_n_steps=window, summary=False) as monitor:
                 with model.join():
                     for x, y in data(rank, 10 - 3 * rank):
-                        loss = nn.functional.cross_entropy(model(x), y)
-                        loss.backward()
-                        optimizer.step()
-                        optimizer.zero_grad()
-                        monitor.step(loss)
-                reports = monitor.end_window()
+                        step(nn.functional.cross_entropy(model(x), y), optimizer, monitor)
+                return counts(monitor)
         except RuntimeError as error:
             return {"error": str(error)}
-        return {"counts": {name: stats.count for name, stats in reports["features"].sites.items()}}
 
     return loop
 

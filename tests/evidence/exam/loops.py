@@ -31,7 +31,7 @@ class Manual(Recipe):
 
 
 class ByHand(Recipe):
-    """One optimizer, stepped by hand."""
+    """Manual optimisation: one optimizer, stepped by hand, unless a class has a ``training_step`` of its own."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)

@@ -44,14 +44,10 @@ def writer_reads_without_gradient(planted: bool = True) -> Built:
     return Built(Recipe(net, loss, adamw(5e-3)), characters(8, 32), SHORT, Expected(("missing",), ("net.reads*",)))
 
 
-class MadeAnew(Recipe):
+class MadeAnew(ByHand):
     """A loop by hand; the optimizer is made in it, again and again, or once."""
 
     planted = True
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         chosen: Any = self.configure_optimizers() if self.planted else self.optimizers()

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from tests.evidence.exam.cases import Built, Expected, Recipe, healthy
 from tests.evidence.exam.expectations import WELL
+from tests.evidence.exam.loops import ByHand
 from tests.evidence.exam.pictures import in_batches
 from tests.evidence.exam.schedules import adam, adamw
 from tests.evidence.exam.small_nets import Judged, Splines, mlp
@@ -45,12 +46,8 @@ class ByWeight(torch.optim.Optimizer):
         return loss
 
 
-class Evolves(Recipe):
+class Evolves(ByHand):
     """No gradient is computed: weights are shaken to both sides, and what made the loss smaller tells the direction."""
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.automatic_optimization = False
 
     @torch.no_grad()
     def training_step(self, batch: Any, batch_idx: int) -> Any:

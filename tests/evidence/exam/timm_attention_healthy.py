@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.evidence.exam.cases import Built, Recipe, healthy
+from tests.evidence.exam.loops import ByHand
 from tests.evidence.exam.small_nets import to_classes
 from tests.evidence.exam.timm_nets import (
     TINY_VIT,
@@ -129,14 +130,10 @@ def timm_davit() -> Built:
     return trained_on_digits(Recipe(net, loss, with_cosine(timm_optimizer("nadamw", 1e-3, 0.05))), gradient_clip_val=1.0)
 
 
-class Sharpness(Recipe):
+class Sharpness(ByHand):
     """SAM: the gradient where the loss is highest nearby, in manual optimisation."""
 
     radius = 0.05
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         optimizer: Any = self.optimizers()

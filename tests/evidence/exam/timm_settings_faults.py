@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.evidence.exam.cases import Built, Recipe, fault
 from tests.evidence.exam.expectations import RATE, TOO_LOW, expecting
+from tests.evidence.exam.loops import ByHand
 from tests.evidence.exam.small_nets import to_classes
 from tests.evidence.exam.timm_nets import (
     TIMM_SGD,
@@ -139,14 +140,10 @@ def xcit_lion_rate(planted: bool = True) -> Built:
     return expecting(built, *RATE, "loss_spike", "spike", "loss_plateau")
 
 
-class Erased(Recipe):
+class Erased(ByHand):
     """``zero_grad`` between the backward pass and the step."""
 
     planted = True
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         optimizer: Any = self.optimizers()

@@ -28,7 +28,7 @@ from tests.evidence.exam.language_models import (
     masked_language_model,
     translation,
 )
-from tests.evidence.exam.loops import Manual
+from tests.evidence.exam.loops import ByHand, Manual
 from tests.evidence.exam.perception_models import convnext_net, image_classifier, vit_net
 from tests.evidence.exam.pictures import digits, in_batches
 from tests.evidence.exam.schedules import SHORT, TWICE_40, adamw, plain_sgd, trained, warm_linear
@@ -104,14 +104,10 @@ def half_adam_eps(planted: bool = True) -> Built:
     return Built(Recipe(net, language_model, adamw(3e-3)), characters(48, 8), kwargs, Expected(kinds))
 
 
-class Rare(Recipe):
+class Rare(ByHand):
     """Gradients are accumulated by hand, for as many batches as given."""
 
     every = 4
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         optimizer: Any = self.optimizers()
@@ -258,14 +254,10 @@ def openai_gpt_smoothed_back(planted: bool = True) -> Built:
     return Built(module, characters(48, 8), SHORT, Expected(("not_updated", "update_too_small", "loss_plateau")))
 
 
-class Gathers(Recipe):
+class Gathers(ByHand):
     """Gathers gradients of some batches by hand."""
 
     planted, gathered = True, 6
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         chosen: Any = self.optimizers()

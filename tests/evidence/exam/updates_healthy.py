@@ -44,12 +44,8 @@ def recipe_meta() -> Built:
     return by_recipe(net, loss, adam(2e-3), in_batches(16, tasks), max_epochs=1, limit_train_batches=70)
 
 
-class Reptile(Recipe):
+class Reptile(ByHand):
     """Each task moves a copy of the net for some steps, and the net goes a part of the way after it."""
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         chosen: Any = self.optimizers()
