@@ -27,6 +27,7 @@ PLAIN = ("q", "actor_critic", "gan", "vae", "vq", "autoencoder", "unet")
 LINEAR = RECURRENT
 """Where there is no activation to choose."""
 BODIED = ("mlp", "residual_mlp", "cnn", "resnet", "vit", "gru", "lstm", "transformer")
+TABLES = ("cancer", "wine", "houses", "arms", "moons")
 SLOW = ("replay", "generation", "vq", "policy", "denoising", "views")
 GENERATIVE = ("masked", "language", "denoising", "vae", "vq", "reversed", "autoencoder", "views")
 ADAMS = ("adam", "adamw", "amsgrad", "nadam", "radam", "adamax")
@@ -73,7 +74,20 @@ def draw(seed: int, task: str = "") -> Recipe:
     fields |= loop(dice, fields)
     fields |= adaptation(dice, fields)
     fields |= observation(dice)
+    if fields["optimizer"] == "lbfgs":
+        fields |= second_order(dice, fields)
     return Recipe(**fields)
+
+
+def second_order(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
+    """L-BFGS: a few steps of all samples or half of them, nothing that draws numbers or comes between gradients and step."""
+    return {
+        "rate": dice.choice((1.0, 1.0, 0.5)), "batch_size": so_far["samples"] // dice.choice((1, 1, 2)),
+        "steps": dice.randint(30, 40), "width": min(so_far["width"], 64),
+        "decay": 0.0, "groups": "one", "schedule": "none", "warmup": 0.0, "interval": "step", "accumulation": 1, "clip": 0.0,
+        "clip_by": "", "precision": "32-true", "manual": False, "optimizers": 1, "dropout": 0.0, "norm": "none", "augment": "",
+        "drop_last": False,
+    }  # fmt: skip
 
 
 def data(dice: Dice, task: Task, name: str) -> dict[str, Any]:
@@ -114,7 +128,9 @@ def architecture(dice: Dice, model: str) -> dict[str, Any]:
         norm = "none"
     init = dice.of({"default": 7, "kaiming": 1, "xavier": 1, "orthogonal": 0.4, "zero_last": 0.3, "small_last": 0.3})
     if transformer:
-        init = dice.of({"default": 4, "normal_002": 3, "xavier": 2, "zero_last": 0.4})
+        init = dice.of(
+            {"default": 4, "normal_002": 3, "xavier": 2, "zero_last": 0.4, "sinks": 0.0 if model == "translator" else 0.5}
+        )
     if model == "actor_critic":
         init = dice.of({"orthogonal": 6, "default": 4})
     depth = dice.choice((1, 2, 2, 3) if image else (1, 2, 2, 3, 3, 4))
@@ -130,14 +146,14 @@ def architecture(dice: Dice, model: str) -> dict[str, Any]:
         dropout = "0"
     attention = dice.of({"sdpa": 4, "explicit": 3, "torch": 3}) if transformer else ""
     position = dice.of({"learned": 5, "sinusoidal": 3, "none": 0.3})
-    wide = width >= 256
+    wide, sinks = width >= 256, init == "sinks"
     return {
         "width": width, "depth": min(depth, 2) if wide else depth + (2 if model == "cnn" else 0),
         "heads": dice.choice((2, 4)) if transformer else 0, "kernel": dice.choice((3, 3, 3, 5)) if image else 0,
         "attention": "torch" if model == "translator" else attention, "activation": activation if model not in LINEAR else "",
-        "norm": norm, "pre_norm": dice.chance(0.75), "dropout": dropout, "init": init, "bias": dice.chance(0.7),
+        "norm": norm, "pre_norm": dice.chance(0.75) or sinks, "dropout": dropout, "init": init, "bias": dice.chance(0.7) or sinks,
         "tied": "transformer" in model and dice.chance(0.4),
-        "position": position if "transformer" in model or "vit" in model else "",
+        "position": "learned" if sinks else position if "transformer" in model or "vit" in model else "",
     }  # fmt: skip
 
 
@@ -159,10 +175,10 @@ def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
         batch = min(batch, 32)
     batch = min(batch, 2 ** int(math.log2(so_far["samples"] / 4)))
     steps = task.steps * math.exp(dice.uniform(math.log(70), math.log(240)))
-    once = so_far["samples"] // batch
-    if dice.chance(0.08) and once >= 45 * task.steps:
-        steps = once
-    elif dice.chance(0.06) and so_far["width"] <= 64 and so_far["model"] in ("mlp", "residual_mlp", "pairwise-mlp", "q"):
+    if dice.chance(0.08) and so_far["samples"] // 16 >= 45 * task.steps:
+        batch = 16 if so_far["samples"] // batch < 45 * task.steps else batch
+        steps = so_far["samples"] // batch
+    elif dice.chance(0.1) and so_far["width"] <= 64 and so_far["model"] in ("mlp", "residual_mlp", "pairwise-mlp", "q"):
         steps = dice.uniform(800, 2000)
     accumulation = dice.choice((2, 4)) if dice.chance(0.1) and so_far["task"] not in ("generation", "policy") else 1
     if so_far["loss"] == "gaussian":
@@ -171,6 +187,11 @@ def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
     limit = 170 if so_far["model"] in TRANSFORMERS else 250 if slow else 500
     steps = min(steps / accumulation**0.25, limit if steps < 800 else 2000)
     return {"batch_size": batch, "steps": max(30, round(steps)), "accumulation": accumulation}
+
+
+def wide_relu(so_far: dict[str, Any]) -> bool:
+    """Whether it has far more rectified units than it needs."""
+    return so_far["model"] == "mlp" and so_far["width"] >= 128 and (so_far["activation"], so_far["norm"]) == ("relu", "none")
 
 
 def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
@@ -183,12 +204,14 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
         weights |= {"sgd": 3, "adadelta": 0}
     if any(part in model for part in ("cnn", "resnet", "unet")):
         weights |= {"sgd": 36}
+    if model in ("mlp", "residual_mlp") and task in TABLES:
+        weights |= {"lbfgs": 4}
     if model == "gan":
         weights = {"adam": 8, "adamw": 1, "rmsprop": 1}
     name = dice.of({key: weight for key, weight in weights.items() if weight})
     median = RATES.get(name, 2.5e-3)
     if model in TRANSFORMERS:
-        median *= 0.6
+        median *= 1.2
     if model == "gan":
         median = 5e-4
     if task in ("policy",):
@@ -197,6 +220,10 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
         median *= 0.7
     if so_far["width"] >= 256:
         median *= 0.5
+    if dice.chance(0.03):
+        median *= 4
+    elif wide_relu(so_far) and name in ADAMS and dice.chance(0.4):
+        median *= dice.choice((10, 30))  # most units die early, and the others are enough
     median *= (250 / so_far["steps"]) ** 0.4
     plain = name == "sgd" and dice.chance(0.25)
     momentum = 0.9 if name == "sgd" and not plain else 0.0
@@ -261,11 +288,11 @@ def adaptation(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     """One in eight trainings that have a body continues with a trained one."""
     steps = 250 if so_far["model"] in ("distilled", *BODIED) else 0
     result: dict[str, Any] = {"adapt": "", "pretrained": 250 if so_far["model"] == "distilled" else 0, "frozen": ""}
-    if not (so_far["model"] in BODIED and so_far["optimizer"] not in ("adadelta", "adagrad")):
+    if not (so_far["model"] in BODIED and so_far["optimizer"] not in ("adadelta", "adagrad", "lbfgs")):
         return result
     tied = so_far["tied"] and so_far["task"] in ("language", "masked")
     if dice.chance(0.22) and so_far["optimizers"] == 1 and not tied:
-        lowered = {"new_head": 1.0, "lora": 1.0, "continue": 0.2}
+        lowered = {"new_head": 1.0, "lora": 1.0, "continue": dice.choice((0.2, 0.2, 0.02))}
         kinds = {"new_head": 3, "continue": 2} | ({"lora": 3} if so_far["model"] in ("mlp", "vit", "transformer") else {})
         adapt = dice.of(kinds)
         frozen = dice.of({"": 1, "body": 1.2}) if adapt == "new_head" else ""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tests.evidence.population import special
 from tests.evidence.population.bodies import BODIES, Net
 from tests.evidence.population.forms import Form
+from tests.evidence.population.layers import Attention, Positions, Residual
 from tests.evidence.population.losses import build_loss
 from tests.evidence.population.recipe import Recipe
 from tests.evidence.population.training import Training
@@ -48,12 +49,29 @@ def initialise(recipe: Recipe, model: nn.Module) -> None:
             start[recipe.init](module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+    elif recipe.init == "sinks":
+        rest_on_the_first(model)
     elif recipe.init in ("zero_last", "small_last") and isinstance(getattr(model, "head", None), nn.Linear):
         with torch.no_grad():
             model.head.weight.mul_(0 if recipe.init == "zero_last" else 0.01)
             model.head.bias.zero_()
     if recipe.offset and recipe.init == "small_last" and isinstance(getattr(model, "head", None), nn.Linear):
         nn.init.constant_(model.head.bias, recipe.offset)  # as Karpathy's recipe: start at the mean of the targets
+
+
+@torch.no_grad()
+def rest_on_the_first(model: nn.Module) -> None:
+    """Half of the heads rest on the first place, whose position is large, as in trained ones (Xiao et al. 2023)."""
+    first = next(m for m in model.modules() if isinstance(m, Positions)).table[0].normal_(std=3.0)
+    for block in (m for m in model.modules() if isinstance(m, Residual) and isinstance(m.body, Attention)):
+        own = getattr(block.body, "attention", block.body)
+        weight, bias = (own.qkv.weight, own.qkv.bias) if hasattr(own, "qkv") else (own.in_proj_weight, own.in_proj_bias)
+        keys = (weight.chunk(3)[1] @ block.norm(first)).unflatten(0, (block.body.heads, -1))
+        bias[: len(first)].unflatten(0, keys.shape)[::2] = (REST / block.body.scale * keys / (keys**2).sum(1, keepdim=True))[::2]
+
+
+REST = 5.0
+"""Score of the first key."""
 
 
 class Lora(nn.Module):

@@ -45,6 +45,7 @@ def make(recipe: Recipe, groups: Any, rate: float) -> Optimizer:
         "adagrad": lambda: o.Adagrad(groups, rate, weight_decay=decay),
         "adadelta": lambda: o.Adadelta(groups, rate, weight_decay=decay),
         "adafactor": lambda: o.Adafactor(groups, rate, weight_decay=decay),
+        "lbfgs": lambda: o.LBFGS(groups, rate, 10, line_search_fn="strong_wolfe"),
         "lion": lambda: Lion(groups, rate, r.betas, decay),
         **{
             name: partial(getattr(o, kind), groups, rate, weight_decay=decay, **adam)

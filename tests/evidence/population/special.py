@@ -60,12 +60,14 @@ class Vq(Autoencoder):
         super().__init__(recipe, form)
         self.book = nn.Embedding(32, self.encoder[-1].out_features // 4)
         nn.init.normal_(self.book.weight, std=0.3)
+        self.straight_through = True
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         z = self.encoder(x.flatten(1)).unflatten(1, (4, -1))
         words = self.book(torch.cdist(z, self.book.weight.expand(len(z), -1, -1)).argmin(-1))
         commitment = F.mse_loss(words, z.detach()) + 0.25 * F.mse_loss(z, words.detach())
-        return self.decoder((z + (words - z).detach()).flatten(1)).reshape(x.shape), commitment
+        given = z + (words - z).detach() if self.straight_through else words
+        return self.decoder(given.flatten(1)).reshape(x.shape), commitment
 
 
 class Unet(nn.Module):

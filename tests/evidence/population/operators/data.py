@@ -37,6 +37,11 @@ def classes(t: Training) -> list[None]:
     return targets(t) if targets(t) and not t.data.train.targets.is_floating_point() and t.data.kind in CLASSES else []
 
 
+def ignorable(t: Training) -> list[None]:
+    """Classes of places, of which a loss may ignore some."""
+    return classes(t) if t.data.kind in CLASSES[1:] and t.recipe.loss in ("cross_entropy", "nll") else []
+
+
 def numbers(t: Training) -> list[None]:
     """Targets that are numbers, measured by a loss that takes any."""
     return targets(t) if t.data.kind == "numbers" and t.recipe.loss in ("mse", "l1", "huber", "gaussian") else []
@@ -149,6 +154,8 @@ fault.by("target_in_input", "leave out the column that holds the target", both(c
          column_that_is_the_target=lambda t, i: column(t, i, lambda _: t.data.train.targets.flatten().float(), TRAIN))
 fault.by("other_units", "bring the columns of validation into the order of training", both(columns, targets),
          columns_in_another_order=lambda t, _: inputs(t, lambda x: x[:, shuffled(t, x.shape[1])], TRAIN))
+fault.by("labels_lost", "ignore only what is padding", ignorable,
+         labels_ignored=lambda t, _: answers(t, lambda y: y.where(torch.rand(y.shape) > t.pick((0.95, 0.99)), -100), TRAIN))
 fault.by("other_numbers", "number the classes once, for training and validation", classes,
          classes_numbered_anew=lambda t, _: numbered(t, shuffled(t, t.data.form.answers)))
 fault.by("strong_augmentation unrelated_targets", "add less noise", floats, stage="training",

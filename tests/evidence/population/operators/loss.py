@@ -100,6 +100,10 @@ fault.by("activation_before_loss no_logits", "give the loss the logits", lossed(
          activation_before_the_loss=lambda t, _: squashed(t))
 fault.by("no_logits activation_before_loss", "give nll_loss logarithms", cross_entropy,
          nll_of_probabilities=lambda t, _: put(t, lambda o, batch: F.nll_loss((flat(o, batch)[0]).softmax(-1), flat(o, batch)[1])))
+fault.by("labels_of_zero", "give the loss -1 for 0", lossed("bce"), labels_of_zero_and_one=lambda t, _: put(
+    t, lambda outputs, batch: F.soft_margin_loss(first(outputs), batch.targets)))
+fault.by("softmax_of_one activation_before_loss no_logits", "use a sigmoid", lossed("bce"),
+         softmax_of_one_number=lambda t, _: given(t, lambda x: x.softmax(-1)))
 fault.by("compared_in_pairs", "give outputs and targets one shape", one_number,
          targets_broadcast=lambda t, _: put(t, lambda outputs, batch: pairs(t, outputs, batch)))
 fault.by("unrelated_targets", "compare each output with its target", targets,

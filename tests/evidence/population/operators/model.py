@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.evidence.population.layers import ACTIVATIONS, Attention, Residual
+from tests.evidence.population.layers import ACTIVATIONS, Attention, Positions, Residual
 from tests.evidence.population.operators.fault import (
     Around,
     Group,
@@ -164,6 +164,12 @@ def frozen(t: Training, name: str) -> Sites:
     return of([name])
 
 
+def by_sample(t: Training, names: list[str]) -> Sites:
+    wide = t.recipe.width
+    swap(t.model, names[0], Around(nn.Identity(), lambda x: x + Positions("sinusoidal", len(x), wide).table[:, None].to(x)))
+    return of(names)
+
+
 def reset(t: Training, part: str) -> Sites:
     for module in t.model.get_submodule(part).modules():
         if hasattr(module, "reset_parameters"):
@@ -191,6 +197,14 @@ fault.by("squashing_chain", "use ReLU or GELU, or a norm", whole(activations, 3)
          sigmoids_in_a_deep_net=lambda t, names: replaced(t, names, nn.Sigmoid))
 fault.by("wrong_axis", "set batch_first=True", whole(recurrent),
          recurrence_over_the_batch=lambda t, names: put(t, names, batch_first=False))
+fault.by("stretching_recurrence initial_scale", "initialise orthogonally", whole(recurrent),
+         recurrence_that_stretches=lambda t, names: start(t, names, between(t, 4, 30), of_what="weight_hh_l0"))
+fault.by("nonfinite_weights", "initialise what torch.empty made", inner,
+         weights_never_initialised=lambda t, name: start(t, [name], t.pick((float("nan"), float("inf")))))
+fault.by("positions_by_sample", "add positions along the second dimension", whole(layers(Positions)),
+         positions_along_the_batch=by_sample)
+fault.by("flat_between", "let the gradient pass, straight-through", when(lambda t: hasattr(t.model, "straight_through")),
+         no_gradient_through_codes=lambda t, _: setattr(t.model, "straight_through", False))
 fault.by("initial_scale large_start stretching_start", "initialise the layer as the others", inner,
          one_layer_starts_large=lambda t, name: start(t, [name], between(t, 20, 2000)))
 fault.by("small_start initial_scale", "initialise with a gain near 1", whole(inner, 3),

@@ -13,6 +13,9 @@ fault = Group("optimizer")
 plain_rate = when(lambda t: t.recipe.optimizer not in ("adadelta",))
 
 
+first_order = when(lambda t: t.recipe.optimizer != "lbfgs")
+
+
 def groups(t: Training) -> list[dict[str, Any]]:
     return [group for optimizer in t.optimizers for group in optimizer.param_groups]
 
@@ -36,6 +39,8 @@ def rated(t: Training, factor: float) -> Sites:
 
 def modules(t: Training) -> list[str]:
     """The direct parts of the model that train, of those that are not all of it."""
+    if t.recipe.optimizer == "lbfgs":  # which has one group, and its own list of parameters
+        return []
     trained = {id(p) for group in groups(t) for p in group["params"]}
     parts = [name for name, part in t.model.named_children() if any(id(p) in trained for p in part.parameters())]
     return parts if len(parts) > 1 else []
@@ -50,7 +55,7 @@ def left_out(t: Training, name: str) -> Sites:
     return of([name])
 
 
-@fault("in_no_optimizer idle_step", "make the optimizer of the model that is trained")
+@fault("in_no_optimizer idle_step", "make the optimizer of the model that is trained", first_order)
 def optimizer_of_an_old_model(t: Training, _: None) -> Sites:
     for group in groups(t):
         group["params"] = [copy.deepcopy(p.detach()).requires_grad_() for p in group["params"]]

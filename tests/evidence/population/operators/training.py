@@ -39,7 +39,7 @@ def at_steps(t: Training, call: Callable[[int], object]) -> None:
 
 def larger(t: Training) -> list[int]:
     """Batches to accumulate, of an epoch, where one optimizer steps."""
-    one = t.loop.turns == 1 and t.recipe.schedule != "plateau" and len(t.optimizers) == 1
+    one = t.loop.turns == 1 and t.recipe.schedule != "plateau" and len(t.optimizers) == 1 and t.recipe.optimizer != "lbfgs"
     return [n for n in (4, 8, 16, 32) if one and n <= len(t.data.train.inputs[0]) // t.recipe.batch_size]
 
 
@@ -60,6 +60,13 @@ def evaluating(t: Training, after: int) -> Sites:
     at_steps(t, lambda i: i > after and t.model.eval())
 
 
+def cut(t: Training, most: float) -> Sites:
+    """Hooks that limit each gradient."""
+    for p in t.model.parameters():
+        if p.requires_grad:
+            p.register_hook(lambda g: g.clamp(-most, most))
+
+
 def freeze(t: Training, part: str) -> Sites:
     put(t, frozen=(*t.loop.frozen, f"{part}.*"))
     return of([part])
@@ -74,6 +81,7 @@ fault.by("small_batches", "use larger batches, or a group norm", normed,
          batches_of_two=lambda t, _: put(t, batch_size=2, drop_last=True))
 fault.by("left_in_eval_mode", "call model.train() before training", modal,
          trained_in_eval_mode=lambda t, _: put(t, train_mode=False))
+fault.by("cut_gradients", "remove the hooks", gradients_cut_by_hooks=lambda t, _: cut(t, between(t, 1e-9, 1e-4)))
 fault.by("clip_too_low", "clip at 1",
          clipped_to_nearly_nothing=lambda t, _: put(t, clip=between(t, 1e-7, 1e-3), clip_by=t.pick(("norm", "value"))))
 fault.by("average_too_slow", "let the average follow",
