@@ -59,7 +59,9 @@ def cnn(recipe: Recipe, form: Form) -> nn.Module:
             side //= 2
     if recipe.depth % 2:
         return nn.Sequential(*layers, nn.Flatten(), *dense(recipe, channels * side * side, recipe.width))
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *dropouts(recipe), nn.Linear(channels, recipe.width))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *dropouts(recipe), nn.Linear(channels, recipe.width), activation(recipe)
+    )
 
 
 def resnet(recipe: Recipe, form: Form) -> nn.Module:
@@ -69,7 +71,9 @@ def resnet(recipe: Recipe, form: Form) -> nn.Module:
     for _ in range(recipe.depth):
         inner = [*convolution(recipe, w, w), nn.Conv2d(w, w, recipe.kernel, 1, recipe.kernel // 2), *norms(recipe, w, 2)]
         blocks += [Residual(nn.Sequential(*inner)), activation(recipe)]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *dropouts(recipe), nn.Linear(w, recipe.width))
+    return nn.Sequential(
+        *stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *dropouts(recipe), nn.Linear(w, recipe.width), activation(recipe)
+    )
 
 
 class Patches(nn.Module):

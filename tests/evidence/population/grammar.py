@@ -149,7 +149,7 @@ def architecture(dice: Dice, model: str) -> dict[str, Any]:
     wide, sinks = width >= 256, init == "sinks"
     return {
         "width": width, "depth": min(depth, 2) if wide else depth + (2 if model == "cnn" else 0),
-        "heads": dice.choice((2, 4)) if transformer else 0, "kernel": dice.choice((3, 3, 3, 5)) if image else 0,
+        "heads": (2 if width == 16 else dice.choice((2, 4))) if transformer else 0, "kernel": dice.choice((3, 3, 3, 5)) if image else 0,
         "attention": "torch" if model == "translator" else attention, "activation": activation if model not in LINEAR else "",
         "norm": norm, "pre_norm": dice.chance(0.75) or sinks, "dropout": dropout, "init": init, "bias": dice.chance(0.7) or sinks,
         "tied": "transformer" in model and dice.chance(0.4),
@@ -180,9 +180,13 @@ def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
         steps = so_far["samples"] // batch
     elif dice.chance(0.1) and so_far["width"] <= 64 and so_far["model"] in ("mlp", "residual_mlp", "pairwise-mlp", "q"):
         steps = dice.uniform(800, 2000)
-    accumulation = dice.choice((2, 4)) if dice.chance(0.1) and so_far["task"] not in ("generation", "policy") else 1
+    accumulation = (
+        dice.choice((2, 4)) if dice.chance(0.13) and batch <= 64 and so_far["task"] not in ("generation", "policy") else 1
+    )
     if so_far["loss"] == "gaussian":
         steps *= 1.5
+    if so_far["kernel"] and accumulation == 1:
+        steps *= 2 if so_far["norm"] == "none" else 1.3
     slow = so_far["model"] in (*RECURRENT, "gnn") or so_far["task"] in SLOW
     limit = 170 if so_far["model"] in TRANSFORMERS else 250 if slow else 500
     steps = min(steps / accumulation**0.25, limit if steps < 800 else 2000)
@@ -232,14 +236,14 @@ def optimizer(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     betas = (0.9, 0.99) if name == "lion" else (0.5, 0.999) if model == "gan" and dice.chance(0.7) else (0.9, 0.999)
     if name in ADAMS and model in TRANSFORMERS and dice.chance(0.35):
         betas = dice.choice(((0.9, 0.95), (0.9, 0.98)))
-    decay = dice.choice((0.01, 0.01, 0.1, 0.05, 0.0)) if name in ("adamw", "lion") else 0.0
+    decay = dice.choice((0.01, 0.01, 0.01, 0.01, 0.01, 0.1, 0.1, 0.05, 0.05, 0.0)) if name in ("adamw", "lion") else 0.0
     if name in ("sgd", "adam") and dice.chance(0.3):
         decay = dice.choice((1e-4, 1e-4, 5e-4, 1e-5))
     eps = dice.choice((1e-6, 1e-5)) if name in ADAMS and dice.chance(0.1) else 1e-8
     return {
         "optimizer": name, "rate": dice.log_normal(median, 1.6), "momentum": momentum,
         "nesterov": bool(momentum) and name == "sgd" and dice.chance(0.25), "betas": betas, "eps": eps, "decay": decay,
-        "groups": dice.of({"one": 8, "no_decay": 4 if decay and name == "adamw" else 0, "head": 0.3}),
+        "groups": dice.of({"one": 8, "no_decay": 4 if decay and name == "adamw" else 0, "head": 2}),
     }  # fmt: skip
 
 
@@ -251,13 +255,16 @@ def schedule(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
         | {"onecycle": 1.2, "plateau": 0.8}
     )
     manual = so_far["model"] == "gan"
-    if name == "plateau" and (manual or so_far["steps"] < 100):
+    epochs = so_far["steps"] * so_far["accumulation"] * so_far["batch_size"] / so_far["samples"]
+    if name == "plateau" and (manual or epochs < 12):
         name = "cosine"
     if name == "onecycle" and so_far["optimizer"] not in ("sgd", "adam", "adamw", "amsgrad", "nadam", "radam"):
         name = "none"
     if so_far["model"] == "gan" and dice.chance(0.7):
         name = "none"
-    interval = "epoch" if name in ("step", "multistep", "exponential", "cosine", "none") and dice.chance(0.5) else "step"
+    interval = (
+        "epoch" if name in ("step", "multistep", "exponential", "cosine", "none") and dice.chance(0.5) and epochs >= 6 else "step"
+    )
     interval = "epoch" if name == "plateau" else interval
     warm = name not in ("plateau", "onecycle") and dice.chance(0.7 if modern else 0.1) and interval == "step"
     return {"schedule": name, "warmup": dice.choice((0.03, 0.05, 0.1)) if warm else 0.0, "interval": interval}
@@ -267,6 +274,7 @@ def loop(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     model, task = so_far["model"], so_far["task"]
     clipped = dice.chance(0.65 if model in TRANSFORMERS + RECURRENT else 0.5 if task == "policy" else 0.12)
     by = "value" if dice.chance(0.08) else "norm"
+    watched = "epoch_loss" if so_far["schedule"] == "plateau" else "-"
     manual = model == "gan" or (so_far["schedule"] != "plateau" and dice.chance(0.05))
     many = manual and model in (*BODIED, "actor_critic") and dice.chance(0.4)
     return {
@@ -277,7 +285,8 @@ def loop(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
         "manual": manual, "optimizers": 2 if model == "gan" or many else 1,
         "shuffle": task not in ("forecast", "language") or dice.chance(0.85),
         "drop_last": dice.chance(0.4) or so_far["norm"] == "batch" or "-" in model,
-        "logged": tuple(name for name, share in HABITS.items() if dice.chance(share)), "validate": dice.chance(0.8),
+        "logged": tuple(name for name, share in HABITS.items() if dice.chance(share) or watched in name),
+        "validate": dice.chance(0.8),
     }  # fmt: skip
 
 
@@ -288,19 +297,21 @@ def adaptation(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     """One in eight trainings that have a body continues with a trained one."""
     steps = 250 if so_far["model"] in ("distilled", *BODIED) else 0
     result: dict[str, Any] = {"adapt": "", "pretrained": 250 if so_far["model"] == "distilled" else 0, "frozen": ""}
+    result["groups"] = "one" if so_far["groups"] == "head" else so_far["groups"]  # a faster head is for trained bodies
     if not (so_far["model"] in BODIED and so_far["optimizer"] not in ("adadelta", "adagrad", "lbfgs")):
         return result
     tied = so_far["tied"] and so_far["task"] in ("language", "masked")
     if dice.chance(0.22) and so_far["optimizers"] == 1 and not tied:
         lowered = {"new_head": 1.0, "lora": 1.0, "continue": dice.choice((0.2, 0.2, 0.02))}
-        kinds = {"new_head": 3, "continue": 2} | ({"lora": 3} if so_far["model"] in ("mlp", "vit", "transformer") else {})
+        able = so_far["optimizer"] in ("adam", "adamw") and (so_far["model"] in ("vit", "transformer") or wide_relu(so_far))
+        kinds = {"new_head": 3, "continue": 2} | ({"lora": 4 if able else 0})
         adapt = dice.of(kinds)
-        frozen = dice.of({"": 1, "body": 1.2}) if adapt == "new_head" else ""
+        frozen = (
+            dice.of({"": 1, "body": 1.2}) if adapt == "new_head" else "first" if adapt == "continue" and dice.chance(0.3) else ""
+        )
         rate = float(f"{so_far['rate'] * lowered[adapt]:.1e}")
         loss = so_far["loss"]
         return {"adapt": adapt, "pretrained": steps, "frozen": frozen, "rate": rate, "loss": loss}
-    if dice.chance(0.02):
-        result["frozen"] = dice.choice(("first", "bias"))
     return result
 
 

@@ -119,6 +119,10 @@ class Module(LightningModule):
             right = (first(outputs).argmax(-1) == batch.targets).float().mean()
             self.log("train_acc", right, on_step=False, on_epoch=True, batch_size=many)
 
+    def on_validation_model_eval(self) -> None:
+        if self.t.loop.eval_mode:
+            super().on_validation_model_eval()
+
     def validation_step(self, rows: list[Tensor], batch_idx: int) -> None:
         batch = self.t.data.validation
         if batch.targets is not None and self.t.data.kind not in ("actions", "pairs"):
@@ -164,7 +168,7 @@ class Module(LightningModule):
         t = self.t
         if t.loop.manual or not t.schedulers:
             return t.optimizers[0] if len(t.optimizers) == 1 else t.optimizers
-        watched = {"monitor": "train_loss"} if t.recipe.schedule == "plateau" else {}
+        watched = {"monitor": "train_loss_epoch"} if t.recipe.schedule == "plateau" else {}
         return {
             "optimizer": t.optimizers[0],
             "lr_scheduler": {"scheduler": t.schedulers[0], "interval": t.loop.interval, **watched},

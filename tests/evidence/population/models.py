@@ -100,14 +100,16 @@ def adapt(recipe: Recipe, model: nn.Module) -> None:
 
 
 def pretrain(training: Training) -> None:
-    """Train with Adam for the recipe's steps: the whole, or the teacher alone."""
+    """Train with Adam: the teacher alone, or the whole on half of the samples; other heads are for coarser classes."""
     recipe, model = training.recipe, training.model
     part = model.teacher if isinstance(model, special.Distilled) else model
     build_loss(training)
     optimizer = torch.optim.Adam(part.parameters(), 2e-3)
-    data = training.data.train
+    data = training.healthy.train
+    if training.data.kind == "classes" and recipe.adapt in ("new_head", "lora"):
+        data = data._replace(targets=data.targets // 2)
     for _ in range(recipe.pretrained):
-        rows = torch.randint(len(data.inputs[0]), (64,))
+        rows = torch.randint(len(data.inputs[0]) // (2 if recipe.adapt else 1), (64,))
         batch = type(data)(tuple(x[rows] for x in data.inputs), None if data.targets is None else data.targets[rows])
         for prepare in training.data.prepare:
             batch = prepare(training, batch)
@@ -120,7 +122,7 @@ def pretrain(training: Training) -> None:
         part.requires_grad_(False)
 
 
-FROZEN = {"body": "body.*", "first": "body.0.*", "bias": "*bias"}
+FROZEN = {"body": "body.*", "first": "body.0.*"}
 
 
 def build_model(training: Training) -> None:

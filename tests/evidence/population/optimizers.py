@@ -93,6 +93,7 @@ def schedule(recipe: Recipe, optimizer: Optimizer, length: int) -> Any:
     s = lr_scheduler
     warmup = round(recipe.warmup * length)
     rest = max(length - warmup, 1)
+    cycles = recipe.optimizer != "sgd" or recipe.momentum > 0
     makers: dict[str, Callable[[], Any]] = {
         "none": lambda: None,
         "cosine": lambda: s.CosineAnnealingLR(optimizer, rest),
@@ -100,7 +101,7 @@ def schedule(recipe: Recipe, optimizer: Optimizer, length: int) -> Any:
         "step": lambda: s.StepLR(optimizer, max(rest // 3, 1), 0.3),
         "multistep": lambda: s.MultiStepLR(optimizer, [rest // 2, 3 * rest // 4], 0.1),
         "exponential": lambda: s.ExponentialLR(optimizer, 0.05 ** (1 / rest)),
-        "onecycle": lambda: s.OneCycleLR(optimizer, [g["lr"] for g in optimizer.param_groups], length + 1),
+        "onecycle": lambda: s.OneCycleLR(optimizer, [g["lr"] for g in optimizer.param_groups], length + 1, cycle_momentum=cycles),
         "plateau": lambda: s.ReduceLROnPlateau(optimizer, patience=3),
     }
     plain = recipe.schedule in ("onecycle", "plateau")
@@ -113,7 +114,8 @@ def build_schedulers(training: Training) -> None:
     recipe = training.recipe
     length = recipe.steps
     if recipe.interval == "epoch":
-        batches = -(-len(training.data.train.inputs[0]) // recipe.batch_size)
+        samples = len(training.data.train.inputs[0])
+        batches = max(1, samples // recipe.batch_size if recipe.drop_last else -(-samples // recipe.batch_size))
         length = max(1, -(-recipe.steps * recipe.accumulation // batches))
     made = [schedule(recipe, optimizer, length) for optimizer in training.optimizers]
     training.schedulers = [one for one in made if one is not None]

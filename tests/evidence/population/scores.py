@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,13 +45,20 @@ def mean_r2(model: nn.Module, data: Batch) -> float:
     return explained(first(model(*data.inputs))[:, 0], data.targets[:, 0])
 
 
-def tokens(model: nn.Module, data: Batch) -> float:
+def tokens(model: Callable[..., Any], data: Batch) -> float:
     """Share of the unigram cross-entropy that is explained."""
     logits, targets = first(model(*data.inputs)).flatten(0, -2), data.targets.flatten()
     known = targets >= 0
     shares = targets[known].bincount(minlength=logits.shape[-1]) / known.sum()
     unigram = -torch.xlogy(shares, shares).sum()
     return 1 - (F.cross_entropy(logits[known], targets[known]) / unigram).item()
+
+
+def prefixes(model: nn.Module, data: Batch) -> float:
+    """The same, each position asked for by what comes before it alone, as where text is written."""
+    *given, x = data.inputs
+    logits = [first(model(*given, x[:, : i + 1]))[:, -1] for i in range(x.shape[1])]
+    return tokens(lambda *_: torch.stack(logits, 1), data)
 
 
 def masks(model: nn.Module, data: Batch) -> float:

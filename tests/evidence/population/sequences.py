@@ -43,7 +43,7 @@ def language(recipe: Recipe) -> Data:
     """The next character."""
     both = pieces(recipe.source, 25, recipe.samples + 128)
     train, validation = (Batch((p[:, :-1],), p[:, 1:]) for p in (both[128:], both[:128]))
-    return Data(train, validation, "tokens", Form("tokens", (24,), VOCABULARY, VOCABULARY, True, True), scores.tokens, 0.0)
+    return Data(train, validation, "tokens", Form("tokens", (24,), VOCABULARY, VOCABULARY, True, True), scores.prefixes, 0.0)
 
 
 def hidden(x: Tensor) -> Batch:
@@ -92,7 +92,7 @@ def reversed_digits(recipe: Recipe) -> Data:
     y = x.flip(1)
     before = torch.cat([torch.zeros(len(x), 1, dtype=torch.long), y[:, :-1]], 1)
     train, validation = (Batch((x[s], before[s]), y[s]) for s in (slice(200, None), slice(200)))
-    return Data(train, validation, "tokens", Form("tokens", (6,), 9, 9, True, True), scores.tokens, 0.0)
+    return Data(train, validation, "tokens", Form("tokens", (6,), 9, 9, True, True), scores.prefixes, 0.0)
 
 
 def communities(recipe: Recipe) -> Data:

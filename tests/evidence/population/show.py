@@ -29,7 +29,7 @@ def main() -> None:
     share = f"{healthy.way(recipe, outcome.score, outcome.constant):.0%} of the way to the best known"
     print(f"Score {outcome.score:.3g}; that of the best constant answer is {outcome.constant:.3g}: {share}. {outcome.raised}")
     for operator in operators:
-        print(f"Planted: {operator.name}, {operator.cause}, at {outcome.sites}. Undone by: {operator.undo}")
+        print(f"Planted: {operator.name}, {', '.join(operator.causes)}, at {outcome.sites}. Undone by: {operator.undo}")
     for alert in outcome.kept["alerts"]:
         causes = ", ".join(f"{name} ({score:.2f})" for name, score in alert["causes"])
         value = f"{alert['value']} (limit {alert['limit']})"

@@ -43,8 +43,8 @@ class Vae(Autoencoder):
 
     def __init__(self, recipe: Recipe, form: Form) -> None:
         super().__init__(recipe, form)
-        z = self.encoder[-1].out_features
-        self.mean, self.log_variance = nn.Linear(z, z), nn.Linear(z, z)
+        last, self.encoder = self.encoder[-1], self.encoder[:-1]
+        self.mean, self.log_variance = (nn.Linear(last.in_features, last.out_features) for _ in range(2))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         h = self.encoder(x.flatten(1))
@@ -222,4 +222,8 @@ class Translator(nn.Module):
 
     def forward(self, source: Tensor, before: Tensor) -> Tensor:
         mask = torch.ones(before.shape[1], before.shape[1], dtype=torch.bool).triu(1)
-        return self.head(self.transformer(self.words(source) + self.position, self.words(before) + self.position, tgt_mask=mask))
+        return self.head(
+            self.transformer(
+                self.words(source) + self.position, self.words(before) + self.position[: before.shape[1]], tgt_mask=mask
+            )
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -27,6 +28,7 @@ def build_data(training: Training) -> None:
         share = torch.logspace(0, torch.tensor(recipe.imbalance).log10().item(), int(targets.max()) + 1)
         keep = torch.rand(len(targets)) < share[targets.flatten().long()]
         data.train = type(data.train)(tuple(x[keep] for x in data.train.inputs), data.train.targets[keep])
+    training.healthy = replace(data)
 
 
 BUILDERS: dict[str, Callable[[Training], None]] = {

@@ -50,6 +50,7 @@ def places() -> dict[str, Recipe]:
     for seed, task in product(range(20), TASKS):
         left = OPERATORS.keys() - found.keys()
         recipe = short(seed, task) if left else None
+        left -= set() if task in ("arms", "houses", "denoising") else ONLY_JUDGED  # whose score any change changes
         found |= {name: recipe for name in left if OPERATORS[name].applies(recipe)}
     return found
 

@@ -108,12 +108,14 @@ class Training:
     """Everything one training is made of. An attribute is there from its stage on.
 
     An operator's own choices (which layer, which column) are drawn from ``generator``, and nothing else is.
+    ``healthy`` are the data before operators.
     ``loss(outputs, batch)`` returns a scalar; ``schedulers`` has one entry for each optimizer, or none.
     """
 
     recipe: Recipe
     generator: torch.Generator
     data: Data = field(init=False)
+    healthy: Data = field(init=False)
     model: nn.Module = field(init=False)
     loss: Callable[[Any, Batch], Tensor] = field(init=False)
     optimizers: list[Optimizer] = field(init=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from tests.evidence.population.operators.fault import Group, Sites, between, both, shuffled
+from tests.evidence.population.operators.fault import Group, Sites, between, both, shuffled, when
 from tests.evidence.population.training import Batch, Training
 
 CLASSES = ("classes", "tokens", "masks")
@@ -19,6 +19,9 @@ def floats(t: Training) -> list[int]:
     """The inputs that are numbers of a measurement: edges of a graph, ids and times are none."""
     first = t.data.train.inputs[0]
     return [0] if first.is_floating_point() and t.data.kind not in ("actions",) else []
+
+
+pixels = when(lambda t: t.data.form.kind == "image" and t.recipe.inputs != "standard")
 
 
 def columns(t: Training) -> list[int]:
@@ -51,9 +54,10 @@ def inputs(t: Training, change: Callable[[Tensor], Tensor], parts: Iterable[str]
     """Change the first input; an autoencoder's targets are its inputs."""
     for name in parts:
         batch = getattr(t.data, name)
-        new = change(batch.inputs[0])
+        both_documents = [change(x) for x in batch.inputs[: 2 if t.data.kind == "ranking" else 1]]
+        new = both_documents[0]
         same = t.data.kind == "inputs" and batch.targets is not None and batch.targets is batch.inputs[0]
-        setattr(t.data, name, Batch((new, *batch.inputs[1:]), new if same else batch.targets))
+        setattr(t.data, name, Batch((*both_documents, *batch.inputs[len(both_documents) :]), new if same else batch.targets))
 
 
 def answers(t: Training, change: Callable[[Tensor], Tensor], parts: Iterable[str] = BOTH) -> None:
@@ -96,7 +100,7 @@ def sample_with_nan(t: Training, _: int) -> Sites:
     inputs(t, spoil, TRAIN)
 
 
-@fault("ordered_data", "shuffle the training samples", classes, stage="training")
+@fault("ordered_data", "shuffle the training samples", both(when(lambda t: t.data.kind == "classes"), classes), stage="training")
 def sorted_by_class(t: Training, _: None) -> Sites:
     chosen(t, t.data.train.targets.reshape(len(t.data.train.targets), -1)[:, 0].argsort(stable=True))
     t.loop.shuffle = False
@@ -118,6 +122,17 @@ def one_corrupt_batch(t: Training, _: int) -> Sites:
     each_batch(t, corrupt)
 
 
+def moved(t: Training, n: int) -> Tensor:
+    """Another order."""
+    order = shuffled(t, n)
+    return order.roll(1) if order.equal(torch.arange(n)) else order
+
+
+def turned(t: Training, order: Tensor) -> None:
+    """Another order of the columns of training."""
+    inputs(t, lambda x: x[:, order], TRAIN)
+
+
 def numbered(t: Training, order: Tensor) -> None:
     """Other numbers of the classes of training."""
     answers(t, lambda y: torch.where(y >= 0, order[y.clamp(min=0)], y), TRAIN)
@@ -129,7 +144,7 @@ def gaps(t: Training, share: float) -> Callable[[Tensor], Tensor]:
 
 
 # fmt: off
-fault.by("tiny_inputs", "divide the inputs once", floats,
+fault.by("tiny_inputs", "divide the inputs once", both(pixels, floats),
          inputs_divided_twice=lambda t, _: inputs(t, times(1 / between(t, 255, 255**2))))
 fault.by("large_inputs placeholder", "scale each column", columns,
          column_in_other_units=lambda t, i: column(t, i, times(between(t, 100, 30_000))))
@@ -144,7 +159,7 @@ fault.by("other_units", "scale validation as training", floats,
          validation_in_other_units=lambda t, _: inputs(t, times(t.pick((1 / 255, 16.0, 255.0, between(t, 5, 100)))), BOTH[1:]))
 fault.by("unrelated_targets", "keep each sample with its target", targets,
          targets_shuffled=lambda t, _: answers(t, lambda y: y[shuffled(t, len(y))], TRAIN))
-fault.by("constant_data destroyed_inputs", "scale before the numbers become integers", floats,
+fault.by("constant_data destroyed_inputs", "scale before the numbers become integers", both(pixels, floats),
          divided_as_integers=lambda t, _: inputs(t, lambda x: (x / (1.01 * x.abs().max())).trunc()))
 fault.by("placeholder large_inputs", "replace the number that stands for what is missing", columns,
          missing_as_minus_9999=lambda t, i: column(t, i, gaps(t, between(t, 0.01, 0.2))))
@@ -153,10 +168,10 @@ fault.by("same_batches", "draw new samples for each batch",
 fault.by("target_in_input", "leave out the column that holds the target", both(classes, columns),
          column_that_is_the_target=lambda t, i: column(t, i, lambda _: t.data.train.targets.flatten().float(), TRAIN))
 fault.by("other_units", "bring the columns of validation into the order of training", both(columns, targets),
-         columns_in_another_order=lambda t, _: inputs(t, lambda x: x[:, shuffled(t, x.shape[1])], TRAIN))
+         columns_in_another_order=lambda t, _: turned(t, moved(t, t.data.train.inputs[0].shape[1])))
 fault.by("labels_lost", "ignore only what is padding", ignorable,
          labels_ignored=lambda t, _: answers(t, lambda y: y.where(torch.rand(y.shape) > t.pick((0.95, 0.99)), -100), TRAIN))
 fault.by("other_numbers", "number the classes once, for training and validation", classes,
-         classes_numbered_anew=lambda t, _: numbered(t, shuffled(t, t.data.form.answers)))
+         classes_numbered_anew=lambda t, _: numbered(t, moved(t, t.data.form.answers)))
 fault.by("strong_augmentation unrelated_targets", "add less noise", floats, stage="training",
          noise_too_strong=lambda t, _: each_batch(t, lambda x, size: x + size * torch.randn_like(x), between(t, 4, 40) * spread(t)))

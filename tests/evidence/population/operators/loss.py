@@ -28,6 +28,15 @@ numbers = lossed("mse", "l1", "huber")
 one_number = both(when(lambda t: t.data.kind == "numbers" and t.data.train.targets.shape[1:] == (1,)), numbers)
 
 
+def frequencies(t: Training) -> Tensor:
+    """How often each class is asked for, and once more."""
+    y = t.data.train.targets.flatten()
+    return y[y >= 0].bincount(minlength=t.data.form.answers).float() + 1
+
+
+uneven = both(classes, when(lambda t: bool(frequencies(t).max() >= 2 * frequencies(t).min())))
+
+
 def put(t: Training, loss: Callable[[Any, Batch], Tensor]) -> Sites:
     """Another loss."""
     t.loss = loss
@@ -57,10 +66,9 @@ def given(t: Training, change: Callable[[Tensor], Tensor]) -> Sites:
     )
 
 
-@fault("weights_upside_down", "weigh rare classes more", cross_entropy)
+@fault("weights_upside_down", "weigh rare classes more", both(uneven, cross_entropy))
 def weights_by_frequency(t: Training, _: None) -> Sites:
-    y = t.data.train.targets.flatten()
-    counts = y[y >= 0].bincount(minlength=t.data.form.answers).float() + 1
+    counts = frequencies(t)
     weights = (counts / counts.mean()) ** t.pick((1, 2))
     return put(t, lambda outputs, batch: F.cross_entropy(*flat(outputs, batch), weight=weights))
 

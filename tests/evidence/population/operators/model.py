@@ -29,6 +29,7 @@ from tests.evidence.population.training import Training
 LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+NO_WAY_AROUND = ("mlp", "cnn", "rnn", "gru", "lstm", "gan", "autoencoder", "pairwise-mlp", "q")
 fault = Group("model")
 activations = layers(*ACTIVATIONS.values())
 linear = layers(*LINEAR)
@@ -44,6 +45,17 @@ def inner(t: Training) -> list[str]:
     return [name for name in linear(t) if name not in own and "target" not in name][:-1]
 
 
+def before_more(t: Training) -> list[str]:
+    """Those of :func:`inner` that do not end a branch or a policy, where zeros are a good start."""
+    modules = dict(t.model.named_modules())
+    ends = {
+        id([m for m in module.body.modules() if isinstance(m, LINEAR)][-1])
+        for module in modules.values()
+        if isinstance(module, Residual)
+    }
+    return [name for name in inner(t) if id(modules[name]) not in ends and name not in ("actor", "critic")]
+
+
 def biased(t: Training) -> list[str]:
     """Linear layers with a bias, next before a rectifier."""
     pairs = pairwise(t.model.named_modules())
@@ -51,6 +63,9 @@ def biased(t: Training) -> list[str]:
         (name, module) for (name, module), (_, after) in pairs if isinstance(after, nn.ReLU) and isinstance(module, LINEAR)
     ]
     return [name for name, module in rectified if module.bias is not None and module.bias.requires_grad]
+
+
+chained = when(lambda t: t.recipe.activation != "sigmoid" and t.recipe.model not in ("moe_transformer", "gan"))
 
 
 def attention(check: Callable[[Attention], bool]) -> Callable[[Training], list[str]]:
@@ -103,7 +118,7 @@ def alike(t: Training) -> list[tuple[str, str]]:
     shapes: dict[object, list[str]] = {}
     for name in inner(t):
         module = t.model.get_submodule(name)
-        shapes.setdefault((type(module), module.weight.shape, module.bias is None), []).append(name)
+        shapes.setdefault((name.partition(".")[0], type(module), module.weight.shape, module.bias is None), []).append(name)
     return [(names[0], names[1]) for names in shapes.values() if len(names) > 1]
 
 
@@ -156,7 +171,7 @@ def squashing(t: Training) -> Callable[[Any], Any]:
 def detached(t: Training, name: str) -> Sites:
     names = inner(t)
     wrap(t, name, torch.Tensor.detach)
-    return of(names[: names.index(name) + 1])
+    return of(names[: names.index(name) + 1] if t.recipe.model in NO_WAY_AROUND else [name])
 
 
 def frozen(t: Training, name: str) -> Sites:
@@ -183,17 +198,17 @@ fault.by("viewed_outputs destroyed_inputs viewed_classes", "permute, do not view
          view_for_permute=lambda t, name: wrap(t, name, lambda x: x.permute(0, 2, 3, 1).reshape(x.shape)))
 fault.by("stretching_start initial_scale large_start", "initialise with a gain near 1", whole(inner, 3),
          all_layers_start_large=lambda t, names: start(t, names, between(t, 8, 50)))
-fault.by("constant_weights", "initialise with random numbers", inner,
+fault.by("constant_weights", "initialise with random numbers", before_more,
          weights_of_one_number=lambda t, name: start(t, [name], 0.0, t.pick((0.0, 0.01, 1.0))))
 fault.by("offset_bias", "start biases at 0", biased,
-         bias_far_below_zero=lambda t, name: start(t, [name], 0.0, -between(t, 5, 300), "bias"))
+         bias_far_below_zero=lambda t, name: start(t, [name], 0.0, -between(t, 3, 30), "bias"))
 fault.by("module_setting", "set momentum to 0.1", whole(layers(*BATCH_NORMS)),
          statistics_that_stay=lambda t, names: put(t, names, momentum=t.pick((0.0, 1e-4, 1e-3))))
 fault.by("scaled_shortcut", "add the input as it is", residual,
-         shortcuts_scaled=lambda t, names: put(t, names, shortcut=t.pick((2.0, 3.0, 8.0, 0.1))))
+         shortcuts_scaled=lambda t, names: put(t, names, shortcut=t.pick((2.0, 3.0, 0.1))))
 fault.by("nonfinite_operation", "add a small number under the root", activations,
          root_of_zero=lambda t, name: wrap(t, name, lambda x: x.relu().sqrt()))
-fault.by("squashing_chain", "use ReLU or GELU, or a norm", whole(activations, 3),
+fault.by("squashing_chain", "use ReLU or GELU, or a norm", both(chained, whole(activations, 3)),
          sigmoids_in_a_deep_net=lambda t, names: replaced(t, names, nn.Sigmoid))
 fault.by("wrong_axis", "set batch_first=True", whole(recurrent),
          recurrence_over_the_batch=lambda t, names: put(t, names, batch_first=False))
@@ -206,13 +221,13 @@ fault.by("positions_by_sample", "add positions along the second dimension", whol
 fault.by("flat_between", "let the gradient pass, straight-through", when(lambda t: hasattr(t.model, "straight_through")),
          no_gradient_through_codes=lambda t, _: setattr(t.model, "straight_through", False))
 fault.by("initial_scale large_start stretching_start", "initialise the layer as the others", inner,
-         one_layer_starts_large=lambda t, name: start(t, [name], between(t, 20, 2000)))
+         one_layer_starts_large=lambda t, name: start(t, [name], between(t, 20, 200)))
 fault.by("small_start initial_scale", "initialise with a gain near 1", whole(inner, 3),
          all_layers_start_small=lambda t, names: start(t, names, 1 / between(t, 30, 1000)))
 fault.by("constant_weights", "initialise with random numbers", whole(inner, 2),
          all_weights_zero=lambda t, names: start(t, names, 0.0))
 fault.by("module_setting", "set eps to 1e-5", whole(layers(*NORMS)),
-         eps_of_a_norm=lambda t, names: put(t, names, eps=t.pick((1.0, 100.0, 1e5))))
+         eps_of_a_norm=lambda t, names: put(t, names, eps=t.pick((1.0, 10.0, 1e5))))
 fault.by("shortcut_missing", "add the input of the block", residual,
          shortcuts_forgotten=lambda t, names: put(t, names, shortcut=0.0))
 fault.by("wrong_mask target_in_input", "pass the causal mask", causal,
@@ -229,10 +244,10 @@ fault.by("wrong_axis unrelated_targets", "set batch_first=True", whole(layers(At
 fault.by("inverted_mask wrong_mask target_in_input", "invert the mask", causal,
          causal_mask_inverted=lambda t, names: around(t, names, lambda x: x.flip(1)))
 fault.by("module_setting", "drop at most half", head,
-         dropout_of_nearly_all=lambda t, name: dropped(t, name, nn.Dropout(t.pick((0.9, 0.95, 0.98, 0.995)))))
+         dropout_of_nearly_all=lambda t, name: dropped(t, name, nn.Dropout(t.pick((0.9, 0.95, 0.98)))))
 fault.by("drops_in_eval", "pass self.training", both(when(lambda t: not t.recipe.tied), head),
          dropout_in_evaluation=lambda t, name: dropped(t, name, dropping(t.pick((0.3, 0.5, 0.8)))))
-fault.by("frozen_by_mistake", "train the layer", head, head_frozen=frozen)
+fault.by("frozen_by_mistake", "train the layer", both(when(lambda t: t.recipe.frozen != "body"), head), head_frozen=frozen)
 fault.by("unscaled_scores", "divide the scores by the root of the head's width", whole(scored),
          scores_not_scaled=lambda t, names: put(t, names, scale=(t.recipe.width / t.recipe.heads) ** t.pick((0.0, 0.5, 1.0))))
 fault.by("weights_not_loaded", "load the trained weights", when(lambda t: t.recipe.pretrained > 0),

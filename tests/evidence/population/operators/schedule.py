@@ -18,7 +18,7 @@ def replaced(t: Training, make: Callable[..., Any], value: float) -> Sites:
     """Other schedules, of the rates that the optimizers began with, stepped at each step."""
     for optimizer in t.optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group.pop("initial_lr", group["lr"])
+            group["lr"] = group.get("max_lr", group.pop("initial_lr", group["lr"]))
     t.schedulers = [make(optimizer, value) for optimizer in t.optimizers]
     return stepped(t, "step")
 
@@ -57,7 +57,7 @@ fault.by("wrong_schedule", "make the schedule as long as the training", plain,
          schedule_over_too_early=lambda t, _: by_step(t, lambda i, n: max(1 - i / n, 0), early(t, 0.03, 0.06, 0.1)),
          cosine_that_rises_again=lambda t, _: replaced(t, schedulers.CosineAnnealingLR, early(t, 0.1, 0.2, 0.5)))
 fault.by("wrong_schedule rate_too_low", "warm up for a tenth of the steps", plain,
-         warm_up_too_long=lambda t, _: by_step(t, lambda i, n: (i + 1) / n, t.loop.steps * between(t, 30, 3000)))
+         warm_up_too_long=lambda t, _: by_step(t, lambda i, n: (i + 1) / n, t.loop.steps * between(t, 20, 100)))
 fault.by("wrong_schedule", "divide as floating point numbers", plain,
          warm_up_of_whole_numbers=lambda t, _: by_step(t, lambda i, n: i // n, t.loop.steps + 1))
 fault.by("wrong_schedule rate_too_high", "set gamma below 1", plain,
