@@ -24,11 +24,9 @@ TRANSFORMERS = ("vit", "transformer", "moe_transformer", "translator")
 RECURRENT = ("rnn", "gru", "lstm")
 PLAIN = ("q", "actor_critic", "gan", "vae", "vq", "autoencoder", "unet")
 """Where people use no dropout."""
-LINEAR = RECURRENT
-"""Where there is no activation to choose."""
 BODIED = ("mlp", "residual_mlp", "cnn", "resnet", "vit", "gru", "lstm", "transformer")
 TABLES = ("cancer", "wine", "houses", "arms", "moons")
-SLOW = ("replay", "generation", "vq", "policy", "denoising", "views")
+SLOW = ("vq", "policy", "denoising", "views")
 GENERATIVE = ("masked", "language", "denoising", "vae", "vq", "reversed", "autoencoder", "views")
 ADAMS = ("adam", "adamw", "amsgrad", "nadam", "radam", "adamax")
 OPTIMIZERS: Weights = {
@@ -124,7 +122,7 @@ def architecture(dice: Dice, model: str) -> dict[str, Any]:
         activation = dice.of({"relu": 8, "gelu": 1.2, "silu": 1, "tanh": 1.2, **rare})
     if model in ("actor_critic", "q"):
         norm, activation = dice.of({"none": 9, "layer": 1}), dice.of({"tanh": 4, "relu": 5})
-    if model in LINEAR or model == "gnn" or (model == "gan" and norm == "batch"):
+    if model in RECURRENT or model == "gnn" or (model == "gan" and norm == "batch"):
         norm = "none"
     init = dice.of({"default": 7, "kaiming": 1, "xavier": 1, "orthogonal": 0.4, "zero_last": 0.3, "small_last": 0.3})
     if transformer:
@@ -140,7 +138,7 @@ def architecture(dice: Dice, model: str) -> dict[str, Any]:
     if recurrent:
         width, depth = dice.choice((32, 48, 64)), dice.choice((1, 1, 2))
     if transformer:
-        width, depth = 16 if dice.chance(0.2) else 32, dice.choice((1, 1, 2))
+        width, depth = 16 if dice.chance(0.1) else 32, dice.choice((1, 1, 2))
     dropout = dice.of({"0": 6, "0.1": 3, "0.2": 1.5, "0.3": 0.7, "0.5": 0.0 if transformer or recurrent else 1.0})
     if model in PLAIN or "-" in model:
         dropout = "0"
@@ -149,8 +147,9 @@ def architecture(dice: Dice, model: str) -> dict[str, Any]:
     wide, sinks = width >= 256, init == "sinks"
     return {
         "width": width, "depth": min(depth, 2) if wide else depth + (2 if model == "cnn" else 0),
-        "heads": (2 if width == 16 else dice.choice((2, 4))) if transformer else 0, "kernel": dice.choice((3, 3, 3, 5)) if image else 0,
-        "attention": "torch" if model == "translator" else attention, "activation": activation if model not in LINEAR else "",
+        "heads": (2 if width == 16 else dice.choice((2, 4))) if transformer else 0,
+        "kernel": dice.choice((3, 3, 3, 5)) if image else 0,
+        "attention": "torch" if model == "translator" else attention, "activation": activation if model not in RECURRENT else "",
         "norm": norm, "pre_norm": dice.chance(0.75) or sinks, "dropout": dropout, "init": init, "bias": dice.chance(0.7) or sinks,
         "tied": "transformer" in model and dice.chance(0.4),
         "position": "learned" if sinks else position if "transformer" in model or "vit" in model else "",
@@ -310,8 +309,7 @@ def adaptation(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
             dice.of({"": 1, "body": 1.2}) if adapt == "new_head" else "first" if adapt == "continue" and dice.chance(0.3) else ""
         )
         rate = float(f"{so_far['rate'] * lowered[adapt]:.1e}")
-        loss = so_far["loss"]
-        return {"adapt": adapt, "pretrained": steps, "frozen": frozen, "rate": rate, "loss": loss}
+        return {"adapt": adapt, "pretrained": steps, "frozen": frozen, "rate": rate}
     return result
 
 

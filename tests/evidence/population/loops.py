@@ -26,12 +26,9 @@ def smoothed(training: Training, batch: Batch) -> Batch:
     return batch._replace(inputs=(x + 0.1 * x.std() * torch.randn_like(x), *batch.inputs[1:]))
 
 
-AUGMENT = {"noise": smoothed}
-
-
 def build_loop(training: Training) -> None:
     r = training.recipe
-    prepare = [*training.data.prepare, *([AUGMENT[r.augment]] if r.augment else [])]
+    prepare = [*training.data.prepare, *([smoothed] if r.augment else [])]
     turns = 2 if r.model == "gan" else 1
     training.loop = Loop(
         r.steps, r.batch_size, r.shuffle, r.drop_last, prepare, r.clip or None, r.clip_by, accumulation=r.accumulation,

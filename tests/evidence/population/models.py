@@ -61,17 +61,13 @@ def initialise(recipe: Recipe, model: nn.Module) -> None:
 
 @torch.no_grad()
 def rest_on_the_first(model: nn.Module) -> None:
-    """Half of the heads rest on the first place, whose position is large, as in trained ones (Xiao et al. 2023)."""
+    """Half of the heads rest on the first place, with a score of 5, as in trained ones (Xiao et al. 2023)."""
     first = next(m for m in model.modules() if isinstance(m, Positions)).table[0].normal_(std=3.0)
     for block in (m for m in model.modules() if isinstance(m, Residual) and isinstance(m.body, Attention)):
         own = getattr(block.body, "attention", block.body)
         weight, bias = (own.qkv.weight, own.qkv.bias) if hasattr(own, "qkv") else (own.in_proj_weight, own.in_proj_bias)
         keys = (weight.chunk(3)[1] @ block.norm(first)).unflatten(0, (block.body.heads, -1))
-        bias[: len(first)].unflatten(0, keys.shape)[::2] = (REST / block.body.scale * keys / (keys**2).sum(1, keepdim=True))[::2]
-
-
-REST = 5.0
-"""Score of the first key."""
+        bias[: len(first)].unflatten(0, keys.shape)[::2] = (5 / block.body.scale * keys / (keys**2).sum(1, keepdim=True))[::2]
 
 
 class Lora(nn.Module):

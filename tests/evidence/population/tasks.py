@@ -54,7 +54,7 @@ TASKS: dict[str, Task] = {
     "digits": Task(images.digits, 1437, IMAGE, ANSWERS, PIXELS, labels=True, weight=2),
     "cancer": Task(tables.cancer, 426, VECTOR, {"bce": 5, "cross_entropy": 3}, ("unit",), 0.5, labels=True),
     "wine": Task(tables.wine, 130, VECTOR, ANSWERS, ("unit",), 0.5, labels=True, weight=0.7),
-    "diabetes": Task(tables.diabetes, 331, VECTOR, NUMBERS, ("unit",), 0.4, weight=0.7),
+    "diabetes": Task(tables.diabetes, 331, VECTOR, NUMBERS, ("unit",), 0.7, weight=0.7),
     "houses": Task(tables.houses, 1600, VECTOR, NUMBERS, weight=1.2),
     "arms": Task(tables.arms, 1600, VECTOR, NUMBERS),
     "moons": Task(tables.moons, 1200, VECTOR, ANSWERS, steps=1.5, labels=True),

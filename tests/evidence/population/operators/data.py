@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -40,9 +41,7 @@ def classes(t: Training) -> list[None]:
     return targets(t) if targets(t) and not t.data.train.targets.is_floating_point() and t.data.kind in CLASSES else []
 
 
-def ignorable(t: Training) -> list[None]:
-    """Classes of places, of which a loss may ignore some."""
-    return classes(t) if t.data.kind in CLASSES[1:] and t.recipe.loss in ("cross_entropy", "nll") else []
+ignorable = both(when(lambda t: t.data.kind in CLASSES[1:] and t.recipe.loss in ("cross_entropy", "nll")), classes)
 
 
 def numbers(t: Training) -> list[None]:
@@ -128,11 +127,6 @@ def moved(t: Training, n: int) -> Tensor:
     return order.roll(1) if order.equal(torch.arange(n)) else order
 
 
-def turned(t: Training, order: Tensor) -> None:
-    """Another order of the columns of training."""
-    inputs(t, lambda x: x[:, order], TRAIN)
-
-
 def numbered(t: Training, order: Tensor) -> None:
     """Other numbers of the classes of training."""
     answers(t, lambda y: torch.where(y >= 0, order[y.clamp(min=0)], y), TRAIN)
@@ -168,7 +162,8 @@ fault.by("same_batches", "draw new samples for each batch",
 fault.by("target_in_input", "leave out the column that holds the target", both(classes, columns),
          column_that_is_the_target=lambda t, i: column(t, i, lambda _: t.data.train.targets.flatten().float(), TRAIN))
 fault.by("other_units", "bring the columns of validation into the order of training", both(columns, targets),
-         columns_in_another_order=lambda t, _: turned(t, moved(t, t.data.train.inputs[0].shape[1])))
+         columns_in_another_order=lambda t, _: inputs(
+    t, partial(torch.index_select, dim=1, index=moved(t, t.data.train.inputs[0].shape[1])), TRAIN))
 fault.by("labels_lost", "ignore only what is padding", ignorable,
          labels_ignored=lambda t, _: answers(t, lambda y: y.where(torch.rand(y.shape) > t.pick((0.95, 0.99)), -100), TRAIN))
 fault.by("other_numbers", "number the classes once, for training and validation", classes,

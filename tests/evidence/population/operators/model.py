@@ -11,19 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.evidence.population.layers import ACTIVATIONS, Attention, Positions, Residual
-from tests.evidence.population.operators.fault import (
-    Around,
-    Group,
-    Sites,
-    between,
-    both,
-    head,
-    layers,
-    of,
-    swap,
-    when,
-    whole,
-)
+from tests.evidence.population.operators.fault import Around, Group, Sites, between, both, head, layers, of, swap, when, whole
 from tests.evidence.population.training import Training
 
 LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d)
