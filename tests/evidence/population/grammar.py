@@ -162,7 +162,8 @@ def objective(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
         loss = "negative_cosine"
     smoothing = 0.1 if loss == "cross_entropy" and dice.chance(0.15) else 0.0
     beta = dice.choice(task.betas) if len(task.betas) > 1 or so_far["model"].startswith("moe") else 0.0
-    return {"loss": loss, "smoothing": smoothing, "beta": float(beta), "dropout": float(so_far["dropout"])}
+    tied = so_far["tied"] and so_far["task"] in ("language", "masked")
+    return {"tied": tied, "loss": loss, "smoothing": smoothing, "beta": float(beta), "dropout": float(so_far["dropout"])}
 
 
 def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
@@ -187,7 +188,13 @@ def length(dice: Dice, task: Task, so_far: dict[str, Any]) -> dict[str, Any]:
     if so_far["kernel"] and accumulation == 1:
         steps *= 2 if so_far["norm"] == "none" else 1.3
     slow = so_far["model"] in (*RECURRENT, "gnn") or so_far["task"] in SLOW
-    limit = 170 if so_far["model"] in TRANSFORMERS else 250 if slow else 500
+    limit = (
+        (400 if so_far["task"] in ("language", "masked", "reversed") else 170)
+        if so_far["model"] in TRANSFORMERS
+        else 250
+        if slow
+        else 500
+    )
     steps = min(steps / accumulation**0.25, limit if steps < 800 else 2000)
     return {"batch_size": batch, "steps": max(30, round(steps)), "accumulation": accumulation}
 
@@ -299,8 +306,7 @@ def adaptation(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     result["groups"] = "one" if so_far["groups"] == "head" else so_far["groups"]  # a faster head is for trained bodies
     if not (so_far["model"] in BODIED and so_far["optimizer"] not in ("adadelta", "adagrad", "lbfgs")):
         return result
-    tied = so_far["tied"] and so_far["task"] in ("language", "masked")
-    if dice.chance(0.22) and so_far["optimizers"] == 1 and not tied:
+    if dice.chance(0.22) and so_far["optimizers"] == 1 and not so_far["tied"]:
         lowered = {"new_head": 1.0, "lora": 1.0, "continue": dice.choice((0.2, 0.2, 0.02))}
         able = so_far["optimizer"] in ("adam", "adamw") and (so_far["model"] in ("vit", "transformer") or wide_relu(so_far))
         kinds = {"new_head": 3, "continue": 2} | ({"lora": 4 if able else 0})

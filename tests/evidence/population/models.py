@@ -114,8 +114,6 @@ def pretrain(training: Training) -> None:
         training.loss(part(*inputs), batch).backward()
         optimizer.step()
     optimizer.zero_grad()
-    if part is not model:
-        part.requires_grad_(False)
 
 
 FROZEN = {"body": "body.*", "first": "body.0.*"}
@@ -128,6 +126,8 @@ def build_model(training: Training) -> None:
     initialise(recipe, training.model)
     if recipe.pretrained:
         pretrain(training)
+    if isinstance(training.model, special.Distilled):
+        training.model.teacher.requires_grad_(False)
     if recipe.adapt:
         adapt(recipe, training.model)
     for name, parameter in training.model.named_parameters():

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 
+import torch
+
 from tests.evidence.population import healthy
 from tests.evidence.population.grammar import draw
 from tests.evidence.population.operators import OPERATORS
@@ -21,6 +23,7 @@ def main() -> None:
     parser.add_argument("operators", nargs="*", metavar="operator")
     parser.add_argument("--mutant", action="store_true")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     recipe = draw(options.seed)
     print(", ".join(f"{name}={value!r}" for name, value in recipe.plain().items()))
     operators = tuple(OPERATORS[name] for name in options.operators) or (drawn_operators(recipe) if options.mutant else ())

@@ -53,10 +53,9 @@ def inputs(t: Training, change: Callable[[Tensor], Tensor], parts: Iterable[str]
     """Change the first input; an autoencoder's targets are its inputs."""
     for name in parts:
         batch = getattr(t.data, name)
-        both_documents = [change(x) for x in batch.inputs[: 2 if t.data.kind == "ranking" else 1]]
-        new = both_documents[0]
+        new = [change(x) for x in batch.inputs[: 2 if t.data.kind == "ranking" else 1]]
         same = t.data.kind == "inputs" and batch.targets is not None and batch.targets is batch.inputs[0]
-        setattr(t.data, name, Batch((*both_documents, *batch.inputs[len(both_documents) :]), new if same else batch.targets))
+        setattr(t.data, name, Batch((*new, *batch.inputs[len(new) :]), new[0] if same else batch.targets))
 
 
 def answers(t: Training, change: Callable[[Tensor], Tensor], parts: Iterable[str] = BOTH) -> None:

@@ -122,5 +122,5 @@ fault.by("loss_without_graph", "do not make a new tensor of the loss",
          loss_made_anew=lambda t, _: made_of(t, lambda loss, _: torch.tensor(loss.item(), requires_grad=True)))
 fault.by("wrong_sign", "minimise the loss", sign_of_the_loss=lambda t, _: times(t, -1.0))
 fault.by("loss_divided rate_too_low", "divide the loss once", loss_divided_by_the_samples=lambda t, _: times(t, 1 / ratio(t)))
-fault.by("flat_outputs no_slope loss_without_graph", "leave the outputs as they are", numbers,
+fault.by("flat_outputs no_slope loss_without_graph", "leave the outputs as they are", one_number,
          outputs_rounded=lambda t, _: given(t, torch.round))

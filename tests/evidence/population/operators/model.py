@@ -119,7 +119,7 @@ def one_layer_in_two_places(t: Training, pair: tuple[str, str]) -> Sites:
 def castable(t: Training) -> list[None]:
     """Where all that meets the weights is data."""
     plain = t.data.kind in ("classes", "binary", "numbers", "tokens") and not t.data.prepare
-    return [None] if plain and t.recipe.precision == "32-true" and not t.recipe.augment else []
+    return [None] if plain and t.recipe.loss != "weighted" and t.recipe.precision == "32-true" and not t.recipe.augment else []
 
 
 @fault("half_weights rate_too_low", "keep the weights in float32", castable)
@@ -191,7 +191,7 @@ fault.by("constant_weights", "initialise with random numbers", before_more,
 fault.by("offset_bias", "start biases at 0", biased,
          bias_far_below_zero=lambda t, name: start(t, [name], 0.0, -between(t, 3, 30), "bias"))
 fault.by("module_setting", "set momentum to 0.1", whole(layers(*BATCH_NORMS)),
-         statistics_that_stay=lambda t, names: put(t, names, momentum=t.pick((0.0, 1e-4, 1e-3))))
+         statistics_that_stay=lambda t, names: put(t, names, momentum=t.pick((0.0, 1e-3))))
 fault.by("scaled_shortcut", "add the input as it is", residual,
          shortcuts_scaled=lambda t, names: put(t, names, shortcut=t.pick((2.0, 3.0, 0.1))))
 fault.by("nonfinite_operation", "add a small number under the root", activations,

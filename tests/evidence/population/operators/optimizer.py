@@ -15,7 +15,6 @@ plain_rate = when(lambda t: t.recipe.optimizer not in ("adadelta",))
 
 uncycled = when(lambda t: t.recipe.schedule != "onecycle")
 scaled_by_eps = when(lambda t: t.recipe.optimizer not in ("adadelta", "adagrad"))
-first_order = when(lambda t: t.recipe.optimizer != "lbfgs")
 
 
 def groups(t: Training) -> list[dict[str, Any]]:
@@ -62,7 +61,9 @@ def left_out(t: Training, name: str) -> Sites:
     return of([name])
 
 
-@fault("in_no_optimizer idle_step", "make the optimizer of the model that is trained", first_order)
+@fault(
+    "in_no_optimizer idle_step", "make the optimizer of the model that is trained", when(lambda t: t.recipe.optimizer != "lbfgs")
+)
 def optimizer_of_an_old_model(t: Training, _: None) -> Sites:
     for group in groups(t):
         group["params"] = [copy.deepcopy(p.detach()).requires_grad_() for p in group["params"]]

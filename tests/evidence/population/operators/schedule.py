@@ -11,7 +11,7 @@ from tests.evidence.population.operators.fault import Group, Sites, Where, betwe
 from tests.evidence.population.training import Training
 
 fault = Group("schedule", stage="training")
-plain = when(lambda t: t.recipe.schedule != "plateau" and t.recipe.optimizer not in ("adadelta",))
+plain = when(lambda t: t.recipe.schedule != "plateau" and t.recipe.optimizer not in ("adadelta", "lbfgs"))
 
 
 def replaced(t: Training, make: Callable[..., Any], value: float) -> Sites:

@@ -54,7 +54,7 @@ def write_back(t: Training, names: list[str], every: int) -> Sites:
             p.copy_(first)
 
     at_steps(t, write)
-    return of(names)
+    return of(names) if len(names) == 1 else None
 
 
 def evaluating(t: Training, after: int) -> Sites:
