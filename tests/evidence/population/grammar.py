@@ -81,10 +81,9 @@ def second_order(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
     """L-BFGS: a few steps of all samples or half of them, nothing that draws numbers or comes between gradients and step."""
     return {
         "rate": dice.choice((1.0, 1.0, 0.5)), "batch_size": so_far["samples"] // dice.choice((1, 1, 2)),
-        "steps": dice.randint(30, 40), "width": min(so_far["width"], 64),
+        "steps": dice.randint(30, 40), "width": min(so_far["width"], 64), "drop_last": False,
         "decay": 0.0, "groups": "one", "schedule": "none", "warmup": 0.0, "interval": "step", "accumulation": 1, "clip": 0.0,
         "clip_by": "", "precision": "32-true", "manual": False, "optimizers": 1, "dropout": 0.0, "norm": "none", "augment": "",
-        "drop_last": False,
     }  # fmt: skip
 
 
@@ -268,9 +267,8 @@ def schedule(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
         name = "none"
     if so_far["model"] == "gan" and dice.chance(0.7):
         name = "none"
-    interval = (
-        "epoch" if name in ("step", "multistep", "exponential", "cosine", "none") and dice.chance(0.5) and epochs >= 6 else "step"
-    )
+    slow = name in ("step", "multistep", "exponential", "cosine", "none") and dice.chance(0.5)
+    interval = "epoch" if slow and epochs >= 6 else "step"
     interval = "epoch" if name == "plateau" else interval
     warm = name not in ("plateau", "onecycle") and dice.chance(0.7 if modern else 0.1) and interval == "step"
     return {"schedule": name, "warmup": dice.choice((0.03, 0.05, 0.1)) if warm else 0.0, "interval": interval}
@@ -311,9 +309,8 @@ def adaptation(dice: Dice, so_far: dict[str, Any]) -> dict[str, Any]:
         able = so_far["optimizer"] in ("adam", "adamw") and (so_far["model"] in ("vit", "transformer") or wide_relu(so_far))
         kinds = {"new_head": 3, "continue": 2} | ({"lora": 4 if able else 0})
         adapt = dice.of(kinds)
-        frozen = (
-            dice.of({"": 1, "body": 1.2}) if adapt == "new_head" else "first" if adapt == "continue" and dice.chance(0.3) else ""
-        )
+        first = "first" if adapt == "continue" and dice.chance(0.3) else ""
+        frozen = dice.of({"": 1, "body": 1.2}) if adapt == "new_head" else first
         rate = float(f"{so_far['rate'] * lowered[adapt]:.1e}")
         return {"adapt": adapt, "pretrained": steps, "frozen": frozen, "rate": rate}
     return result
