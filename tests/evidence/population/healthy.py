@@ -2,7 +2,7 @@
 
 ``python -m tests.evidence.population.healthy runs/population/rows.jsonl.gz`` makes the table of best known scores, ``best.json``,
 of rows of development seeds: of each task and source the score that a fifth of all drawn trainings reach (the tenth best of 50),
-and how many they were; a task that was drawn less than five times keeps the score that it has.
+and how many they were; a task that was drawn less than ten times keeps the score that it has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.evidence.population.record import read
 FILE = Path(__file__).with_name("best.json")
 WAY = 0.5
 """Share of the way to the best known score that a healthy training goes."""
-FEWEST = 5
+FEWEST = 10
 LOST = 0.25
 """Share of its twin's way that a harmful mutant loses."""
 
