@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,6 +48,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(TESTS):
             item.add_marker(kind_of(item.path))
+
+
+@pytest.fixture
+def all_detailed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costly statistics are taken in each sampled batch."""
+    monkeypatch.setattr("lightning_hooks.session.batches.FIRST_DETAILED", math.inf)
 
 
 @pytest.fixture(autouse=True)

@@ -176,8 +176,8 @@ class Events:
 
     # Batches and windows.
 
-    def batch_start(self, batch: Any) -> None:
-        """A training batch starts."""
+    def batch_start(self, batch: Sequence[tuple[str, Tensor]]) -> None:
+        """A training batch starts, with these tensors, each with the place where it is."""
 
     def before_backward(self, loss: Tensor) -> None:
         """Backward starts."""

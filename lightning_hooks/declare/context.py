@@ -17,10 +17,9 @@ from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.measured import MeasuredLoss
 from lightning_hooks.declare.step import OptimizerSteps
 from lightning_hooks.declare.warn import loading_state
-from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, ModuleSelector, Recorder, select_modules
+from lightning_hooks.hooks import Faults, Gate, Meter, ModuleSelector, Recorder, select_modules
 from lightning_hooks.hooks.selection import selects_call
-from lightning_hooks.hooks.tensors import UnreadableError
-from lightning_hooks.hooks.wrappers import is_transformed, skipping
+from lightning_hooks.hooks.wrappers import skipping
 from lightning_hooks.statistics.histograms import HistogramTable
 
 
@@ -38,8 +37,8 @@ class Measure(Protocol):
         """Call a function after each step that was measured; where none can be, warn."""
 
 
-DETAILED = 16
-"""Sampled batches of a window, the first ones, in which costly statistics are taken too; after them each sixteenth."""
+FIRST_DETAILED, DETAILED_EVERY = 4, 8
+"""Sampled batches of a window in which costly statistics are taken too: the first ones, and each eighth after them."""
 
 
 @dataclass(eq=False)
@@ -54,7 +53,6 @@ class Context:
         calls: The calls of functions.
         measure: What some steps gain.
         gate: Whether the batch under way is sampled.
-        details: Whether costly statistics are taken in this batch: the first sixteen sampled ones of a window, and each sixteenth.
         meter: Where the time of hooks is added up; None for nowhere.
         faults: The sites whose hook raised.
         early: Its part in the checks within a window; None without them.
@@ -69,6 +67,7 @@ class Context:
         batch: The training batch under way, from 0 in each epoch.
         batches: Training batches of the window so far, the one under way among them.
         sampled_batches: Those of them that are sampled.
+        detailed: Whether costly statistics were taken in the last of these: in the first four of a window, and in each eighth.
     """
 
     name: str
@@ -78,7 +77,6 @@ class Context:
     calls: Functional
     measure: Measure
     gate: Gate
-    details: DetailGate
     meter: Meter | None
     faults: Faults
     early: EarlyChecks | None
@@ -91,6 +89,7 @@ class Context:
     batch: int = 0
     batches: int = 0
     sampled_batches: int = 0
+    detailed: bool = False
 
     @property
     def functional(self) -> Functional | None:
@@ -124,18 +123,11 @@ class Context:
             recorder: What records a call.
             layers: Also the calls that layers such as ``nn.Softmax`` make, whose output is the function's.
             in_validation: Those of the first batch of each validation instead, at sites that are known from training.
-            detailed: Only in the batches that ``details`` opens for.
+            detailed: Only in the batches in which costly statistics are taken.
         """
-        if not self.calls.available():
-            return
-
-        def record(call: FunctionalCall) -> None:
-            if is_transformed():  # a table that is made there would be too
-                raise UnreadableError(call.output)
-            recorder(call)
-
-        new = partial(skipping, record, on_fault=self.faults, meter=self.meter, observes=True)
-        self.calls.add(self, functions, self.details if detailed else self.gate, lambda site: new(site=site), layers, in_validation)
+        if self.calls.available():
+            new = partial(skipping, recorder, on_fault=self.faults, meter=self.meter, observes=True)
+            self.calls.add(self, functions, self.gate, lambda site: new(site=site), layers, in_validation, detailed)
 
     def guard(self, function: Callable[..., Any], site: str, meter: Meter | None = None) -> skipping:
         """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""

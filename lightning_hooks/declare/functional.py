@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.hooks import DetailGate, Gate, guarded
+from lightning_hooks.hooks import Gate
+from lightning_hooks.hooks.wrappers import skipping
 from lightning_hooks.statistics.columns import RowTable
 
 
@@ -70,10 +71,11 @@ class Functional(Protocol):
         self,
         owner: object,
         functions: Sequence[str],
-        gate: Gate | DetailGate,
-        new: Callable[[str], guarded],
+        gate: Gate,
+        new: Callable[[str], skipping],
         layers: bool = False,
         in_validation: bool = False,
+        detailed: bool = False,
     ) -> None:
         """Record each call of some functions while a gate is open: as :meth:`Context.on_call`."""
 

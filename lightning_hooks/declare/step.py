@@ -49,8 +49,12 @@ def small_ones(parameters: Sequence[Tensor]) -> tuple[int, ...]:
         Empty where all of them are read as quickly, where too few digits show it, and on an accelerator, where to look at a number
         would wait for the device.
     """
-    exact = all(parameter.is_cpu and parameter.dtype in (torch.float32, torch.float64) for parameter in parameters)
-    if not exact or sum(parameter.numel() for parameter in parameters) < MANY:
+    numel = 0
+    for parameter in parameters:
+        if not parameter.is_cpu or parameter.dtype not in (torch.float32, torch.float64):
+            return ()
+        numel += parameter.numel()
+    if numel < MANY:
         return ()
     return tuple(place for place, parameter in enumerate(parameters) if parameter.numel() <= FEW)[:MOST_READ]
 
@@ -251,7 +255,7 @@ class Step:
 
     def sizes(self) -> Tensor:
         """How many elements each gradient stores; shape, dtype and device are those of :meth:`zeros`."""
-        zeros = self.zeros()
+        zeros = self.zeros() if self._zeros is None else self._zeros
         return fixed(tuple(self._sizes), zeros.dtype).to(zeros.device, non_blocking=True)
 
     def _placed(self, found: Tensor) -> Tensor:
@@ -274,6 +278,10 @@ class Step:
         self.found = ()
 
 
-def groups_of(optimizers: Iterable[Any]) -> list[tuple[str, Sequence[dict[str, Any]]]]:
+OptimizerGroups = Sequence[tuple[str, Sequence[dict[str, Any]]]]
+"""The name of each optimizer, with its parameter groups."""
+
+
+def groups_of(optimizers: Iterable[Any]) -> OptimizerGroups:
     """The name of each optimizer, such as ``0-Adam``, with its parameter groups."""
     return [(f"{place}-{type(one).__name__}", getattr(one, "param_groups", ())) for place, one in enumerate(optimizers)]

@@ -1,6 +1,6 @@
 """Hooks in plain torch: registration, selection of modules, tensors inside any output."""
 
-from lightning_hooks.hooks.listener import DetailGate, Faults, Gate, Listener, all_closed
+from lightning_hooks.hooks.listener import Faults, Gate, Listener, all_closed
 from lightning_hooks.hooks.manager import HOOK_KINDS, HookManager, with_hooks
 from lightning_hooks.hooks.recorder import GradientRecorder, OutputRecorder, Recorder
 from lightning_hooks.hooks.selection import ModuleSelector, select_modules
@@ -9,7 +9,6 @@ from lightning_hooks.hooks.wrappers import Meter, counted, guarded, sampled, syn
 
 __all__ = [
     "HOOK_KINDS",
-    "DetailGate",
     "Faults",
     "Gate",
     "GradientRecorder",

@@ -25,7 +25,7 @@ from typing_extensions import override
 from lightning_hooks.hooks.functions import KNOWN, is_fused, may_call, modules_with_compiled_calls
 from lightning_hooks.hooks.listener import Listener
 from lightning_hooks.hooks.modes import Exchange, Show, insert_mode, lowest_place, remove_mode
-from lightning_hooks.hooks.selection import named_sites, outwards
+from lightning_hooks.hooks.selection import named_sites
 
 MOST_CALLS = 8
 """Calls of one function in one module's forward that are distinguished; those of a longer loop count for the last of them."""
@@ -115,6 +115,7 @@ class CallObserver:
         callers: The modules that may call functions, by name.
         compiled: Those of them that call a function under ``torch.compile``, with an empty name for the model's own steps. They are
             passed over: the function would be compiled once with the mode and once without.
+        seen: Whether the mode that sees calls is on the stack of modes.
     """
 
     def __init__(
@@ -128,12 +129,13 @@ class CallObserver:
         self.callers = {name: module for name, module in named_sites(root) if name and may_call(module)}
         self.compiled = modules_with_compiled_calls({"": root, **self.callers})
         self._hooks: dict[tuple[str, bool], _ForwardHooks] = {}
-        self._plans: dict[frozenset[str] | None, list[_ForwardHooks]] = {}
+        self._plans: dict[frozenset[str] | None, tuple[set[str], list[_ForwardHooks]]] = {}
+        self._seen: set[str] = set()  # the modules whose calls are seen in this batch, an empty name for the model's own
         self._hooked: list[_ForwardHooks] = []
         self._frames: list[_Frame] = []
         self._seen_in: frozenset[str] | None = frozenset()
         self._thread = 0
-        self._on = False
+        self.seen = False
 
     def start(self, seen_in: Collection[str] | None = None) -> None:
         """A batch starts.
@@ -145,27 +147,31 @@ class CallObserver:
         self._thread, self._seen_in = threading.get_ident(), None if seen_in is None else frozenset(seen_in)
         if self._seen_in not in self._plans:
             self._plans = {self._seen_in: self._plan()}  # of the last batch: most are like it
-        self._hooked = self._plans[self._seen_in]
+        self._seen, self._hooked = self._plans[self._seen_in]
         for hooks in self._hooked:
             hooks.put()
 
-    def _plan(self) -> list[_ForwardHooks]:
-        """The hooks that are in place in this batch."""
+    def _plan(self) -> tuple[set[str], list[_ForwardHooks]]:
+        """The modules whose calls are seen in this batch, and the hooks that are in place."""
         found = []
+        known = {"", *self.callers}
+        seen = (known if self._seen_in is None else known & self._seen_in).difference(self.compiled)
         for name, module in self.callers.items():
-            outer = next((outer for outer in outwards(name)[1:] if not outer or outer in self.callers), "")
+            outer = name.rpartition(".")[0]
+            while outer not in known:
+                outer = outer.rpartition(".")[0]
             # A module whose calls are not seen takes the mode away, where the module around it has put it there.
-            if self._sees(name) or self._sees(outer):
-                key = name, self._sees(name)
-                found.append(self._hooks.setdefault(key, _ForwardHooks(self, module, *key)))
-        return found
-
-    def _sees(self, name: str) -> bool:
-        return (self._seen_in is None or name in self._seen_in) and name not in self.compiled
+            if name in seen or outer in seen:
+                key = name, name in seen
+                if key not in self._hooks:
+                    self._hooks[key] = _ForwardHooks(self, module, *key)
+                found.append(self._hooks[key])
+        return seen, found
 
     def stop(self) -> None:
         """The batch is over. Harmless when it was over before."""
-        self._switch(False)
+        if self.seen:
+            self._switch(False)
         self._thread = 0
         self._frames.clear()
         for hooks in self._hooked:
@@ -182,27 +188,22 @@ class CallObserver:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Within this block the loop calls ``training_step``: the model's own calls are seen."""
-        self.enter("", self._root, self._sees(""))
+        self.enter("", self._root, "" in self._seen)
         try:
             yield
         finally:
             self.leave(self._root)
-
-    @property
-    def seen(self) -> bool:
-        """Whether the mode that sees calls is on the stack of modes."""
-        return self._on
 
     def begin_step(self) -> None:
         """The loop's own code starts, which ends with the batch: the model's own calls are seen, as in :meth:`step`.
 
         The mode lies below those of others, which are entered before it and may leave before it.
         """
-        self.enter("", self._root, self._sees(""), lowest_place())
+        self.enter("", self._root, "" in self._seen, lowest_place())
 
     def pause(self) -> None:
         """Backward or the optimizer starts, within ``training_step`` perhaps: no call is seen before the next forward is over."""
-        if threading.get_ident() == self._thread:
+        if self.seen and threading.get_ident() == self._thread:
             self._switch(False)
 
     def enter(self, name: str, module: nn.Module, sees: bool, below: int | None = None) -> None:
@@ -214,33 +215,35 @@ class CallObserver:
             sees: Whether its calls are seen.
             below: How many modes are below the mode there; None for all that are on the stack now.
         """
-        if not self._follows():
-            return
+        if threading.get_ident() != self._thread or torch._C._current_graph_task_id() != -1:
+            return  # not in the thread of the batch, or a recomputation in backward
         if below is None:
-            below = torch._C._len_torch_function_stack() - self._on
+            below = torch._C._len_torch_function_stack() - self.seen
         fused = is_fused(module) or bool(self._frames and self._frames[-1].fused)
-        self._frames.append(_Frame(name, module, sees and not fused, fused, below))
-        self._switch(self._frames[-1].sees)
+        sees = sees and not fused
+        self._frames.append(_Frame(name, module, sees, fused, below))
+        if sees is not self.seen:
+            self._switch(sees)
 
     def leave(self, module: nn.Module) -> None:
         """A module's forward has returned or raised."""
-        if self._follows() and any(frame.module is module for frame in self._frames):
-            while self._frames.pop().module is not module:
-                pass
-            self._switch(bool(self._frames) and self._frames[-1].sees)
-
-    def _follows(self) -> bool:
-        """Whether what runs is a forward of the batch: in its thread, and no recomputation in backward."""
-        return threading.get_ident() == self._thread and torch._C._current_graph_task_id() == -1
+        frames = self._frames
+        follows = threading.get_ident() == self._thread and torch._C._current_graph_task_id() == -1
+        for place in range(len(frames) - 1, -1, -1) if follows else ():
+            if frames[place].module is module:
+                del frames[place:]
+                sees = bool(frames) and frames[-1].sees
+                if sees is not self.seen:
+                    self._switch(sees)
+                return
 
     def _switch(self, on: bool) -> None:
         """Put the mode onto the stack of modes, at its place in the frame under way, or take it away."""
-        if on is not self._on:
-            self._on = on
-            if on:
-                insert_mode(self._mode, self._frames[-1].below)
-            else:
-                remove_mode(self._mode)
+        self.seen = on
+        if on:
+            insert_mode(self._mode, self._frames[-1].below)
+        else:
+            remove_mode(self._mode)
 
     def _shown(self, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not self._frames:

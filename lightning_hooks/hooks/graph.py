@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -39,8 +38,8 @@ def squashed_twice(loss: Tensor) -> Any | None:
     Returns:
         The graph node of that softmax or sigmoid, or None.
     """
-    for node in _nearest(loss.grad_fn):
-        before = _unmoved(_input(node)) if _name(node) in _SQUASHING else None
+    for node, name, _ in _operations(loss.grad_fn, NEAR):
+        before = _unmoved(_input(node)) if name in _SQUASHING else None
         if before is not None and _name(before) in _SQUASHED:
             return before
     return None
@@ -67,7 +66,7 @@ def aligns(loss: Tensor) -> bool:
     Args:
         loss: The loss, before backward.
     """
-    return any("CtcLoss" in _name(node) for node in _nearest(loss.grad_fn))
+    return "CtcLoss" in " ".join([name for _, name, _ in _operations(loss.grad_fn, NEAR)])
 
 
 def distance_sign(loss: Tensor) -> int:
@@ -98,10 +97,9 @@ def linear_layers(loss: Tensor) -> list[nn.Parameter]:
         Two weights and more, of layers none of which is narrower than what is before and after it: a narrow one is an own model, as
         a linear autoencoder is, and an adapter of low rank.
     """
-    last = next((node for node in _nearest(loss.grad_fn) if _name(node) in _PRODUCTS), None)
     weights: dict[int, nn.Parameter] = {}
-    for node, _ in _paths(last, MOST):
-        name = _name(node)
+    products = [node for node, name, _ in _operations(loss.grad_fn, NEAR) if name in _PRODUCTS]
+    for node, name, _ in _operations(products[0], MOST) if products else ():
         variable = getattr(node, "variable", None)
         if isinstance(variable, nn.Parameter):
             weights |= {id(variable): variable} if variable.dim() > 1 else {}
@@ -119,25 +117,27 @@ def linear_layers(loss: Tensor) -> list[nn.Parameter]:
 
 def nearest_known(node: Any, known: Mapping[Any, T]) -> T | None:
     """Return the entry of ``known`` for the node nearest to ``node`` on the way to the inputs, or None."""
-    return next((known[found] for found in _nearest(node) if found in known), None)
+    return next((known[found] for found, _, _ in _operations(node, NEAR) if found in known), None)
 
 
-def parameters_behind(loss: Tensor, known: Mapping[Any, T]) -> Iterator[tuple[nn.Parameter, T | None]]:
-    """Yield the parameters that a loss has a gradient for, whoever holds them.
+def parameters_behind(loss: Tensor, known: Mapping[Any, T]) -> list[tuple[nn.Parameter, T | None]]:
+    """Return the parameters that a loss has a gradient for, whoever holds them.
 
     Args:
         loss: The loss, before backward.
         known: Entries for some nodes of its graph.
 
-    Yields:
+    Returns:
         Each parameter, with the entry that is nearest to it on some way to the loss.
     """
     nearest: dict[Any, T | None] = {}
-    for node, before in _paths(loss.grad_fn, MOST):
-        nearest[node] = known.get(node, nearest.get(before))
+    found = []
+    for node, _, user in _operations(loss.grad_fn, MOST):
+        nearest[node] = known.get(node, nearest.get(user))
         variable = getattr(node, "variable", None)  # of nodes that accumulate the gradient of a leaf
         if isinstance(variable, nn.Parameter):
-            yield variable, nearest[node]
+            found.append((variable, nearest[node]))
+    return found
 
 
 def weights_of_targets(loss: Tensor, compared: Sequence[tuple[Any, Any, Any]]) -> list[nn.Parameter]:
@@ -149,25 +149,22 @@ def weights_of_targets(loss: Tensor, compared: Sequence[tuple[Any, Any, Any]]) -
     """
     cut = set[tuple[Any, Any]]()
     for output, given, target in compared:
-        cut |= {(node, target) for node, _ in _paths(output, NEAR, ends=(given, target))}
+        cut |= {(node, target) for node, _, _ in _operations(output, NEAR, ends=(given, target))}
     if not cut:
         return []
-    elsewhere = {node for node, _ in _paths(loss.grad_fn, MOST, cut=cut)}
+    elsewhere = {node for node, _, _ in _operations(loss.grad_fn, MOST, cut=cut)}
     found = []
-    for node, user in _paths(loss.grad_fn, MOST):
+    for node, _, user in _operations(loss.grad_fn, MOST):
         variable = getattr(node, "variable", None)
         if isinstance(variable, nn.Parameter) and node not in elsewhere and _name(user) in _MULTIPLIES:
             found.append(variable)
     return found
 
 
-def _nearest(node: Any) -> Iterator[Any]:
-    """Yield the nodes of a graph from ``node`` on, nearest first."""
-    return (current for current, _ in _paths(node, NEAR))
-
-
-def _paths(node: Any, most: int, ends: Collection[Any] = (), cut: Collection[tuple[Any, Any]] = ()) -> Iterator[tuple[Any, Any]]:
-    """Yield the nodes of a graph from ``node`` on, nearest first, each with one that uses it.
+def _operations(
+    node: Any, most: int, ends: Collection[Any] = (), cut: Collection[tuple[Any, Any]] = ()
+) -> list[tuple[Any, str, Any]]:
+    """Return the nodes of a graph from ``node`` on, nearest first, each with its operation and with a node that uses it.
 
     Args:
         node: Where to begin.
@@ -175,16 +172,16 @@ def _paths(node: Any, most: int, ends: Collection[Any] = (), cut: Collection[tup
         ends: Nodes that are not entered.
         cut: Edges, from a node to one before it, that are not followed.
     """
-    queue, seen = deque([(node, None)] if node is not None else []), {node}
-    for _ in range(most):
-        if not queue:
-            return
-        current, before = queue.popleft()
-        yield current, before
+    found, seen = [] if node is None else [(node, _name(node), None)], {node}
+    for current, _, _ in found:  # which grows
         for following, _ in current.next_functions:
+            if len(found) == most:
+                return found
             if following is not None and not (following in seen or following in ends or (current, following) in cut):
                 seen.add(following)
-                queue.append((following, current))
+                name = str(following.name()).rstrip("0123456789").removesuffix("Backward")  # as _name says, without a call
+                found.append((following, name, current))
+    return found
 
 
 def _unmoved(node: Any | None) -> Any | None:

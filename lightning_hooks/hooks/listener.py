@@ -21,11 +21,13 @@ class Gate:
     Attributes:
         open: Whether hooks record now.
         sampled: Whether the batch under way is a sampled one.
+        in_detail: Whether costly statistics are taken in it too.
         running: Whether a batch is under way.
     """
 
     open: bool = False
     sampled: bool = False
+    in_detail: bool = False
     running: bool = False
 
     def __bool__(self) -> bool:
@@ -48,30 +50,8 @@ class Gate:
 
     def stop(self) -> None:
         """The batch is over."""
-        self.open = self.sampled = self.running = False
+        self.open = self.sampled = self.in_detail = self.running = False
         _UNDER_WAY.pop(id(self), None)
-
-
-class DetailGate:
-    """Open where a gate is, in the batches in which costly statistics are taken too.
-
-    Args:
-        gate: The gate.
-
-    Attributes:
-        sampled: Whether the batch under way is recorded in detail.
-        detailed: Whether the last sampled batch was.
-    """
-
-    __slots__ = ("_gate", "detailed", "sampled")
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate, self.sampled, self.detailed = gate, False, False
-
-    @property
-    def open(self) -> bool:
-        """Whether hooks record now."""
-        return self.sampled and self._gate.open
 
 
 _UNDER_WAY: dict[int, Gate] = {}

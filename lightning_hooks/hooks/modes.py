@@ -18,6 +18,8 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes  # has no public name
 
 _NO_MODES = nullcontext()
+_push: Callable[[TorchFunctionMode], None] = torch.overrides._push_mode  # a mode that leaves before later ones has no public name
+_pop: Callable[[], TorchFunctionMode] = torch.overrides._pop_mode
 function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 """Return how many modes of each kind are in force in this thread."""
 
@@ -59,20 +61,11 @@ def lowest_place() -> int:
 
 def insert_mode(mode: TorchFunctionMode, below: int) -> None:
     """Put a mode onto the stack of modes, with so many below it: those above it are the user's, and leave before it."""
-    above = [_pop() for _ in range(function_modes() - below)]
+    above = []
+    while function_modes() > below:
+        above.append(_pop())
     for other in (mode, *reversed(above)):
         _push(other)
-
-
-# A mode has to leave before those that were entered after it, which has no public name.
-
-
-def _push(mode: TorchFunctionMode) -> None:
-    torch.overrides._push_mode(mode)  # type: ignore[no-untyped-call]
-
-
-def _pop() -> TorchFunctionMode:
-    return torch.overrides._pop_mode()  # type: ignore[no-untyped-call, no-any-return]
 
 
 Show = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], None]

@@ -177,7 +177,10 @@ def named_sites(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def clean_name(name: str) -> str:
     """Return a module or parameter name without the parts that wrappers add."""
-    if not any(prefix in name for prefix in _WRAPPER_PREFIXES):
+    for prefix in _WRAPPER_PREFIXES:
+        if prefix in name:
+            break
+    else:
         return name
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_PREFIXES)
 

@@ -185,16 +185,17 @@ class guarded:  # noqa: N801
         except self.passes:
             raise
         except Exception as error:  # noqa: BLE001  whatever a hook raises, training must go on
-            self._failed(error)
+            self.failed(error)
             return None
 
     def _trace(self, hook: Recorder, number: Tensor, *args: Any) -> None:
         try:
             hook.trace(number, *args)
         except Exception as error:  # noqa: BLE001
-            self._failed(error)
+            self.failed(error)
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """Report the hook's error, and disable it."""
         # Without its traceback: that would keep the tensors of the failing frame alive.
         self.error = error.with_traceback(None)
         if self.on_fault is not None:
@@ -233,9 +234,9 @@ class skipping(guarded):  # noqa: N801  as guarded
             self.hook.skip()
 
     @override
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
         if not isinstance(error, UnreadableError):
-            super()._failed(error)
+            super().failed(error)
             return
         self.skip()
         if self.on_fault is not None:

@@ -152,10 +152,11 @@ class LightningHost(TrainerReference, Host):
 
     @override
     def refresh(self) -> None:
-        of_trainer = lightning_api.loss_scaler(self.trainer)
+        trainer = self.trainer
+        of_trainer = lightning_api.loss_scaler(trainer)
         scaler = of_trainer or (None if self.setup.automatic_optimization else lightning_api.own_loss_scaler(self.model))
         unscales_in_step = of_trainer is None and scaler is not None
-        self.loss_scaling = LossScaling(self.trainer.accumulate_grad_batches, scaler, unscales_in_step)
+        self.loss_scaling = LossScaling(trainer.accumulate_grad_batches, scaler, unscales_in_step)
 
     @override
     def gradient_changes(self) -> GradientChanges:

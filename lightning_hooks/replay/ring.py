@@ -6,6 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -116,9 +117,8 @@ class ChangedBuffers:
     def keep(self, host: Host) -> None:
         """A forward pass of the loop's model starts: keep the values."""
         if self._changing is None:
-            found = (copied(buffer) for buffer in host.model.buffers())
-            buffers = sorted((buffer for buffer in found if buffer is not None), key=lambda buffer: buffer.nbytes)
-            ends = itertools.accumulate(buffer.nbytes for buffer in buffers)
+            buffers = sorted([found for found in map(copied, host.model.buffers()) if found is not None], key=attrgetter("nbytes"))
+            ends = itertools.accumulate(map(attrgetter("nbytes"), buffers))
             self._changing = [buffer for buffer, end in zip(buffers, ends, strict=True) if end <= MOST_BYTES]
             self._before, self.known = [buffer.clone() for buffer in self._changing], False
         elif self._changing:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lightning_hooks.declare.context import DETAILED, Context
+from lightning_hooks.declare.context import DETAILED_EVERY, FIRST_DETAILED, Context
 from lightning_hooks.hooks import Gate
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
@@ -80,8 +80,8 @@ class Batches:
                 which |= bit
                 sampling.gate.start(True)
                 context.sampled_batches += 1
-                detailed = context.sampled_batches <= DETAILED or context.sampled_batches % DETAILED == 0
-                context.details.sampled = context.details.detailed = detailed
+                detailed = context.sampled_batches <= FIRST_DETAILED or context.sampled_batches % DETAILED_EVERY == 1
+                sampling.gate.in_detail = context.detailed = detailed
             context.batches += 1
             bit <<= 1
         key, self._sampled = (which, self._sampled), which
@@ -104,12 +104,11 @@ class Batches:
     def stop(self) -> None:
         """A training batch ends."""
         begin, self._begin, end = self._begin, None, self._now()
-        for context, sampling in self._of_members:
+        for _, sampling in self._of_members:
             gate, overhead = sampling.gate, sampling.overhead
             sampled = gate.sampled or sampling.every_step
             if gate.sampled:
                 gate.stop()
-                context.details.sampled = False
             gate.running = False
             if overhead is None or begin is None:
                 continue

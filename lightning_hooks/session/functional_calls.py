@@ -14,10 +14,12 @@ from lightning_hooks.declare.collector import Events
 from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import Once, info, warn
-from lightning_hooks.hooks import DetailGate, Gate, guarded
+from lightning_hooks.hooks import Gate, guarded
 from lightning_hooks.hooks.functional import CallObserver, FunctionCall
 from lightning_hooks.hooks.functions import FUSED, is_calling_layer
 from lightning_hooks.hooks.selection import compiled_regions
+from lightning_hooks.hooks.tensors import UnreadableError
+from lightning_hooks.hooks.wrappers import is_transformed, skipping
 from lightning_hooks.statistics.reduction import all_ranks
 
 SITES_PER_CALLER = 3
@@ -35,20 +37,12 @@ class _Subscriber:
 
     owner: object
     functions: frozenset[str]
-    gate: Gate | DetailGate
-    new: Callable[[str], guarded]
+    gate: Gate
+    new: Callable[[str], skipping]
     layers: bool
     in_validation: bool
-    of_sites: dict[int, guarded] = field(default_factory=dict)
-
-    def is_open(self, in_validation: bool) -> bool:
-        return in_validation if self.in_validation else self.gate.open
-
-    def take(self, call: FunctionalCall) -> None:
-        recorder = self.of_sites.get(call.site.index)
-        if recorder is None:
-            recorder = self.of_sites[call.site.index] = self.new(call.site.name)
-        recorder(call)
+    detailed: bool
+    of_sites: dict[int, skipping] = field(default_factory=dict)
 
 
 class FunctionalCalls:
@@ -75,6 +69,7 @@ class FunctionalCalls:
         self._among = all_ranks()
         self._subscribers: list[_Subscriber] = []
         self._takers: dict[str, list[_Subscriber]] = {}  # by the function that they want
+        self._open: list[_Subscriber] = []  # those that record the call under way
         self._numbers: dict[str, int] = {}
         self._waiting: dict[str, FunctionalSite] = {}  # called on this rank, and ranks have not agreed
         self._agreed = self._among is None
@@ -102,10 +97,11 @@ class FunctionalCalls:
         self,
         owner: object,
         functions: Sequence[str],
-        gate: Gate | DetailGate,
-        new: Callable[[str], guarded],
+        gate: Gate,
+        new: Callable[[str], skipping],
         layers: bool = False,
         in_validation: bool = False,
+        detailed: bool = False,
     ) -> None:
         """Record each call of some functions while a gate is open.
 
@@ -116,8 +112,9 @@ class FunctionalCalls:
             new: Makes the recorder of a site, by its name.
             layers: Also the calls that layers such as ``nn.Softmax`` make, whose output is the function's.
             in_validation: Those of the first batch of each validation instead, at sites that are known from training.
+            detailed: Only in the batches in which costly statistics are taken.
         """
-        self._subscribers.append(_Subscriber(owner, frozenset(functions), gate, new, layers, in_validation))
+        self._subscribers.append(_Subscriber(owner, frozenset(functions), gate, new, layers, in_validation, detailed))
         self._follow()
 
     def release(self, owner: object) -> None:
@@ -137,7 +134,7 @@ class FunctionalCalls:
     def start(self) -> None:
         """A training batch starts that somebody samples who records calls."""
         for subscriber in self._subscribers:
-            if subscriber.gate.sampled:
+            if subscriber.gate.sampled and (subscriber.gate.in_detail or not subscriber.detailed):
                 self.running = True
                 self._observer.start(None if self._is_full() else self._callers())
                 return
@@ -151,8 +148,14 @@ class FunctionalCalls:
 
     def _callers(self) -> set[str]:
         """The modules that are known to call, on any rank, a function that somebody records in this batch."""
-        wanted = {name for subscriber in self._subscribers if subscriber.gate.sampled for name in subscriber.functions}
-        return {site.module for site in (*self.sites, *self._waiting.values()) if site.function in wanted}
+        wanted, found = set[str](), set[str]()
+        for subscriber in self._subscribers:
+            if subscriber.gate.sampled and (subscriber.gate.in_detail or not subscriber.detailed):
+                wanted |= subscriber.functions
+        for site in (*self.sites, *self._waiting.values()):
+            if site.function in wanted:
+                found.add(site.module)
+        return found
 
     def of(self, owner: object) -> bool:
         """Whether an owner records calls of training batches."""
@@ -174,7 +177,8 @@ class FunctionalCalls:
 
     def pause(self) -> None:
         """Backward or an optimizer's step starts: no call is seen before the next forward."""
-        self._observer.pause()
+        if self._observer.seen:
+            self._observer.pause()
 
     def leave(self) -> None:
         """No further call is seen in the batch under way: the model runs for other purposes."""
@@ -218,23 +222,33 @@ class FunctionalCalls:
         del self._host
 
     def _is_wanted(self, function: str) -> bool:
-        return any(subscriber.is_open(self.in_validation) for subscriber in self._takers.get(function, ()))
+        self._open = []
+        for each in self._takers.get(function, ()):
+            if self.in_validation if each.in_validation else each.gate.open and (each.gate.in_detail or not each.detailed):
+                self._open.append(each)
+        return bool(self._open)
 
     def _record(self, call: FunctionCall) -> None:
-        takers = [subscriber for subscriber in self._takers.get(call.function, ()) if subscriber.is_open(self.in_validation)]
-        if takers and is_calling_layer(call.module):
+        takers = self._open
+        if is_calling_layer(call.module):
             takers = [subscriber for subscriber in takers if subscriber.layers]
-        site = self._site_of(call) if takers else None
-        if site is not None:
-            seen = FunctionalCall(site, call.function, call.arguments, call.output, call.module)
-            for subscriber in takers:
-                subscriber.take(seen)
-
-    def _site_of(self, call: FunctionCall) -> FunctionalSite | None:
-        """The site of a call; None where it has no number (yet)."""
         number = self._numbers.get(call.name)
-        if number is not None:
-            return self.sites[number]
+        site = self.sites[number] if number is not None else self._new_site(call) if takers else None
+        if site is None or not takers:
+            return
+        seen = FunctionalCall(site, call.function, call.arguments, call.output, call.module)
+        transformed = is_transformed()  # a table that is made there would be too
+        for subscriber in takers:
+            recorder = subscriber.of_sites.get(site.index)
+            if recorder is None:
+                recorder = subscriber.of_sites[site.index] = subscriber.new(site.name)
+            if transformed:
+                recorder.failed(UnreadableError(call.output))
+            else:
+                recorder(seen)
+
+    def _new_site(self, call: FunctionCall) -> FunctionalSite | None:
+        """The site of a call that has no number; None where it gets none (yet)."""
         if self.in_validation:
             return None
         site = FunctionalSite(len(self.sites), call.name, call.function, call.caller)

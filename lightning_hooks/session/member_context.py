@@ -10,7 +10,7 @@ from lightning_hooks.declare.book import EarlyChecks
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.host import Host
-from lightning_hooks.hooks import DetailGate, Faults
+from lightning_hooks.hooks import Faults
 from lightning_hooks.session.evidence import SessionEvidence
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.logged import MemberLog
@@ -59,7 +59,6 @@ def new_context(
         calls=session.calls,
         measure=session.evidence.measure,
         gate=sampling.gate,
-        details=DetailGate(sampling.gate),
         meter=sampling.meter,
         faults=faults,
         early=early,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from lightning_hooks.declare.warn import Once
 from lightning_hooks.hooks import Faults, Gate, HookManager, Listener
 from lightning_hooks.hooks.manager import remove_hooks
+from lightning_hooks.hooks.modes import dispatch_modes, outside_modes
 from lightning_hooks.hooks.suspension import Suspension
 from lightning_hooks.hooks.wrappers import is_transformed, skipping
 
@@ -30,16 +32,29 @@ class SharedHook(Listener):
         self.recorders: list[skipping] = []
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Hand the output to each recorder."""
-        compiling = torch.compiler.is_compiling()  # asked first: a graph must not depend on the gate
-        if compiling or self.gate.open:
-            if not compiling and is_transformed():
+        """Hand the output to each recorder, in one call for all that their guards do."""
+        if torch.compiler.is_compiling():  # asked first: a graph must not depend on the gate
+            for recorder in self.recorders:
+                recorder(module, args, output)
+        elif self.gate.open:
+            if is_transformed():
                 self.faults.skipped += 1
                 for recorder in self.recorders:
                     recorder.skip()
                 return
-            for recorder in self.recorders:
-                recorder(module, args, output)
+            begin = perf_counter()
+            with outside_modes() if dispatch_modes() else torch._C.DisableTorchFunction():
+                for recorder in self.recorders:
+                    if recorder.error is not None or (recorder.when is not None and not recorder.when.open):
+                        continue
+                    try:
+                        recorder.hook(module, args, output)
+                    except Exception as error:  # noqa: BLE001  training goes on
+                        recorder.failed(error)
+                    if recorder.meter is not None:
+                        end = perf_counter()
+                        recorder.meter.seconds += end - begin
+                        begin = end
 
 
 class ModuleHooks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import ref
 
@@ -39,8 +39,13 @@ class ParameterPlaces:
         n_before = len(self.names)
         known = {id(parameter): place for place, found in enumerate(self._parameters) if (parameter := found()) is not None}
         current: dict[int, tuple[str, Tensor]] = {}
-        for name, parameter in _named(model, optimizers):
-            current.setdefault(id(parameter), (name, parameter))  # a tied parameter is one parameter
+        for name, parameter in model.named_parameters():
+            current[id(parameter)] = clean_name(name), parameter
+        for label, optimizer in optimizers:
+            for group, settings in enumerate(getattr(optimizer, "param_groups", ())):
+                for number, parameter in enumerate(settings["params"]):
+                    if id(parameter) not in current:
+                        current[id(parameter)] = f"{label}.group{group}.{number}", parameter
         index = {key: known[key] for key in current if key in known}
         taken = {*index.values()}
         free = {name: place for place, name in enumerate(self.names) if place not in taken}
@@ -68,10 +73,11 @@ class ParameterPlaces:
     def members(self, groups: Iterable[dict[str, Any]]) -> list[tuple[int, Tensor]]:
         """The parameters in an optimizer's groups, each once, with their places."""
         found: dict[int, Tensor] = {}
-        for parameter in (p for group in groups for p in group["params"]):
-            index = self.index_of(parameter)
-            if index is not None:
-                found.setdefault(index, parameter)
+        for group in groups:
+            for parameter in group["params"]:
+                index = self._index.get(id(parameter))
+                if index is not None:
+                    found.setdefault(index, parameter)
         return list(found.items())
 
     def tensors(self) -> list[Tensor | None]:
@@ -81,12 +87,3 @@ class ParameterPlaces:
 
 def _gone() -> None:
     return None
-
-
-def _named(model: nn.Module, optimizers: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in model.named_parameters():
-        yield clean_name(name), parameter
-    for label, optimizer in optimizers:
-        for group, settings in enumerate(getattr(optimizer, "param_groups", ())):
-            for place, parameter in enumerate(settings["params"]):
-                yield f"{label}.group{group}.{place}", parameter

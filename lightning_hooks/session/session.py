@@ -14,6 +14,8 @@ from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import Once, info, skipped_message, warn_of_faults
+from lightning_hooks.diagnostics.batches.inputs import tensors_in
+from lightning_hooks.hooks import guarded
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import unread
@@ -76,7 +78,11 @@ class Session:
         self._info_once, self._closed = Once(info), False
         self._batches, self._plan = Batches(host.setup.device, self.hooks, self.calls), BatchPlan()  # of the batch under way
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
+        self._tensors_in = guarded(tensors_in, "the batch", self._unread_batch, observes=True)
         _name_unread(host.model)
+
+    def _unread_batch(self, site: str, error: Exception) -> None:
+        self.members[0].faults(site, error)
 
     def join(self, member: Member) -> None:
         """Add a member, all of its hooks or none.
@@ -138,11 +144,12 @@ class Session:
             self.host.refresh()
         if plan.hooks:
             self.hooks.suspension.restore()
-            self.hooks.gate.start(sampled=True)
+            self.hooks.gate.open = True
         elif not self.hooks.suspension.suspended:
             self.hooks.suspension.rest()
+        tensors = self._tensors_in(batch) or () if plan.batch_start else ()
         for call in plan.batch_start:
-            call(batch)
+            call(tensors)
         if plan.calls:
             self.calls.start()
 
@@ -226,8 +233,7 @@ class Session:
             if member.windows.length is not None and member.context.batches >= member.windows.length:
                 full.append(member)
         self._batches.stop()
-        if plan.hooks:
-            self.hooks.gate.stop()
+        self.hooks.gate.open = False
         for watch in self.probe.watches:
             if watch.ready:  # announced and not taken by now
                 self.probe.skip(watch)

@@ -113,8 +113,9 @@ class StepProbe:
         """By its id, which optimizers hold a parameter."""
         found: dict[int, set[int]] = {}
         for position, (_, groups) in enumerate(groups_of(self._optimizers)):
-            for parameter in (p for group in groups for p in group["params"]):
-                found.setdefault(id(parameter), set()).add(position)
+            for group in groups:
+                for parameter in group["params"]:
+                    found.setdefault(id(parameter), set()).add(position)
         return found
 
     # The events of the training loop.

@@ -47,6 +47,7 @@ def adamw(parameters: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.5)
 
 
+@pytest.mark.usefixtures("all_detailed")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_shares_are_those_of_gradients_before_clipping_and_updates_with_weight_decay(accumulate: int) -> None:
     torch.manual_seed(0)
@@ -109,6 +110,7 @@ def test_several_losses_are_not_added_up() -> None:
     assert all(stats.share is None and stats.coherence is not None for stats in monitor.learning.parameters.values())
 
 
+@pytest.mark.usefixtures("all_detailed")
 def test_a_loop_in_plain_pytorch() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))

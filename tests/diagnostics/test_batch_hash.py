@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.diagnostics.batches.hashes import BITS, SAMPLE, SLOTS, BatchHashes, batch_hashes
-from lightning_hooks.diagnostics.batches.inputs import InputTable
+from lightning_hooks.diagnostics.batches.inputs import InputTable, tensors_in
 from lightning_hooks.diagnostics.loss_inputs.targets import LabelTable, label_tensors
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 from lightning_hooks.statistics.rows import Clock
@@ -18,7 +18,7 @@ TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int6
 
 
 def batch_hash(batch: Any) -> Tensor | None:
-    found = batch_hashes(batch)
+    found = batch_hashes(tensors_in(batch))
     return None if found is None else found[0]
 
 
@@ -68,7 +68,7 @@ def test_channels_last_is_read_without_a_copy() -> None:
 def filled(*batches: Tensor | str, every: int = 1) -> BatchHashes:
     table = BatchHashes()
     for place, batch in enumerate(batches):
-        table.add(batch, place % every == 0)
+        table.add(tensors_in(batch), place % every == 0)
     return table
 
 
@@ -84,7 +84,7 @@ def test_pairs_are_counted() -> None:
     assert pairs(filled(a, "a text", a, torch.zeros(8, 8), torch.zeros(8, 8))) == [0, 0]
     table = filled(a, a)
     table.reset()
-    table.add(a, True)
+    table.add(tensors_in(a), True)
     assert pairs(table) == [0, 0]  # the last batch of an epoch is not compared with the next one's first
 
 
@@ -95,7 +95,7 @@ def test_a_tensor_that_repeats_beside_others_that_do_not() -> None:
     def sums(*drawn: Tensor, every: int = 1) -> list[float]:
         table = BatchHashes()
         for place, (image, noise) in enumerate(zip(images, drawn, strict=True)):
-            table.add((image, noise), place % every == 0)
+            table.add(tensors_in((image, noise)), place % every == 0)
         return pairs(table)
 
     assert sums(*[noise[place // 2] for place in range(6)]) == [5, 2]  # the first pair could be of a tensor that is always the same
@@ -134,7 +134,7 @@ def test_windows_keep_the_last_hashes() -> None:
     few = merge_windows(table.spans, filled(*batches[:2]).pack(), filled(batches[2]).pack())
     assert [one for one, _ in last(table, few)] == [*hashes[:3], *[0.0] * (SLOTS - 3)]
     table.unpack(few)
-    table.add(batches[3], True)
+    table.add(tensors_in(batches[3]), True)
     assert [one for one, _ in last(table, table.pack())][:5] == [*hashes[:4], 0.0]
     assert pairs(table) == [1, 0]
     overflowing = filled(*batches[: SLOTS + 2])
@@ -143,9 +143,10 @@ def test_windows_keep_the_last_hashes() -> None:
 
 def test_labels_of_a_batch() -> None:
     x, y = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
-    assert [id(one) for one in label_tensors((x, y))] == [id(y)]
-    assert [id(one) for one in label_tensors({"labels": y, "input_ids": y.clone(), "Target": y})] == [id(y), id(y)]
-    assert label_tensors((x, x)) == label_tensors({"labels": x, "mask_labels": y.bool()}) == label_tensors("text") == []
+    assert [id(one) for one in label_tensors(tensors_in((x, y)))] == [id(y)]
+    assert [id(one) for one in label_tensors(tensors_in({"labels": y, "input_ids": y.clone(), "Target": y}))] == [id(y), id(y)]
+    for batch in ((x, x), {"labels": x, "mask_labels": y.bool()}, "text"):
+        assert label_tensors(tensors_in(batch)) == []
 
 
 def test_ignored_labels_are_counted() -> None:
@@ -171,7 +172,7 @@ def test_a_view_is_hashed_as_its_copy_is_without_one() -> None:
         assert batch_hash(view) == batch_hash(view.clone(memory_format=torch.contiguous_format))
     assert batch_hash(mask.expand(2**40, 2**10)) is not None
     inputs = InputTable(Clock())
-    inputs.train([torch.ones(8, 3), mask[:, None].expand(2**10, 2**40), mask.expand(2**40, 2**10)], compare=True)
+    inputs.train(tensors_in([torch.ones(8, 3), mask[:, None].expand(2**10, 2**40), mask.expand(2**40, 2**10)]), compare=True)
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")

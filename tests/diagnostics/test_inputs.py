@@ -33,7 +33,7 @@ def test_moments_of_both_parts() -> None:
     train, val = [torch.randn(6, 5) * 3 + 1 for _ in range(4)], [torch.randn(6, 5) * 30 for _ in range(3)]
     inputs = table()
     for batch in train:
-        inputs.train({"y": torch.rand(6, 1), "x": [batch]}, compare=True)
+        inputs.train(tensors_in({"y": torch.rand(6, 1), "x": [batch]}), compare=True)
     for batch in val:
         inputs.validate({"y": torch.rand(6, 1), "x": [batch]})
     assert inputs.place == "['x'][0]"
@@ -47,7 +47,7 @@ def test_moments_of_both_parts() -> None:
 def same_of(*batches: Any) -> bool | None:
     inputs = table()
     for batch in batches:
-        inputs.train(batch, compare=True)
+        inputs.train(tensors_in(batch), compare=True)
     return inputs.read(inputs.pack())["same_samples"]
 
 
@@ -78,8 +78,8 @@ def test_whether_samples_are_the_same(batch: Any, same: bool | None) -> None:
 
 def test_the_largest_tensor_is_the_input_and_stays_it() -> None:
     inputs = table()
-    inputs.train([torch.zeros(4, 2), torch.ones(4, 5)], compare=False)
-    inputs.train([torch.zeros(4, 9), torch.ones(4, 5)], compare=False)
+    inputs.train(tensors_in([torch.zeros(4, 2), torch.ones(4, 5)]), compare=False)
+    inputs.train(tensors_in([torch.zeros(4, 9), torch.ones(4, 5)]), compare=False)
     inputs.validate([torch.zeros(4, 2)])  # has none there
     inputs.validate([torch.zeros(4, 2), torch.arange(4)])
     read = inputs.read(inputs.pack())
@@ -92,9 +92,9 @@ def test_ranks_merge_to_one_process_and_an_epoch_can_be_taken_up() -> None:
     torch.manual_seed(0)
     x = torch.randn(16, 3)
     one, left, right = table(), table(), table()
-    one.train(x, compare=True)
-    left.train(x[:8], compare=True)
-    right.train(torch.ones(8, 3), compare=True)
+    one.train(tensors_in(x), compare=True)
+    left.train(tensors_in(x[:8]), compare=True)
+    right.train(tensors_in(torch.ones(8, 3)), compare=True)
     merged = merge_ranks(left.spans, (left.pack(), right.pack()))
     both = left.read(merged)
     assert both["same_samples"] is False  # on one rank they differ
@@ -103,7 +103,7 @@ def test_ranks_merge_to_one_process_and_an_epoch_can_be_taken_up() -> None:
     assert right.read(alone)["same_samples"] is True
     halves = [table(), table()]
     for half, part in zip(halves, (x[:8], x[8:]), strict=True):
-        half.train(part, compare=True)
+        half.train(tensors_in(part), compare=True)
     assert left.read(merge_ranks(left.spans, [half.pack() for half in halves]))["inputs"]["training"].rms == pytest.approx(
         one.read(one.pack())["inputs"]["training"].rms
     )
@@ -132,7 +132,7 @@ def same_samples(*batches: object) -> bool | None:
     """Whether the samples of all batches are the same."""
     inputs = table()
     for batch in batches:
-        inputs.train(batch, compare=True)
+        inputs.train(tensors_in(batch), compare=True)
     return inputs.read(inputs.pack())["same_samples"]
 
 

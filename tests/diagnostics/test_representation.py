@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.diagnostics.representations.table import (
     MOST_ELEMENTS,
     MOST_SAMPLES,
@@ -148,7 +149,7 @@ def test_ranks_and_windows_merge_as_one() -> None:
     ],
 )
 def test_the_size_of_a_batch(batch: Any, size: int | None) -> None:
-    assert batch_size_of(batch) == size
+    assert batch_size_of(tensors_in(batch)) == size
 
 
 @pytest.mark.parametrize(

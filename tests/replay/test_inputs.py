@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_hooks import TrainingMonitor
-from lightning_hooks.diagnostics.batches.inputs import InputTable
+from lightning_hooks.diagnostics.batches.inputs import InputTable, tensors_in
 from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, nonfinite_weights
 from lightning_hooks.replay.blame import describe_inputs
 from lightning_hooks.statistics.rows import Clock
@@ -58,7 +58,7 @@ def test_the_place_in_the_first_batch_with_such_values_is_kept() -> None:
     for value in (0.0, math.nan, 0.0, -math.inf):
         batch = torch.ones(4, 3)
         batch[2, 1 if math.isnan(value) else 0] = value
-        table.train([batch], compare=False)
+        table.train(tensors_in([batch]), compare=False)
     assert table.read(table.pack())["input_nonfinite"] == (2, 1)
     table.reset()
     assert table.read(table.pack())["input_nonfinite"] == ()

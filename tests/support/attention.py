@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_hooks.alerts import AttentionStats
+from lightning_hooks.declare.context import DETAILED_EVERY, FIRST_DETAILED
 from lightning_hooks.diagnostics.attention.heads import MEASURED, Head
 
 MINUS = -math.inf
+T = TypeVar("T")
 
 
 def reference(logits: Tensor, mask: Tensor | None = None, rows: Any = None) -> dict[Head, list[float]]:
@@ -236,6 +238,11 @@ class Transformer(nn.Module):
     @property
     def kept(self) -> dict[str, list[tuple[Tensor, Tensor | None]]]:
         return {name: layer.kept for name, layer in self.layers.items()}  # type: ignore[misc]
+
+
+def detailed(calls: Sequence[T]) -> Sequence[T]:
+    """Those of the sampled batches of a window in which costly statistics are taken."""
+    return [*calls[:FIRST_DETAILED], *calls[DETAILED_EVERY::DETAILED_EVERY]]
 
 
 def pooled(calls: Sequence[tuple[Tensor, Tensor | None]]) -> dict[Head, list[float]]:

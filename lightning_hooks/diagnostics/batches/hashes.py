@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.diagnostics.batches.inputs import indices_of, tensors_in
+from lightning_hooks.diagnostics.batches.inputs import BatchTensors, indices_of
 from lightning_hooks.hooks.tensors import all_values, dense
 from lightning_hooks.statistics.columns import SUM, Columns, Reduction, RowTable
 from lightning_hooks.statistics.reduction import largest, paired
@@ -32,23 +32,25 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ODD, _MIX, _STEP = 0x9E3779B97F4A7C1, 0x2545F4914F6CDD1D, 1_000_003  # any large odd numbers
 
 
-def batch_hashes(batch: Any) -> tuple[Tensor, Tensor] | None:
+def batch_hashes(batch: BatchTensors) -> tuple[Tensor, Tensor] | None:
     """Hash a batch: the bits of its tensors, their order in the batch and the order of their numbers. No host sync.
 
     Args:
-        batch: As the model gets it: tensors in lists, tuples and dictionaries.
+        batch: Its tensors, as the model gets them.
 
     Returns:
         The hash of the batch, a whole number from 1 to 2 ** 24 - 1, shape ``()``, int64; 0 where all numbers of each tensor are
         equal, as in data that only stand in for some. And those of its tensors, shape ``(MOST_TENSORS,)``: 0 for all that are not
         compared by themselves. None without tensors, or with too few numbers.
     """
-    tensors = [tensor for _, tensor in tensors_in(batch)][:MOST_TENSORS]
+    tensors = tuple(zip(*batch[:MOST_TENSORS], strict=True))[1] if batch else ()
     samples: list[tuple[Tensor, Tensor]] = []
+    numbers = 0
     for tensor, values in zip(tensors, all_values(tensors, real=True), strict=True):
         if values.numel() and (not samples or values.device == samples[0][1].device):
             samples.append((tensor, _sample(values)))
-    if sum(map(Tensor.numel, [bits for _, bits in samples])) < FEWEST_NUMBERS:
+            numbers += samples[-1][1].numel()
+    if numbers < FEWEST_NUMBERS:
         return None
     first = samples[0][1][0]
     total, varies = torch.zeros_like(first), torch.zeros_like(first, dtype=torch.bool)
@@ -131,7 +133,7 @@ class BatchHashes(Tables):
         self._parts: Tensor | None = None  # the hashes of the tensors of the last batch that was hashed
         self._changing: Tensor | None = None  # which of them have been seen to change
 
-    def add(self, batch: Any, sampled: bool) -> None:
+    def add(self, batch: BatchTensors, sampled: bool) -> None:
         """Record a sampled batch, or the one after it; others are skipped."""
         if not sampled and self.before is None:
             return

@@ -20,6 +20,8 @@ from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.rows import Clock, Column, ValueTable
 from lightning_hooks.statistics.tables import Tables
 
+BatchTensors = Sequence[tuple[str, Tensor]]
+"""The tensors of a batch, each with the place where it is, such as ``[0]``."""
 PARTS = ("training", "validation")
 COMPARED = 8
 """Samples of a batch that are compared with one another."""
@@ -63,27 +65,27 @@ class InputTable(Tables):
         self.place, self.images = "", False
         self._nonfinite: Tensor | None = None  # whether there was such a value in this window, and the place of the first
 
-    def train(self, batch: Any, compare: bool) -> None:
+    def train(self, batch: BatchTensors, compare: bool) -> None:
         """Record a training batch; no host sync, no tensor is kept.
 
         Args:
-            batch: As the model gets it.
+            batch: Its tensors, as the model gets them.
             compare: Whether to compare its samples.
         """
         tensors, found = {}, {}
-        for place, tensor in tensors_in(batch):
+        for place, tensor in batch:
             if tensor.dim() > 1:
                 tensors[place] = tensor
                 if tensor.is_floating_point():
                     found[place] = tensor
         if found:
             self.place = self.place if self.place in found else max(found, key=lambda place: found[place].numel())
-            values = plain_values(found[self.place])
+            values = found[self.place] if self._kernels.proves else plain_values(found[self.place])
             self._kernels.record(self._values.rows, 0, values, self._clock)
             # On the CPU the counts say at once whether a value is not finite; the first such place of the window is kept.
             rows = self._values.rows
             if not rows.is_cpu or (self._nonfinite is None and rows.numpy()[0, Column.NONFINITE]):
-                self._look_for_nonfinite(values)
+                self._look_for_nonfinite(plain_values(values))
             self.images = values.dim() == 4 and not {values.shape[1], values.shape[-1]}.isdisjoint((1, 3, 4))
         if compare:
             self._compare(tensors)
@@ -139,7 +141,7 @@ class InputTable(Tables):
         return {"inputs": inputs, **where, "images": self.images, "same_samples": same < 2 if same else None}
 
 
-def tensors_in(batch: Any) -> list[tuple[str, Tensor]]:
+def tensors_in(batch: Any) -> BatchTensors:
     """The tensors of a batch of lists, tuples, dictionaries and dataclasses, each with the place where it is.
 
     What a class of the user's computes when it is asked (``__getitem__``, ``items``, a property) is not read.
@@ -239,7 +241,7 @@ class ScaleTable(RowTable):
     def take(self, line: int, args: tuple[Any, ...]) -> None:
         """Record the input of a layer, features last, in a batch in which costly statistics are taken. No host sync."""
         values = args[0] if args else None
-        wanted = self._context.details.detailed and torch.is_grad_enabled()
+        wanted = self._context.detailed and torch.is_grad_enabled()
         if not (wanted and in_memory(values) and values.is_floating_point()) or values.requires_grad:
             return
         if values.dim() < 2 or not values.numel():

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
-from lightning_hooks.diagnostics.batches.inputs import tensors_in
+from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.hooks.attributes import in_training_mode
 from lightning_hooks.hooks.functions import dropped
 from lightning_hooks.hooks.tensors import plain_values, stored_tensor
@@ -89,10 +89,10 @@ class CheckedCalls(CallTable):
         context.on_call(("dropout", "sdpa"), self._dropout, layers=True)
         context.on_call(("dropout", "sdpa"), self._in_validation, in_validation=True)
 
-    def batch_start(self, batch: Any, size: int | None) -> None:
+    def batch_start(self, batch: BatchTensors, size: int | None) -> None:
         """A sampled batch starts, of so many samples."""
         self._samples = None
-        for _, tensor in tensors_in(batch) if size else ():
+        for _, tensor in batch if size else ():
             if tensor.numel() == size and tensor.dim() and tensor.shape[0] == size:  # one number each, as targets have
                 self._samples = size
 

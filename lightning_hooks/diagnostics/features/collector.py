@@ -16,7 +16,7 @@ from lightning_hooks.declare.collector import Collector, Figures, LoggedStatisti
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.window import Report
-from lightning_hooks.diagnostics.batches.inputs import InputTable, ScaleTable
+from lightning_hooks.diagnostics.batches.inputs import BatchTensors, InputTable, ScaleTable
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, OutputParts
 from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureTable
 from lightning_hooks.diagnostics.nonfinite.checks import BatchChecks
@@ -121,17 +121,21 @@ class FeatureCollector(Collector[FeatureReport]):
         return {"batch_start": self.batch_start, "batch_end": self.batch_end} if sampled else events
 
     @override
-    def batch_start(self, batch: Any) -> None:
+    def batch_start(self, batch: BatchTensors) -> None:
         self.table.clock.set(self.context.batch)
         self.table.records_moments = self.context.sampled_batches % KURTOSIS_EVERY == 1
         self._train_input(batch, compare=self.context.sampled_batches == 1)
-        self._outputs.batch_start(batch)
+        self._outputs.compares = self.context.detailed
+        if self.context.detailed:
+            self._outputs.batch_start(batch)
 
     @override
     def batch_end(self, outputs: Any = None) -> None:
         self.table.order.take()
-        self._outputs.batch_end()
-        self._check()
+        if self._outputs.compares:
+            self._outputs.batch_end()
+        if self._checks is not None:
+            self._check()
 
     def _check(self, outputs: Any = None) -> None:
         if self._checks is not None:

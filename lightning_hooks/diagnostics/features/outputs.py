@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall, FunctionalSite
+from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.diagnostics.calls.table import CheckedCalls, PrecisionTable
 from lightning_hooks.diagnostics.features.table import FeatureTable
 from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopyTable
@@ -19,9 +20,6 @@ from lightning_hooks.hooks.functions import FUNCTIONS, UNMEASURED
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.statistics.tables import ReportedTable
 from lightning_hooks.statistics.units import is_activation, saturation_of_call
-
-COMPARED_BATCHES = 8
-"""Sampled batches of a window in which samples are compared and types are noted: the first ones."""
 
 
 class OutputParts:
@@ -38,7 +36,6 @@ class OutputParts:
     """
 
     def __init__(self, functional: Functional | None, context: Context, sites: Sequence[tuple[str, nn.Module]]) -> None:
-        self._context = context
         self._representations = RepresentationTable([name for name, _ in sites], context.host.setup.device)
         self._precisions = PrecisionTable(sites, str(context.host.setup.description.get("precision", "")))
         self._calls = self._copies = None
@@ -52,8 +49,7 @@ class OutputParts:
         self.batch_end: Callable[..., None] = context.guard(self._batch_end, "outputs (whether samples differ)")
         self.compares = False
 
-    def _batch_start(self, batch: Any) -> None:
-        self.compares = self._context.sampled_batches <= COMPARED_BATCHES
+    def _batch_start(self, batch: BatchTensors) -> None:
         size = self._representations.size = batch_size_of(batch)
         if self._calls is not None:
             self._calls.batch_start(batch, size)

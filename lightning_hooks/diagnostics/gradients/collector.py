@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.step import EarlierOptimizers, Step
+from lightning_hooks.declare.step import EarlierOptimizers, Step, groups_of
+from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.diagnostics.gradients.hooks import (
     FirstLossGraph,
     GradientListener,
@@ -123,13 +124,14 @@ class GradientCollector(GradientSites):
         return events
 
     @override
-    def batch_start(self, batch: Any) -> None:
-        self._setup_checks.batch_start(batch, self.context.details.sampled)
+    def batch_start(self, batch: BatchTensors) -> None:
+        self._setup_checks.batch_start(batch, self.context.gate.in_detail)
         self.modules.clock.set(self.context.batch)
-        self._watch.batch_start(self.context.host.optimizers, self.context.host.model)
-        self.optimizers.batch_start()
+        groups = groups_of(self.context.host.optimizers)
+        self._watch.batch_start(groups, self.context.host.model)
+        self.optimizers.batch_start(groups)
         self._learning.batch_start(batch)
-        self._due.update(range(self.parameters.totals.shape[0]))
+        self._due.update(range(len(self._steps.optimizer_names)))
 
     @override
     def before_backward(self, loss: Tensor) -> None:
@@ -149,7 +151,8 @@ class GradientCollector(GradientSites):
     @override
     def batch_end(self, outputs: Any = None) -> None:
         self._loss.batch_end(outputs)
-        self._outputs.batch_end()
+        if self._outputs.open:
+            self._outputs.batch_end()
 
     @override
     def validation_end(self) -> None:
@@ -160,8 +163,11 @@ class GradientCollector(GradientSites):
         if step.optimizer in self._due and not (step.again and step.optimizer in self._measured):
             self._measured.pop(step.optimizer, None)
             self._measure(step)
-            self._learning.gradients(step)
+            self._learning.under_way.pop(step.optimizer, None)
+            if self._learning.detailed or self._runs_again:
+                self._learning.gradients(step)
         elif self._runs_again and not step.again:
+            self._learning.under_way.pop(step.optimizer, None)
             self._learning.gradients(step, sampled=False)
         if self._checks is not None:
             self._checks.gradients(step)
@@ -181,7 +187,7 @@ class GradientCollector(GradientSites):
             self.modules.commit(step.loss_scale, valid, step.optimizer)
         self._watch.step_taken(step, self._steps.optimizer_names[step.optimizer])
         measured = self._measured.pop(step.optimizer, None)
-        if self._runs_again or measured is not None:
+        if step.optimizer in self._learning.under_way:
             self._learning.taken(step, valid, sampled=measured is not None)
         if measured is not None:
             self._due.discard(step.optimizer)

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.measured import MeasuredLoss
 from lightning_hooks.declare.step import Step
-from lightning_hooks.diagnostics.batches.inputs import tensors_in
+from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.diagnostics.learning.report import LearningReport, learning_report
 from lightning_hooks.diagnostics.learning.steps import SEEN, ConstantTable, MeasuredSteps, read_steps
 from lightning_hooks.diagnostics.learning.table import GradientSample, LearningColumn, LearningTable
@@ -32,6 +32,8 @@ class LearningWatch:
 
     Attributes:
         tables: Of the window under way.
+        detailed: Whether the last sampled batch is one of those in which costly numbers are taken.
+        under_way: What was read of the steps under way, by the place of their optimizer.
     """
 
     def __init__(self, context: Context, tables: set[int | None]) -> None:
@@ -44,10 +46,10 @@ class LearningWatch:
         self._places: dict[int, Tensor] = {}  # of the elements of a parameter, by how many there are
         self._steps = MeasuredSteps()
         self._predicted: Tensor | None = None  # gain of the last step that was measured by running it again, and its error
-        self._under_way: dict[int, GradientSample] = {}
+        self.under_way: dict[int, GradientSample] = {}
         self._before: dict[int, tuple[Any, Tensor]] = {}  # of each optimizer, the gradient's sample in the measured step before
         self._stepped: set[int] = set()
-        self._detailed = False  # whether the sampled batch is one of those in which costly numbers are taken
+        self.detailed = False
         sizes = HostNumbers(lambda: self._sizes, added, load=lambda found: self._sizes.__setitem__(slice(None), found))
         known: dict[str, PackedTable] = {"rows": self._table, "constant": self._constant, "sizes": sizes}
         self.tables = Tables(device, **known, steps=self._steps.table) if self._on else Tables(device)
@@ -59,22 +61,23 @@ class LearningWatch:
         if self._on and context.functional is not None and context.functional.used:
             context.on_call(SEEN, self._constant.record, detailed=False)
 
-    def _batch_start(self, batch: Any) -> None:
+    def _batch_start(self, batch: BatchTensors) -> None:
         """A sampled batch starts."""
-        self._detailed = self._context.details.sampled
+        self.detailed = self._context.gate.in_detail
         if not self._on:
             return
-        tensors = [tensor for _, tensor in tensors_in(batch) if tensor.dim()]
-        if tensors:
-            self._sizes[0] += 1
-            self._sizes[1] += len(max(tensors, key=torch.numel)) * self._host.loss_scaling.accumulation
+        size = largest = 0
+        for _, tensor in batch:
+            if tensor.dim() and (not size or tensor.numel() > largest):
+                size, largest = len(tensor), tensor.numel()
+        self._sizes[0] += size > 0
+        self._sizes[1] += size * self._host.loss_scaling.accumulation
 
     def _gradients(self, step: Step, sampled: bool = True) -> None:
         """The gradients of a step are ready, and not clipped; ``sampled``: it counts in the window."""
-        self._under_way.pop(step.optimizer, None)
         measuring = self._context.measure.measuring
-        if self._on and ((sampled and self._detailed) or measuring) and step.indices and step.shards is None:
-            self._under_way[step.optimizer] = GradientSample(step, self._embeddings, self._places)
+        if self._on and ((sampled and self.detailed) or measuring) and step.indices and step.shards is None:
+            self.under_way[step.optimizer] = GradientSample(step, self._embeddings, self._places)
 
     def _measured(self, measured: MeasuredLoss) -> None:
         """The batch of a step was run again."""
@@ -84,14 +87,14 @@ class LearningWatch:
 
     def _taken(self, step: Step, valid: Tensor | None, sampled: bool = True) -> None:
         """A step was taken."""
-        sample = self._under_way.pop(step.optimizer, None)
+        sample = self.under_way.pop(step.optimizer, None)
         if sample is None:
             return
         if self._context.measure.measuring:
             numbers = sample.rows(None)
             error = torch.linalg.vector_norm(numbers[:, LearningColumn.ERROR])
             self._predicted = torch.stack((numbers[:, LearningColumn.GAIN].sum(), error))
-        if not (sampled and self._detailed):
+        if not (sampled and self.detailed):
             return
         self._stepped.add(step.optimizer)
         self._sizes[2] = float(len(self._stepped) - 1)
@@ -102,11 +105,11 @@ class LearningWatch:
 
     def skipped(self, step: Step) -> None:
         """A step was not taken."""
-        self._under_way.pop(step.optimizer, None)
+        self.under_way.pop(step.optimizer, None)
 
     def follow(self) -> None:
         """There are new parameters, or other optimizers."""
-        self._under_way, self._before, self._stepped = {}, {}, set()
+        self.under_way, self._before, self._stepped = {}, {}, set()
         if self._on:
             self._table.grow(len(self._context.steps.names))
 

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
-from lightning_hooks.diagnostics.batches.inputs import tensors_in
+from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.diagnostics.loss_inputs.class_weights import weighted_down
 from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, MOST_LOSSES, same_rows
 from lightning_hooks.hooks.functions import ALIGNED, BINARY, DIVERGENCE, REGRESSION, SIGNED
@@ -28,9 +28,9 @@ IGNORED = -100
 _LABELS = re.compile(r"label|target", re.IGNORECASE)
 
 
-def label_tensors(batch: Any) -> list[Tensor]:
+def label_tensors(batch: BatchTensors) -> list[Tensor]:
     """The integer tensors of a batch that are targets: the second of a pair, and those whose key has "label" or "target" in it."""
-    return [tensor for place, tensor in tensors_in(batch) if (place == "[1]" or _LABELS.search(place)) and _is_integer(tensor)]
+    return [tensor for place, tensor in batch if (place == "[1]" or _LABELS.search(place)) and _is_integer(tensor)]
 
 
 @dataclass(frozen=True, slots=True)

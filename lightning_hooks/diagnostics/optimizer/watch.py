@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.host import Scheduled
-from lightning_hooks.declare.step import EarlierOptimizers, Step, groups_of
+from lightning_hooks.declare.step import EarlierOptimizers, OptimizerGroups, Step, groups_of
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, OptimizerTable, ScheduleStats, second_moments
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.tensors import as_number, read_number
@@ -58,15 +58,12 @@ class OptimizerWatch:
         self._schedules: dict[int, list[ScheduleStats]] = {}  # by the place of their optimizer
         self._read_moments = context.guard(second_moments, "an optimizer's second moments")
 
-    def _groups(self) -> list[tuple[tuple[int, int], Mapping[str, Any]]]:
-        named = groups_of(self._host.optimizers)
-        return [((place, number), group) for place, (_, groups) in enumerate(named) for number, group in enumerate(groups)]
-
-    def batch_start(self) -> None:
+    def batch_start(self, optimizers: OptimizerGroups) -> None:
         """A sampled batch starts: note the rates in force."""
         step = self._host.position.global_step
-        for place, group in self._groups():
-            self._rates.setdefault(place, _Rate()).see(as_number(group.get("lr")), step)
+        for place, (_, groups) in enumerate(optimizers):
+            for number, group in enumerate(groups):
+                self._rates.setdefault((place, number), _Rate()).see(as_number(group.get("lr")), step)
 
     def updated(self, step: Step, parameters: Sequence[Tensor], updates: Tensor, valid: Tensor | None) -> None:
         """A measured step was taken.
@@ -77,9 +74,9 @@ class OptimizerWatch:
             updates: The norms of their updates.
             valid: 0-d boolean: False if the optimizer itself skipped the step after all.
         """
-        optimizer = self._host.optimizers[step.optimizer]
-        detailed = self._context.details.detailed
-        moments = self._read_moments(optimizer, {*map(id, parameters)}) if detailed else None
+        moments = None
+        if self._context.detailed:
+            moments = self._read_moments(self._host.optimizers[step.optimizer], {*map(id, parameters)})
         self.table.add(step.optimizer, updates, sum(map(Tensor.numel, parameters)), moments, valid)
 
     def rounding(self, step: Step, parameters: Sequence[Tensor]) -> list[int]:
@@ -88,9 +85,14 @@ class OptimizerWatch:
         Those in half precision under torch's own optimizers: others may keep precise copies, add up what is lost, or round at
         random.
         """
-        places = [place for place, parameter in enumerate(parameters) if parameter.dtype in HALF]
+        places = []
+        for place, parameter in enumerate(parameters):
+            if parameter.dtype in HALF:
+                places.append(place)
+        if not places:
+            return []
         optimizer = self._host.optimizers[step.optimizer]
-        if not places or not type(optimizer).__module__.startswith("torch.optim"):
+        if not type(optimizer).__module__.startswith("torch.optim"):
             return []
         groups = [group for group in optimizer.param_groups if as_number(group.get("lr")) == 0.0]
         still = {id(parameter) for group in groups for parameter in group["params"]}
@@ -108,12 +110,13 @@ class OptimizerWatch:
         """A window ends: read settings, from lists on the host."""
         groups: dict[int, list[GroupSettings]] = {}
         step = self._host.position.global_step
-        for (place, number), group in self._groups():
-            rate = self._rates.setdefault((place, number), _Rate())
-            settings = settings_of(group)
-            rate.see(settings.lr, step)
-            low = 0 if rate.low_since is None else step - rate.low_since
-            groups.setdefault(place, []).append(dataclasses.replace(settings, lr_peak=rate.peak, low_steps=low))
+        for place, (_, of_optimizer) in enumerate(groups_of(self._host.optimizers)):
+            for number, group in enumerate(of_optimizer):
+                rate = self._rates.setdefault((place, number), _Rate())
+                settings = settings_of(group)
+                rate.see(settings.lr, step)
+                low = 0 if rate.low_since is None else step - rate.low_since
+                groups.setdefault(place, []).append(dataclasses.replace(settings, lr_peak=rate.peak, low_steps=low))
         self._settings = [tuple(groups.get(place, ())) for place in range(len(self._names))]
         places = {id(optimizer): place for place, optimizer in enumerate(self._host.optimizers)}
         self._schedules = {}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.diagnostics.batches.inputs import tensors_in
+from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.hooks.tensors import float_tensors, in_memory
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable
 from lightning_hooks.statistics.rows import fixed
@@ -170,10 +170,10 @@ def samples_in(shape: tuple[int, ...], batch_size: int) -> bool:
     return enough and samples % batch_size == 0 and samples <= MOST_VIEWS * batch_size
 
 
-def batch_size_of(batch: Any) -> int | None:
+def batch_size_of(batch: BatchTensors) -> int | None:
     """The number of samples in a batch: the size of the first dimension of all its tensors; None where they differ, or are 0."""
     size = None
-    for _, tensor in tensors_in(batch):
+    for _, tensor in batch:
         if tensor.dim():
             if size is not None and tensor.shape[0] != size:
                 return None

@@ -12,6 +12,7 @@ from typing_extensions import override
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import groups_of
 from lightning_hooks.diagnostics.batches.hashes import BatchHashes
+from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.diagnostics.loss_inputs.targets import IGNORED, LabelCounts, LabelTable, label_counts, label_tensors
 from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, first_weights, nonfinite_weights, still_alike
 from lightning_hooks.diagnostics.setup.module_modes import AS_MADE, ModuleModes, unusual_settings, values_per_channel
@@ -183,14 +184,15 @@ class SetupChecks(Tables):
 
     # Events.
 
-    def batch_start(self, batch: Any, detailed: bool) -> None:
+    def batch_start(self, batch: BatchTensors, detailed: bool) -> None:
         """A sampled training batch starts."""
-        self._take_batch(batch, detailed)
+        if detailed or self._hashes.before is not None:
+            self._take_batch(batch, detailed)
         self._modes.batch_start()
         if detailed:
             self._take_labels(batch)
 
-    def next_batch(self, batch: Any) -> None:
+    def next_batch(self, batch: BatchTensors) -> None:
         """A training batch starts that is not sampled."""
         if self._hashes.before is not None:
             self._take_batch(batch, sampled=False)
@@ -207,9 +209,9 @@ class SetupChecks(Tables):
 
     def window_end(self, optimizers: Sequence[Any]) -> None:
         """The window ends: note what the optimizers hold."""
-        held = held_by(optimizers)
-        self._optimized = {name for name, parameters in self._hidden_parameters.items() if any(id(p) in held for p in parameters)}
         named = groups_of(optimizers)
+        held = held_by(named)
+        self._optimized = {name for name, parameters in self._hidden_parameters.items() if any(id(p) in held for p in parameters)}
         self._decay = {name: found for name, groups in named if (found := _vector_decay(groups)) is not None}
         own = {id(parameter) for parameter in self._host.model.parameters()}
         self._foreign = {

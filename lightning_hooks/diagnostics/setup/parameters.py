@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lightning_hooks.declare.step import EarlierOptimizers, Step, groups_of
+from lightning_hooks.declare.step import EarlierOptimizers, OptimizerGroups, Step, groups_of
 from lightning_hooks.diagnostics.setup.initial import is_known, on_host, starting_at_zero
 from lightning_hooks.hooks.parameters import of_libraries, unused_parts
 from lightning_hooks.hooks.selection import clean_name
@@ -84,15 +84,18 @@ class SetupWatch:
         self._unzeroed: Counter[str] = Counter()
         self._never: dict[int, set[int]] = {}  # optimizer -> parameters without a gradient at any step so far
 
-    def batch_start(self, optimizers: Sequence[Any], model: nn.Module) -> None:
+    def batch_start(self, optimizers: OptimizerGroups, model: nn.Module) -> None:
         """A sampled batch starts: note the learning rates in force and those that schedulers leave in the groups."""
-        for number, group in enumerate([group for _, groups in groups_of(optimizers) for group in groups]):
-            for name in ("lr", "initial_lr", "max_lr"):
-                rate = group.get(name)
-                if rate is not None and type(rate) is not float:
-                    rate = as_number(rate)
-                if rate is not None:
-                    self._peaks[number] = max(rate, self._peaks.get(number, rate))
+        number = 0
+        for _, groups in optimizers:
+            for group in groups:
+                for name in ("lr", "initial_lr", "max_lr"):
+                    rate = group.get(name)
+                    if rate is not None and type(rate) is not float:
+                        rate = as_number(rate)
+                    if rate is not None:
+                        self._peaks[number] = max(rate, self._peaks.get(number, rate))
+                number += 1
         if self._unheld is None:
             held = held_by(optimizers)
             self._unheld = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in held}
@@ -230,9 +233,9 @@ def _held(optimizer: str, group: Mapping[str, Any], peak: float | None) -> _Held
     return _Held(optimizer, decay, lr, peak, l2)
 
 
-def held_by(optimizers: Iterable[Any]) -> set[int]:
+def held_by(optimizers: OptimizerGroups) -> set[int]:
     """The identities of the parameters that optimizers hold."""
-    return {id(parameter) for _, groups in groups_of(optimizers) for group in groups for parameter in group["params"]}
+    return {id(parameter) for _, groups in optimizers for group in groups for parameter in group["params"]}
 
 
 class ModuleCopy(NamedTuple):
@@ -253,7 +256,7 @@ def copies_in(model: nn.Module, optimizers: Iterable[Any]) -> list[ModuleCopy]:
         model: The model.
         optimizers: The optimizers.
     """
-    held = held_by(optimizers)
+    held = held_by(groups_of(optimizers))
     if all(id(parameter) in held for parameter in model.parameters()):
         return []
     originals: dict[tuple[Any, ...], list[tuple[str, nn.Module]]] = {}

@@ -242,7 +242,10 @@ def test_alerts_are_written_to_a_file_and_to_the_loggers_text(tmp_path: Any) -> 
     raised, cleared = [line for line in map(json.loads, lines) if line["kind"] != "lr_zero"]
     assert (raised["event"], raised["monitor"], raised["kind"], raised["site"]) == ("raised", "features", "dead", "net.1")
     assert (raised["epoch"], raised["severity"], raised["value"], raised["since_step"]) == (0, "critical", 1.0, 7)
-    assert raised["consequences"] == ["zero at net.0.weight", "zero at net.0.bias", "zero at net.2.weight"]
+    assert raised["consequences"] == [
+        "representation_collapse at cross_entropy",
+        *(f"zero at net.{name}" for name in ("0.weight", "0.bias", "2.weight")),
+    ]
     assert cleared.keys() == raised.keys()
     assert (cleared["event"], cleared["monitor"], cleared["kind"], cleared["site"]) == ("cleared", "features", "dead", "net.1")
     assert (cleared["first_epoch"], cleared["last_epoch"], cleared["epoch"], cleared["step"]) == (0, 0, 2, 21)
@@ -277,7 +280,8 @@ def test_what_one_monitor_finds_explains_what_another_does(caplog: pytest.LogCap
         trainer(ours).fit(dying(), loader())
     reported = [r.message for r in caplog.records if r.message.startswith("[")]
     assert len(reported) == 1
-    assert reported[0].splitlines()[1].endswith(" Consequences: zero at 3 sites (net.0.weight, net.0.bias, net.2.weight).")
+    consequences = "representation_collapse at cross_entropy; zero at 3 sites (net.0.weight, net.0.bias, net.2.weight)"
+    assert reported[0].splitlines()[1].endswith(f" Consequences: {consequences}.")
     assert [(a.name, a.cause, a.severity) for a in ours[1].report.alerts if a.kind != "lr_zero"] == [
         (f"zero at {name}", "dead at net.1", "info") for name in ("net.0.weight", "net.0.bias", "net.2.weight")
     ]
@@ -304,6 +308,7 @@ def test_rules_are_changed_muted_and_added() -> None:
     run = trainer(ours)
     run.fit(dying(), loader())
     assert [(a.kind, a.severity) for m in ours for a in m.report.alerts if not a.cause] == [
+        ("representation_collapse", "warning"),
         ("wide", "warning"),
         ("zero", "critical"),
         ("lr_zero", "info"),

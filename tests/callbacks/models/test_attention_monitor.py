@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_hooks import AttentionMonitor
 from lightning_hooks.alerts import AttentionReport
 from tests.support.architectures import ARCHITECTURES, ArchitectureModule, batches_of
-from tests.support.attention import LAYERS, Checkpointed, Transformer, assert_stats, pooled
+from tests.support.attention import LAYERS, Checkpointed, Transformer, assert_stats, detailed, pooled
 from tests.support.host_reads import CountSyncs
 from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, mlp, trainer
@@ -82,7 +82,7 @@ def test_accumulated_batches_count_as_they_are() -> None:
     monitor, _ = fit(net, data(24), accumulate_grad_batches=3)
     assert monitor.report is not None
     assert monitor.report.step == 2
-    assert_stats(monitor.report["net.layers.causal/sdpa"], pooled(net.kept["causal"]))
+    assert_stats(monitor.report["net.layers.causal/sdpa"], pooled(detailed(net.kept["causal"])))
 
 
 def test_what_is_computed_again_in_backward_does_not_count() -> None:
@@ -220,7 +220,7 @@ def test_two_ranks_are_one(tmp_path: Path) -> None:
         begin = int(case == "one_rank_only")  # in the first batch sites have other numbers on the other rank
         for name, stats in first.sites.items():
             key = name.split(".")[-1].split("/")[0]  # "net" for the one that the second rank alone calls
-            assert_stats(stats, pooled([call for kept in (of_first, of_second) for call in kept[key][begin:]]))
+            assert_stats(stats, pooled([call for kept in (of_first, of_second) for call in detailed(kept[key])[begin:]]))
 
 
 @pytest.mark.parametrize("name", ["Llama", "BERT", "T5"])

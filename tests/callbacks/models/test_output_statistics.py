@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor
 from lightning_hooks.alerts import DropoutUse, PrecisionStats, SoftmaxUse
-from lightning_hooks.diagnostics.features.outputs import COMPARED_BATCHES
 from tests.diagnostics import test_outputs, test_representation
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import same_state
@@ -62,6 +61,7 @@ def tokens(n: int = 8 * N) -> DataLoader[Any]:
     return DataLoader(TensorDataset(x, torch.randint(11, (n, 5), generator=generator)), batch_size=8)
 
 
+@pytest.mark.usefixtures("all_detailed")
 @pytest.mark.parametrize(
     "kwargs", [{}, {"precision": "bf16-mixed"}, {"accumulate_grad_batches": 2}], ids=["fp32", "bf16", "accumulated"]
 )
@@ -93,6 +93,7 @@ class Likelihood(Classifier):
         return self.loss(self.last(self.net(batch[0])), batch[1])  # type: ignore[no-any-return]
 
 
+@pytest.mark.usefixtures("all_detailed")
 @pytest.mark.parametrize(("loss", "site"), [(F.nll_loss, "nll_loss"), (nn.NLLLoss(), "loss/nll_loss")])
 @pytest.mark.parametrize(
     ("last", "kinds"),
@@ -159,13 +160,6 @@ def test_losses_between_numbers(site: str, loss: Any, target: Any, kinds: set[st
     assert {alert.kind for alert in report.alerts if alert.site == site} == kinds
     assert set(report.functions) == set()
     assert type(report).from_dict(report.to_dict()) == report
-
-
-def test_samples_are_compared_in_the_first_sampled_batches_of_a_window() -> None:
-    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
-    trainer([monitor]).fit(Tokens(Language()), tokens(8 * (COMPARED_BATCHES + 3)))
-    assert {stats.calls for stats in monitor.report.representations.values()} == {COMPARED_BATCHES}
-    assert monitor.report.outputs["cross_entropy"].calls == COMPARED_BATCHES + 3
 
 
 def test_nothing_of_calls_where_they_are_switched_off() -> None:
@@ -326,10 +320,11 @@ def test_kl_div_of_probabilities(site: str, loss: Any, logarithms: bool) -> None
     assert {alert.kind for alert in monitor.report.alerts if alert.site == site} == (set() if logarithms else {"output_range"})
 
 
-def test_costly_statistics_are_of_the_first_batches_and_each_sixteenth() -> None:
+def test_costly_statistics_are_of_the_first_batches_of_a_window_and_of_each_eighth() -> None:
     monitor = FeatureStatsMonitor(every_n_steps=1, report_every_n_steps=40, summary=False)
     trainer([monitor]).fit(Classifier(mlp()), loader(n=8 * 80))
     assert [report.sampled_batches for report in monitor.history] == [40, 40]
     for report in monitor.history:
-        assert report.outputs["cross_entropy"].calls == 17  # 1 to 16, and 32
+        assert report.outputs["cross_entropy"].calls == 8  # 1 to 4, 9, 17, 25, 33
+        assert {stats.calls for stats in report.representations.values()} == {8}
         assert report.sites["net.0"].calls == 40

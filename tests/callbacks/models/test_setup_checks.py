@@ -606,6 +606,7 @@ def unusual() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+@pytest.mark.usefixtures("all_detailed")
 def test_a_window_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
     whole = GradientFlowMonitor(every_n_steps=1, summary=False)
     trainer([SaveAt(tmp_path / "a.ckpt", 2), whole]).fit(unusual(), batches(0, 0, 1, 1, 2, 2, 3))
@@ -618,6 +619,7 @@ def test_a_window_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
     assert resumed.report.model_setup == expected
 
 
+@pytest.mark.usefixtures("all_detailed")
 def test_windows_merge_to_their_epoch() -> None:
     tables: list[Tensor] = []
 

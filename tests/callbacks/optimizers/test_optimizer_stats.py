@@ -21,6 +21,7 @@ from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.trainings import BadBatch, amp
 
 Optim = torch.optim
+pytestmark = pytest.mark.usefixtures("all_detailed")
 
 
 class Slow(Callback):

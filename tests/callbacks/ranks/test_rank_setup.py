@@ -21,9 +21,9 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
 @pytest.mark.parametrize(
     ("case", "counts", "kinds"),
     [
-        ("same", BatchCounts(14, 0, 2, 8, 8, 8), ["ranks_same_batch"]),
+        ("same", BatchCounts(8, 0, 2, 4, 4, 4), ["ranks_same_batch"]),
         ("distributed", BatchCounts(6, 0, 2, 4, 0, 0), []),
-        ("one_batch", BatchCounts(10, 10, 2, 6, 6, 1), ["batch_repeated"]),
+        ("one_batch", BatchCounts(8, 8, 2, 4, 4, 1), ["batch_repeated"]),
     ],
 )
 def test_ranks_with_the_same_batches(case: str, counts: BatchCounts, kinds: list[str], two_ranks: Any) -> None:

@@ -94,6 +94,7 @@ def test_histograms_of_two_ranks_equal_those_of_one_process(case: str, two_ranks
             assert moved <= 4, site  # a sum in another order may take a value over an edge
 
 
+@pytest.mark.usefixtures("all_detailed")  # one process has twice as many batches
 def test_a_module_that_runs_on_one_rank_only_neither_hangs_nor_shifts_the_rest(two_ranks: Any) -> None:
     ranks = two_ranks["one_rank_only"]
     single = run_case("one_rank_only", world=1)
