@@ -96,23 +96,14 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class TensorNumbers:
-    """What is in a tensor.
+    """What is in a tensor."""
 
-    Attributes:
-        nans: How many numbers are NaN.
-        infinite: How many are infinite.
-        first: The index of the first that is not finite; None where all are.
-        constant: The number that all are; None where they differ or are not finite, and for a single number.
-        zero_rows: How many rows (along the first dimension) are zero; 0 for a tensor of fewer than two dimensions.
-        rows: How many rows it has.
-    """
-
-    nans: int
-    infinite: int
-    first: tuple[int, ...] | None
-    constant: float | None
-    zero_rows: int
-    rows: int
+    nans: int  # how many numbers are NaN
+    infinite: int  # how many are infinite
+    first: tuple[int, ...] | None  # the index of the first that is not finite; None where all are
+    constant: float | None  # the number that all are; None where they differ or are not finite, and for a single number
+    zero_rows: int  # how many rows (along the first dimension) are zero; 0 for a tensor of fewer than two dimensions
+    rows: int  # how many rows it has
 
 
 def unread(tensor: Tensor) -> str:

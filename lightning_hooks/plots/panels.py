@@ -43,21 +43,13 @@ MOST_COLUMNS = 60
 
 
 class Curves(NamedTuple):
-    """What one site did, window by window.
-
-    Attributes:
-        site: Its name.
-        line: What is written below it.
-        curves: What, to its mean and its largest value in each window; NaN where there is none.
-        limit: A threshold, in each window.
-        shares: What happened, to its share of all that did in each window.
-    """
+    """What one site did, window by window."""
 
     site: str
-    line: str
-    curves: dict[str, tuple[np.ndarray, np.ndarray]]
-    limit: np.ndarray
-    shares: dict[str, np.ndarray]
+    line: str  # what is written below it
+    curves: dict[str, tuple[np.ndarray, np.ndarray]]  # what, to its mean and largest value in each window; NaN where there is none
+    limit: np.ndarray  # a threshold, in each window
+    shares: dict[str, np.ndarray]  # what happened, to its share of all that did in each window
 
 
 @style()
@@ -142,21 +134,13 @@ def _shares(axes: Axes, shares: dict[str, np.ndarray], whole: str, handles: dict
 
 
 class Stack(NamedTuple):
-    """How one site divided something, window by window.
-
-    Attributes:
-        site: Its name.
-        line: What is written below it.
-        shares: The share of each part in each window, shape ``(windows, parts)``.
-        counts: A number above the bar of each window; 0 for none.
-        what: What the numbers count.
-    """
+    """How one site divided something, window by window."""
 
     site: str
-    line: str
-    shares: np.ndarray
-    counts: Sequence[int]
-    what: str
+    line: str  # what is written below it
+    shares: np.ndarray  # the share of each part in each window, shape (windows, parts)
+    counts: Sequence[int]  # a number above the bar of each window; 0 for none
+    what: str  # what the numbers count
 
 
 @style()

@@ -34,40 +34,24 @@ ENDINGS = ("finished", "exception", "interrupted", "stopped")
 
 @dataclass(frozen=True, slots=True)
 class MonitorScope:
-    """What one monitor watches.
+    """What one monitor watches."""
 
-    Attributes:
-        monitor: Its prefix, such as ``features``.
-        modules: The modules that it observes, in words.
-        report: Its last report; None before the first.
-        kinds: The kinds that its rules look for; None where that is not known, as in files of earlier versions.
-    """
-
-    monitor: str
-    modules: str
-    report: Any = None
-    kinds: tuple[str, ...] | None = None
+    monitor: str  # its prefix, such as features
+    modules: str  # the modules that it observes, in words
+    report: Any = None  # its last report; None before the first
+    kinds: tuple[str, ...] | None = None  # that its rules look for; None where that is not known, as in files of earlier versions
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """A run's health, from which the document is made.
+    """A run's health, from which the document is made."""
 
-    Attributes:
-        run: What the run is called.
-        fit: The ``fit`` event: the version of lightning_hooks, and when training started.
-        verdict: The verdict.
-        watched: What was watched.
-        end: The ``end`` event; None while training goes on.
-        sources: Site to where its module comes from.
-    """
-
-    run: str
-    fit: Mapping[str, Any]
+    run: str  # what the run is called
+    fit: Mapping[str, Any]  # the fit event: the version of lightning_hooks, and when training started
     verdict: Verdict
     watched: Sequence[MonitorScope]
-    end: Mapping[str, Any] | None = None
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    end: Mapping[str, Any] | None = None  # the end event; None while training goes on
+    sources: Mapping[str, Source] = field(default_factory=dict)  # site to where its module comes from
 
     def document(self) -> dict[str, Any]:
         """The document in plain JSON types."""

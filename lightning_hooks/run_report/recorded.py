@@ -57,17 +57,11 @@ _LINE = re.compile(r"(?![/\\~]|\w:)(?!.*(?:^|[/\\])\.\.(?:[/\\]))[^\0]{1,200}:\d
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the code of a module stands. A line is ``file:line``, the file relative to the working directory or its package.
+    """Where the code of a module stands. A line is ``file:line``, the file relative to the working directory or its package."""
 
-    Attributes:
-        type: The full name of its class.
-        defined_at: The line of the class; None where no file shows it.
-        created_at: The line that creates the module; None where the source does not show it.
-    """
-
-    type: str
-    defined_at: str | None = None
-    created_at: str | None = None
+    type: str  # the full name of its class
+    defined_at: str | None = None  # the line of the class; None where no file shows it
+    created_at: str | None = None  # the line that creates the module; None where the source does not show it
 
 
 def source_of(event: Mapping[str, Any]) -> Source:

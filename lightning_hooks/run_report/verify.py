@@ -23,19 +23,12 @@ MOST = 100
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The loss of both runs.
+    """The loss of both runs."""
 
-    Attributes:
-        of: ``validation`` where both runs have a validation loss, else ``training``.
-        a: That of the first run: its first and its last value at places that both have; NaN where it is not known or not finite.
-        b: The same of the second.
-        at: The last place that both have: an epoch, or a step where windows are shorter; None where there is none.
-    """
-
-    of: Literal["validation", "training"]
-    a: tuple[float, float]
-    b: tuple[float, float]
-    at: int | None
+    of: Literal["validation", "training"]  # validation where both runs have a validation loss, else training
+    a: tuple[float, float]  # the first run's first and last, at places that both have; NaN where it is not known or not finite
+    b: tuple[float, float]  # the same of the second
+    at: int | None  # the last place that both have: an epoch, or a step where windows are shorter; None where there is none
 
     @property
     def learning(self) -> Learning:
@@ -56,26 +49,15 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What became of a first run's alerts in a second run. Alerts are those above info.
+    """What became of a first run's alerts in a second run. Alerts are those above info."""
 
-    Attributes:
-        a: The first run.
-        b: The second.
-        verdicts: The verdicts on both.
-        gone: Alerts of the first run that the second does not end with, or never has where the first did not end with it either.
-        stay: Alerts of the first run that the second ends with.
-        new: Alerts that the second run ends with and the first never had.
-        unreached: Alerts of the first run that began later than the second run has come.
-        losses: The losses.
-    """
-
-    a: Run
-    b: Run
+    a: Run  # the first run
+    b: Run  # the second
     verdicts: tuple[Verdict, Verdict]
-    gone: tuple[Course, ...]
-    stay: tuple[Course, ...]
-    new: tuple[Course, ...]
-    unreached: tuple[Course, ...]
+    gone: tuple[Course, ...]  # of the first run, that the second does not end with, or never has where the first ended without it
+    stay: tuple[Course, ...]  # alerts of the first run that the second ends with
+    new: tuple[Course, ...]  # alerts that the second run ends with and the first never had
+    unreached: tuple[Course, ...]  # alerts of the first run that began later than the second run has come
     losses: Losses
 
     @property

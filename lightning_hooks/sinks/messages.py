@@ -22,33 +22,19 @@ Body = tuple[bytes, dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A notification.
+    """A notification."""
 
-    Attributes:
-        event: ``alert``, or the run's end: ``finished``, ``stopped``, ``interrupted`` or ``crashed``.
-        kind: Of the alert; that of the end for the end.
-        severity: ``critical``, ``warning`` or ``info``.
-        run: The run's name.
-        headline: It in a sentence.
-        site: Where; empty for the run.
-        epoch: The epoch.
-        step: The global step.
-        cause: What was measured, and the likely cause.
-        remedy: What to try.
-        more: Alerts of this kind that were not sent, since one was less than a minute before.
-    """
-
-    event: str
-    kind: str
-    severity: str
+    event: str  # alert, or the run's end: finished, stopped, interrupted or crashed
+    kind: str  # of the alert; that of the end for the end
+    severity: str  # critical, warning or info
     run: str
-    headline: str
-    site: str = ""
+    headline: str  # it in a sentence
+    site: str = ""  # where; empty for the run
     epoch: int = 0
     step: int = 0
-    cause: str = ""
-    remedy: tuple[str, ...] = ()
-    more: int = 0
+    cause: str = ""  # what was measured, and the likely cause
+    remedy: tuple[str, ...] = ()  # what to try
+    more: int = 0  # alerts of this kind that were not sent, since one was less than a minute before
 
     @property
     def lines(self) -> list[str]:

@@ -10,19 +10,12 @@ from lightning_hooks.declare.book import Occurrence
 
 
 class Notice(NamedTuple):
-    """An alert that is passed on.
-
-    Attributes:
-        alert: The alert.
-        member: The member of the session that found it.
-        actions: What ``on_alert`` says, of its own member and of those that found a consequence of it.
-        over: The windows with it, where it has ended; else None.
-    """
+    """An alert that is passed on."""
 
     alert: Alert
-    member: Any = None
-    actions: frozenset[str] = frozenset()
-    over: Occurrence | None = None
+    member: Any = None  # the member of the session that found it
+    actions: frozenset[str] = frozenset()  # what on_alert says, of its own member and of those that found a consequence of it
+    over: Occurrence | None = None  # the windows with it, where it has ended; else None
 
 
 class Sink:

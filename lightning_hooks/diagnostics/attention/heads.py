@@ -62,19 +62,12 @@ MEASURED = list(Head)[: Head.MAX + 1]
 
 
 class Grid(NamedTuple):
-    """Which query rows are measured.
-
-    Attributes:
-        samples: How many samples.
-        step: From each of them to the next.
-        chosen: The samples, ``(samples, 1)``.
-        queries: Of each sample, ``(samples, queries per sample)``.
-    """
+    """Which query rows are measured."""
 
     samples: int
-    step: int
-    chosen: Tensor
-    queries: Tensor
+    step: int  # from each of them to the next
+    chosen: Tensor  # the samples, (samples, 1)
+    queries: Tensor  # of each sample, (samples, queries per sample)
 
     def rows(self, values: Tensor) -> Tensor:
         """The rows of a tensor ``(samples, heads, queries, width)``: ``(samples taken, heads, queries per sample, width)``."""

@@ -117,30 +117,18 @@ def fallen(report: LossReport | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class LossWindow:
-    """What a table holds of a window, on the host.
+    """What a table holds of a window, on the host."""
 
-    Attributes:
-        values: The loss of each batch of the window, of a long one the last; NaN where there was none.
-        weights: The number of ranks that gave it; 0 where there was none.
-        earlier: The losses of the batches before the window.
-        left_out: Of the batches of a long window before those: number, sum, sum of squares, number not finite (each rank counts),
-            largest, smallest.
-        first_nonfinite: Batch and step of the first loss that was not finite; infinite if there was none.
-        validations: Loss of each validation in the window, and how many of the ``values`` were before it.
-        earlier_validations: Those before the window.
-        course: ``start`` and ``lowest`` before the window.
-        first: The index in the epoch of the first of the ``values``.
-    """
-
-    values: Values
-    weights: Values
-    earlier: Values
+    values: Values  # the loss of each batch of the window, of a long one the last; NaN where there was none
+    weights: Values  # the number of ranks that gave it; 0 where there was none
+    earlier: Values  # the losses of the batches before the window
+    # Of the batches of a long window before those: number, sum, sum of squares, number not finite (each rank counts), bounds.
     left_out: tuple[float, ...]
-    first_nonfinite: tuple[float, float]
-    validations: list[tuple[float, int]]
-    earlier_validations: tuple[ValidationLoss, ...]
-    course: tuple[float, float]
-    first: int
+    first_nonfinite: tuple[float, float]  # batch and step of the first loss that was not finite; infinite if there was none
+    validations: list[tuple[float, int]]  # loss of each validation in the window, and how many of the values were before it
+    earlier_validations: tuple[ValidationLoss, ...]  # those before the window
+    course: tuple[float, float]  # start and lowest before the window
+    first: int  # the index in the epoch of the first of the values
 
 
 def loss_report(window: LossWindow, optimized: bool = True, scaled: bool = False) -> LossReport | None:

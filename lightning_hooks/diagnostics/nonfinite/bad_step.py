@@ -10,23 +10,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor that an operation was given, in a few numbers.
+    """A tensor that an operation was given, in a few numbers."""
 
-    Attributes:
-        name: What the operation calls it, such as ``self`` or ``other``.
-        dtype: Its dtype, such as ``float32``.
-        shape: Its shape.
-        low: The smallest finite value; NaN without one, as for the next.
-        high: The largest.
-        counts: How many of its values are ``zero``, ``negative``, ``one`` (1 or -1), ``beyond`` (above 1 or below -1), ``outside``
-            (of [0, 1]), ``nan``, ``inf`` and ``-inf``; what none is, is left out.
-    """
-
-    name: str
-    dtype: str
+    name: str  # what the operation calls it, such as self or other
+    dtype: str  # its dtype, such as float32
     shape: tuple[int, ...]
-    low: float = math.nan
-    high: float = math.nan
+    low: float = math.nan  # the smallest finite value; NaN without one, as for the next
+    high: float = math.nan  # the largest
+    # How many of its values are ``zero``, ``negative``, ``one`` (1 or -1), ``beyond`` (above 1 or below -1), ``outside`` (of
+    # [0, 1]), ``nan``, ``inf`` and ``-inf``; what none is, is left out.
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -45,25 +37,16 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an operation of the forward pass was called.
+    """Where an operation of the forward pass was called."""
 
-    Attributes:
-        operation: Its name, such as ``log``.
-        module: The innermost module that was being called; empty for the step itself.
-        where: The nearest line of the user's, ``file:line``.
-        code: That line.
-        function: The function that the line is in, such as ``Log.forward``.
-        arguments: The tensors that it was given.
-        settings: Its other arguments by name, as far as they are numbers; and what is known of its arguments as a whole: along the
-            dimension that it reduces, or of each sequence.
-    """
-
-    operation: str
-    module: str = ""
-    where: str = ""
+    operation: str  # its name, such as log
+    module: str = ""  # the innermost module that was being called; empty for the step itself
+    where: str = ""  # the nearest line of the user's, file:line
     code: str = ""
-    function: str = ""
-    arguments: tuple[Operand, ...] = ()
+    function: str = ""  # the function that the line is in, such as Log.forward
+    arguments: tuple[Operand, ...] = ()  # the tensors that it was given
+    # Its other arguments by name, as far as they are numbers; and what is known of its arguments as a whole: along the dimension
+    # that it reduces, or of each sequence.
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -78,40 +61,22 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The operation that gave the first value that is not finite and reached the loss or a gradient.
+    """The operation that gave the first value that is not finite and reached the loss or a gradient."""
 
-    Attributes:
-        source: ``operation``; ``data`` or ``weights`` where the batch or a parameter or buffer was not finite itself; ``error``
-            where it raised.
-        place: The operation; of what is not finite itself the first that used it.
-        phase: ``forward`` or ``backward``.
-        value: ``NaN``, ``inf`` or ``-inf``; of an error its text.
-        name: Of the tensor in the batch, or of the parameter or buffer.
-        rows: The rows of the batch with such values, by the first dimension; None where it has no such dimension.
-    """
-
-    source: str
-    place: Place
-    phase: str = "forward"
-    value: str = ""
-    name: str = ""
-    rows: tuple[int, ...] | None = None
+    source: str  # operation; data or weights where the batch or a parameter or buffer was not finite itself; error where it raised
+    place: Place  # the operation; of what is not finite itself the first that used it
+    phase: str = "forward"  # forward or backward
+    value: str = ""  # NaN, inf or -inf; of an error its text
+    name: str = ""  # of the tensor in the batch, or of the parameter or buffer
+    rows: tuple[int, ...] | None = None  # the rows of the batch with such values, by the first dimension; None without one
 
 
 @dataclass(frozen=True, slots=True)
 class BadStep:
-    """What running the first bad step again has shown, as alerts state it.
-
-    Attributes:
-        failure: The operation.
-        samples: The samples that cause it.
-        loss: Whether its loss was not finite.
-        notes: What is to be known of how it was run again, as sentences.
-        first: Whether it is the first training batch of its epoch.
-    """
+    """What running the first bad step again has shown, as alerts state it."""
 
     failure: Failure
-    samples: tuple[int | str, ...] = ()
-    loss: bool = False
-    notes: tuple[str, ...] = ()
-    first: bool = False
+    samples: tuple[int | str, ...] = ()  # the samples that cause it
+    loss: bool = False  # whether its loss was not finite
+    notes: tuple[str, ...] = ()  # what is to be known of how it was run again, as sentences
+    first: bool = False  # whether it is the first training batch of its epoch

@@ -24,17 +24,11 @@ from lightning_hooks.statistics.rows import Column
 
 @dataclass(frozen=True, slots=True)
 class CheckedStep:
-    """An optimizer step.
+    """An optimizer step."""
 
-    Attributes:
-        step: The trainer's ``global_step`` before it.
-        batch: The index of its training batch in the epoch.
-        left_out: The optimizer itself leaves out a step whose gradients are not finite (fused, under a loss scaler).
-    """
-
-    step: int
-    batch: int
-    left_out: bool = False
+    step: int  # the trainer's global_step before it
+    batch: int  # the index of its training batch in the epoch
+    left_out: bool = False  # the optimizer itself leaves out a step whose gradients are not finite (fused, under a loss scaler)
 
 
 class NonfiniteWatch:

@@ -9,17 +9,11 @@ from lightning_hooks.diagnostics.nonfinite.operations import explained, name_of,
 
 
 class Statement(NamedTuple):
-    """What an alert says of a bad step.
+    """What an alert says of a bad step."""
 
-    Attributes:
-        title: A few words: ``Log of 0``.
-        what: A sentence: ``log of 0 gives -inf in Log.forward, net.py:12.``
-        why: A sentence: ``1 of 8 inputs is 0.``; empty where the first says it all.
-    """
-
-    title: str
-    what: str
-    why: str = ""
+    title: str  # a few words: Log of 0
+    what: str  # a sentence: log of 0 gives -inf in Log.forward, net.py:12.
+    why: str = ""  # a sentence: 1 of 8 inputs is 0.; empty where the first says it all
 
 
 def state(step: BadStep) -> Statement:

@@ -47,33 +47,20 @@ _GATE_NAME = re.compile(r"gate|gating|router|w_?g|w_gate|gate_network", re.IGNOR
 
 
 class RouterSite(NamedTuple):
-    """A router.
-
-    Attributes:
-        name: Of the module.
-        module: The module that returns logits or choices.
-        experts: How many there are.
-        top_k: How many a token gets.
-    """
+    """A router."""
 
     name: str
-    module: nn.Module
-    experts: int
-    top_k: int
+    module: nn.Module  # the module that returns logits or choices
+    experts: int  # how many there are
+    top_k: int  # how many a token gets
 
 
 class CodebookSite(NamedTuple):
-    """A quantiser that returns codes.
-
-    Attributes:
-        name: Of the module.
-        module: The module that returns codes.
-        size: How many codes there are.
-    """
+    """A quantiser that returns codes."""
 
     name: str
-    module: nn.Module
-    size: int
+    module: nn.Module  # the module that returns codes
+    size: int  # how many codes there are
 
 
 def find_routers(model: nn.Module) -> list[RouterSite]:

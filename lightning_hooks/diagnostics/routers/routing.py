@@ -103,19 +103,11 @@ class CodebookStats:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What a router returned in one call.
+    """What a router returned in one call."""
 
-    Attributes:
-        logits: Shape ``(tokens, experts)``, floating point; None where it does not return them.
-        chosen: Numbers of experts, shape ``(tokens, top_k)``; a number outside ``[0, experts)`` means dropped. None for the
-            ``top_k`` largest logits.
-        dispatched: 0 or 1, shape ``(tokens, experts)``: which expert gets which token, after some were dropped. None where numbers
-            are known.
-    """
-
-    logits: Tensor | None
-    chosen: Tensor | None = None
-    dispatched: Tensor | None = None
+    logits: Tensor | None  # shape (tokens, experts), floating point; None where it does not return them
+    chosen: Tensor | None = None  # numbers of experts, shape (tokens, top_k), others are dropped; None for the largest logits
+    dispatched: Tensor | None = None  # 0 or 1, shape (tokens, experts): which expert gets which token; None where numbers are known
 
 
 def routing_of(tensors: Sequence[Tensor], experts: int, top_k: int) -> Routing | None:
