@@ -42,9 +42,7 @@ SOFT = (
 def weighed(window: Window, soft: Sequence[Container[str]]) -> Window:
     """Lower the warnings of soft rules that have an excuse; those that are left say what they do to learning.
 
-    Args:
-        window: The reports of all monitors.
-        soft: Of each, the names of alerts that may do no harm.
+    ``soft`` holds, for the report of each monitor, the names of alerts that may do no harm.
     """
     flow = window.report(GradientFlowReport)
     effects = None if flow is None else Effects(flow, window.places)

@@ -10,29 +10,8 @@ import numpy as np
 
 from lightning_hooks.declare.alert import limit_of
 from lightning_hooks.declare.window import Report
-from lightning_hooks.plots.canvas import (
-    BLUE,
-    LARGEST,
-    PALE,
-    SMALLEST,
-    VERMILLION,
-    Axes,
-    Figure,
-    alert_handles,
-    color_bar,
-    heading,
-    legend,
-    mark_alerts,
-    name_epochs,
-    name_layers,
-    nothing,
-    sheet,
-    signed_power,
-    single,
-    style,
-    within,
-)
-from lightning_hooks.plots.canvas import table as draw_table
+from lightning_hooks.plots import canvas
+from lightning_hooks.plots.canvas import Axes, Figure
 from lightning_hooks.plots.series import (
     FRACTIONS,
     SIGNED,
@@ -46,7 +25,7 @@ from lightning_hooks.plots.series import (
 )
 
 
-@style()
+@canvas.style()
 def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = None, relative: bool | None = None) -> Figure:
     """Draw one statistic of all layers over the epochs; a mark shows where an alert began.
 
@@ -74,54 +53,47 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
         table = dataclasses.replace(table, values=relative_to_first(table.values))
     title = f"{ordered[0].subject} {stat} by {table.noun}"
     if not table.names:
-        return nothing(title, f"{stat} applies to none of them.")
-    figure, axes = single(_width(table), _height(table))
+        return canvas.nothing(title, f"{stat} applies to none of them.")
+    figure, axes = canvas.single(_width(table), _height(table))
     hatched = "" if np.isfinite(table.values).all() else "; hatched where nothing finite was measured"
     against = f"; each row relative to its first {window_of(table.unit)}" if relative else ""
-    heading(axes, title, _span(table) + against + hatched, figure.get_figwidth() - 2.5)
+    canvas.heading(axes, title, _span(table) + against + hatched, figure.get_figwidth() - 2.5)
     _cells(figure, axes, table, stat, relative=relative)
-    legend(figure, _beginnings(axes, table, ordered))
+    canvas.legend(figure, _beginnings(axes, table, ordered))
     return figure
 
 
-@style()
+@canvas.style()
 def share_figure(title: str, reports: Sequence[Report], stat: str, kind: str, *, rows: str, what: str, missing: str) -> Figure:
-    """Draw shares over the windows, and in the last one as bars, with the limit of their rule.
+    """Draw shares of ``what`` over the windows, and in the last one as bars, with the limit of the kind of alert that they raise.
 
-    Args:
-        title: Above all.
-        reports: In the order of windows.
-        stat: The statistic.
-        kind: The kind of alert whose limit is drawn.
-        rows: What the rows are.
-        what: What the shares are of.
-        missing: What is written where no row has the statistic.
+    ``rows`` says what the rows are, ``missing`` what is written where no row has the statistic.
     """
     known = (stats for report in reports for table in tables(report).values() for stats in table.values())
     if all(getattr(stats, stat, None) is None for stats in known):
-        return nothing(title, missing)
+        return canvas.nothing(title, missing)
     table = series(reports, stat)
     several, last = len(reports) > 1, f"{table.unit} {table.epochs[-1]}"
-    figure = sheet(_width(table) + (2.6 if several else 1.2), _height(table))
+    figure = canvas.sheet(_width(table) + (2.6 if several else 1.2), _height(table))
     if several:
         axes, bars = figure.subplots(1, 2, sharey=True, width_ratios=[max(_width(table) - 2.2, 1.5), 2.4])
-        heading(axes, title, _span(table))
+        canvas.heading(axes, title, _span(table))
         _cells(figure, axes, table, stat, colorbar=False)
         handles = _beginnings(axes, table, reports)
         bars.tick_params(left=False, labelleft=False)
     else:
         bars = figure.add_subplot()
-        heading(bars, title, last)
+        canvas.heading(bars, title, last)
         bars.set_ylim(len(table.names) - 0.5, -0.5)
-        name_layers(bars, table.names, "y", rows)
-        handles = alert_handles(alert for alert in reports[-1].alerts if alert.site in table.names)
+        canvas.name_layers(bars, table.names, "y", rows)
+        handles = canvas.alert_handles(alert for alert in reports[-1].alerts if alert.site in table.names)
     limit = limit_of(kind, (alert for report in reports for alert in report.alerts))
     _bars(bars, table.values[:, -1], f"{what} in {last}", limit)
-    legend(figure, handles)
+    canvas.legend(figure, handles)
     return figure
 
 
-@style()
+@canvas.style()
 def cell_figure(
     title: str,
     line: str,
@@ -132,32 +104,25 @@ def cell_figure(
     limits: tuple[float, float] | None,
     missing: str,
 ) -> Figure:
-    """Draw a row per layer and a column per part of it, such as a head.
+    """Draw a row per layer and a column per ``part`` of it, such as a head; a figure that says ``missing`` where there is no layer.
 
-    Args:
-        title: Above all.
-        line: Below the title: what is seen.
-        rows: The numbers of each layer's parts.
-        part: What the columns are.
-        scale: What the colours show.
-        limits: The ends of the scale; None for the smallest and the largest number.
-        missing: What is written where there is no layer.
+    The colours show ``scale``, between ``limits`` or from the smallest to the largest number.
     """
     most = max(map(len, rows.values()), default=0)
     if not most:
-        return nothing(title, missing)
+        return canvas.nothing(title, missing)
     values = np.array([[*row, *[np.nan] * (most - len(row))] for row in rows.values()])
-    width = within(3.0 + 0.065 * min(max(map(len, rows)), 34) + 0.3 * most, 5.6, 13.0)
-    figure, axes = single(width, within(1.9 + 0.24 * len(rows), 2.8, 12.5))
-    heading(axes, title, line, width - 2.5)
+    width = canvas.within(3.0 + 0.065 * min(max(map(len, rows)), 34) + 0.3 * most, 5.6, 13.0)
+    figure, axes = canvas.single(width, canvas.within(1.9 + 0.24 * len(rows), 2.8, 12.5))
+    canvas.heading(axes, title, line, width - 2.5)
     low, high = limits or (None, None)
     shown = np.ma.masked_invalid(values)
-    mesh = draw_table(axes, shown, (64, 64), vmin=low, vmax=high, cmap="viridis")
+    mesh = canvas.table(axes, shown, (64, 64), vmin=low, vmax=high, cmap="viridis")
     axes.set_xticks(range(0, most, -(-most // 16)))
     axes.set_xlabel(part)
-    name_layers(axes, tuple(rows), "y", "layer")
+    canvas.name_layers(axes, tuple(rows), "y", "layer")
     if not np.ma.getmaskarray(shown).all():
-        color_bar(figure, mesh, axes, scale)
+        canvas.color_bar(figure, mesh, axes, scale)
     return figure
 
 
@@ -167,8 +132,8 @@ BAR_TEXT: dict[str, Any] = {"va": "center", "fontsize": 7}
 
 def _bars(axes: Axes, shares: np.ndarray, label: str, limit: float) -> None:
     y, height = np.arange(len(shares)), 0.82 if len(shares) <= 120 else 1.0
-    axes.barh(y, np.ones_like(shares), color=PALE, height=height)
-    axes.barh(y, np.nan_to_num(shares), color=list(np.where(shares > limit, VERMILLION, BLUE)), height=height)
+    axes.barh(y, np.ones_like(shares), color=canvas.PALE, height=height)
+    axes.barh(y, np.nan_to_num(shares), color=list(np.where(shares > limit, canvas.VERMILLION, canvas.BLUE)), height=height)
     axes.axvline(limit, color="black", lw=0.9, ls=(0, (4, 3)))
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
@@ -178,19 +143,19 @@ def _bars(axes: Axes, shares: np.ndarray, label: str, limit: float) -> None:
         if share > 0.8:
             axes.text(share - 0.02, row, text, ha="right", color="white", **BAR_TEXT)
         else:
-            box = {"fc": PALE, "ec": "none", "pad": 0.5}
+            box = {"fc": canvas.PALE, "ec": "none", "pad": 0.5}
             axes.text(np.nan_to_num(share) + 0.02, row, text, ha="left", color="black", bbox=box, **BAR_TEXT)
 
 
 def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool = True, relative: bool = False) -> None:
     columns = table.values.shape[1]
     shown, norm, colors, ticks = _relative_scale(table.values) if relative else _scale(table.values, stat)
-    mesh = draw_table(axes, shown, (40, 60), norm=norm, cmap=colors)
-    name_epochs(axes, table.epochs, max(2, columns if columns <= 12 else 12), table.unit)
-    name_layers(axes, table.names, "y", table.noun)
+    mesh = canvas.table(axes, shown, (40, 60), norm=norm, cmap=colors)
+    canvas.name_epochs(axes, table.epochs, max(2, columns if columns <= 12 else 12), table.unit)
+    canvas.name_layers(axes, table.names, "y", table.noun)
     if colorbar and not np.ma.getmaskarray(shown).all():
         label = f"{stat} over that of the first {window_of(table.unit)}" if relative else f"{stat}, {_unit(stat)}"
-        color_bar(figure, mesh, axes, label, **ticks)
+        canvas.color_bar(figure, mesh, axes, label, **ticks)
 
 
 def _relative_scale(values: np.ndarray) -> tuple[np.ndarray, Any, str, dict[str, Any]]:
@@ -198,7 +163,7 @@ def _relative_scale(values: np.ndarray) -> tuple[np.ndarray, Any, str, dict[str,
     from matplotlib.colors import LogNorm
 
     finite = np.isfinite(values)
-    powers = np.abs(np.log10(within(values[finite & (values > 0)], 1e-100, 1e100)))
+    powers = np.abs(np.log10(canvas.within(values[finite & (values > 0)], 1e-100, 1e100)))
     most = max(float(powers.max(initial=0.0)), np.log10(2.0))
     shown = np.ma.masked_array(np.where(values == 0, 10.0**-most, values), ~finite)
     places = [10.0 ** (share * most) for share in (-1, -0.5, 0, 0.5, 1)]
@@ -214,7 +179,7 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
     if stat in FRACTIONS:
         return np.ma.masked_array(values, ~finite), Normalize(0, 1), "viridis", {"format": lambda v, _: f"{v:.0%}"}
     if stat in SIGNED:
-        sizes = within(np.abs(values[finite & (values != 0)]), SMALLEST, LARGEST)
+        sizes = canvas.within(np.abs(values[finite & (values != 0)]), canvas.SMALLEST, canvas.LARGEST)
         largest = float(sizes.max()) if sizes.size else 1.0
         smallest = max(float(np.quantile(sizes, 0.1)) if sizes.size else 0.1, largest * 1e-6)
         top, low = int(np.ceil(np.log10(largest))), int(np.floor(np.log10(smallest)))
@@ -223,9 +188,9 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
         powers = [10.0**power for power in range(top, low, -step)]
         ticks = [*(-power for power in powers), 0.0, *reversed(powers)]
         norm = SymLogNorm(10.0**low, linscale=0.5, vmin=-(10.0**top), vmax=10.0**top, base=10)
-        return np.ma.masked_array(values, ~finite), norm, "RdBu_r", {"ticks": ticks, "format": signed_power}
+        return np.ma.masked_array(values, ~finite), norm, "RdBu_r", {"ticks": ticks, "format": canvas.signed_power}
     positive = finite & (values > 0)
-    some = within(values[positive], SMALLEST, LARGEST) if positive.any() else np.array([1.0])
+    some = canvas.within(values[positive], canvas.SMALLEST, canvas.LARGEST) if positive.any() else np.array([1.0])
     lowest, highest = float(some.min()), float(some.max())
     if highest / lowest < 10:
         lowest, highest = lowest / 10**0.5, highest * 10**0.5
@@ -233,7 +198,7 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
     step = max(1, -(-(last - first) // 7))
     if last - first >= 2:
         places = [10.0**power for power in range(first, last + 1) if power % step == 0]
-        text: Any = signed_power
+        text: Any = canvas.signed_power
     else:  # few decades: numbers between them, too
         places = [digit * 10.0**power for power in range(first - 1, last + 1) for digit in (1, 2, 5)]
         text = "%.3g"
@@ -252,9 +217,9 @@ def _unit(stat: str) -> str:
 def _beginnings(axes: Axes, table: Series, reports: Sequence[Report]) -> list[Any]:
     place = {name: row for row, name in enumerate(table.names)}
     began = [(index, alert) for index, alert in beginnings(reports) if alert.site in place]
-    size = within(40 / max(len(place), 1), 0.3, 1.0)
-    mark_alerts(axes, [(x, place[alert.site], alert.severity) for x, alert in began], size, 0.7 * (len(place) <= 120))
-    return alert_handles(alert for _, alert in began)
+    size = canvas.within(40 / max(len(place), 1), 0.3, 1.0)
+    canvas.mark_alerts(axes, [(x, place[alert.site], alert.severity) for x, alert in began], size, 0.7 * (len(place) <= 120))
+    return canvas.alert_handles(alert for _, alert in began)
 
 
 def _span(table: Series) -> str:
@@ -264,8 +229,8 @@ def _span(table: Series) -> str:
 
 def _width(table: Series) -> float:
     longest = min(max(map(len, table.names), default=0), 34)
-    return within(2.4 + 0.065 * longest + 0.16 * len(table.epochs), 5.6, 13.0)
+    return canvas.within(2.4 + 0.065 * longest + 0.16 * len(table.epochs), 5.6, 13.0)
 
 
 def _height(table: Series) -> float:
-    return within(1.9 + 0.19 * len(table.names), 2.8, 12.5)
+    return canvas.within(1.9 + 0.19 * len(table.names), 2.8, 12.5)

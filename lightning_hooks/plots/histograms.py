@@ -7,20 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.plots.canvas import (
-    MINUS,
-    MISSING,
-    Axes,
-    Figure,
-    color_bar,
-    heading,
-    name_epochs,
-    nothing,
-    sheet,
-    signed_power,
-    style,
-    within,
-)
+from lightning_hooks.plots import canvas
+from lightning_hooks.plots.canvas import Axes, Figure
 from lightning_hooks.trackers.console import shortened
 from lightning_hooks.trackers.tracker import Histogram
 
@@ -38,7 +26,7 @@ LINEAR_PART = 0.5
 """How many decades' room a signed logarithm gives to what is linear around zero."""
 
 
-@style()
+@canvas.style()
 def colourful_dimension(
     histograms: Mapping[str, Sequence[Histogram | None]],
     *,
@@ -73,27 +61,27 @@ def colourful_dimension(
         raise ValueError(f"epochs must name each of the {n_epochs} columns; got {len(named)} names.")
     checked = {name: [_checked(name, column) for column in columns] for name, columns in histograms.items()}
     if not n_epochs:
-        return nothing("Colourful dimension", "There is no histogram.")
+        return canvas.nothing("Colourful dimension", "There is no histogram.")
     columns = 1 if len(checked) < 4 else 2 if len(checked) < 13 else 3
     rows = -(-len(checked) // columns)
-    width = within(2.2 + 0.12 * n_epochs, 4.6, 9.0) * (1 if columns == 1 else 0.75 * columns)
-    figure = sheet(min(width, 15.0), 0.9 + 2.0 * rows)
+    width = canvas.within(2.2 + 0.12 * n_epochs, 4.6, 9.0) * (1 if columns == 1 else 0.75 * columns)
+    figure = canvas.sheet(min(width, 15.0), 0.9 + 2.0 * rows)
     grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
     meshes = []
     for axes, (name, layer) in zip(grid.flat, checked.items(), strict=False):
         meshes.append(_panel(axes, layer))
-        heading(axes, shortened(name, 40), "" if meshes[-1] else "no finite value", size=9.5)
+        canvas.heading(axes, shortened(name, 40), "" if meshes[-1] else "no finite value", size=9.5)
     for axes in grid[:, 0]:
         axes.set_ylabel(value)
     for axes in grid.flat[len(checked) :]:
         axes.set_axis_off()
     for axes in grid.flat[max(len(checked) - columns, 0) : len(checked)]:
-        name_epochs(axes, named, unit=unit)
+        canvas.name_epochs(axes, named, unit=unit)
         axes.tick_params(labelbottom=True)
     mesh = next(filter(None, reversed(meshes)), None)
     if mesh is not None:
         label = f"share of {'an epoch' if unit == 'epoch' else 'a window'}'s values in a cell of the axis"
-        color_bar(figure, mesh, grid, label, aspect=30, fraction=0.04, anchor=(0, 0.5), format=signed_power)
+        canvas.color_bar(figure, mesh, grid, label, aspect=30, fraction=0.04, anchor=(0, 0.5), format=canvas.signed_power)
     return figure
 
 
@@ -115,14 +103,14 @@ def _closed(edges: np.ndarray) -> np.ndarray:
     inner = edges[np.isfinite(edges)]
     low, high = (float(inner[0]), float(inner[-1])) if inner.size else (0.0, 0.0)
     near = low - (abs(low) or 1.0) * 0.05, high + (abs(high) or 1.0) * 0.05
-    return np.where(np.isfinite(edges), edges, within(edges, *near))
+    return np.where(np.isfinite(edges), edges, canvas.within(edges, *near))
 
 
 def _panel(axes: Axes, columns: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> Any:
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_facecolor(MISSING)
+    axes.set_facecolor(canvas.MISSING)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     known = [column for column in columns if column is not None]
     if not known:
@@ -131,12 +119,12 @@ def _panel(axes: Axes, columns: Sequence[tuple[np.ndarray, np.ndarray] | None]) 
     grid, linear = _axis(known)
     missing = np.full(grid.size - 1, np.nan)
     shares = np.array([missing if column is None else _shares(*column, grid) for column in columns]).T
-    shown = np.ma.masked_invalid(within(shares, *SHARES))
+    shown = np.ma.masked_invalid(canvas.within(shares, *SHARES))
     x = np.arange(len(columns) + 1) - 0.5
     mesh = axes.pcolormesh(x, grid, shown, norm=LogNorm(*SHARES), cmap="magma", rasterized=True)
     if linear is None:
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_major_formatter(lambda value, _: (MINUS if value < 0 else "") + f"{abs(value):.3g}")
+        axes.yaxis.set_major_formatter(lambda value, _: (canvas.MINUS if value < 0 else "") + f"{abs(value):.3g}")
     else:
         _signed_log(axes, grid, linear)
     axes.set_ylim(grid[0], grid[-1])
@@ -198,4 +186,4 @@ def _signed_log(axes: Axes, grid: np.ndarray, linear: float) -> None:
     powers = [10.0**power for power in range(last, first - 1, -step)]
     axes.set_yticks([*(-power for power in powers), 0.0, *powers])
     axes.yaxis.minorticks_off()
-    axes.yaxis.set_major_formatter(signed_power)
+    axes.yaxis.set_major_formatter(canvas.signed_power)

@@ -9,30 +9,11 @@ import numpy as np
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import gravity
-from lightning_hooks.plots.canvas import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    Axes,
-    Figure,
-    alert_handles,
-    heading,
-    legend,
-    mark_alerts,
-    name_layers,
-    plain,
-    positive,
-    single,
-    within,
-)
+from lightning_hooks.plots import canvas
+from lightning_hooks.plots.canvas import Axes, Figure
 from lightning_hooks.trackers.console import shortened
 
-COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, INK)
+COLORS = (canvas.BLUE, canvas.ORANGE, canvas.GREEN, canvas.PURPLE, canvas.SKY, canvas.VERMILLION, canvas.INK)
 DASHES: tuple[tuple[Any, Any], ...] = (("-", "--"), (":", (0, (1, 4))))
 """Of weights and modules, and of biases, which share the colour of their weight: the first seven roles, and the next."""
 
@@ -81,8 +62,8 @@ def numbers_of(table: Mapping[str, Any], stat: str) -> np.ndarray:
 
 def layer_sheet(names: Sequence[str], title: str, line: str, per_layer: float = 0.2) -> tuple[Figure, Axes]:
     """An empty figure with room for so many layers."""
-    figure, axes = single(within(1.8 + per_layer * len(names), 6.4, 16.0), 4.6 if len(names) <= 8 else 5.2)
-    heading(axes, title, line, figure.get_figwidth() - 0.8)
+    figure, axes = canvas.single(canvas.within(1.8 + per_layer * len(names), 6.4, 16.0), 4.6 if len(names) <= 8 else 5.2)
+    canvas.heading(axes, title, line, figure.get_figwidth() - 0.8)
     return figure, axes
 
 
@@ -90,20 +71,20 @@ def with_names(figure: Figure, axes: Axes, names: Sequence[str], what: str, hand
     """The figure with its layers' names, a grid, and the legend."""
     axes.grid(axis="y")
     axes.set_xlim(-0.6, len(names) - 0.4)
-    name_layers(axes, names, "x", what)
-    legend(figure, handles)
+    canvas.name_layers(axes, names, "x", what)
+    canvas.legend(figure, handles)
     return figure
 
 
 def spread_band(axes: Axes, shown: np.ndarray, low: np.ndarray, high: np.ndarray, text: str) -> list[Any]:
     """Shade what lies between two numbers of each layer."""
     bottom, top = axes.get_ylim()
-    low = np.where(positive(low), within(low, bottom, top), bottom)
-    high = within(np.where(shown, high, np.nan), bottom, top)
+    low = np.where(canvas.positive(low), canvas.within(low, bottom, top), bottom)
+    high = canvas.within(np.where(shown, high, np.nan), bottom, top)
     alone = np.flatnonzero(shown & ~np.append(shown[1:], False) & ~np.append(False, shown[:-1]))
-    axes.fill_between(np.arange(len(shown)), low, high, where=shown, color=SKY, alpha=0.3, lw=0)
-    axes.vlines(alone, low[alone], high[alone], color=SKY, alpha=0.45, lw=3)
-    return [patch(SKY, text)]
+    axes.fill_between(np.arange(len(shown)), low, high, where=shown, color=canvas.SKY, alpha=0.3, lw=0)
+    axes.vlines(alone, low[alone], high[alone], color=canvas.SKY, alpha=0.45, lw=3)
+    return [patch(canvas.SKY, text)]
 
 
 def role_lines(axes: Axes, roles: Mapping[str, Sequence[int]], values: np.ndarray, layers: int) -> list[Any]:
@@ -114,13 +95,16 @@ def role_lines(axes: Axes, roles: Mapping[str, Sequence[int]], values: np.ndarra
     unnamed = "RMS" if len(roles) == 1 else "weights" if "bias" in roles else "numbered layers"
     for role, at in roles.items():
         if role == OTHER:
-            look, text, cycle = {"color": INK, "ls": "", "marker": "D"}, "single layers", 0
+            look, text, cycle = {"color": canvas.INK, "ls": "", "marker": "D"}, "single layers", 0
         else:
             cycle, number = divmod(bases.index(_base(role)), len(COLORS))
             dashes = DASHES[role.rpartition(".")[2] == "bias"][min(cycle, 1)]
             # More than two cycles of colours cannot be distinguished.
-            look, text = {"color": COLORS[number] if cycle <= 1 else GREY, "ls": dashes, "marker": "o", "lw": 1.3}, role or unnamed
-        (line,) = axes.plot(at, values[at], ms=dot_size(layers), zorder=3, label=plain(shortened(text)), **look)
+            look, text = (
+                {"color": COLORS[number] if cycle <= 1 else canvas.GREY, "ls": dashes, "marker": "o", "lw": 1.3},
+                role or unnamed,
+            )
+        (line,) = axes.plot(at, values[at], ms=dot_size(layers), zorder=3, label=canvas.plain(shortened(text)), **look)
         handles += [line] * (cycle <= 1)
     return handles
 
@@ -132,7 +116,7 @@ def _base(role: str) -> str:
 
 def dot_size(layers: int, largest: float = 4.5) -> float:
     """The size of a marker among so many, in points."""
-    return within(largest * 60 / max(layers, 1), 1.6, largest)
+    return canvas.within(largest * 60 / max(layers, 1), 1.6, largest)
 
 
 def patch(color: str, text: str, alpha: float = 0.3) -> Any:
@@ -147,8 +131,8 @@ def mark_the_rest(axes: Axes, values: np.ndarray, what: str) -> list[Any]:
     handles = []
     look: dict[str, Any] = {"ls": "", "ms": 5, "transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 5}
     for chosen, marker, color, text in (
-        (values == 0, "v", GREY, f"{what} is zero"),
-        (~np.isfinite(values), "x", INK, "no finite value"),
+        (values == 0, "v", canvas.GREY, f"{what} is zero"),
+        (~np.isfinite(values), "x", canvas.INK, "no finite value"),
     ):
         if chosen.any():
             handles += axes.plot(np.flatnonzero(chosen), np.zeros(chosen.sum()), marker, color=color, label=text, **look)
@@ -161,6 +145,6 @@ def mark_affected(axes: Axes, names: Sequence[str], values: np.ndarray, alerts: 
     at = [(places.get(alert.site, places.get(alert.site.rpartition(".")[0])), alert) for alert in alerts]
     shown = [(place, alert) for place, alert in at if place is not None]
     worst = {place: alert.severity for place, alert in sorted(shown, key=lambda found: -gravity(found[1].severity))}
-    points = [(place, values[place] if positive(values[place]) else np.nan, severity) for place, severity in worst.items()]
-    mark_alerts(axes, points, within(60 / max(len(names), 1), 0.5, 1.0))
-    return alert_handles(alert for _, alert in shown)
+    points = [(place, values[place] if canvas.positive(values[place]) else np.nan, severity) for place, severity in worst.items()]
+    canvas.mark_alerts(axes, points, canvas.within(60 / max(len(names), 1), 0.5, 1.0))
+    return canvas.alert_handles(alert for _, alert in shown)

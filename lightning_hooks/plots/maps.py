@@ -30,15 +30,11 @@ STRENGTH = 0.65
 
 
 def kind_of(values: np.ndarray, channels_first: bool) -> Kind | None:
-    """How to draw an output, by its shape.
+    """How to draw an output ``(n, …)``, by its shape; None where it has no picture.
 
-    Args:
-        values: ``(n, …)``.
-        channels_first: Whether three dimensions are (n, channels, positions) rather than (n, tokens, features).
-
-    Returns:
-        ``attention`` where the last dimension holds shares that sum to 1, of (n, queries, keys) or (n, heads, queries, keys);
-        ``maps`` for four and five dimensions, ``tokens`` or ``signals`` for three, ``vectors`` for two; None for others or none.
+    It is ``attention`` where the last dimension holds shares that sum to 1, of (n, queries, keys) or (n, heads, queries, keys);
+    ``maps`` for four and five dimensions; for three ``signals`` of (n, channels, positions) or ``tokens`` of (n, tokens,
+    features); ``vectors`` for two.
     """
     if values.size == 0 or values.ndim not in (2, 3, 4, 5):
         return None
@@ -159,12 +155,7 @@ def as_images(values: np.ndarray) -> np.ndarray:
 def overlaid(image: np.ndarray, cam: np.ndarray) -> np.ndarray:
     """Lay a map over an image of the same size: the stronger the map, the more of its colour, over the image in grey.
 
-    Args:
-        image: uint8, shape ``(height, width, 3)``.
-        cam: At least 0, shape ``(height, width)``; scaled by its maximum.
-
-    Returns:
-        uint8, shape ``(height, width, 3)``.
+    Both images are uint8 of shape ``(height, width, 3)``; the map, at least 0, is scaled by its maximum.
     """
     from matplotlib import colormaps
 
@@ -202,15 +193,9 @@ def cam_figure(
 
 
 def coloured(values: np.ndarray, low: float | None = None, colours: str = "viridis") -> np.ndarray:
-    """Colour one map by itself, from its minimum to its maximum.
+    """Colour a map by itself, from its minimum, or ``low``, to its maximum: uint8, shape ``(height, width, 3)``.
 
-    Args:
-        values: Shape ``(height, width)``.
-        low: Where the scale starts instead of at the minimum.
-        colours: A matplotlib colour map.
-
-    Returns:
-        uint8, shape ``(height, width, 3)``. What is not finite is vermillion; a constant map is grey.
+    What is not finite is vermillion; a constant map is grey.
     """
     from matplotlib import colormaps
     from matplotlib.colors import to_rgb
@@ -254,16 +239,10 @@ def tiled(
     below: str = "",
     inches: float = 1.05,
 ) -> Figure:
-    """Lay pictures out in rows and columns, below a title.
+    """Lay pictures, uint8 of shape ``(height, width, 3)``, out in rows and columns below a title; None stays empty.
 
-    Args:
-        title: Above all.
-        line: Below the title: what is seen.
-        rows: Rows of pictures, uint8 of shape ``(height, width, 3)``; None for a place that stays empty.
-        row_names: Names to the left of each row.
-        column_names: Names below each column.
-        below: What the columns are, below them.
-        inches: The height of a row.
+    ``row_names`` stand to the left, ``column_names`` below each column, and below these what the columns are. A row is as high as
+    ``inches``.
     """
     pictures = [picture for row in rows for picture in row if picture is not None]
     side = int(within(max(picture.shape[0] for picture in pictures), *SIDES))

@@ -9,33 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_hooks.declare.window import Report
-from lightning_hooks.plots.canvas import (
-    BLUE,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    Axes,
-    Figure,
-    alert_handles,
-    decades,
-    heading,
-    legend,
-    mark_alerts,
-    name_epochs,
-    nothing,
-    positive,
-    sheet,
-    style,
-    within,
-)
+from lightning_hooks.plots import canvas
+from lightning_hooks.plots.canvas import Axes, Figure
 from lightning_hooks.plots.series import beginnings
 
-LOOKS = ((BLUE, "o"), (ORANGE, "s"))
+LOOKS = ((canvas.BLUE, "o"), (canvas.ORANGE, "s"))
 """The colour and the marker of the curves of a panel, in order."""
-FILLS = ((SKY, ""), (PURPLE, "///"), (VERMILLION, "xxx"))
+FILLS = ((canvas.SKY, ""), (canvas.PURPLE, "///"), (canvas.VERMILLION, "xxx"))
 """The colour and the hatching of the shares below them."""
 MOST_PANELS = 12
 MOST_COLUMNS = 60
@@ -52,45 +32,39 @@ class Curves(NamedTuple):
     shares: dict[str, np.ndarray]  # what happened, to its share of all that did in each window
 
 
-@style()
+@canvas.style()
 def curve_figure(
     title: str, reports: Sequence[Report], panels: Sequence[Curves], *, axis: str, unmeasured: str, whole: str, missing: str
 ) -> Figure:
-    """Draw a column for each site: its curves on a log axis, with alerts, and below them the shares of what happened.
+    """Draw a column for each site: its curves on a log axis, with alerts, and below them the shares of ``whole`` that happened.
 
-    Args:
-        title: Above all.
-        reports: In the order of windows.
-        panels: A site each.
-        axis: What the curves are.
-        unmeasured: What the first curve lacks where it is not finite.
-        whole: What the shares are of.
-        missing: What is written where there is no site.
+    ``unmeasured`` is what the first curve lacks where it is not finite, ``missing`` what is written where there is no site.
     """
     if not panels:
-        return nothing(title, missing)
-    wide = within(3.4 + 0.12 * len(reports), 5.6, 11.0)
-    figure = sheet(wide if len(panels) == 1 else min(wide, 5.0) * len(panels), 5.6)
+        return canvas.nothing(title, missing)
+    wide = canvas.within(3.4 + 0.12 * len(reports), 5.6, 11.0)
+    figure = canvas.sheet(wide if len(panels) == 1 else min(wide, 5.0) * len(panels), 5.6)
     grid = figure.subplots(2, len(panels), sharex="col", sharey="row", height_ratios=[3, 1.3], squeeze=False)
     handles: dict[str, Any] = {}
     for panel, above, below in zip(panels, *grid, strict=True):
-        heading(above, f"{title}, {panel.site}" if len(panels) == 1 else panel.site, panel.line)
+        canvas.heading(above, f"{title}, {panel.site}" if len(panels) == 1 else panel.site, panel.line)
         heights = next(iter(panel.curves.values()))[0]
         _curves(above, panel, handles)
         _mark_unknown(above, ~np.isfinite(heights), unmeasured, handles)
         _shares(below, panel.shares, whole, handles)
-        name_epochs(below, [report.at for report in reports], unit=reports[-1].unit)
+        canvas.name_epochs(below, [report.at for report in reports], unit=reports[-1].unit)
         below.set_xlim(-0.6, len(reports) - 0.4)
         began = [(index, alert) for index, alert in beginnings(reports) if alert.site == panel.site]
-        points = [(at, heights[at] if positive(heights[at]) else np.nan, alert.severity) for at, alert in began]
-        mark_alerts(above, points, edge=0.7)
+        points = [(at, heights[at] if canvas.positive(heights[at]) else np.nan, alert.severity) for at, alert in began]
+        canvas.mark_alerts(above, points, edge=0.7)
     drawn = [values for panel in panels for values in (panel.limit, *(of for both in panel.curves.values() for of in both))]
-    decades(grid[0, 0], np.concatenate(drawn))
+    canvas.decades(grid[0, 0], np.concatenate(drawn))
     grid[0, 0].set_ylabel(axis)
     grid[1, 0].set_ylabel(f"share of {whole}")
     sites = {panel.site for panel in panels}
-    legend(
-        figure, [*handles.values(), *alert_handles(alert for report in reports for alert in report.alerts if alert.site in sites)]
+    canvas.legend(
+        figure,
+        [*handles.values(), *canvas.alert_handles(alert for report in reports for alert in report.alerts if alert.site in sites)],
     )
     return figure
 
@@ -107,7 +81,9 @@ def _curves(axes: Axes, panel: Curves, handles: dict[str, Any]) -> None:
         handles.setdefault(text, line)
     if np.isfinite(panel.limit).any():
         limit = float(panel.limit[np.isfinite(panel.limit)][-1])
-        handles.setdefault("limit", axes.axhline(limit, color=INK, lw=1.0, ls=(0, (4, 3)), label=f"configured limit {limit:.3g}"))
+        handles.setdefault(
+            "limit", axes.axhline(limit, color=canvas.INK, lw=1.0, ls=(0, (4, 3)), label=f"configured limit {limit:.3g}")
+        )
     axes.grid(axis="y")
 
 
@@ -115,7 +91,7 @@ def _mark_unknown(axes: Axes, unknown: np.ndarray, text: str, handles: dict[str,
     if unknown.any():
         at = np.flatnonzero(unknown)
         foot = axes.get_xaxis_transform()
-        (cross,) = axes.plot(at, np.zeros(len(at)), "x", color=GREY, ms=6, label=text, ls="", transform=foot, clip_on=False)
+        (cross,) = axes.plot(at, np.zeros(len(at)), "x", color=canvas.GREY, ms=6, label=text, ls="", transform=foot, clip_on=False)
         handles.setdefault("unknown", cross)
 
 
@@ -143,36 +119,29 @@ class Stack(NamedTuple):
     what: str  # what the numbers count
 
 
-@style()
+@canvas.style()
 def stack_figure(title: str, reports: Sequence[Report], panels: Sequence[Stack], *, axis: str, missing: str) -> Figure:
-    """Draw a panel for each site with a stacked bar for each window.
+    """Draw a panel for each site with a stacked bar for each window; a figure that says ``missing`` where there is no site.
 
     Parts are stacked in their order, in shades that come back every eight.
-
-    Args:
-        title: Where there is no site.
-        reports: In the order of windows.
-        panels: A site each.
-        axis: What is divided.
-        missing: What is written where there is no site.
     """
     if not panels:
-        return nothing(title, missing)
+        return canvas.nothing(title, missing)
     shown = slice(None, None, math.ceil(len(reports) / MOST_COLUMNS))
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
-    wide = within(2.6 + 0.1 * len(reports[shown]), 3.4, 7.0)
-    figure = sheet(max(wide * columns, 5.6), 0.6 + 2.5 * rows)
+    wide = canvas.within(2.6 + 0.1 * len(reports[shown]), 3.4, 7.0)
+    figure = canvas.sheet(max(wide * columns, 5.6), 0.6 + 2.5 * rows)
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     for panel, axes in zip(panels, grid.flat, strict=False):
         _stack(axes, panel._replace(shares=panel.shares[shown], counts=panel.counts[shown]))
-        name_epochs(axes, [report.at for report in reports[shown]], unit=reports[-1].unit)
+        canvas.name_epochs(axes, [report.at for report in reports[shown]], unit=reports[-1].unit)
     for axes in grid[:, 0]:
         axes.set_ylabel(axis)
     sites = {panel.site for panel in panels}
-    legend(figure, alert_handles(alert for report in reports for alert in report.alerts if alert.site in sites))
+    canvas.legend(figure, canvas.alert_handles(alert for report in reports for alert in report.alerts if alert.site in sites))
     return figure
 
 
@@ -184,10 +153,10 @@ def _stack(axes: Axes, panel: Stack) -> None:
     for part, share in enumerate(panel.shares.T):
         axes.bar(range(windows), share, 0.9, bottom, color=shades[part % 8], edgecolor="white", lw=0.3 if parts <= 32 else 0)
         bottom += share
-    heading(axes, panel.site, panel.line, width=3.2, size=9)
+    canvas.heading(axes, panel.site, panel.line, width=3.2, size=9)
     for place, count in enumerate(panel.counts if windows <= 20 else ()):
         if count:
             words = f"{count} {panel.what}" if windows <= 8 else str(count)
-            axes.text(place, 1.01, words, ha="center", va="bottom", fontsize=7, color=VERMILLION)
+            axes.text(place, 1.01, words, ha="center", va="bottom", fontsize=7, color=canvas.VERMILLION)
     axes.set_ylim(0, 1.08)
-    axes.tick_params(colors=GREY)
+    axes.tick_params(colors=canvas.GREY)

@@ -7,21 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from lightning_hooks.hooks.checks import check_choice
-from lightning_hooks.plots.canvas import (
-    BLUE,
-    GREY,
-    MISSING,
-    ORANGE,
-    SKY,
-    Figure,
-    heading,
-    legend,
-    nothing,
-    plain,
-    single,
-    style,
-    within,
-)
+from lightning_hooks.plots import canvas
+from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.profiling import LayerTimes, ProfileReport
 from lightning_hooks.trackers.console import Table, shortened, some
 
@@ -79,10 +66,10 @@ def table_rows(report: ProfileReport, sort: str = "self") -> list[tuple[object, 
 
 
 # Recomputation next to backward, of which it is part; grey for what no layer spends.
-_PARTS = (("forward", BLUE), ("recompute", SKY), ("backward", ORANGE))
+_PARTS = (("forward", canvas.BLUE), ("recompute", canvas.SKY), ("backward", canvas.ORANGE))
 
 
-@style()
+@canvas.style()
 def layer_times(report: ProfileReport, *, top: int = 30) -> Figure:
     """Draw the self time of each layer in a step as a bar, longest first: forward, recomputation, backward.
 
@@ -104,7 +91,7 @@ def layer_times(report: ProfileReport, *, top: int = 30) -> Figure:
         raise ValueError(f"top must be at least 1; got {top!r}.")
     title = f"Time per layer, epoch {report.epoch}"
     if not report.measured_steps:
-        return nothing(title, f"Nothing was measured in {report.batches} batches: all were warm-up.")
+        return canvas.nothing(title, f"Nothing was measured in {report.batches} batches: all were warm-up.")
     ranked = sorted(report.sites.items(), key=lambda item: -item[1].self_time.mean)
     named, rest = ranked[:top], ranked[top:]
     bars = [(name, [getattr(times, f"{part}_self").mean for part, _ in _PARTS], times.self_time.p95) for name, times in named]
@@ -113,13 +100,13 @@ def layer_times(report: ProfileReport, *, top: int = 30) -> Figure:
         bars.append((f"{len(rest)} more layers", means, float("nan")))
     outside = [report.outside_forward.mean, 0.0, report.outside_backward.mean]
     bars.append(("outside all layers", outside, float("nan")))
-    figure, axes = single(8.0, within(1.7 + 0.21 * (len(bars) + 1), 3.0, 14.0))
+    figure, axes = canvas.single(8.0, canvas.within(1.7 + 0.21 * (len(bars) + 1), 3.0, 14.0))
     step = report.step_time
     line = (
         f"Self time in a step of {step.mean:.4g} ms on {report.device}, mean of {report.measured_steps} steps; "
         "the line ends at the 95th percentile"
     )
-    heading(axes, title, line, 6.0)
+    canvas.heading(axes, title, line, 6.0)
     rows = np.arange(len(bars))
     left = np.zeros(len(bars))
     handles = []
@@ -129,16 +116,16 @@ def layer_times(report: ProfileReport, *, top: int = 30) -> Figure:
             continue
         handles.append(axes.barh(rows, widths, 0.72, left=left, color=color, label=part))
         left = left + widths
-    other = axes.barh([len(bars)], [report.other_time.mean], 0.72, color=MISSING, label="optimizer, callbacks, logging")
+    other = axes.barh([len(bars)], [report.other_time.mean], 0.72, color=canvas.MISSING, label="optimizer, callbacks, logging")
     late = np.array([p95 for _, _, p95 in bars])
     shown = np.isfinite(late)
-    axes.hlines(rows[shown], np.minimum(left, late)[shown], late[shown], color=GREY, lw=1.0)
-    axes.set_yticks([*rows, len(bars)], [plain(shortened(name)).replace("\n", "\\n") for name, _, _ in bars] + ["other"])
+    axes.hlines(rows[shown], np.minimum(left, late)[shown], late[shown], color=canvas.GREY, lw=1.0)
+    axes.set_yticks([*rows, len(bars)], [canvas.plain(shortened(name)).replace("\n", "\\n") for name, _, _ in bars] + ["other"])
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
     axes.set_ylim(len(bars) + 0.6, -0.6)
     axes.set_xlim(left=0)
     axes.grid(axis="x")
     axes.set_xlabel("milliseconds in a step")
-    legend(figure, [*handles, other])
+    canvas.legend(figure, [*handles, other])
     return figure

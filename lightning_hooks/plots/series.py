@@ -30,12 +30,7 @@ class Series:
 
 
 def as_reports(reports: Any, kind: type[Report] = Report, source: str = "") -> list[Any]:
-    """One report, or several of a kind, as a list in the order of epochs.
-
-    Args:
-        reports: One or several.
-        kind: The kind that is expected.
-        source: The monitor that has such reports.
+    """One report, or several of a kind that the monitor ``source`` has, as a list in the order of epochs.
 
     Raises:
         TypeError: If something else came, or reports of several kinds.
@@ -67,12 +62,9 @@ def tables(report: Report) -> dict[str, Mapping[str, Any]]:
 
 
 def series(reports: Sequence[Report], stat: str, noun: str | None = None) -> Series:
-    """Put one statistic of several reports into an array.
+    """Put one statistic, such as ``rms``, of reports of one kind into an array.
 
-    Args:
-        reports: Of one kind, in the order of epochs.
-        stat: A field of their statistics, such as ``rms``.
-        noun: ``module`` or ``parameter``, where both have it; None for the first that has it.
+    Of ``module`` and ``parameter`` it is the statistic of ``noun``, or of the first that has it.
 
     Raises:
         ValueError: If no report has the statistic.
@@ -111,11 +103,7 @@ def window_of(unit: str) -> str:
 
 
 def relative_to_first(values: np.ndarray) -> np.ndarray:
-    """The sizes in each row over the first of the row that is finite and not zero; NaN where there is none.
-
-    Args:
-        values: Shape ``(rows, columns)``.
-    """
+    """The sizes in each row over the first of the row that is finite and not zero; NaN where there is none."""
     sizes = np.where(np.isfinite(values), np.abs(values), np.nan)
     known = np.isfinite(sizes) & (sizes > 0)
     first = np.where(known.any(axis=1), sizes[np.arange(len(sizes)), known.argmax(axis=1)], np.nan)

@@ -170,15 +170,7 @@ class Chart(NamedTuple):
 
 
 def chart(lines: Sequence[Line], epochs: Sequence[int], height: int = 170, kind: Kind = "log", unit: str = "epoch") -> Chart:
-    """Place curves over the epochs.
-
-    Args:
-        lines: At least one.
-        epochs: The epochs of the values.
-        height: In pixels.
-        kind: Of the scale.
-        unit: What numbers the values: ``epoch``, or ``step`` where windows are shorter.
-    """
+    """Place curves, at least one, over the epochs, or the steps where windows are shorter."""
     axis = scale((value for line in lines for value in [*line.values, *(line.top or ())]), kind)
     xs = [50.0] if len(epochs) == 1 else [round(100 * place / (len(epochs) - 1), 2) for place in range(len(epochs))]
     half = 50 / max(len(xs) - 1, 1)
@@ -297,14 +289,9 @@ class Rows:
 
 
 def rows(lines: Sequence[Row], what: str, linear: bool = False, shades: Sequence[float] = (), limits: Sequence[float] = ()) -> Rows:
-    """Place lines on a common scale: logarithmic, in whole decades, or linear from 0 to 1 with bars.
+    """Place lines on a common scale: logarithmic, in whole decades that hold ``shades`` too, or linear from 0 to 1, with bars.
 
-    Args:
-        lines: From the first to the last; of many, those with an alert come first.
-        what: What the numbers are, for the head.
-        linear: Shares from 0 to 1.
-        shades: Numbers that the scale must hold next to those of the lines.
-        limits: Thresholds of rules.
+    Of many lines, those with an alert come first.
     """
     values = [value for line in lines for value in (line.value, line.high, line.other) if value is not None]
     axis = Scale("share", 0.0, 1.0, (0.0, 0.5, 1.0)) if linear else decades([*values, *shades])

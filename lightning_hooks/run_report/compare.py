@@ -159,12 +159,7 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
-    """Compare two runs.
-
-    Args:
-        a: The first.
-        b: The second.
-        epoch: Where to compare; None for the last that both have.
+    """Compare two runs at an epoch, or at the last that both have.
 
     Raises:
         ValueError: If there is no epoch that both have, or not that one.

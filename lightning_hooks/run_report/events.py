@@ -132,12 +132,7 @@ def place(event: Mapping[str, Any]) -> int:
 
 
 def read_lines(path: Path, on_bad: Callable[[int], object] = bool) -> Iterator[dict[str, Any]]:
-    """Read events one by one. A line that is none, as a crash or a full disk leaves it, is passed over.
-
-    Args:
-        path: The file.
-        on_bad: Called with the number of each line that was passed over, from 1.
-    """
+    """Read events one by one; ``on_bad`` gets the number of each line that is none, as a crash or a full disk leaves it."""
     names = KnownNames()
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, text in enumerate(file, start=1):
@@ -168,16 +163,9 @@ NEEDED = {"fit": ("epoch",), "report": ("epoch", "step", "monitor", "modules", "
 
 
 def checked(event: Any, names: KnownNames) -> dict[str, Any]:
-    """Check one line, and put in the names that have numbers in it.
+    """Check one line, and put in the names that have numbers in it; ``names`` gets those that it holds.
 
     A report must be whole; of other events, what holds something else than it should is left out.
-
-    Args:
-        event: What the line says.
-        names: Those of the lines before; gets those of this one.
-
-    Returns:
-        The event.
 
     Raises:
         TypeError, ValueError, KeyError: If it is no event, or what it needs is missing or of another kind.

@@ -135,15 +135,10 @@ class HeatMap:
 
 
 def heat_map(table: Series, stat: str, most_rows: int = 400, most_columns: int = 300, relative: bool = False) -> HeatMap | None:
-    """Draw a statistic of names by epochs; None if there is no number in it.
+    """Draw a statistic of names by epochs, of too many of either every k-th; None if there is no number in it.
 
-    Args:
-        table: The numbers.
-        stat: Of what: shares have a scale from 0 to 1, others the logarithm of their size.
-        most_rows: Of more names every k-th is drawn.
-        most_columns: Of more epochs every k-th is drawn.
-        relative: Draw sizes over the first of their row: layers of different types differ a thousandfold in healthy runs, and
-            would be stripes. Shares are drawn as they are.
+    Shares have a scale from 0 to 1, others the logarithm of their size; ``relative`` draws sizes over the first of their row, since
+    layers of different types differ a thousandfold in healthy runs, and would be stripes.
     """
     every_row = max(1, -(-len(table.names) // most_rows))
     every_column = max(1, -(-len(table.epochs) // most_columns))

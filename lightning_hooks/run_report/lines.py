@@ -112,14 +112,9 @@ def line(event: str, values: Mapping[str, Any], memory: Memory | None = None) ->
 
 
 def report_line(monitor: str, modules: str, report: Any, seconds: float, memory: Memory | None = None) -> str:
-    """Return a monitor's report as a line.
+    """Return a monitor's report as a line, without what the memory says that the lines before hold.
 
-    Args:
-        monitor: The monitor's prefix, such as ``features``.
-        modules: The modules that it observes, which distinguishes two of a kind.
-        report: The report.
-        seconds: What its epoch's end took.
-        memory: What the lines before hold; None for a line that holds all of itself.
+    The monitor's prefix and its modules distinguish two of a kind; its epoch's end took so many seconds.
     """
     fields = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
     alerts = fields.pop("alerts", ())

@@ -69,15 +69,7 @@ MARKDOWN = "report.md"
 
 
 def write_health(run: Run, folder: Path | None = None) -> list[Path]:
-    """Write a run's report.
-
-    Args:
-        run: The run.
-        folder: Where to; None for where its reports are.
-
-    Returns:
-        The files: the page, and the same as Markdown.
-    """
+    """Write a run's report to a folder, or where its reports are; return the page, and the same as Markdown."""
     folder = run.path if folder is None else folder
     return [write_whole(folder / PAGE, health_page(run)), write_whole(folder / MARKDOWN, health_markdown(run))]
 

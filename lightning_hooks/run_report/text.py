@@ -85,11 +85,7 @@ def in_a_line(text: str) -> str:
 
 
 class Sentences:
-    """Takes names out of sentences.
-
-    Args:
-        names: The names.
-    """
+    """Takes names out of sentences."""
 
     def __init__(self, names: Set[str]) -> None:
         self._names = {name for name in names if not name.isdecimal() and name} - _OURS
@@ -102,9 +98,7 @@ class Sentences:
     def without_names(self, text: str, names: list[str]) -> str:
         """The text with ``{0}``, ``{1}``, … where a name was, in printable characters and of bounded length.
 
-        Args:
-            text: The text.
-            names: Gets the names, those of earlier texts before them: ``{0}`` is the first.
+        ``names`` gets the names, behind those of earlier texts.
         """
         text = text.replace("{", "(").replace("}", ")")
 

@@ -157,11 +157,7 @@ class UnusualBatches:
 
 
 def unusual_batches(reports: Iterable[Any]) -> list[UnusualBatches]:
-    """The losses, then the gradient norms of each optimizer; what is not known is left out.
-
-    Args:
-        reports: The last report of each monitor.
-    """
+    """The losses, then the gradient norms of each optimizer, in the last report of each monitor, as far as they are known."""
     known = [report for report in reports if report is not None]
     losses = [UnusualBatches("loss", "", getattr(report, "largest_losses", ())) for report in known]
     norms = [

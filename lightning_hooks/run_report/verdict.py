@@ -89,12 +89,7 @@ class Problem:
 
 
 def problems_of(book: AlertBook, last: int) -> list[Problem]:
-    """The problems in a book, each kind once, in the order in which they began.
-
-    Args:
-        book: The book.
-        last: The place of the run's last window: what lasts is in it.
-    """
+    """The problems in a book, each kind once, in the order in which they began; ``last`` is the place of the run's last window."""
     found = ([occurrence for occurrence in known if occurrence.since >= 0] for known in book.problems.values())
     return [_problem(known, known[-1].until == book.last == last, book.unit) for known in found if known]
 
@@ -205,12 +200,9 @@ def judge(run: Run) -> Verdict:
 
 
 def conclude(books: Sequence[AlertBook], observed: bool, end: Mapping[str, Any] | None) -> Verdict:
-    """Judge a run by the alerts of all its windows, by its loss, and by how training ended.
+    """Judge a run by the alerts and losses of all its windows, and by how training ended, if it has.
 
-    Args:
-        books: The alerts of each monitor.
-        observed: Whether any of them observed anything.
-        end: The ``end`` event of the run's file; None if training goes on.
+    ``observed`` says whether any monitor observed anything.
     """
     known = [book for book in books if book.windows]
     lasts = {book.unit: max(other.last for other in known if other.unit == book.unit) for book in known}

@@ -132,10 +132,6 @@ def verify(a: Run, b: Run) -> Verification:
     An alert is one kind at one site. The second run is cured if it ends without any alert above info that the first one had and
     without new ones, and learns: its loss is lower than that of the first, or as low and falling.
 
-    Args:
-        a: The first run.
-        b: The second run.
-
     Raises:
         ValueError: If the windows of one are epochs and those of the other are shorter.
     """

@@ -61,13 +61,7 @@ def of_alert(alert: Alert, run: str) -> Message:
 
 
 def of_end(end: Mapping[str, Any], headline: str, run: str) -> Message:
-    """The notification of a run's end.
-
-    Args:
-        end: The ``end`` event of the run's file.
-        headline: Of the verdict.
-        run: The run's name.
-    """
+    """The notification of a run's end: the ``end`` event of its file, and the headline of its verdict."""
     by_alert = "stopped_by" in end or end.get("error_type") == "AlertError"
     event = "stopped" if by_alert else {"exception": "crashed"}.get(str(end["how"]), str(end["how"]))
     severity = {"crashed": "critical", "stopped": "warning"}.get(event, "info")

@@ -29,11 +29,7 @@ KEY = "."
 
 
 class LivePage(Sink):
-    """Shows a run as the Health tab does, and shows it again when a window has ended; a line of text where there is no notebook.
-
-    Args:
-        run: Gives the run so far.
-    """
+    """Shows a run as the Health tab does, and shows it again when a window has ended; a line of text where there is no notebook."""
 
     def __init__(self, run: Callable[[], Run]) -> None:
         self._run = run

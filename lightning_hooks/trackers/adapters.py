@@ -297,15 +297,10 @@ class CSVTracker(Tracker):
 
 
 def quantiles(edges: Sequence[float], counts: Sequence[float], shares: Sequence[float]) -> list[float]:
-    """Compute quantiles of a histogram; values are taken as spread evenly in each bin.
+    """Compute quantiles of a histogram at ascending shares; values are taken as spread evenly in each bin.
 
-    Args:
-        edges: Ascending, one more than counts.
-        counts: Not negative, not all zero.
-        shares: Ascending, 0 to 1.
-
-    Returns:
-        A value per share; 0 and 1 give the edges of the first and last bin that are not empty.
+    Edges are ascending, one more than counts, which are not negative nor all zero. The shares 0 and 1 give the edges of the first
+    and last bin that are not empty.
     """
     sides, values = np.asarray(edges, dtype=float), np.asarray(counts, dtype=float)
     above, filled = np.cumsum(values), np.flatnonzero(values)

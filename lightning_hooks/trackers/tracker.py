@@ -100,22 +100,15 @@ LONGEST_PATTERN = 4000
 
 
 def training_charts(logged: Collection[str]) -> dict[str, Chart]:
-    """Charts of what is logged under the usual names: losses and learning rates.
-
-    Args:
-        logged: The tags that were logged so far.
-    """
+    """Charts of what is logged under the usual names, losses and learning rates, of the tags that were logged so far."""
     return {title: pattern for title, pattern in _USUAL.items() if any(re.match(pattern, tag) for tag in logged)}
 
 
 def by_statistic(prefix: str, statistics: Sequence[str], sites: Collection[str] = (), noun: str = "") -> dict[str, Chart]:
-    """A chart per statistic with a line for each site.
+    """A chart per statistic, the end of its tags, with a line for each site.
 
-    Args:
-        prefix: What the tags begin with.
-        statistics: What they end with.
-        sites: Only these; none, or more than a pattern can name, for all but the alert counts.
-        noun: What the sites are, for the titles.
+    Without sites, or with more than a pattern can name, there is one for all but the alert counts. ``noun`` is what the sites are,
+    for the titles.
     """
     pattern = any_of(sites) if sites else ""
     if not 0 < len(pattern) <= LONGEST_PATTERN:
@@ -242,13 +235,7 @@ class Tracker:
 
 
 def coarsened(edges: Sequence[float], counts: Sequence[float], parts: int = 256) -> tuple[list[float], list[float]]:
-    """Join bins that are narrower than one of ``parts`` of the whole range: a chart shows about thirty.
-
-    Args:
-        edges: Rising, one more than counts.
-        counts: Of each bin.
-        parts: How many parts the range has.
-    """
+    """Join bins that are narrower than one of ``parts`` of the whole range: a chart shows about thirty."""
     width = (edges[-1] - edges[0]) / parts
     new_edges, new_counts, waiting = [edges[0]], [], 0.0
     for high, count in zip(edges[1:], counts, strict=True):

@@ -8,16 +8,8 @@ from typing import Any
 import numpy as np
 
 from lightning_hooks.diagnostics.reports import FeatureReport
-from lightning_hooks.plots.canvas import (
-    BLUE,
-    GREY,
-    ORANGE,
-    Figure,
-    decades,
-    nothing,
-    positive,
-    style,
-)
+from lightning_hooks.plots import canvas
+from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.layers import (
     layer_sheet,
     mark_affected,
@@ -27,16 +19,16 @@ from lightning_hooks.plots.layers import (
 from lightning_hooks.plots.series import check_report
 
 STREAM = (
-    ("rms", "all values", BLUE, "-"),
-    ("channel_rms", "largest channel", ORANGE, "--"),
-    ("median_channel_rms", "median channel", GREY, ":"),
+    ("rms", "all values", canvas.BLUE, "-"),
+    ("channel_rms", "largest channel", canvas.ORANGE, "--"),
+    ("median_channel_rms", "median channel", canvas.GREY, ":"),
 )
 """The statistics of the residual stream that are drawn: name, text, colour and dashes."""
 OF_STREAM = ("activation_outliers", "residual_growth")
 """The kinds of alerts that are marked there."""
 
 
-@style()
+@canvas.style()
 def residual_stream(report: FeatureReport) -> Figure:
     """Draw the RMS of the residual stream by depth, on a log axis: all values, the largest channel and the median one.
 
@@ -52,17 +44,17 @@ def residual_stream(report: FeatureReport) -> Figure:
     check_report(report, FeatureReport, "FeatureStatsMonitor")
     title, names = f"Residual stream, {report.when}", list(report.residual)
     if not names:
-        return nothing(title, "The model is no stack of blocks that keep the shape of their input.")
+        return canvas.nothing(title, "The model is no stack of blocks that keep the shape of their input.")
     values = {stat: numbers_of(report.residual, stat) for stat, *_ in STREAM}
     known = np.concatenate(list(values.values()))
-    if not positive(known).any():
-        return nothing(title, f"The output of none of the {len(names)} blocks has a finite value above zero.")
+    if not canvas.positive(known).any():
+        return canvas.nothing(title, f"The output of none of the {len(names)} blocks has a finite value above zero.")
     figure, axes = layer_sheet(names, title, "RMS of what each block hands on to the next", per_layer=0.25)
-    decades(axes, known)
+    canvas.decades(axes, known)
     stacks = [list(stack) for _, stack in groupby(range(len(names)), lambda at: report.residual[names[at]].stream)]
     handles: list[Any] = []
     for stat, text, color, dashes in STREAM:
-        y = np.where(positive(values[stat]), values[stat], np.nan)
+        y = np.where(canvas.positive(values[stat]), values[stat], np.nan)
         drawn = [axes.plot(at, y[at], color=color, ls=dashes, marker="o", ms=3.5, lw=1.3)[0] for at in stacks]
         drawn[-1].set_label(text)
         handles.append(drawn[-1])

@@ -33,10 +33,7 @@ class Answer(NamedTuple):
 def answer(runs: Runs, path: str, query: Query) -> Answer:
     """Answer a request. It never raises: what cannot be answered is a status and a sentence.
 
-    Args:
-        runs: All runs.
-        path: One of :data:`PATHS`; nothing that comes from a browser is ever opened.
-        query: Its parameters.
+    The path is one of :data:`PATHS`; nothing that comes from a browser is ever opened.
     """
     try:
         if path in STATIC:
@@ -93,11 +90,7 @@ HEADERS = {
 
 
 class HealthServer(ThreadingHTTPServer):
-    """Serves the runs of a log directory to this machine.
-
-    Args:
-        logdir: The log directory.
-        port: The port; 0 for any that is free.
+    """Serves the runs of a log directory to this machine, at a port; 0 for any that is free.
 
     Raises:
         OSError: If the port is in use.

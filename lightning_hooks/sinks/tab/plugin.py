@@ -16,11 +16,7 @@ FIRST_PATIENCE = 0.05
 
 
 class HealthPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard has no types
-    """The runs of the log directory: status, alerts, heat maps, curves, comparisons.
-
-    Args:
-        context: What TensorBoard knows; the log directory is read from it.
-    """
+    """The runs of the log directory that TensorBoard knows: status, alerts, heat maps, curves, comparisons."""
 
     plugin_name = "health"
 
@@ -67,11 +63,10 @@ class HealthPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard h
 
 
 def log_directories(logdir: str | None, spec: str | None) -> dict[str, Path]:
-    """What comes before the names of a directory's runs, to the directory.
+    """What comes before the names of a directory's runs, to the directory, of ``--logdir`` or ``--logdir_spec``.
 
-    Args:
-        logdir: ``--logdir``; one elsewhere, such as ``gs://…``, is left out: its run files are where training ran.
-        spec: ``--logdir_spec``: ``name:path`` or ``path``, separated by commas.
+    A directory elsewhere, such as ``gs://…``, is left out: its run files are where training ran. The latter is ``name:path`` or
+    ``path``, separated by commas.
     """
     found = {"": logdir} if logdir else {}
     for part in (spec or "").split(",") if not logdir else ():

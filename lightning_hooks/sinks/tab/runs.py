@@ -85,8 +85,7 @@ MOST_OPEN = 4
 class Runs:
     """What is known of all runs. Nothing is read before somebody asks, and whoever asks never waits for the disk for long.
 
-    Args:
-        roots: What comes before the names of a directory's runs, to the directory.
+    What comes before the names of a directory's runs is mapped to the directory, as in :class:`Search`.
     """
 
     def __init__(self, roots: Mapping[str, Path]) -> None:
