@@ -52,23 +52,17 @@ def load_checkpoint(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except PermissionError:
         raise
-    except pickle.UnpicklingError as error:
-        needed = _needed(path, str(error), zipped)
-        if not needed:
-            raise ValueError(_unreadable(path, error)) from error
-        raise ValueError(
-            f"{path} is not loaded: next to tensors and plain types it holds {needed}, and loading that can run any code. If you "
-            "trust who wrote it, save it without: c = torch.load(FILE, weights_only=False), then torch.save({key: c[key] for key "
-            "in ('state_dict', 'optimizer_states') if key in c}, NEW_FILE), and check NEW_FILE."
-        ) from error
     except Exception as error:  # a damaged file can make torch raise anything
-        raise ValueError(_unreadable(path, error)) from error
-
-
-def _unreadable(path: Path, error: Exception) -> str:
-    text = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the doc")[0]
-    text = " ".join(text.split()) or "it is empty, or cut off"
-    return f"{path} cannot be read as a checkpoint: {type(error).__name__}: {text[:160]}. Expected a file that torch.save wrote."
+        needed = _needed(path, str(error), zipped) if isinstance(error, pickle.UnpicklingError) else ""
+        if needed:
+            raise ValueError(
+                f"{path} is not loaded: next to tensors and plain types it holds {needed}, and loading that can run any code. If "
+                "you trust who wrote it, save it without: c = torch.load(FILE, weights_only=False), then torch.save({key: c[key] "
+                "for key in ('state_dict', 'optimizer_states') if key in c}, NEW_FILE), and check NEW_FILE."
+            ) from error
+        text = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the doc")[0]
+        text = f"{type(error).__name__}: {(' '.join(text.split()) or 'it is empty, or cut off')[:160]}"
+        raise ValueError(f"{path} cannot be read as a checkpoint: {text}. Expected a file that torch.save wrote.") from error
 
 
 def _check_size(path: Path) -> None:

@@ -162,17 +162,11 @@ def weight_marks(parameters: Sequence[Tensor]) -> Tensor:
     line = torch.repeat_interleave(torch.arange(len(samples)), lengths)
     position = torch.arange(len(line)) - (lengths.cumsum(0) - lengths)[line]
     line, factors = line.to(device), torch.cos(1.0 + position).to(device, row_dtype(device))
-    values = _joined(samples, device)
+    alike = len({(sample.dtype, sample.device) for sample in samples}) == 1  # then one conversion is enough
+    values = torch.cat(samples if alike else [sample.to(device, factors.dtype) for sample in samples]).to(factors.dtype)
     sums = factors.new_zeros((len(samples), 2)).index_add_(0, line, torch.stack((values * values, values * factors), 1))
     norms = sums[:, 0].sqrt().clamp(min=_TINY)
     return norms.log() + sums[:, 1] / norms
-
-
-def _joined(samples: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The samples one behind the other, in the row's dtype."""
-    if len({(sample.dtype, sample.device) for sample in samples}) == 1:
-        return torch.cat(list(samples)).to(row_dtype(device))
-    return torch.cat([sample.to(device, row_dtype(device)) for sample in samples])
 
 
 def _sample(parameter: Tensor) -> Tensor:

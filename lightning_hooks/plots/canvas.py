@@ -280,6 +280,8 @@ def name_epochs(axes: Axes, epochs: Sequence[int], most: int = 12, unit: str = "
 
 def decades(axes: Axes, values: np.ndarray) -> None:
     """A log axis that spans the positive ones among values, whole decades of it where they are few, with ticks like ``1e-3``."""
+    from matplotlib.ticker import LogLocator
+
     values = values[positive(values)]
     if not values.size:
         axes.yaxis.set_ticks([])
@@ -289,11 +291,9 @@ def decades(axes: Axes, values: np.ndarray) -> None:
     low, high = low - margin, high + margin
     if high - low < 2:
         low, high = np.floor(low), np.ceil(high)
-    first, last = int(np.ceil(low)), int(np.floor(high))
-    step = max(1, -(-(last - first) // 9))
     axes.set_yscale("log")
     axes.set_ylim(10.0**low, 10.0**high)
-    axes.yaxis.set_ticks([10.0**power for power in range(first, last + 1) if power % step == 0])
+    axes.yaxis.set_major_locator(LogLocator(numticks=11))
     axes.yaxis.minorticks_off()
     axes.yaxis.set_major_formatter(signed_power)
 

@@ -174,6 +174,7 @@ def _relative_scale(values: np.ndarray) -> tuple[np.ndarray, Any, str, dict[str,
 def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[str, Any]]:
     """What is coloured (masked where nothing can be), and how."""
     from matplotlib.colors import LogNorm, Normalize, SymLogNorm
+    from matplotlib.ticker import LogLocator
 
     finite = np.isfinite(values)
     if stat in FRACTIONS:
@@ -194,16 +195,10 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
     lowest, highest = float(some.min()), float(some.max())
     if highest / lowest < 10:
         lowest, highest = lowest / 10**0.5, highest * 10**0.5
-    first, last = int(np.ceil(np.log10(lowest))), int(np.floor(np.log10(highest)))
-    step = max(1, -(-(last - first) // 7))
-    if last - first >= 2:
-        places = [10.0**power for power in range(first, last + 1) if power % step == 0]
-        text: Any = canvas.signed_power
-    else:  # few decades: numbers between them, too
-        places = [digit * 10.0**power for power in range(first - 1, last + 1) for digit in (1, 2, 5)]
-        text = "%.3g"
     shown = np.ma.masked_array(np.where(values == 0, lowest, values), ~finite)  # zero is the scale's bottom
-    return shown, LogNorm(lowest, highest), "viridis", {"ticks": places, "format": text}
+    if np.floor(np.log10(highest)) - np.ceil(np.log10(lowest)) < 2:  # few decades: numbers between them, too
+        return shown, LogNorm(lowest, highest), "viridis", {"ticks": LogLocator(subs=(1, 2, 5)), "format": "%.3g"}
+    return shown, LogNorm(lowest, highest), "viridis", {"ticks": LogLocator(numticks=9), "format": canvas.signed_power}
 
 
 def _unit(stat: str) -> str:

@@ -100,10 +100,8 @@ def role_lines(axes: Axes, roles: Mapping[str, Sequence[int]], values: np.ndarra
             cycle, number = divmod(bases.index(_base(role)), len(COLORS))
             dashes = DASHES[role.rpartition(".")[2] == "bias"][min(cycle, 1)]
             # More than two cycles of colours cannot be distinguished.
-            look, text = (
-                {"color": COLORS[number] if cycle <= 1 else canvas.GREY, "ls": dashes, "marker": "o", "lw": 1.3},
-                role or unnamed,
-            )
+            color, text = COLORS[number] if cycle <= 1 else canvas.GREY, role or unnamed
+            look = {"color": color, "ls": dashes, "marker": "o", "lw": 1.3}
         (line,) = axes.plot(at, values[at], ms=dot_size(layers), zorder=3, label=canvas.plain(shortened(text)), **look)
         handles += [line] * (cycle <= 1)
     return handles

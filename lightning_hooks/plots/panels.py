@@ -36,7 +36,7 @@ class Curves(NamedTuple):
 def curve_figure(
     title: str, reports: Sequence[Report], panels: Sequence[Curves], *, axis: str, unmeasured: str, whole: str, missing: str
 ) -> Figure:
-    """Draw a column for each site: its curves on a log axis, with alerts, and below them the shares of ``whole`` that happened.
+    """Draw a column for each site: its curves on a log axis, with alerts, and below them shares of ``whole``.
 
     ``unmeasured`` is what the first curve lacks where it is not finite, ``missing`` what is written where there is no site.
     """
@@ -45,13 +45,15 @@ def curve_figure(
     wide = canvas.within(3.4 + 0.12 * len(reports), 5.6, 11.0)
     figure = canvas.sheet(wide if len(panels) == 1 else min(wide, 5.0) * len(panels), 5.6)
     grid = figure.subplots(2, len(panels), sharex="col", sharey="row", height_ratios=[3, 1.3], squeeze=False)
-    handles: dict[str, Any] = {}
     for panel, above, below in zip(panels, *grid, strict=True):
         canvas.heading(above, f"{title}, {panel.site}" if len(panels) == 1 else panel.site, panel.line)
         heights = next(iter(panel.curves.values()))[0]
-        _curves(above, panel, handles)
-        _mark_unknown(above, ~np.isfinite(heights), unmeasured, handles)
-        _shares(below, panel.shares, whole, handles)
+        _curves(above, panel)
+        unknown = np.flatnonzero(~np.isfinite(heights))
+        if unknown.size:
+            look: dict[str, Any] = {"ls": "", "transform": above.get_xaxis_transform(), "clip_on": False}
+            above.plot(unknown, np.zeros(unknown.size), "x", color=canvas.GREY, ms=6, label=unmeasured, **look)
+        _shares(below, panel.shares, whole)
         canvas.name_epochs(below, [report.at for report in reports], unit=reports[-1].unit)
         below.set_xlim(-0.6, len(reports) - 0.4)
         began = [(index, alert) for index, alert in beginnings(reports) if alert.site == panel.site]
@@ -61,49 +63,33 @@ def curve_figure(
     canvas.decades(grid[0, 0], np.concatenate(drawn))
     grid[0, 0].set_ylabel(axis)
     grid[1, 0].set_ylabel(f"share of {whole}")
-    sites = {panel.site for panel in panels}
-    canvas.legend(
-        figure,
-        [*handles.values(), *canvas.alert_handles(alert for report in reports for alert in report.alerts if alert.site in sites)],
-    )
+    handles: dict[str, Any] = {}
+    for axes in grid.flat:
+        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) | handles
+    canvas.legend(figure, [*handles.values(), *_alert_handles(reports, panels)])
     return figure
 
 
-def _curves(axes: Axes, panel: Curves, handles: dict[str, Any]) -> None:
+def _curves(axes: Axes, panel: Curves) -> None:
     x = np.arange(len(panel.limit))
     for (text, (mean, top)), (color, marker) in zip(panel.curves.items(), LOOKS, strict=False):
         y = np.where(mean > 0, mean, np.nan)
         axes.fill_between(x, y, top, color=color, alpha=0.18, lw=0)
         if len(x) == 1:
             axes.vlines(x, y, top, color=color, alpha=0.4, lw=6)
-        label = f"{text}: mean, to the largest"
-        (line,) = axes.plot(x, y, color=color, marker=marker, ms=4 if len(x) <= 60 else 1.5, label=label)
-        handles.setdefault(text, line)
+        axes.plot(x, y, color=color, marker=marker, ms=4 if len(x) <= 60 else 1.5, label=f"{text}: mean, to the largest")
     if np.isfinite(panel.limit).any():
         limit = float(panel.limit[np.isfinite(panel.limit)][-1])
-        handles.setdefault(
-            "limit", axes.axhline(limit, color=canvas.INK, lw=1.0, ls=(0, (4, 3)), label=f"configured limit {limit:.3g}")
-        )
+        axes.axhline(limit, color=canvas.INK, lw=1.0, ls=(0, (4, 3)), label=f"configured limit {limit:.3g}")
     axes.grid(axis="y")
 
 
-def _mark_unknown(axes: Axes, unknown: np.ndarray, text: str, handles: dict[str, Any]) -> None:
-    if unknown.any():
-        at = np.flatnonzero(unknown)
-        foot = axes.get_xaxis_transform()
-        (cross,) = axes.plot(at, np.zeros(len(at)), "x", color=canvas.GREY, ms=6, label=text, ls="", transform=foot, clip_on=False)
-        handles.setdefault("unknown", cross)
-
-
-def _shares(axes: Axes, shares: dict[str, np.ndarray], whole: str, handles: dict[str, Any]) -> None:
+def _shares(axes: Axes, shares: dict[str, np.ndarray], whole: str) -> None:
     bottom: Any = 0.0
     for (text, share), (color, hatch) in zip(shares.items(), FILLS, strict=False):
-        bars = axes.bar(
-            np.arange(len(share)), share, 0.85, bottom, label=f"{text} {whole}", color=color, hatch=hatch, ec="white", lw=0.3
-        )
+        label = f"{text} {whole}" if share.any() else ""
+        axes.bar(np.arange(len(share)), share, 0.85, bottom, label=label, color=color, hatch=hatch, ec="white", lw=0.3)
         bottom = bottom + share
-        if share.any():
-            handles.setdefault(text, bars)
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
     axes.grid(axis="y")
@@ -140,9 +126,13 @@ def stack_figure(title: str, reports: Sequence[Report], panels: Sequence[Stack],
         canvas.name_epochs(axes, [report.at for report in reports[shown]], unit=reports[-1].unit)
     for axes in grid[:, 0]:
         axes.set_ylabel(axis)
-    sites = {panel.site for panel in panels}
-    canvas.legend(figure, canvas.alert_handles(alert for report in reports for alert in report.alerts if alert.site in sites))
+    canvas.legend(figure, _alert_handles(reports, panels))
     return figure
+
+
+def _alert_handles(reports: Sequence[Report], panels: Sequence[Curves | Stack]) -> list[Any]:
+    sites = {panel.site for panel in panels}
+    return canvas.alert_handles(alert for report in reports for alert in report.alerts if alert.site in sites)
 
 
 def _stack(axes: Axes, panel: Stack) -> None:

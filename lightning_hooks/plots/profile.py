@@ -107,25 +107,21 @@ def layer_times(report: ProfileReport, *, top: int = 30) -> Figure:
         "the line ends at the 95th percentile"
     )
     canvas.heading(axes, title, line, 6.0)
-    rows = np.arange(len(bars))
-    left = np.zeros(len(bars))
-    handles = []
-    for index, (part, color) in enumerate(_PARTS):
-        widths = np.array([means[index] for _, means, _ in bars])
-        if part == "recompute" and not widths.any():
-            continue
-        handles.append(axes.barh(rows, widths, 0.72, left=left, color=color, label=part))
-        left = left + widths
-    other = axes.barh([len(bars)], [report.other_time.mean], 0.72, color=canvas.MISSING, label="optimizer, callbacks, logging")
-    late = np.array([p95 for _, _, p95 in bars])
+    names, means, ends = zip(*bars, strict=True)
+    rows, left, late = np.arange(len(bars)), np.zeros(len(bars)), np.array(ends)
+    for (part, color), widths in zip(_PARTS, np.transpose(means), strict=True):
+        if part != "recompute" or widths.any():
+            axes.barh(rows, widths, 0.72, left=left, color=color, label=part)
+            left = left + widths
+    axes.barh([len(bars)], [report.other_time.mean], 0.72, color=canvas.MISSING, label="optimizer, callbacks, logging")
     shown = np.isfinite(late)
     axes.hlines(rows[shown], np.minimum(left, late)[shown], late[shown], color=canvas.GREY, lw=1.0)
-    axes.set_yticks([*rows, len(bars)], [canvas.plain(shortened(name)).replace("\n", "\\n") for name, _, _ in bars] + ["other"])
+    axes.set_yticks([*rows, len(bars)], [canvas.plain(shortened(name)).replace("\n", "\\n") for name in names] + ["other"])
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
     axes.set_ylim(len(bars) + 0.6, -0.6)
     axes.set_xlim(left=0)
     axes.grid(axis="x")
     axes.set_xlabel("milliseconds in a step")
-    canvas.legend(figure, [*handles, other])
+    canvas.legend(figure, axes.get_legend_handles_labels()[0])
     return figure

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from lightning_hooks.declare.kinds import gravity
+from lightning_hooks.plots.canvas import round_numbers
 from lightning_hooks.run_report.text import number, percent
 
 Kind = Literal["log", "linear", "share"]
@@ -99,15 +100,11 @@ def _linear(values: Iterable[float]) -> Scale:
     return Scale("linear", low, high, tuple(_round(low, high)))
 
 
-def _step(raw: float, digits: Sequence[float]) -> float:
-    """The smallest round number that is not below another."""
-    base = 10.0 ** math.floor(math.log10(raw))
-    return next(digit * base for digit in digits if digit * base >= raw)
-
-
 def _round(low: float, high: float) -> list[float]:
     """Round numbers, evenly spread, three to seven of them."""
-    step = _step((high - low) / MOST_TICKS, (1, 2, 2.5, 5, 10))
+    least = (high - low) / MOST_TICKS
+    base = 10.0 ** math.floor(math.log10(least))
+    step = next(digit * base for digit in (1, 2, 2.5, 5, 10) if digit * base >= least)
     numbers = range(math.ceil(low / step), math.floor(high / step) + 1)
     return [round(n * step, 12) if abs(step) > 1e-9 else n * step for n in numbers]
 
@@ -116,7 +113,7 @@ def numbered(count: int, most: int = MOST_TICKS) -> list[int]:
     """Which of so many columns get a label: the first, the last, and round ones between them with enough room."""
     if count <= most:
         return list(range(count))
-    step = max(1, round(_step((count - 1) / (most - 1), (1, 2, 5, 10))))
+    step = next(n for n in round_numbers() if n >= (count - 1) / (most - 1))
     inner = [place for place in range(step, count - 1, step) if count - 1 - place > step / 2]
     return [0, *inner, count - 1]
 

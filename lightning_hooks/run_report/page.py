@@ -20,6 +20,7 @@ from lightning_hooks.run_report.recorded import Limits
 from lightning_hooks.run_report.run import Run
 from lightning_hooks.run_report.sections import SECTIONS, compared
 from lightning_hooks.run_report.text import DASH, measured, number, percent
+from lightning_hooks.run_report.training import layers, settings
 from lightning_hooks.run_report.verdict import Verdict, judge
 from lightning_hooks.run_report.view import RunView
 from lightning_hooks.trackers.console import markdown_text, visible
@@ -130,13 +131,11 @@ def environment(html: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    style = files("lightning_hooks.run_report").joinpath("templates", "style.css").read_text(encoding="utf-8").replace("\n", "")
     made.filters |= {"number": number, "percent": percent, "measured": measured, "blocks": strip}
-    made.globals |= {"dash": DASH, "signs": SIGNS, "style": _style, "shown_rows": SHOWN_ROWS}
+    made.globals |= {"dash": DASH, "signs": SIGNS, "style": style, "shown_rows": SHOWN_ROWS}
+    made.globals |= {"settings": settings, "layers": layers}
     return made
-
-
-def _style() -> str:
-    return files("lightning_hooks.run_report").joinpath("templates", "style.css").read_text(encoding="utf-8").replace("\n", "")
 
 
 FRAME = 'style="width:100%;height:36rem;border:0;resize:vertical;overflow:auto"'

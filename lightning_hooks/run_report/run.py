@@ -63,7 +63,8 @@ def run_of_reports(
         losses: The mean loss by the place of a window: its epoch, or its step where windows are shorter.
         end: How training ended; None if it goes on.
     """
-    events = (json.loads(report_line(*key, report, math.nan)) for key, found in reports.items() for report in found)
+    lines = (json.loads(report_line(*key, report, math.nan)) for key, found in reports.items() for report in found)
+    events = (checked(event, KnownNames()) for event in lines)
     run = RunReader(Run(Path(), "in memory", end=end), max(map(len, reports.values()), default=0)).read(events)
     run.timing = {at: {"loss": loss} for at, loss in losses.items()}
     return run
@@ -222,20 +223,11 @@ def _statistics(table: Mapping[str, Any], length: int) -> Iterator[tuple[str, np
         values = spread(column, length)
         if len(values) != length:
             raise ValueError(f"{len(values)} values of {name} for {length} names")
-        if name != "name" and _numeric(values):
-            yield name, _numbers(values)
-
-
-def _numeric(column: list[Any]) -> bool:
-    return all(
-        value is None or isinstance(value, (int, float)) or (isinstance(value, str) and value in NONFINITE) for value in column
-    )
-
-
-def _numbers(column: list[Any]) -> np.ndarray:
-    values = np.array([np.inf if value is None else float(value) for value in column], dtype=np.float64)
-    largest = np.finfo(np.float32).max
-    return np.where(np.isfinite(values), within(values, -largest, largest), values).astype(np.float32)
+        numeric = all(isinstance(value, int | float | None) or (isinstance(value, str) and value in NONFINITE) for value in values)
+        if name != "name" and numeric:
+            numbers = np.array([np.inf if value is None else float(value) for value in values], dtype=np.float64)
+            largest = np.finfo(np.float32).max
+            yield name, np.where(np.isfinite(numbers), within(numbers, -largest, largest), numbers).astype(np.float32)
 
 
 def _forget(run: Run, found: Found, epoch: int) -> None:

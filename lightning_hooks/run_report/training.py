@@ -37,17 +37,10 @@ WIDE_RANGE = 20.0
 class Training:
     """The loss and the learning rates over the epochs."""
 
-    epochs: Sequence[int]  # all of them, or every so many
-    losses: list[float]  # the mean loss of each
     rates: dict[str, list[float]]  # parameter group to its learning rates
     charts: list[tuple[str, Chart]]  # a title and curves of each that is known: loss, rates, what of it learns
     groups_left: int  # how many parameter groups are not drawn
-
-    @property
-    def table(self) -> list[list[float]]:
-        """An epoch, its loss and its rates, of ten epochs or fewer."""
-        columns = (self.losses, *self.rates.values())
-        return [[self.epochs[place], *(column[place] for column in columns)] for place in numbered(len(self.epochs), 10)]
+    table: list[list[float]]  # an epoch, its loss and its rates, of ten epochs or fewer
 
 
 def training(run: Run) -> Training:
@@ -66,7 +59,9 @@ def training(run: Run) -> Training:
         curves = [Line(group, values, color) for (group, values), color in zip(shown, COLORS, strict=False)]
         charts.append(("Learning rate", chart(curves, epochs, 110, kind="log" if log else "linear", unit=run.unit)))
     charts += learning_charts(run)
-    return Training(epochs, losses, rates, charts, len(rates) - len(shown))
+    columns = (epochs, losses, *rates.values())
+    table = [[column[place] for column in columns] for place in numbered(len(epochs), 10)]
+    return Training(rates, charts, len(rates) - len(shown), table)
 
 
 def loss_by_epoch(run: Run) -> tuple[Sequence[int], list[float]]:

@@ -196,7 +196,10 @@ def judge(run: Run) -> Verdict:
             books[-1].new_alerts(alerts, at, run.loss(at), others)
     end = run.end if run.error is None else {**(run.end or {}), "error": ": ".join(run.error), "error_type": run.error[0]}
     verdict = conclude(books, any(record.observed for record in run.monitors), end)
-    return dataclasses.replace(verdict, details=(*_ending(run), *_extent(run)))
+    ending = "Training was still running when this was written, or was killed." if run.end is None else ""
+    if run.end is not None and run.end.get("how") == "interrupted":
+        ending = "Training was interrupted by the user."
+    return dataclasses.replace(verdict, details=tuple(filter(None, (ending, _extent(run)))))
 
 
 def conclude(books: Sequence[AlertBook], observed: bool, end: Mapping[str, Any] | None) -> Verdict:
@@ -295,16 +298,10 @@ def _shortened(text: str) -> str:
     return line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]} …"
 
 
-def _ending(run: Run) -> list[str]:
-    if run.end is None:
-        return ["Training was still running when this was written, or was killed."]
-    return ["Training was interrupted by the user."] if run.end.get("how") == "interrupted" else []
-
-
-def _extent(run: Run) -> list[str]:
+def _extent(run: Run) -> str:
     epochs = run.epochs
     if not epochs:
-        return []
+        return ""
     parts = [
         _count(len(record.names[table]), noun)
         for record in run.monitors
@@ -312,7 +309,7 @@ def _extent(run: Run) -> list[str]:
         if record.prefix == prefix and table in record.names
     ]
     observed = f"{' and '.join(parts)} observed over " if parts else "Observed over "
-    return [f"{capital(observed)}{_count(len(epochs), run.window)}."]
+    return f"{capital(observed)}{_count(len(epochs), run.window)}."
 
 
 def is_observed(report: Any) -> bool:

@@ -17,7 +17,7 @@ from lightning_hooks.run_report.heat import HeatMap, heat_map, heat_series
 from lightning_hooks.run_report.recorded import Limits, MonitorRecord, Run, chosen, severities
 from lightning_hooks.run_report.sections import SECTIONS, parts_of
 from lightning_hooks.run_report.text import number, percent, seconds
-from lightning_hooks.run_report.training import Training, UnusualBatches, layers, settings, training, unusual_batches
+from lightning_hooks.run_report.training import Training, UnusualBatches, training, unusual_batches
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
 SHARES = (
@@ -126,16 +126,6 @@ class RunView:
         missing = [site for table in tables for site, stats in table.items() if stats.missing_steps and not stats.steps]
         found["Parameters without a gradient"] = missing
         return [(text, list(dict.fromkeys(names))) for text, names in found.items() if names]
-
-    @cached_property
-    def settings(self) -> list[tuple[str, Any]]:
-        """How training was set up."""
-        return settings(self.run)
-
-    @cached_property
-    def layers(self) -> Sequence[tuple[str, str, str, int]]:
-        """Name, type, shape and elements of the model's leaves."""
-        return layers(self.run)
 
     @cached_property
     def coverage(self) -> list[dict[str, Any]]:

@@ -68,11 +68,6 @@ def of_end(end: Mapping[str, Any], headline: str, run: str) -> Message:
     return Message(event, "end", severity, run, f"Training {event}. {headline}", "", int(end["epoch"]), int(end["step"]))
 
 
-def body_of(message: Message, form: str) -> Body:
-    """A message as a service takes it: the body of the request and its headers."""
-    return WRITERS[form](message)
-
-
 def _json(value: Any) -> Body:
     return json.dumps(value).encode(), {"Content-Type": "application/json"}
 
@@ -117,3 +112,4 @@ WRITERS: dict[str, Callable[[Message], Body]] = {
     "ntfy": _ntfy,
     "json": _plain,
 }
+"""By format, a message as a service takes it: the body of the request and its headers."""

@@ -22,7 +22,7 @@ from urllib.request import getproxies, proxy_bypass
 from typing_extensions import override
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.sinks.messages import WRITERS, Message, body_of, of_alert, of_end
+from lightning_hooks.sinks.messages import WRITERS, Message, of_alert, of_end
 from lightning_hooks.sinks.sink import Notice, Sink
 
 VARIABLE = "LIGHTNING_HOOKS_NOTIFY"
@@ -213,7 +213,7 @@ class Webhook(Sink):
                     return
                 message = self._waiting.popleft()
             try:
-                fault = post(self.address.url(), *body_of(message, self.address.format))
+                fault = post(self.address.url(), *WRITERS[self.address.format](message))
             except Exception as error:  # noqa: BLE001  a notification is no reason to end a training
                 fault = type(error).__name__  # its text may hold the address
             self._fault = self._fault or fault

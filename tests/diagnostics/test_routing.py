@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterStats, Routing, RoutingTable, codes_of, routing_of
+from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterStats, Routing, RoutingTable, routing_of
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 
 EXPERTS, TOP_K = 5, 2
@@ -159,8 +159,9 @@ def test_what_never_ran_has_no_statistics_and_no_tokens_are_no_error() -> None:
 def test_codes_are_counted() -> None:
     codes = torch.tensor([[0, 0, 3], [7, 0, 3]])
     table = RoutingTable([(3, 1)], [8])
-    table.add_codes(0, codes)
-    table.add_codes(0, codes[0])
+    table.record(1, [torch.randn(3), codes])
+    table.record(1, codes[0])
+    table.record(1, [torch.randn(3), torch.ones(2) > 0])  # no codes
     shares = [5 / 9, 3 / 9, 1 / 9]
     expected = CodebookStats(2, 9, 8, 3 / 8, math.exp(entropy(shares)), 5 / 9)
     found = table.read(table.pack())[1][0]
@@ -207,4 +208,3 @@ def test_logits_and_choices_are_found_in_an_output(tensors: Any, top_k: int, log
 
 def test_an_output_without_either_is_none() -> None:
     assert routing_of([torch.randn(6, 3), torch.ones(6, 4) > 0], 4, 2) is None
-    assert codes_of([torch.randn(3), torch.ones(2) > 0]) is None

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lightning_hooks import Alert
-from lightning_hooks.sinks.messages import body_of, of_alert, of_end
+from lightning_hooks.sinks.messages import WRITERS, of_alert, of_end
 
 HOSTILE = "<!channel> @everyone **x** [a](http://b)\u202e\x1b[31m & <script>"
 ALERT = Alert(
@@ -15,7 +15,7 @@ ALERT = Alert(
 
 
 def body(form, alert=ALERT):
-    return body_of(of_alert(alert, "Net, logs/version_0"), form)
+    return WRITERS[form](of_alert(alert, "Net, logs/version_0"))
 
 
 def test_plain_json_has_all_fields():

@@ -70,7 +70,7 @@ def test_the_plugin_is_active_where_there_are_runs(make_run, tmp_path):
 
 def test_whether_it_is_active_waits_for_no_disk(tmp_path, monkeypatch):
     found = plugin(tmp_path)
-    monkeypatch.setattr(found.runs._search, "runs", lambda: iter(lambda: time.sleep(60), 0))
+    monkeypatch.setattr(found.runs, "_runs", lambda: iter(lambda: time.sleep(60), 0))
     asked = threading.Event()
     threading.Thread(target=lambda: (found.is_active(), asked.set()), daemon=True).start()
     assert asked.wait(30)

@@ -18,13 +18,7 @@ from lightning_hooks.declare.warn import warn
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.attention.heads import is_half, product_heads, written_out_heads
 from lightning_hooks.diagnostics.attention.next_tokens import NextTokens
-from lightning_hooks.diagnostics.attention.table import (
-    MOST_SITES,
-    AttentionReport,
-    AttentionTable,
-    heads_of,
-    most_heads,
-)
+from lightning_hooks.diagnostics.attention.table import MOST_SITES, AttentionReport, AttentionTable, heads_of, most_heads
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.heat import cell_figure
 from lightning_hooks.trackers import Table

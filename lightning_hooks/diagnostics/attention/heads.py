@@ -30,12 +30,9 @@ NEGLIGIBLE = -87.0
 HALF = (torch.bfloat16, torch.float16)
 
 
-def _first_known(earlier: Tensor, later: Tensor) -> Tensor:
-    return torch.where(torch.isneginf(earlier), later, earlier)
-
-
-def _last_known(earlier: Tensor, later: Tensor) -> Tensor:
-    return _first_known(later, earlier)
+def _known(one: Tensor, other: Tensor) -> Tensor:
+    """The one where it is known, else the other."""
+    return torch.where(torch.isneginf(one), other, one)
 
 
 class Head(Columns):
@@ -53,8 +50,8 @@ class Head(Columns):
     MAX = MAXIMUM_OR_NONE  # the largest logit of a key that is not masked
     CALLS = SUM
     HALF_CALLS = SUM  # calls in half precision
-    BEGIN = Reduction(largest, empty=-math.inf, over_windows=paired(_first_known))  # MAX of the window's first call
-    END = Reduction(largest, empty=-math.inf, over_windows=paired(_last_known))  # MAX of its last call
+    BEGIN = Reduction(largest, empty=-math.inf, over_windows=paired(_known))  # MAX of the window's first call
+    END = Reduction(largest, empty=-math.inf, over_windows=paired(lambda first, last: _known(last, first)))  # MAX of its last call
 
 
 MEASURED = list(Head)[: Head.MAX + 1]
@@ -128,7 +125,9 @@ def product_heads(
     query, key = _four(query, heads), _four(key, heads)
     chosen = grid(query.shape[0], query.shape[-2], query.device)
     logits = _logits(chosen.rows(query), chosen.whole(key), 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    allowed, bias = (None, None) if mask is None else _masking(chosen.rows(mask), logits.dtype)
+    allowed, bias = None if mask is None else chosen.rows(mask), None
+    if allowed is not None and allowed.dtype != torch.bool:
+        allowed, bias = ~(allowed <= MASKED), allowed.to(logits.dtype)
     if causal:
         before = torch.arange(logits.shape[-1], device=query.device) <= chosen.queries[:, None, :, None]
         allowed = before if allowed is None else allowed & before
@@ -177,14 +176,7 @@ def _four(values: Tensor, heads: int) -> Tensor:
 
 
 def _mask_of(mask: Tensor, query: Tensor, key: Tensor, heads: int) -> Tensor:
-    """A mask as ``(samples, heads or 1, queries, keys)``, without a copy of what it repeats.
-
-    Args:
-        mask: As :func:`product_heads` is given it.
-        query: As above.
-        key: As above.
-        heads: As above.
-    """
+    """The mask of :func:`product_heads` as ``(samples, heads or 1, queries, keys)``, without a copy of what it repeats."""
     lead, sizes = query.shape[:-3], (query.shape[-2], key.shape[-2])
     if query.dim() == 3:
         return _four(mask.expand(query.shape[0], *sizes), heads)
@@ -202,13 +194,6 @@ def _logits(rows: Tensor, keys: Tensor, scale: float) -> Tensor:
     each = keys.to(wide).transpose(-1, -2).expand(samples, -1, -1, -1)
     found = torch.stack([torch.bmm(q, k) for q, k in zip(grouped, each, strict=True)])  # in one product keys would be copied
     return found.view(samples, heads, queries, -1)
-
-
-def _masking(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Where rows of a mask let a query attend to a key, and what they add to its logits."""
-    if rows.dtype == torch.bool:
-        return rows, None
-    return ~(rows <= MASKED), rows.to(dtype)
 
 
 def _summary(scores: Tensor, keys: Tensor, top: Tensor, finite: Tensor | None) -> Tensor:

@@ -98,14 +98,7 @@ class NextTokens(CallTable):
             self.add_loss(index, target, [*self._tokens], call.arguments.get("ignore_index", -100))
 
     def add_loss(self, index: int, target: Tensor, known: list[Tensor], ignored: int) -> None:
-        """Record a loss. No host sync.
-
-        Args:
-            index: Of its row.
-            target: Its labels.
-            known: The tokens that were embedded in this batch.
-            ignored: The label that does not count.
-        """
+        """Record a loss with its labels, of which one is ignored, and the tokens known in its batch. No host sync."""
         for tokens in known:
             samples, length = tokens.shape
             if length < SHORTEST or target.numel() not in (samples * length, samples * (length - 1)):

@@ -74,36 +74,31 @@ class AttentionStats:
 
 
 def attention_stats(lines: Sequence[Sequence[float]]) -> AttentionStats:
-    """Name the numbers of one site.
-
-    Args:
-        lines: One per head, as Python numbers; of at least one head, each with a call.
-    """
-    heads = tuple(map(_head_stats, lines))
+    """Name the numbers of one site, of a line for each head; of at least one head, each with a call."""
+    heads = tuple(
+        HeadStats(
+            max_logit=_known(line[Head.MAX]),
+            entropy=_share(line[Head.ENTROPY], line[Head.JUDGED]),
+            first_token_share=_share(line[Head.FIRST], line[Head.JUDGED]),
+            masked_rows=_share(line[Head.MASKED], line[Head.ROWS]),
+            nonfinite_rows=_share(line[Head.NONFINITE], line[Head.ROWS]),
+        )
+        for line in lines
+    )
     return AttentionStats(
         calls=int(max(line[Head.CALLS] for line in lines)),
         rows=int(max(line[Head.ROWS] for line in lines)),
         heads=heads,
-        max_logit=_largest([head.max_logit for head in heads]),
+        max_logit=_known(max(line[Head.MAX] for line in lines)),
         entropy=_mean([head.entropy for head in heads]),
         first_token_share=_mean([head.first_token_share for head in heads]),
         masked_rows=max(head.masked_rows for head in heads),
         nonfinite_rows=max(head.nonfinite_rows for head in heads),
         masked_nonfinite_rows=max(_share(line[Head.MASKED_NONFINITE], line[Head.ROWS]) for line in lines),
         masked_samples=max(_share(line[Head.MASKED_SAMPLES], line[Head.SAMPLES]) for line in lines),
-        begin_max_logit=_largest([_known(line[Head.BEGIN]) for line in lines]),
-        end_max_logit=_largest([_known(line[Head.END]) for line in lines]),
+        begin_max_logit=_known(max(line[Head.BEGIN] for line in lines)),
+        end_max_logit=_known(max(line[Head.END] for line in lines)),
         half_precision=any(line[Head.HALF_CALLS] for line in lines),
-    )
-
-
-def _head_stats(line: Sequence[float]) -> HeadStats:
-    return HeadStats(
-        max_logit=_known(line[Head.MAX]),
-        entropy=_share(line[Head.ENTROPY], line[Head.JUDGED]),
-        first_token_share=_share(line[Head.FIRST], line[Head.JUDGED]),
-        masked_rows=_share(line[Head.MASKED], line[Head.ROWS]),
-        nonfinite_rows=_share(line[Head.NONFINITE], line[Head.ROWS]),
     )
 
 
@@ -113,10 +108,6 @@ def _share(part: float, whole: float) -> float:
 
 def _known(logit: float) -> float:
     return math.nan if logit == -math.inf else logit
-
-
-def _largest(values: Sequence[float]) -> float:
-    return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -168,13 +159,7 @@ class AttentionTable(RowTable):
         self._lines = self.rows.view(sites, heads, len(Head))
 
     def add(self, site: int, heads: Tensor, half: bool) -> None:
-        """Record one call at a site. No host sync.
-
-        Args:
-            site: Its number, from 0.
-            heads: ``(heads, len(MEASURED))``.
-            half: Whether the call was in half precision.
-        """
+        """Record one call at a site: what is MEASURED of each head, and whether it was in half precision. No host sync."""
         if site >= len(self._lines):
             return
         found = heads[: self._lines.shape[1]].to(self.rows)
@@ -187,15 +172,7 @@ class AttentionTable(RowTable):
         lines[:, Head.END] = top
 
     def read(self, packed: Tensor, names: Sequence[str]) -> dict[str, AttentionStats]:
-        """Name the numbers of a packed table on the host.
-
-        Args:
-            packed: The table.
-            names: The sites, in the order of their numbers.
-
-        Returns:
-            The sites that were called.
-        """
+        """The statistics of the sites that were called, of a packed table on the host and the names of all sites in order."""
         lines = packed.view(self._lines.shape)
         called = (lines[..., Head.CALLS] > 0).sum(-1).tolist()
         known = zip(names, lines, called, strict=False)

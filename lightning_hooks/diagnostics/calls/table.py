@@ -129,13 +129,9 @@ class CheckedCalls(CallTable):
             self.dropout(index, p, training=False, in_validation=True)
 
     def dropout(self, index: int, p: float, training: bool, in_validation: bool = False) -> None:
-        """Record a call.
+        """Record a call that drops a share, by a module in training mode or not.
 
-        Args:
-            index: Of its row.
-            p: The share that it drops; 0 where it drops nothing.
-            training: Whether the module that makes it is in training mode.
-            in_validation: Whether it is in validation; there only what a module in eval mode drops is recorded.
+        In validation only what a module in eval mode drops is recorded.
         """
         row = self.host_row(index)
         row[CallColumn.DROPOUT] += not in_validation
@@ -145,11 +141,10 @@ class CheckedCalls(CallTable):
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
-        lines = dict(self.named_lines(packed))
-        softmax, dropout = ({name: use(row) for name, row in lines.items()} for use in (softmax_use, dropout_use))
+        lines = [*self.named_lines(packed)]
         return {
-            "softmax": {name: use for name, use in softmax.items() if use is not None},
-            "dropout": {name: use for name, use in dropout.items() if use is not None},
+            field: {name: found for name, row in lines if (found := use_of(row)) is not None}
+            for field, use_of in (("softmax", softmax_use), ("dropout", dropout_use))
         }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, Node, not_later
+from lightning_hooks.declare.kinds import Kind, not_later
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import fact, half_overflow
 from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, clip_too_low, rate_too_high
@@ -208,11 +208,6 @@ class StepsSkipped(Rule):
                 )  # fmt: skip
 
 
-def _adds_up(_: Node, cause: Node) -> bool:
-    """Gradients were kept at a number of steps, not thrown away in a share of the batches."""
-    return cause.value > 1.0
-
-
 OF_LARGE_STEPS = (
     "exploding", "spike", "update_too_large", "update_spike", "weights_growing", "loss_spike", "loss_diverging",
     "dead", "saturated", "constant", "representation_collapse",
@@ -259,7 +254,7 @@ KINDS = (
         "or if those of at least {Discarded.share} of the batches, and {Discarded.min_batches}, were zeroed without a step,\n"
         "      under manual optimisation with one optimizer",
         advice=("Call optimizer.zero_grad() after each step",),
-        causes=dict.fromkeys(OF_LARGE_STEPS, _adds_up),
+        causes=dict.fromkeys(OF_LARGE_STEPS, lambda _, cause: cause.value > 1.0),  # kept at steps, not lost in a share of batches
     ),
     Kind(
         "steps_skipped", "Skipped optimizer steps", group="Updates", rank=1320, measures="share",

@@ -132,13 +132,7 @@ class LossWindow:
 
 
 def loss_report(window: LossWindow, optimized: bool = True, scaled: bool = False) -> LossReport | None:
-    """Name the numbers of a window; None where no loss was seen.
-
-    Args:
-        window: The window.
-        optimized: As in the report.
-        scaled: As in the report.
-    """
+    """Name the numbers of a window; None where no loss was seen."""
     there = window.weights > 0
     finite = there & np.isfinite(window.values)
     count, total, squares, nonfinite, largest, smallest = window.left_out
@@ -229,9 +223,7 @@ def lowest_level(losses: Values) -> float:
 def largest_spike(window: LossWindow, finite: npt.NDArray[np.bool_]) -> LossSpike | None:
     """The batches in a row that are farthest above those before them, of those with a batch of the window; None for too few.
 
-    Args:
-        window: The window.
-        finite: Which of its batches have a finite loss.
+    ``finite`` says which batches of the window have a finite loss.
     """
     earlier = window.earlier[np.isfinite(window.earlier)]
     losses = np.concatenate((earlier, window.values[finite]))

@@ -226,8 +226,7 @@ def rises(loss: LossReport, noise: float, min_steps: int = 64) -> bool:
 def rising(losses: Sequence[float]) -> float:
     """The Mann-Kendall score of a rise: standard normal where there is no trend.
 
-    Args:
-        losses: In order; at least 16, into so many means of which they are taken together: neighbours may depend on each other.
+    Losses, 16 at least, are taken together into so many means: neighbours may depend on each other.
     """
     size = len(losses) // MEANS
     last = losses[len(losses) - size * MEANS :]

@@ -50,14 +50,9 @@ class NonfiniteWatch:
         self._steps = np.pad(self._steps, (0, n_parameters - len(self._steps)))
 
     def add(self, norms: np.ndarray[Any, Any], checked: CheckedStep) -> bool:
-        """Record one step.
+        """Record one step; whether it was with a gradient that is not finite.
 
-        Args:
-            norms: L2 norms of the gradients, of all parameters or of the first; 0 for one without.
-            checked: Which step.
-
-        Returns:
-            Whether the step was with a gradient that is not finite.
+        Norms are those of the gradients of all parameters or of the first; 0 for one without.
         """
         if checked.left_out or math.isfinite(norms.sum()):
             return False
@@ -279,11 +274,7 @@ class BatchChecks:
         self._affected = 0
 
     def batch_end(self, rows: Tensor, batches: int) -> None:
-        """A training batch ends.
-
-        Args:
-            rows: The table of the window so far, ``(n_sites, n_columns)``.
-            batches: How many batches the window has had.
+        """A training batch ends, with the rows of the window so far, ``(n_sites, n_columns)``, and how many batches it has had.
 
         Raises:
             AlertError: As :func:`look`.

@@ -17,6 +17,7 @@ from lightning_hooks.diagnostics.causes.wiring import flat_between
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.reports import FeatureReport
+from lightning_hooks.plots.canvas import shared_prefix
 
 _CAUSES = (
     "Common causes: self-supervised or metric learning with nothing that makes samples differ, a generator with one output, labels "
@@ -125,7 +126,7 @@ def _parts(sites: Sequence[str]) -> list[list[str]]:
     Parts are the submodules of the innermost module that holds all sites. Lists of numbered blocks are no parts, and what is not in
     a part is one with them: the model as a whole.
     """
-    shared = _shared_prefix(sites)
+    shared = shared_prefix(sites)
     parts: dict[str, list[str]] = {}
     for site in sites:
         name, _, inner = site.removeprefix(shared).partition(".")
@@ -135,12 +136,6 @@ def _parts(sites: Sequence[str]) -> list[list[str]]:
     if "" in parts or len(named) == 1:  # the whole model, whose end is what is called last
         return [list(sites), *(found for found in named if found[-1] != sites[-1])]
     return named
-
-
-def _shared_prefix(sites: Sequence[str]) -> str:
-    """The names of the modules around all sites, with a dot at the end."""
-    around = zip(*(site.split(".")[:-1] for site in sites), strict=False)
-    return "".join(f"{names[0]}." for names in takewhile(lambda names: len(set(names)) == 1, around))
 
 
 __all__ = ["RepresentationCollapse", "SameOutputs"]

@@ -125,24 +125,16 @@ class RepresentationTable(RowTable):
 
 
 def representation_stats(row: list[float]) -> RepresentationStats:
-    """Name the numbers of a row.
-
-    Args:
-        row: As Python numbers; its CALLS are not 0.
-    """
+    """Name the numbers of a row whose CALLS are not 0."""
     calls, between, within, most = row
     return RepresentationStats(int(calls), between / calls, within / calls, between / within, most)
 
 
 @functools.lru_cache(maxsize=256)
 def sample_grid(shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Slices that take an evenly spaced grid of a tensor: a view, without a copy.
+    """Slices, one for each dimension, that take an evenly spaced grid of a tensor, samples first: a view, without a copy.
 
-    Args:
-        shape: Samples first.
-
-    Returns:
-        A slice for each dimension: at most ``MOST_SAMPLES`` samples, and of these at most ``MOST_ELEMENTS`` elements.
+    It has at most ``MOST_SAMPLES`` samples, and of these at most ``MOST_ELEMENTS`` elements.
     """
     left, slices = MOST_ELEMENTS, {0: _evenly(shape[0], MOST_SAMPLES)}
     inner = sorted(range(1, len(shape)), key=shape.__getitem__)
@@ -161,9 +153,7 @@ def _evenly(size: int, most: int) -> slice:
 def samples_in(shape: tuple[int, ...], batch_size: int) -> bool:
     """Whether the samples of a batch lie along the first dimension of an output, and there is enough of them to compare.
 
-    Args:
-        shape: Of the output.
-        batch_size: Samples of the batch. Several views of each may come in one call: up to ``MOST_VIEWS``.
+    Several views of each sample may come in one call: up to ``MOST_VIEWS``.
     """
     samples = shape[0] if len(shape) > 1 else 0
     enough = samples >= FEWEST_SAMPLES and math.prod(shape) >= FEWEST_ELEMENTS * samples

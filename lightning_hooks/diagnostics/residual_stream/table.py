@@ -217,12 +217,7 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def blocks_around(model: nn.Module, sites: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """The blocks that a model is a stack of, as far as one of the sites is in them.
-
-    Args:
-        model: The model.
-        sites: (name, module) of what is observed.
-    """
+    """The blocks that a model is a stack of, as far as one of the sites that are observed is in them."""
     around = {outer for name, _ in sites for outer in outwards(clean_name(name))}
     return [(name, block) for name, block in repeated_blocks(model) if name in around]
 

@@ -133,11 +133,6 @@ def routing_of(tensors: Sequence[Tensor], experts: int, top_k: int) -> Routing |
     )
 
 
-def codes_of(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The codes among the tensors that a quantiser returns: the first of integers; None where there is none."""
-    return next((x.reshape(-1) for x in tensors if x.dim() and _is_integer(x)), None)
-
-
 def _is_integer(x: Tensor) -> bool:
     return not (x.is_floating_point() or x.is_complex() or x.is_quantized or x.dtype == torch.bool)
 
@@ -166,21 +161,16 @@ class RoutingTable(RowTable):
         super().__init__(len(routers) + len(codebooks), device)
 
     def record(self, index: int, output: Any) -> None:
-        """Record what a router or a quantiser returns, if its choices are in it.
-
-        Args:
-            index: Its row.
-            output: Of the module.
-        """
+        """Record what the router or the quantiser of a row returns, if its choices are in it: codes are its first integers."""
         tensors, codebook = list(tensors_in(output)), index - len(self._routers)
-        if codebook >= 0:
-            codes = codes_of(tensors)
-            if codes is not None:
-                self.add_codes(codebook, codes)
-        else:
+        if codebook < 0:
             routing = routing_of(tensors, *self._routers[index])
             if routing is not None:
                 self.add(index, routing)
+        elif (codes := next((x for x in tensors if x.dim() and _is_integer(x)), None)) is not None:
+            size, row = self._codebooks[codebook], self.rows[index]
+            row[RouterColumn.CALLS] += 1
+            row[CHOSEN : CHOSEN + size] += _counts(codes.reshape(-1), size, row)
 
     def add(self, index: int, routing: Routing) -> None:
         """Record one call of a router."""
@@ -195,12 +185,6 @@ class RoutingTable(RowTable):
         if routing.logits is not None and tokens:
             row[RouterColumn.MEASURED : CHOSEN] += _measured(routing.logits, top_k, row)
         row[CHOSEN : CHOSEN + experts] += load
-
-    def add_codes(self, index: int, codes: Tensor) -> None:
-        """Record one call of a quantiser: the codes that it chose, of any shape."""
-        size, row = self._codebooks[index], self.rows[len(self._routers) + index]
-        row[RouterColumn.CALLS] += 1
-        row[CHOSEN : CHOSEN + size] += _counts(codes.reshape(-1), size, row)
 
     def read(self, packed: Tensor) -> tuple[list[RouterStats | None], list[CodebookStats | None]]:
         """Name the numbers of a packed table on the host; None for what never ran."""
@@ -236,7 +220,9 @@ def _measured(logits: Tensor, top_k: int, like: Tensor) -> Tensor:
     values = logits.to(like.device, torch.promote_types(logits.dtype, torch.float32))
     total = values.logsumexp(-1, keepdim=True)
     finite = total.isfinite()
-    likely = torch.where(_are_probabilities(values), values, (values - total).exp())
+    # A router that ends with a softmax returns probabilities already; half precision is off by some thousandths.
+    probabilities = ((values >= 0) & ((values.sum(-1, keepdim=True) - 1).abs() < 0.02)).all()
+    likely = torch.where(probabilities, values, (values - total).exp())
     likely = torch.where(finite, likely, 0)  # no NaN goes on
     experts = values.shape[-1]
     entropy = torch.special.entr(likely).sum(-1) / math.log(experts)
@@ -244,11 +230,6 @@ def _measured(logits: Tensor, top_k: int, like: Tensor) -> Tensor:
     margin = highest[:, top_k - 1] - highest[:, top_k] if top_k < experts else torch.zeros_like(entropy)
     measured = finite.sum().to(like)
     return torch.stack((measured, entropy.to(like).sum(), margin.to(like).sum(), len(values) - measured))
-
-
-def _are_probabilities(values: Tensor) -> Tensor:
-    """Whether all rows are probabilities already: a router that ends with a softmax. Half precision is off by some thousandths."""
-    return ((values >= 0) & ((values.sum(-1, keepdim=True) - 1).abs() < 0.02)).all()
 
 
 def router_stats(row: Sequence[float], top_k: int) -> RouterStats | None:

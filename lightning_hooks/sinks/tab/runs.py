@@ -23,44 +23,6 @@ MOST_SECONDS = 20.0
 """That a search takes at most."""
 
 
-class Search:
-    """Searches log directories for run files. Symbolic links are not followed.
-
-    Args:
-        roots: What comes before the names of a directory's runs, to the directory.
-
-    Attributes:
-        notes: What the last search left out, a sentence each.
-    """
-
-    def __init__(self, roots: Mapping[str, Path]) -> None:
-        self._roots = {label: (path, Path(os.path.realpath(path))) for label, path in roots.items()}
-        self.notes: list[str] = []
-
-    def runs(self) -> Iterator[tuple[str, Path]]:
-        """The runs: what each is called, which is its key too, and its file."""
-        self.notes, found, end = [], 0, monotonic() + MOST_SECONDS
-        for label, (given, root) in self._roots.items():
-            if not root.is_dir():
-                self.notes.append(f"There is no directory {_text(given.name or str(given))}.")
-            for folder, folders, files in os.walk(root):
-                folders.sort()
-                if found >= MOST_RUNS or monotonic() > end:
-                    self.notes.append(f"Only the first {found} runs are listed: the log directory is large.")
-                    return
-                if FILE not in files or os.path.basename(folder) != FOLDER:  # noqa: PTH119  of thousands of folders
-                    continue
-                file = Path(folder, FILE)
-                if self.holds(file):
-                    found += 1
-                    yield _key(label, root, file), file
-
-    def holds(self, file: Path) -> bool:
-        """Whether a file, with all links resolved, is below one of the log directories, and no link itself."""
-        real = Path(os.path.realpath(file))
-        return not file.is_symlink() and any(real.is_relative_to(root) for _, root in self._roots.values())
-
-
 def _key(label: str, root: Path, file: Path) -> str:
     folder = file.parent.parent
     name = folder.relative_to(root).as_posix()
@@ -85,11 +47,13 @@ MOST_OPEN = 4
 class Runs:
     """What is known of all runs. Nothing is read before somebody asks, and whoever asks never waits for the disk for long.
 
-    What comes before the names of a directory's runs is mapped to the directory, as in :class:`Search`.
+    Args:
+        roots: What comes before the names of a directory's runs, to the directory. Symbolic links are not followed.
     """
 
     def __init__(self, roots: Mapping[str, Path]) -> None:
-        self._search = Search(roots)
+        self._roots = {label: (path, Path(os.path.realpath(path))) for label, path in roots.items()}
+        self._notes: list[str] = []  # what the last search left out, a sentence each
         self._changed = threading.Condition()
         self._reading = threading.Lock()  # of one run's numbers at a time
         self._files: dict[str, Path] = {}
@@ -115,7 +79,7 @@ class Runs:
         """All runs in short; without them if nothing has changed since the revision that is known."""
         self.ask()
         with self._changed:
-            head = {"revision": self._revision, "notes": self._search.notes, "searched": self._done > 0, "now": time()}
+            head = {"revision": self._revision, "notes": self._notes, "searched": self._done > 0, "now": time()}
             if known == self._revision:
                 return head
             waiting = {"status": "unknown", "state": "reading", "headline": "Being read."}
@@ -136,7 +100,7 @@ class Runs:
         if path is None:
             self.ask()
             path = self._files[key]
-        if not self._search.holds(path):
+        if not self._holds(path):
             raise KeyError(key)
         with self._reading:
             file = self._open.pop(key, None) or RunFile(path, key, tables=True)
@@ -156,7 +120,7 @@ class Runs:
             try:
                 self._refresh()
             except Exception as error:  # noqa: BLE001  whatever the disk does, the thread stays
-                self._search.notes = [f"The log directory could not be searched: {type(error).__name__}."]
+                self._notes = [f"The log directory could not be searched: {type(error).__name__}."]
             with self._changed:
                 self._done = self._begun
                 self._changed.notify_all()
@@ -165,7 +129,7 @@ class Runs:
         began = monotonic()
         if began >= self._next_search:
             found: dict[str, Path] = {}
-            for key, path in self._search.runs():
+            for key, path in self._runs():
                 found[key] = path
                 with self._changed:
                     self._files.setdefault(key, path)
@@ -182,13 +146,36 @@ class Runs:
                     self._entries[key] = entry
                     self._revision += 1
 
+    def _runs(self) -> Iterator[tuple[str, Path]]:
+        """The runs: what each is called, which is its key too, and its file."""
+        self._notes, found, end = [], 0, monotonic() + MOST_SECONDS
+        for label, (given, root) in self._roots.items():
+            if not root.is_dir():
+                self._notes.append(f"There is no directory {_text(given.name or str(given))}.")
+            for folder, folders, files in os.walk(root):
+                folders.sort()
+                if found >= MOST_RUNS or monotonic() > end:
+                    self._notes.append(f"Only the first {found} runs are listed: the log directory is large.")
+                    return
+                if FILE not in files or os.path.basename(folder) != FOLDER:  # noqa: PTH119  of thousands of folders
+                    continue
+                file = Path(folder, FILE)
+                if self._holds(file):
+                    found += 1
+                    yield _key(label, root, file), file
+
+    def _holds(self, file: Path) -> bool:
+        """Whether a file, with all links resolved, is below one of the log directories, and no link itself."""
+        real = Path(os.path.realpath(file))
+        return not file.is_symlink() and any(real.is_relative_to(root) for _, root in self._roots.values())
+
     def _read(self, key: str, path: Path) -> dict[str, Any] | None:
         """A run in short; None if it is as before."""
         from lightning_hooks.run_report.run import RunFile
         from lightning_hooks.sinks.tab.view import entry
 
         file = self._lists.setdefault(key, RunFile(path, key, tables=False))
-        if not self._search.holds(path):
+        if not self._holds(path):
             return _fault("it is not below the log directory.")
         try:
             if not file.update() and key in self._entries:
