@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from lightning_hooks.declare.kinds import gravity
@@ -199,13 +201,7 @@ def strip(active: Iterable[int], epochs: Sequence[int]) -> list[tuple[int, int]]
 
 def _runs(shown: Sequence[bool]) -> list[list[int]]:
     """The places of what is shown, in runs without a gap."""
-    runs: list[list[int]] = [[]]
-    for place, shows in enumerate(shown):
-        if shows:
-            runs[-1].append(place)
-        elif runs[-1]:
-            runs.append([])
-    return [run for run in runs if run]
+    return [[place for place, _ in run] for shows, run in groupby(enumerate(shown), itemgetter(1)) if shows]
 
 
 def _height(value: float, axis: Scale) -> float:

@@ -105,15 +105,13 @@ class HeatMap:
     @property
     def zones(self) -> list[Zone]:
         """A title for each number; of a large one for the last number of each row."""
-        if len(self.names) * len(self.epochs) <= MOST_TITLED_CELLS:
-            return [
-                Zone(x, y, 1, 1, f"{name}, {self.unit} {epoch}: {self._shown(float(self.values[y, x]))}")
-                for y, name in enumerate(self.names)
-                for x, epoch in enumerate(self.epochs)
-            ]
+        columns = len(self.epochs)
+        each = len(self.names) * columns <= MOST_TITLED_CELLS
+        places = [(x, 1, x) for x in range(columns)] if each else [(0, columns, columns - 1)]  # from where, how wide, of which
         return [
-            Zone(0, y, len(self.epochs), 1, f"{name}, {self.unit} {self.epochs[-1]}: {self._shown(float(self.values[y, -1]))}")
+            Zone(left, y, width, 1, f"{name}, {self.unit} {self.epochs[x]}: {self._shown(float(self.values[y, x]))}")
             for y, name in enumerate(self.names)
+            for left, width, x in places
         ]
 
     @property

@@ -112,25 +112,27 @@ def line(event: str, values: Mapping[str, Any], memory: Memory | None = None) ->
 
 
 def report_line(monitor: str, modules: str, report: Any, seconds: float, memory: Memory | None = None) -> str:
-    """Return a monitor's report as a line, without what the memory says that the lines before hold; of itself whole without one.
+    """Return a monitor's report as a line, without what the memory says that the lines before hold; whole without a memory.
 
     The monitor's prefix and its modules distinguish two of a kind; its epoch's end took so many seconds.
     """
-    memory = memory or Memory()
     fields = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
     alerts = fields.pop("alerts", ())
     key = (monitor, modules)
     head = {**position(report), "step": report.step, "monitor": monitor, "modules": modules, "kind": type(report).__name__}
-    head |= {"seconds": seconds, **memory.alerts(key, alerts)}
+    head |= {"seconds": seconds, **({"alerts": alerts} if memory is None else memory.alerts(key, alerts))}
     opened = line("report", head).rstrip("\n")[:-1]
     if getattr(fields.get("loss"), "recent", None):
         fields["loss"] = dataclasses.replace(fields["loss"], recent=())  # hundreds of values a window; a checkpoint has them
     if getattr(fields.get("learning"), "parameters", None):
         fields["learning"] = dataclasses.replace(fields["learning"], parameters={})  # the file has what each module brings
-    names = memory.names
+    names = None if memory is None else memory.names
     parts = {name: _table(value, names) if _is_table(value) else {"": _json(value, names)} for name, value in fields.items()}
-    tables = [f"{json.dumps(name)}:{_object(columns)}" for name, columns in memory.changed(key, parts).items()]
-    named = "".join(f",{json.dumps(key)}:{_json(value)}" for key, value in names.new().items())
+    if memory is not None:
+        parts = memory.changed(key, parts)
+    tables = (f"{json.dumps(name)}:{_object(columns)}" for name, columns in parts.items())
+    new = {} if memory is None else memory.names.new()
+    named = "".join(f",{json.dumps(key)}:{_json(value)}" for key, value in new.items())
     return f'{opened}{named},"report":{{{",".join(tables)}}}}}\n'
 
 
@@ -186,10 +188,8 @@ class Memory:
         """Of each field's columns, as JSON, those that have changed; tables of statistics whole."""
         left: dict[str, dict[str, str]] = {}
         for name, columns in parts.items():
-            if name in TABLES and "name" in columns:
-                left[name] = dict(columns)
-                continue
-            kept = {column: text for column, text in columns.items() if self._is_new(key, name, column, text)}
+            whole = name in TABLES and "name" in columns
+            kept = {column: text for column, text in columns.items() if whole or self._is_new(key, name, column, text)}
             if kept:
                 left[name] = kept
         return left
@@ -228,11 +228,11 @@ def _json(value: Any, names: Names | None = None) -> str:
     return json.dumps(plain if names is None else names.of_plain(plain), allow_nan=False, separators=(",", ":"))
 
 
-def _table(table: Mapping[str, Any], names: Names) -> dict[str, str]:
+def _table(table: Mapping[str, Any], names: Names | None) -> dict[str, str]:
     return {field: _column(values, field, names) for field, values in by_columns(table).items()}
 
 
-def _column(values: list[Any], field: str, names: Names) -> str:
+def _column(values: list[Any], field: str, names: Names | None) -> str:
     """A column as JSON; of numbers alone in one go, which is ten times faster where there are thousands of layers."""
     kinds = set(map(type, values))
     if len(values) > 1 and field != "name" and len(kinds) == 1 and _all_equal(values):

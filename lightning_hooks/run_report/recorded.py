@@ -141,10 +141,8 @@ class MonitorRecord:
     def series(self, table: str, stat: str) -> Series:
         """One statistic of a table (``sites``, ``modules``, ``parameters``, ``optimizers``): names by kept epochs."""
         kept = [columns.get(table, ((), {})) for columns in self.columns.values()]
-        order: dict[str, int] = {}
-        for names in sorted({names for names, _ in kept}, key=len, reverse=True):
-            for name in names:
-                order.setdefault(name, len(order))
+        longest_first = sorted({names for names, _ in kept}, key=len, reverse=True)
+        order = {name: row for row, name in enumerate(dict.fromkeys(name for names in longest_first for name in names))}
         values = np.full((len(order), len(kept)), np.inf)
         for index, (names, stats) in enumerate(kept):
             if stat in stats:

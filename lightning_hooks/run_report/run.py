@@ -63,8 +63,7 @@ def run_of_reports(
         losses: The mean loss by the place of a window: its epoch, or its step where windows are shorter.
         end: How training ended; None if it goes on.
     """
-    lines = (json.loads(report_line(*key, report, math.nan)) for key, found in reports.items() for report in found)
-    events = (checked(event, KnownNames()) for event in lines)
+    events = (json.loads(report_line(*key, report, math.nan)) for key, found in reports.items() for report in found)
     run = RunReader(Run(Path(), "in memory", end=end), max(map(len, reports.values()), default=0)).read(events)
     run.timing = {at: {"loss": loss} for at, loss in losses.items()}
     return run

@@ -68,12 +68,8 @@ def names_in(reports: Iterable[Any]) -> set[str]:
     for report in reports:
         for entry in dataclasses.fields(report):
             value = getattr(report, entry.name)
-            if isinstance(value, dict):
-                found.update(key for key in value if isinstance(key, str))
-            elif isinstance(value, str) and value:
-                found.add(value)
-            elif isinstance(value, tuple):
-                found.update(part for part in value if isinstance(part, str))
+            parts = [value] if isinstance(value, str) else value if isinstance(value, dict | tuple) else ()
+            found.update(part for part in parts if isinstance(part, str) and part)
         found.update(site for alert in report.alerts for site in (alert.site, *alert.also))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from lightning_hooks.declare.alert import Alert
@@ -271,12 +272,9 @@ def _of_monitor(record: MonitorRecord, last: int) -> list[Course]:
     at_the_end = {(alert.kind, alert.site): number for number, alert in enumerate(record.alerts[epochs[-1]])} if epochs else {}
     found = []
     for key in sorted(seen, key=lambda key: at_the_end.get(key, len(at_the_end))):
-        stretch = [seen[key][-1]]
-        for earlier in reversed(seen[key][:-1]):
-            if place[stretch[-1][0]] - place[earlier[0]] > REARM:
-                break
-            stretch.append(earlier)
-        stretch.reverse()
+        gaps = [place[at] - place[before] for (before, _), (at, _) in pairwise(seen[key])]
+        begins = max((number for number, gap in enumerate(gaps, 1) if gap > REARM), default=0)
+        stretch = seen[key][begins:]
         severity = min((alert.severity for _, alert in stretch), key=gravity)
         until, latest = stretch[-1]
         first = dataclasses.replace(stretch[0][1], cause=latest.cause, consequences=latest.consequences)
