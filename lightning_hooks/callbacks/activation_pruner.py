@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import EvaluatedCallback
-from lightning_hooks.hooks import Gate, ModuleSelector
+from lightning_hooks.hooks import Gate, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_bools, check_optional_integer
-from lightning_hooks.hooks.selection import describe_selector
+from lightning_hooks.hooks.selection import compiled_around, compiled_regions, describe_selector
 from lightning_hooks.pruning import PruningReport, UnitSites, target_at, zero_units
 from lightning_hooks.pruning.report import check_schedule
-from lightning_hooks.pruning.sites import install_masks
 from lightning_hooks.trackers import show, table_lines
 
 
@@ -198,16 +197,36 @@ class ActivationPruner(EvaluatedCallback):
         self._masks = {site.name: site.kept for site in self._sites.sites if site.kept is not None}
         return self.report
 
-    def _install(self, model: nn.Module, gate: Gate, training_only: bool) -> None:
-        assert self.modules is not None
-        self._sites = install_masks(model, self.modules, self.unit_dim, self._masks, self.hooks, gate, training_only)
+    def _install(self, model: nn.Module, gate: Gate, training_only: bool = False) -> None:
+        """Hook the selected modules, and apply existing masks."""
+        chosen, regions = select_modules(model, self.modules), compiled_regions(model)
+        compiled = next((name for name, _ in chosen if compiled_around(name, regions) is not None), None)
+        if compiled is not None:
+            raise RuntimeError(
+                f"{compiled!r} runs under torch.compile, and a compiled graph does not run later masks. Train "
+                "uncompiled with the pruner; then call apply(model), and compile."
+            )
+        unknown = sorted(self._masks.keys() - dict(chosen).keys())
+        if unknown:
+            raise ValueError(
+                f"There is a mask for {unknown[0]!r}, which modules={self.modules!r} does not select in {type(model).__name__}. "
+                "Continue with the same model and modules as before, or start with a new ActivationPruner."
+            )
+        sites = UnitSites(chosen, model, self.unit_dim, gate, training_only)
+        with self.hooks.all_or_nothing():
+            for site, (name, module) in zip(sites.sites, chosen, strict=True):
+                if name in self._masks:
+                    site.mask(self._masks[name], sites.device)
+                    site.settle(len(self._masks[name]) if site.units is None else site.units)
+                self.hooks.register(module, site, "forward", label=name)
+        self._sites = sites
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._masks, self._removed, self.report = {}, False, None
         self._use_loaded()
         resumed, self._loaded = self._loaded, None
-        self._install(pl_module, self.gate, training_only=False)
+        self._install(pl_module, self.gate)
         activity = (resumed or {}).get("activity")
         if activity and self._sites is not None and trainer.is_global_zero:  # it is that of all ranks
             self._sites.restore(activity)
@@ -236,7 +255,10 @@ class ActivationPruner(EvaluatedCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
         if self.summary and self.report is not None and trainer.is_global_zero:
-            show(["", *summary_lines(self.report)])
+            of_all = f"{self.report.sparsity:.0%} of the units are masked (target: {self.report.target:.0%})"
+            rows = [(name, site.units, site.masked, site.threshold, site.activity) for name, site in self.report.sites.items()]
+            table = table_lines(("module", "units", "masked", "threshold", "activity of the others"), rows)
+            show(["", f"Pruning, epoch {self.report.epoch}: {of_all}.", *(f"  {line}" for line in table)])
 
     @override
     def install(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -244,7 +266,7 @@ class ActivationPruner(EvaluatedCallback):
             return
         self._use_loaded()  # and keep it: a fit may follow
         if self._masks:
-            self._install(pl_module, Gate(), training_only=False)
+            self._install(pl_module, Gate())
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -264,10 +286,3 @@ class ActivationPruner(EvaluatedCallback):
     @override
     def state_key(self) -> str:
         return self._generate_state_key(modules=describe_selector(self.modules))
-
-
-def summary_lines(report: PruningReport) -> list[str]:
-    """Return a report as lines for the terminal."""
-    lines = [f"Pruning, epoch {report.epoch}: {report.sparsity:.0%} of the units are masked (target: {report.target:.0%})."]
-    rows = [(name, site.units, site.masked, site.threshold, site.activity) for name, site in report.sites.items()]
-    return lines + [f"  {line}" for line in table_lines(("module", "units", "masked", "threshold", "activity of the others"), rows)]

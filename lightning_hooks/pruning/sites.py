@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from lightning_hooks.extraction import device_of, to_host
 from lightning_hooks.extraction.extracted import gather_by_name
-from lightning_hooks.hooks import Gate, HookManager, Listener, ModuleSelector, select_modules
+from lightning_hooks.hooks import Gate, Listener
 from lightning_hooks.hooks.attributes import in_training_mode
-from lightning_hooks.hooks.selection import compiled_around, compiled_regions, named_sites
+from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.pruning.report import PrunedUnits
 from lightning_hooks.pruning.weights import Layout, activity_sums, known_units, producer_of
 from lightning_hooks.statistics.columns import row_dtype
@@ -118,16 +118,12 @@ class UnitSite(Listener):
     def report(self, activity: Activity | None) -> PrunedUnits:
         """Return the units of a site with a mask, and their activity in the epoch."""
         assert self.kept is not None
-        kept = self.kept.tolist()
-        means = [] if activity is None else activity.means.tolist()
-        masked, staying = ([mean for mean, stays in zip(means, kept, strict=False) if stays is which] for which in (False, True))
-        return PrunedUnits(
-            units=len(kept),
-            masked=kept.count(False),
-            sparsity=kept.count(False) / len(kept),
-            threshold=max(masked, default=math.nan),
-            activity=sum(staying) / len(staying) if staying else math.nan,
-        )
+        units, masked = len(self.kept), int((~self.kept).sum())
+        if activity is None:
+            return PrunedUnits(units, masked, masked / units, math.nan, math.nan)
+        threshold = max(activity.means[~self.kept].tolist(), default=math.nan)
+        staying = activity.means[self.kept].tolist()
+        return PrunedUnits(units, masked, masked / units, threshold, sum(staying) / len(staying))
 
 
 class UnitSites:
@@ -189,53 +185,3 @@ class UnitSites:
                 site.decide(found[site.name].means, target, regrow, self.device)
             site.activity = None
         return {site.name: site.report(found.get(site.name)) for site in self.sites if site.kept is not None}
-
-
-def install_masks(
-    model: nn.Module,
-    modules: ModuleSelector,
-    unit_dim: int | None,
-    masks: Mapping[str, Tensor],
-    hooks: HookManager,
-    gate: Gate,
-    training_only: bool,
-) -> UnitSites:
-    """Hook the selected modules, and apply existing masks.
-
-    Args:
-        model: The model.
-        modules: The selector.
-        unit_dim: The dimension of the units in the outputs; None to infer it.
-        masks: Module name to the units that stay, boolean, ``(units,)``.
-        hooks: Where to register the hooks.
-        gate: While it is open, the hooks measure.
-        training_only: Whether to measure only in training mode.
-
-    Returns:
-        The sites of the selected modules.
-
-    Raises:
-        RuntimeError: If a selected module runs under ``torch.compile``.
-        ValueError: If a module with a mask is not selected.
-    """
-    chosen, regions = select_modules(model, modules), compiled_regions(model)
-    compiled = [name for name, _ in chosen if compiled_around(name, regions) is not None]
-    if compiled:
-        raise RuntimeError(
-            f"{compiled[0]!r} runs under torch.compile, and a compiled graph does not run later masks. Train "
-            "uncompiled with the pruner; then call apply(model), and compile."
-        )
-    sites = UnitSites(chosen, model, unit_dim, gate, training_only)
-    unknown = sorted(set(masks) - {site.name for site in sites.sites})
-    if unknown:
-        raise ValueError(
-            f"There is a mask for {unknown[0]!r}, which modules={modules!r} does not select in {type(model).__name__}. "
-            "Continue with the same model and modules as before, or start with a new ActivationPruner."
-        )
-    with hooks.all_or_nothing():
-        for site, (name, module) in zip(sites.sites, chosen, strict=True):
-            if name in masks:
-                site.mask(masks[name], sites.device)
-                site.settle(len(masks[name]) if site.units is None else site.units)
-            hooks.register(module, site, "forward", label=name)
-    return sites
