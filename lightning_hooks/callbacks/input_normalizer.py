@@ -16,12 +16,12 @@ from lightning_hooks.callbacks.base import EvaluatedCallback
 from lightning_hooks.declare.warn import info
 from lightning_hooks.extraction import to_host
 from lightning_hooks.extraction.extracted import gather_by_name
-from lightning_hooks.hooks import Gate, HookManager, ModuleSelector
-from lightning_hooks.hooks.checks import check_count
+from lightning_hooks.hooks import Gate, HookManager, ModuleSelector, select_modules
+from lightning_hooks.hooks.checks import check_count, check_optional_integer
 from lightning_hooks.hooks.selection import describe_selector
 from lightning_hooks.hosts.lightning_api import log_step
-from lightning_hooks.transforms.inputs import InputStatistics, NormalizedInputs, NormalizeInput
-from lightning_hooks.transforms.normalization import given_numbers, merge_moments
+from lightning_hooks.transforms.inputs import InputStatistics, InvertOutput, NormalizeInput
+from lightning_hooks.transforms.normalization import Argument, Normalization, given_numbers, merge_moments
 
 
 class InputNormalizer(EvaluatedCallback):
@@ -83,8 +83,14 @@ class InputNormalizer(EvaluatedCallback):
                 raise ValueError(f"learn_batches={learn_batches!r} goes with learned statistics; here mean and std are given.")
         self.mean, self.std = mean, std
         self.learn_batches, self.dim, self.argument, self.inverse_modules = learn_batches, dim, argument, inverse_modules
+        check_optional_integer("dim", dim, "the dimension of the channels")
+        if given is not None and dim is None and given[0].numel() > 1:
+            raise ValueError(f"dim=None takes one mean and one std over all values; got {given[0].numel()} of each.")
+        if argument is not None and not isinstance(argument, str):
+            raise TypeError(f"argument must be the name of a parameter of forward, or None; got {argument!r}.")
         self.batches = 0  # learned from
-        self._inputs = NormalizedInputs(dim, given, argument)
+        self._given = given
+        self._inputs: dict[str, Normalization] = {}  # by module
         self._hooked: list[NormalizeInput] = []
         self._checked_calls = False
         self._rank_zero = True
@@ -92,12 +98,17 @@ class InputNormalizer(EvaluatedCallback):
     @property
     def frozen(self) -> bool:
         """Whether the statistics are final."""
-        return self._inputs.frozen
+        return self._given is not None or (bool(self._inputs) and all(site.frozen for site in self._inputs.values()))
 
     @property
     def statistics(self) -> dict[str, InputStatistics]:
         """Module name to the statistics of its input; empty before the first batch."""
-        return self._inputs.statistics
+        found = {}
+        for name, site in self._inputs.items():
+            if site.mean is not None and site.std is not None:
+                count = () if site.everything is None else tuple(map(int, site.everything[0].tolist()))
+                found[name] = InputStatistics(tuple(site.mean.tolist()), tuple(site.std.tolist()), count, site.frozen)
+        return found
 
     def normalize(self, x: Tensor, module: str | None = None) -> Tensor:
         """Return ``(x - mean) / std``, as the module receives it.
@@ -109,11 +120,26 @@ class InputNormalizer(EvaluatedCallback):
         Raises:
             ValueError: If the module is unknown, or not named and there are several.
         """
-        return self._inputs.find(module).normalize(x)
+        return self._named(module).normalize(x)
 
     def inverse(self, x: Tensor, module: str | None = None) -> Tensor:
         """Return ``x * std + mean``, in the units of the input. Arguments and errors are those of :meth:`normalize`."""
-        return self._inputs.find(module).inverse(x)
+        return self._named(module).inverse(x)
+
+    def _named(self, module: str | None) -> Normalization:
+        """The normalisation of a module that a user names; None for the only one."""
+        if module is None and len(self._inputs) == 1:
+            return next(iter(self._inputs.values()))
+        if module is None and not self._inputs and self._given:
+            return Normalization("x", self.dim, *self._given)
+        if module is None or module not in self._inputs:
+            known = ", ".join(self._inputs) or "none yet: fit, load a checkpoint, or apply_to() a model first"
+            raise ValueError(f"module must name one whose input is normalised ({known}); got {module!r}.")
+        return self._inputs[module]
+
+    def _input_of(self, name: str) -> Normalization:
+        """The normalisation of a module's input, a new one at first."""
+        return self._inputs.setdefault(name, Normalization(name, self.dim, *(self._given or ())))
 
     def apply_to(self, model: nn.Module, *, learn: bool = False) -> HookManager:
         """Normalise in plain PyTorch, until the returned manager's ``remove_all()``, or in a ``with`` block.
@@ -140,7 +166,8 @@ class InputNormalizer(EvaluatedCallback):
 
     def freeze(self) -> None:
         """Stop learning and keep the current statistics."""
-        self._inputs.freeze()
+        for site in self._inputs.values():
+            site.freeze()
 
     def reset(self) -> None:
         """Discard the learned statistics; the next fit learns again."""
@@ -176,8 +203,17 @@ class InputNormalizer(EvaluatedCallback):
             del self._inputs[name]  # of an earlier model
 
     def _hook(self, model: nn.Module, hooks: HookManager, gate: Gate) -> None:
-        assert self.modules is not None
-        self._hooked = self._inputs.hook(model, hooks, gate, self.modules, self.inverse_modules)
+        """Register the hooks, which learn while the gate is open."""
+        chosen, self._hooked = select_modules(model, self.modules), []
+        for name, module in chosen:
+            hook = NormalizeInput(self._input_of(name), Argument(module, name, self.argument), gate)
+            self._hooked.append(hook)
+            hooks.register(module, hook, "forward_pre", label=name, with_kwargs=True)
+        if self.inverse_modules is not None:
+            if len(chosen) > 1:
+                raise ValueError(f"inverse_modules needs one normalised module; modules={self.modules!r} selects {len(chosen)}.")
+            for name, module in select_modules(model, self.inverse_modules):
+                hooks.register(module, InvertOutput(self._hooked[0].site, name), "forward", label=name)
 
     @override
     def install(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -198,7 +234,7 @@ class InputNormalizer(EvaluatedCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        how = "given" if self._inputs.given else "frozen" if self.frozen else f"learned from {self._span()}"
+        how = "given" if self._given else "frozen" if self.frozen else f"learned from {self._span()}"
         info(f"InputNormalizer alters training: the input of {', '.join(self._inputs)} is normalised; mean and std are {how}.")
 
     @override
@@ -237,7 +273,8 @@ class InputNormalizer(EvaluatedCallback):
     def _freeze(self, trainer: Trainer) -> None:
         if self.frozen or not self.batches:
             return
-        self._inputs.freeze(self._merged())
+        for name, moments in self._merged().items():
+            self._inputs[name].freeze(moments)
         found = self.statistics
         silent = [name for name in self._inputs if name not in found]
         if silent:
@@ -265,7 +302,7 @@ class InputNormalizer(EvaluatedCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.batches = state_dict["batches"]
         for name, state in state_dict["sites"].items():
-            self._inputs[name].load(state)
+            self._input_of(name).load(state)
 
     @property
     @override
