@@ -80,9 +80,8 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         settings = Settings(modules=modules, every_n_steps=every_n_steps, report_every_n_steps=None, summary=summary)
         check_range_options(method, averaging_constant, bins, percentile, channel_dim)
         check_levels(dtype, scheme)
-        self.method, self.dtype, self.scheme = method, dtype, scheme
+        self.method, self.dtype, self.scheme, self.channel_dim = method, dtype, scheme, channel_dim
         self.averaging_constant, self.bins, self.percentile = averaging_constant, bins, percentile
-        self.channel_dim = channel_dim
         self._new_table = partial(
             RangeTable,
             method=method,

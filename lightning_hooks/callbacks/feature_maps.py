@@ -20,6 +20,7 @@ from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.maps import array_of, as_images, feature_map, kind_of
+from lightning_hooks.session.settings import arguments_in
 
 MAX_MODULES = 12
 """The number of modules drawn if ``modules`` is None."""
@@ -78,17 +79,9 @@ class FeatureMapVisualizer(FixedSampleCallback):
         forward: Forward | None = None,
         folder: str | Path | None = None,
     ) -> None:
-        super().__init__(
-            modules=modules,
-            sample=sample,
-            n_samples=n_samples,
-            stage=stage,
-            every_n_epochs=every_n_epochs,
-            forward=forward,
-            folder=folder,
-        )
-        check_count("max_maps", max_maps, least=1)
-        self.max_maps = max_maps
+        arguments = arguments_in(locals())
+        self.max_maps = check_count("max_maps", arguments.pop("max_maps"), least=1)
+        super().__init__(**arguments)
         self._channels_first: dict[str, bool] = {}
 
     @staticmethod
@@ -167,7 +160,7 @@ def _outputs(
     return {
         name: values
         for name, values in to_host(found).items()
-        if not name.endswith("#weights") or _kind(name, values, {}) == "attention"
+        if not name.endswith("#weights") or kind_of(values.float().numpy(), False) == "attention"
     }
 
 
@@ -177,10 +170,7 @@ def _copies(_: nn.Module, output: Any) -> list[Tensor] | None:
     return [tensor.clone() for tensor in found[:1] + [tensor for tensor in found[1:] if tensor.dim() in (3, 4)]] or None
 
 
-def _kind(name: str, values: Tensor, first: Mapping[str, bool]) -> Any:
-    return kind_of(values.float().numpy(), first.get(name.partition("#")[0], False))
-
-
 def _figure(name: str, values: Tensor, images: Tensor | None, first: Mapping[str, bool], max_maps: int, when: str) -> Figure:
-    pictures = None if images is None else as_images(array_of(images))
-    return feature_map(name, values.float().numpy(), _kind(name, values, first), images=pictures, max_maps=max_maps, when=when)
+    pictures, array = None if images is None else as_images(array_of(images)), values.float().numpy()
+    kind = kind_of(array, first.get(name.partition("#")[0], False))
+    return feature_map(name, array, kind, images=pictures, max_maps=max_maps, when=when)

@@ -18,6 +18,7 @@ from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import ModuleSelector, describe_selector
 from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.plots.canvas import Figure, style
+from lightning_hooks.trackers import Trackers
 
 Stage = Literal["train", "validate"]
 
@@ -44,18 +45,14 @@ class FixedSampleCallback(HookedCallback):
         folder: str | Path | None = None,
     ) -> None:
         super().__init__(modules=modules)
-        check_count("n_samples", n_samples, least=1)
-        check_count("every_n_epochs", every_n_epochs, least=1)
+        self.n_samples = check_count("n_samples", n_samples, least=1)
+        self.every_n_epochs = check_count("every_n_epochs", every_n_epochs, least=1)
         if stage not in ("train", "validate"):
             raise ValueError(f"stage must be 'train' or 'validate'; got {stage!r}.")
         check_forward(forward)
         if sample is not None and batch_size(sample) is None:
             raise ValueError(f"sample must be a batch with at least one tensor; got {type(sample).__name__} without one.")
-        self.sample = sample
-        self.n_samples = n_samples
-        self.stage = stage
-        self.every_n_epochs = every_n_epochs
-        self.forward = forward
+        self.sample, self.stage, self.forward = sample, stage, forward
         self.folder = None if folder is None else Path(folder)
         self._taken: Any = None  # the sample of this fit
         self._restored: Any = None  # that of the checkpoint it resumes
@@ -75,9 +72,9 @@ class FixedSampleCallback(HookedCallback):
     def figures(self, report: Any) -> dict[str, Figure]:
         """Return the figures of a report by tag, without the ``prefix``."""
 
-    def show(self, trainer: Trainer, tag: str, figure: Figure, step: int) -> None:
-        """Log a figure to the trackers."""
-        self.trackers(trainer).figure(tag, figure, step)
+    def show(self, trackers: Trackers, tag: str, figure: Figure, step: int) -> None:
+        """Log a figure."""
+        trackers.figure(tag, figure, step)
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -139,10 +136,8 @@ class FixedSampleCallback(HookedCallback):
 
     def _show(self, trainer: Trainer) -> None:
         trackers = self.trackers(trainer)
-        if not trackers and self.folder is None:
-            return
-        for name, figure in self.figures(self.report).items():
-            self.show(trainer, f"{self.prefix}/{name}", figure, self.report.step)
+        for name, figure in self.figures(self.report).items() if trackers or self.folder else ():
+            self.show(trackers, f"{self.prefix}/{name}", figure, self.report.step)
             if self.folder is not None:
                 path = self.folder / self.prefix / f"epoch={self.report.epoch}" / f"{name}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,8 @@ from lightning_hooks.extraction.cam import check_reshape, check_target, find_lay
 from lightning_hooks.hosts.lightning_api import is_sharded
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.maps import array_of, as_images, cam_figure, pixels
+from lightning_hooks.session.settings import arguments_in
+from lightning_hooks.trackers import Trackers
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +102,13 @@ class GradCAM(FixedSampleCallback):
         forward: Forward | None = None,
         folder: str | Path | None = None,
     ) -> None:
+        arguments, own = arguments_in(locals()), ("module", "target", "call", "reshape")
         if module is not None and not isinstance(module, str):
             raise TypeError(f"module must be the name of a layer, or None for the last convolution; got {module!r}.")
-        super().__init__(
-            modules=module,
-            sample=sample,
-            n_samples=n_samples,
-            stage=stage,
-            every_n_epochs=every_n_epochs,
-            forward=forward,
-            folder=folder,
-        )
+        super().__init__(modules=module, **{name: value for name, value in arguments.items() if name not in own})
         check_target(target)
         check_reshape(reshape)
-        self.module = module
-        self.target = target
-        self.call = call
-        self.reshape = reshape
+        self.module, self.target, self.call, self.reshape = module, target, call, reshape
 
     @staticmethod
     def compute(
@@ -139,14 +131,12 @@ class GradCAM(FixedSampleCallback):
             model: Any module.
             batch: A tensor; a tuple or list, whose first entry is the input; or a mapping, passed by keyword.
             module: The layer, or its name; None for the last convolution.
-            target: The class; a class per sample; None for the predicted one; or a function of the model's output that returns a
-                score per sample.
-            call: The index of the call, of a layer that is called several times; -1 for the last.
-            reshape: For layers of tokens: (height, width) of their grid, or a function from the layer's output to ``(n, channels,
-                height, width)``; None for a square grid, with or without a CLS token before it.
+            target: As for the callback.
+            call: As for the callback.
+            reshape: As for the callback.
             relu: Whether to set negative values to 0, as in the paper.
             size: (height, width) to scale the maps to, bilinearly; None for the layer's own.
-            forward: The name of the submodule or method to call instead of the model, or a function of (model, batch).
+            forward: As for the callback.
 
         Returns:
             Shape ``(n, height, width)``, on the model's device, in float32 at least, not normalised.
@@ -181,15 +171,13 @@ class GradCAM(FixedSampleCallback):
     def inspect(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> CamReport:
         name, _ = find_layer(pl_module, self.module)
         cam = grad_cam(pl_module, sample, name, self.target, call=self.call, reshape=self.reshape, forward=self.forward)
-        on_host = to_host(
-            {key: tensor for key, tensor in (*cam._asdict().items(), ("images", images_in(sample))) if tensor is not None}
-        )
-        return CamReport(epoch, step, name, **on_host)
+        found = {**cam._asdict(), "images": images_in(sample)}
+        return CamReport(epoch, step, name, **to_host({key: tensor for key, tensor in found.items() if tensor is not None}))
 
     @override
-    def show(self, trainer: Trainer, tag: str, figure: Figure, step: int) -> None:
+    def show(self, trackers: Trackers, tag: str, figure: Figure, step: int) -> None:
         # As an image: trackers reduce the number of colours of a figure, which harms photographs.
-        self.trackers(trainer).image(tag, pixels(figure), step)
+        trackers.image(tag, pixels(figure), step)
 
     @property
     @override
@@ -203,11 +191,10 @@ class GradCAM(FixedSampleCallback):
         if maps.dim() == 4:  # a volume: its middle slice
             maps = maps[:, maps.shape[1] // 2]
         maps = maps.reshape(len(maps), -1, maps.shape[-1])  # a signal: one line
-        images = report.images
         pictures = None
-        if images is not None and len(images) == len(maps):
-            maps = resize(maps, images.shape[2:])
-            pictures = as_images(array_of(images))
+        if report.images is not None and len(report.images) == len(maps):
+            maps = resize(maps, report.images.shape[2:])
+            pictures = as_images(array_of(report.images))
         classes = ["score"] * len(maps) if report.classes is None else [f"class {label}" for label in report.classes.tolist()]
         names = [f"{label} {score:.3g}" for label, score in zip(classes, report.scores.tolist(), strict=True)]
         chosen = "the predicted class" if self.target is None else "the class" if report.classes is not None else "the score"

@@ -47,12 +47,7 @@ class GradientClipper(Monitor[ClipReport]):
         policy: A policy's name, or a policy object.
         threshold: The policy's main number; None for its default.
         exclude: Glob patterns of parameters to leave alone, such as ``"head.*"`` for AGC.
-        report_every_n_steps: As for :class:`~lightning_hooks.TrainingMonitor`.
-        on_alert: ``log``, ``warn``, ``stop``, ``raise``, a function of an Alert, or a list of these.
-        rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
-        summary: What is printed at the end of training: True for three lines of all monitors together, ``full`` for tables before
-            them, False for nothing.
-        report_dir: As for :class:`~lightning_hooks.TrainingMonitor`.
+        report_every_n_steps: As for :class:`~lightning_hooks.TrainingMonitor`, and so are the others.
 
     Raises:
         ValueError: If the policy is unknown, the threshold out of range, or, at train start, if ``exclude`` matches nothing.

@@ -74,15 +74,6 @@ class RouterMonitor(Monitor[RouterReport]):
         codebooks: The modules that return the codes of a vector quantiser, such as ``"quantize"``; None for none.
         capacity_factor: What an expert's even share of a call is multiplied by; choices beyond count as overflow. At least 1.
         every_n_steps: As for :class:`~lightning_hooks.TrainingMonitor`, and so are the others.
-        report_every_n_steps: The window.
-        on_alert: What is done with an alert.
-        rules: Rules of your own, changed ones and muted kinds.
-        summary: What is printed at the end of training.
-        logged: Which statistics loggers get.
-        max_overhead: The share of a step's time that it may take.
-        report_dir: Where the run's reports are written.
-        figures: Whether loggers get the figure of the experts' load.
-        progress_bar: Whether the progress bar shows open alerts.
 
     Attributes:
         report: The last window's :class:`~lightning_hooks.alerts.RouterReport`; None before the first.
@@ -117,24 +108,14 @@ class RouterMonitor(Monitor[RouterReport]):
         figures: bool | int = False,
         progress_bar: bool = False,
     ) -> None:
+        arguments = arguments_in(locals())
         check_selector(codebooks)
         if isinstance(capacity_factor, bool) or not isinstance(capacity_factor, int | float):
             raise TypeError(f"capacity_factor must be a number of at least 1, such as 1.25; got {capacity_factor!r}.")
         if not capacity_factor >= 1:
             raise ValueError(f"capacity_factor must be at least 1: an even share fits; got {capacity_factor!r}.")
-        settings = Settings(
-            modules=routers,
-            every_n_steps=every_n_steps,
-            report_every_n_steps=report_every_n_steps,
-            on_alert=on_alert,
-            rules=rules,
-            summary=summary,
-            logged=logged,
-            max_overhead=max_overhead,
-            report_dir=report_dir,
-            figures=figures,
-            progress_bar=progress_bar,
-        )
+        own = ("routers", "codebooks", "capacity_factor")
+        settings = Settings(modules=routers, **{name: value for name, value in arguments.items() if name not in own})
         self.routers, self.codebooks, self.capacity_factor = routers, codebooks, capacity_factor
         new = partial(RouterCollector, routers=routers, codebooks=codebooks, capacity_factor=float(capacity_factor))
         super().__init__(settings, new)
