@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,20 +99,12 @@ def tally(before: Tensor, after: Tensor, taken: Tensor) -> Tensor:
     rated = before_kept > 0
     coefficient = torch.where(rated, after_kept / torch.where(rated, before_kept, 1), 0)
     shares = torch.where(clipped[:, None], (before / torch.where(rated, before_kept, 1)[:, None]) ** 2, 0)
-    columns = {
-        ClipColumn.STEPS: taken.sum(),
-        ClipColumn.FINITE: finite.sum(),
-        ClipColumn.CLIPPED: clipped.sum(),
-        ClipColumn.BEFORE: before_kept.sum(),
-        ClipColumn.BEFORE_MAX: before_kept.amax(),
-        ClipColumn.AFTER: after_kept.sum(),
-        ClipColumn.AFTER_MAX: after_kept.amax(),
-        ClipColumn.COEFFICIENT: coefficient.sum(),
-        ClipColumn.RATED: rated.sum(),
-        ClipColumn.NONFINITE: (taken & ~finite).sum(),
-        ClipColumn.SKIPPED: (~taken).sum(),
-    }
-    return torch.cat((torch.stack([columns[column].to(before.dtype) for column in ClipColumn]), shares.sum(0)))
+    columns = (  # in the order of ClipColumn
+        *(taken.sum(), finite.sum(), clipped.sum()),
+        *(before_kept.sum(), before_kept.amax(), after_kept.sum(), after_kept.amax()),
+        *(coefficient.sum(), rated.sum(), (taken & ~finite).sum(), (~taken).sum()),
+    )
+    return torch.cat((torch.stack([column.to(before.dtype) for column in columns]), shares.sum(0)))
 
 
 def merge_tallies(tallies: Tensor) -> Tensor:
@@ -130,20 +123,20 @@ def clip_stats(row: Sequence[float], names: Sequence[str], limit: float | None =
         names: The ``n`` parameters, in the order of the shares.
         limit: The configured norm, or None.
     """
-    steps, finite, clipped = (int(row[c]) for c in (ClipColumn.STEPS, ClipColumn.FINITE, ClipColumn.CLIPPED))
-    rated, shared = row[ClipColumn.RATED], sum(row[N_CLIP_COLUMNS:])  # the shares of one clipped step sum to 1
-    ranked = sorted(zip(names, row[N_CLIP_COLUMNS:], strict=True), key=lambda pair: -pair[1])
+    steps, finite, clipped, before, before_max, after, after_max, coefficient, rated, nonfinite, skipped = row[:N_CLIP_COLUMNS]
+    steps, finite, clipped, shares = int(steps), int(finite), int(clipped), row[N_CLIP_COLUMNS:]
+    shared, ranked = sum(shares), sorted(zip(names, shares, strict=True), key=lambda pair: -pair[1])  # 1 for each clipped step
     return ClipStats(
         steps=steps,
         clipped_steps=clipped,
         rate=clipped / steps if steps else math.nan,
-        norm_before=row[ClipColumn.BEFORE] / finite if finite else math.nan,
-        norm_before_max=row[ClipColumn.BEFORE_MAX] if finite else math.nan,
-        norm_after=row[ClipColumn.AFTER] / finite if finite else math.nan,
-        norm_after_max=row[ClipColumn.AFTER_MAX] if finite else math.nan,
-        coefficient=row[ClipColumn.COEFFICIENT] / rated if rated else math.nan,
-        nonfinite_steps=int(row[ClipColumn.NONFINITE]),
-        skipped_steps=int(row[ClipColumn.SKIPPED]),
+        norm_before=before / finite if finite else math.nan,
+        norm_before_max=before_max if finite else math.nan,
+        norm_after=after / finite if finite else math.nan,
+        norm_after_max=after_max if finite else math.nan,
+        coefficient=coefficient / rated if rated else math.nan,
+        nonfinite_steps=int(nonfinite),
+        skipped_steps=int(skipped),
         top_parameters=tuple((name, share / shared) for name, share in ranked[:TOP] if share > 0),
         limit=limit,
     )
@@ -168,9 +161,7 @@ class ClipLedger:
     def __init__(self, n_parameters: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
         self._n_parameters = n_parameters
         self._page_size = max(4, min(PAGE, NUMBERS // max(n_parameters, 1)))
-        self._open: list[
-            tuple[Tensor, Tensor, bool, bool, int, int]
-        ] = []  # the arguments of write(), of the page that is not full yet
+        self._open: list[tuple[Any, ...]] = []  # the arguments of write(), of the page that is not full yet
         self.watch = NormHistory(device, dtype)
         self._total = torch.zeros(N_CLIP_COLUMNS + n_parameters, device=device, dtype=dtype)
 
@@ -188,8 +179,9 @@ class ClipLedger:
             batch: The training batch, from 0.
             global_step: The trainer's, before the step.
         """
-        if before.shape[0] != self._n_parameters:
-            before, after = self._of_all(before), self._of_all(after)
+        later = self._n_parameters - before.shape[0]  # parameters that were added later have 0
+        if later:
+            before, after = (torch.cat((norms, norms.new_zeros(later))) for norms in (before, after))
         self._open.append((before, after, taken, skips_nonfinite, batch, global_step))
         if len(self._open) == self._page_size:
             self._close_page()
@@ -199,10 +191,6 @@ class ClipLedger:
         self._close_page()
         self._total = torch.cat((self._total, self._total.new_zeros(n_parameters - self._n_parameters)))
         self._n_parameters = n_parameters
-
-    def _of_all(self, norms: Tensor) -> Tensor:
-        """Norms with 0 appended for the parameters that were added later."""
-        return torch.cat((norms, norms.new_zeros(self._n_parameters - norms.shape[0])))
 
     def _close_page(self) -> None:
         if not self._open:

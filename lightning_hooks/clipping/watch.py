@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -172,7 +173,7 @@ class NormHistory:
         """Keep the row with the largest first number, if it is larger than the stored one."""
         best = rows.index_select(0, rows[:, 0].argmax().view(1))[0]
         known = self.events[column : column + rows.shape[1]]
-        self.events[column : column + rows.shape[1]] = torch.where(best[0] > known[0], best, known)
+        known.copy_(torch.where(best[0] > known[0], best, known))
 
     def _keep_first(self, norms: Tensor, when: Tensor, bad: Tensor) -> None:
         """Keep the first step that was taken with a gradient that is not finite."""
@@ -180,17 +181,11 @@ class NormHistory:
         row = norms.index_select(0, where)[0]
         nonfinite = ~torch.isfinite(row)
         index = torch.arange(row.shape[0], device=row.device, dtype=row.dtype)
-        found = torch.stack(
-            (
-                when.index_select(0, where)[0],
-                torch.where(nonfinite, index, math.inf).amin(),
-                torch.where(nonfinite, index, -1).amax(),
-                nonfinite.sum().to(row.dtype),
-                (row != 0).sum().to(row.dtype),
-            )
-        )
+        ends = torch.where(nonfinite, index, math.inf).amin(), torch.where(nonfinite, index, -1).amax()
+        counts = nonfinite.sum().to(row.dtype), (row != 0).sum().to(row.dtype)
+        found = torch.stack((when.index_select(0, where)[0], *ends, *counts))
         known = self.events[EventColumn.BAD_BATCH :]
-        self.events[EventColumn.BAD_BATCH :] = torch.where(bad.any() & torch.isinf(known[0]), found, known)
+        known.copy_(torch.where(bad.any() & torch.isinf(known[0]), found, known))
 
     def state(self) -> Tensor:
         """Return the history that continues from epoch to epoch, shape ``(WINDOW + 3,)``."""
@@ -217,24 +212,15 @@ def step_events(row: Sequence[float], names: Sequence[str], unzeroed: int = 0, w
         wasted: Steps whose gradients were changed too late to have an effect.
         discarded: Batches whose gradients were removed without a step.
     """
-    jumped, grew = row[EventColumn.JUMP] > 0, row[EventColumn.GROWTH] > 0
-    bad = math.isfinite(row[EventColumn.BAD_BATCH])
-    ends = dict.fromkeys((int(row[EventColumn.BAD_FIRST]), int(row[EventColumn.BAD_LAST]))) if bad else ()
-    return StepEvents(
-        jump=row[EventColumn.JUMP] if jumped else math.nan,
-        jump_sigmas=row[EventColumn.JUMP_SIGMAS] if jumped else math.nan,
-        jump_norm=row[EventColumn.JUMP_NORM] if jumped else math.nan,
-        jump_mean=row[EventColumn.JUMP_MEAN] if jumped else math.nan,
-        jump_before=int(row[EventColumn.JUMP_BEFORE]),
-        jump_batch=int(row[EventColumn.JUMP_BATCH]) if jumped else None,
-        jump_parameter=names[int(row[EventColumn.JUMP_PARAMETER])] if jumped else "",
-        growth=row[EventColumn.GROWTH] if grew else math.nan,
-        growth_norm=row[EventColumn.GROWTH_NORM] if grew else math.nan,
-        growth_batch=int(row[EventColumn.GROWTH_BATCH]) if grew else None,
-        first_nonfinite_batch=int(row[EventColumn.BAD_BATCH]) if bad else None,
-        first_nonfinite_parameters=tuple(names[index] for index in ends),
-        nonfinite_share=row[EventColumn.BAD_COUNT] / max(row[EventColumn.BAD_OF], 1.0),
-        unzeroed_steps=unzeroed,
-        wasted_clips=wasted,
-        discarded_batches=discarded,
-    )
+    of = dict(zip(EventColumn.__members__, row, strict=True))
+    found: dict[str, Any] = {"jump_before": int(of["JUMP_BEFORE"])}
+    if of["JUMP"] > 0:
+        found |= {name: of[name.upper()] for name in ("jump", "jump_sigmas", "jump_norm", "jump_mean")}
+        found |= {"jump_batch": int(of["JUMP_BATCH"]), "jump_parameter": names[int(of["JUMP_PARAMETER"])]}
+    if of["GROWTH"] > 0:
+        found |= {"growth": of["GROWTH"], "growth_norm": of["GROWTH_NORM"], "growth_batch": int(of["GROWTH_BATCH"])}
+    if math.isfinite(of["BAD_BATCH"]):
+        ends = dict.fromkeys((int(of["BAD_FIRST"]), int(of["BAD_LAST"])))
+        found |= {"first_nonfinite_batch": int(of["BAD_BATCH"]), "first_nonfinite_parameters": tuple(names[end] for end in ends)}
+    share = of["BAD_COUNT"] / max(of["BAD_OF"], 1.0)
+    return StepEvents(**found, nonfinite_share=share, unzeroed_steps=unzeroed, wasted_clips=wasted, discarded_batches=discarded)

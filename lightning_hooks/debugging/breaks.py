@@ -131,9 +131,9 @@ class Breakpoint:
         self.check(Call(name, "backward", gradient=gradient))
 
     def _stop(self, call: Call) -> None:
-        found = ", ".join(map(str, describe(call.output if call.phase == "forward" else call.gradient, statistics=True)))
-        what = "output" if call.phase == "forward" else "gradient at the output"
-        kind = f" ({type(call.module).__name__})" if call.module is not None else ""
+        forward = call.phase == "forward"
+        found = ", ".join(map(str, describe(call.output if forward else call.gradient, statistics=True)))
+        kind, what = (f" ({type(call.module).__name__})", "output") if forward else ("", "gradient at the output")
         message = f"break_when={self.label} at {call.site!r}{kind} in {call.phase}: {what} {found}."
         if self.how == "raise":
             raise HookBreakError(call.site, call.phase, message)

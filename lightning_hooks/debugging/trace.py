@@ -182,8 +182,8 @@ class Trace:
     def __str__(self) -> str:
         forward = [call for call in self.calls if call.phase == "forward"]
         rest = [call for call in self.calls if call.phase != "forward"]
-        gradients = sum(call.phase == "backward" for call in rest)
-        lines = [f"{self.title}: {len(forward)} calls, {gradients} gradients (on the CPU if no device is shown)."]
+        counts = f"{len(forward)} calls, {len(self.backward_order)} gradients"
+        lines = [f"{self.title}: {counts} (on the CPU if no device is shown)."]
         if self.error:
             lines.append(f"  Raised in {self.raised_in or 'no traced module'}: {self.error}")
         lines += ["Forward", *_table(forward)]
@@ -218,11 +218,9 @@ def _named(info: TensorInfo) -> str:
 
 
 def _because(title: str, reasons: dict[str, str]) -> list[str]:
-    groups: dict[str, list[str]] = {}
-    for site, reason in reasons.items():
-        groups.setdefault(reason, []).append(site)
-    lines = [title] if groups else []
-    for reason, sites in groups.items():
-        some = ", ".join(sites[:6]) + (f" and {len(sites) - 6} more" if len(sites) > 6 else "")
-        lines.append(f"  {some}: {reason}")
+    lines = [title] if reasons else []
+    for reason in dict.fromkeys(reasons.values()):
+        sites = [site for site in reasons if reasons[site] == reason]
+        more = f" and {len(sites) - 6} more" if len(sites) > 6 else ""
+        lines.append(f"  {', '.join(sites[:6])}{more}: {reason}")
     return lines

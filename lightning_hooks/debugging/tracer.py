@@ -75,16 +75,13 @@ class Tracer:
     def backward_begins(self, forward_is_over: bool = True) -> None:
         """Backward begins; ``forward_is_over`` ends the inspection of operations."""
         self._backward = True
-        if forward_is_over:
-            self._stop_watching()
-
-    def _stop_watching(self) -> None:
-        if self._watcher is not None:
+        if forward_is_over and self._watcher is not None:
             self._watcher.leave()
 
     def finish(self, root: nn.Module, title: str, error: BaseException | None = None) -> Trace:
         """Stop tracing, and return the trace; ``error`` is the exception that ended the step."""
-        self._stop_watching()
+        if self._watcher is not None:
+            self._watcher.leave()
         self._check_views()
         trace = Trace(
             title=title,
@@ -100,7 +97,8 @@ class Tracer:
 
     def stop(self) -> None:
         """Stop tracing and discard the current step."""
-        self._stop_watching()
+        if self._watcher is not None:
+            self._watcher.leave()
         self._watcher = None
         self.tracing = False
         self._clear()
@@ -123,9 +121,7 @@ class Tracer:
                 fault=faults.get(name, ""),
                 compiled=None if ran else region,
                 opaque=opaque,
-                fused=watcher.fused.get(name, "") if watcher else "",
-                direct=watcher.direct.get(name, "") if watcher else "",
-                used=watcher.used.get(name, "") if watcher else "",
+                **({} if watcher is None else watcher.of(name)),
                 updated=watcher is None and any(parameter.grad is not None for parameter in parameters),
                 parent=parent if parent in self.kinds and parent not in called else "",
                 alone=not called,

@@ -6,6 +6,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
@@ -43,9 +44,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for parameter in module.parameters(recurse=False):
                 self._owners[id(parameter)].append(name)
         self._kept = [(module, *module.parameters(recurse=False)) for _, module in sites]  # keeps the ids valid
-        self.direct: dict[str, str] = {}  # site -> where its forward was called
-        self.used: dict[str, str] = {}  # site -> where its parameters were used
-        self.fused: dict[str, str] = {}  # site -> by which fused operation
+        self._direct: dict[str, str] = {}  # site -> where its forward was called
+        self._used: dict[str, str] = {}  # site -> where its parameters were used
+        self._fused: dict[str, str] = {}  # site -> by which fused operation
         self.inspecting = True
         self.backward = False  # whether a backward pass ran
 
@@ -60,37 +61,33 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _inspect(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if func is torch.ops.aten.detach.default:  # as state_dict does
             return
-        frame: FrameType | None = sys._getframe(2)
-        start = frame
-        inside: set[str] = set()
-        direct: dict[str, str] = {}
+        start = sys._getframe(2)
+        inside: dict[str, str] = {}  # site whose forward is under way -> where it was called
         files: set[str] = set()
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if frame.f_code.co_name == "step" and files <= {file} and isinstance(frame.f_locals.get("self"), Optimizer):
+        for frame, _ in walk_stack(start):
+            file, code = frame.f_code.co_filename, frame.f_code
+            if code.co_name == "step" and files <= {file} and isinstance(frame.f_locals.get("self"), Optimizer):
                 return  # an update uses weights too; a closure that it runs, from another file, is inspected
-            if frame.f_code.co_name == "__deepcopy__":
+            if code.co_name == "__deepcopy__":
                 return
             if not file.startswith(_TORCH):
                 files.add(file)
-            if frame.f_code in self._codes and frame.f_code.co_varnames:
-                module = frame.f_locals.get(frame.f_code.co_varnames[0])
-                name = self._modules.get(id(module))
+            if code in self._codes and code.co_varnames:
+                name = self._modules.get(id(frame.f_locals.get(code.co_varnames[0])))
                 if name is not None:
-                    inside.add(name)
-                    if name not in self.direct and name not in self._calls.sites:
-                        direct[name] = _where(frame.f_back)
-            frame = frame.f_back
-        self.direct.update(direct)
-        values = [
-            value for given in (*args, *kwargs.values()) for value in (given if isinstance(given, list | tuple) else (given,))
-        ]
+                    inside[name] = "" if name in self._calls.sites or name in self._direct else _where(frame.f_back)
+        self._direct.update({name: where for name, where in inside.items() if where})
+        values = [value for given in (*args, *kwargs.values()) for value in (given if isinstance(given, list | tuple) else [given])]
         fused = next((known for known in _FUSED if known in str(func)), "")
         for tensor in values:
             owners = self._owners.get(id(tensor), ()) if isinstance(tensor, Tensor) else ()
             if not any(name in self._calls.sites or name in inside for name in owners):
                 for name in owners:
-                    self.fused.setdefault(name, fused) if fused else self.used.setdefault(name, _where(start))
+                    self._fused.setdefault(name, fused) if fused else self._used.setdefault(name, _where(start))
+
+    def of(self, site: str) -> dict[str, str]:
+        """What was found of a site, as :func:`~lightning_hooks.debugging.why_no_call` takes it."""
+        return {"fused": self._fused.get(site, ""), "direct": self._direct.get(site, ""), "used": self._used.get(site, "")}
 
     def leave(self) -> None:
         """Stop inspecting, and leave the stack of modes once this mode is on top: modes are left in order.
@@ -112,8 +109,6 @@ _leaving: list[Any] = []  # stopped watchers that are below another mode on the 
 
 def _where(frame: FrameType | None) -> str:
     """The nearest frame outside of torch, as ``file:line``."""
-    found = frame
-    while found is not None and found.f_code.co_filename.startswith((_TORCH, _HERE)):
-        found = found.f_back
-    found = found or frame
+    outside = (each for each, _ in walk_stack(frame) if not each.f_code.co_filename.startswith((_TORCH, _HERE)))
+    found = next(outside, frame) if frame is not None else None
     return "an unknown place" if found is None else f"{Path(found.f_code.co_filename).name}:{found.f_lineno}"

@@ -189,20 +189,20 @@ class StepSamples:
     def report(self, epoch: int, step: int, batches: int) -> ProfileReport:
         """Return the report of the added steps."""
         accounts = list(dict.fromkeys(account for traced in self.steps for account in traced.accounts))
-        table = np.array([[traced.accounts.get(account, 0.0) for account in accounts] for traced in self.steps])
-        table = table.reshape(len(self.steps), len(accounts))
+        times = {account: np.array([traced.accounts.get(account, 0.0) for traced in self.steps]) for account in accounts}
+        n = len(self.steps)
 
-        own: dict[int | None, list[int]] = defaultdict(list)  # site -> its columns
-        inside: dict[int, list[int]] = defaultdict(list)  # site -> its columns and those of inner modules
-        for column, (place, _) in enumerate(accounts):
-            own[place[-1] if place else None].append(column)
-            for site in set(place):
-                inside[site].append(column)
+        own: dict[int | None, list[Account]] = defaultdict(list)  # by site
+        inside: dict[int, list[Account]] = defaultdict(list)  # by site: its own, and those of inner modules
+        for account in accounts:
+            own[account[0][-1] if account[0] else None].append(account)
+            for site in set(account[0]):
+                inside[site].append(account)
 
-        def spread(columns: Iterable[int], *phases: int) -> Spread:
-            return _spread(table[:, [column for column in columns if not phases or accounts[column][1] in phases]].sum(1))
+        def spread(of: Iterable[Account], *phases: int) -> Spread:
+            return _spread(sum((times[account] for account in of if not phases or account[1] in phases), np.zeros(n)))
 
-        whole, outside, n = range(len(accounts)), own[None], len(self.steps)
+        whole, outside = accounts, own[None]
         step_time = spread(whole)
         sites: dict[str, LayerTimes] = {}
         for site, name in enumerate(self.names):
@@ -210,17 +210,14 @@ class StepSamples:
             if not found:
                 continue
             self_time, total_time = spread(own[site]), spread(inside[site])
+            phases = {"forward": FORWARD, "backward": BACKWARD, "recompute": RECOMPUTE}
             sites[name] = LayerTimes(
                 calls=sum(tally.calls for tally in found) / n,
                 recomputed_calls=sum(tally.recomputed for tally in found) / n,
                 self_time=self_time,
                 total_time=total_time,
-                forward_self=spread(own[site], FORWARD),
-                forward_total=spread(inside[site], FORWARD),
-                backward_self=spread(own[site], BACKWARD),
-                backward_total=spread(inside[site], BACKWARD),
-                recompute_self=spread(own[site], RECOMPUTE),
-                recompute_total=spread(inside[site], RECOMPUTE),
+                **{f"{word}_self": spread(own[site], phase) for word, phase in phases.items()},
+                **{f"{word}_total": spread(inside[site], phase) for word, phase in phases.items()},
                 share=self_time.mean / step_time.mean,
                 total_share=total_time.mean / step_time.mean,
                 output_bytes=sum(tally.output_bytes for tally in found) / n,
