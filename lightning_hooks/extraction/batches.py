@@ -46,7 +46,9 @@ def undisturbed(model: nn.Module, *, grad: bool = False) -> Iterator[None]:
         for module in model.modules():
             stack.callback(setattr, module, "training", module.training)
             module.training = False
-        stack.callback(_restore, _saved_buffers(model))
+            for name, buffer in module.named_buffers(recurse=False):
+                if not buffer.is_inference():  # an inference tensor cannot be written outside inference mode
+                    stack.callback(_restore, module, name, buffer, buffer._version, buffer.detach().clone())
         _seed(model, stack)
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
@@ -62,27 +64,14 @@ def device_of(model: nn.Module) -> torch.device | None:
     return next((tensor.device for tensors in (model.parameters(), model.buffers()) for tensor in tensors), None)
 
 
-_SavedBuffer = tuple[nn.Module, str, Tensor, int, Tensor]  # module, name, buffer, its version, and a copy
-
-
-def _saved_buffers(model: nn.Module) -> list[_SavedBuffer]:
-    return [
-        (module, name, buffer, buffer._version, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if not buffer.is_inference()  # an inference tensor cannot be written outside inference mode
-    ]
-
-
 @torch.no_grad()
-def _restore(before: list[_SavedBuffer]) -> None:
-    for module, name, buffer, version, saved in before:
-        # The version counter (it has no public name) shows without a sync whether a buffer was written. Others are not restored: a
-        # write would count as a change for a graph that holds the buffer.
-        if buffer._version != version:
-            buffer.copy_(saved)
-        if getattr(module, name, None) is not buffer:
-            setattr(module, name, buffer)
+def _restore(module: nn.Module, name: str, buffer: Tensor, version: int, saved: Tensor) -> None:
+    # The version counter (it has no public name) shows without a sync whether a buffer was written. Others are not restored: a
+    # write would count as a change for a graph that holds the buffer.
+    if buffer._version != version:
+        buffer.copy_(saved)
+    if getattr(module, name, None) is not buffer:
+        setattr(module, name, buffer)
 
 
 def _seed(model: nn.Module, stack: ExitStack) -> None:
@@ -184,29 +173,28 @@ def _mapped(value: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
     changed = change(value)
     if changed is not None or depth >= MAX_DEPTH:
         return value if changed is None else changed
+    of_fields = dataclasses.is_dataclass(value) and not isinstance(value, type)
     if isinstance(value, Mapping):
-        entries = {key: _mapped(entry, change, depth + 1) for key, entry in value.items()}
-        return value if all(entries[key] is value[key] for key in value) else _like(value, entries)
+        entries: Any = value.items()
+    elif isinstance(value, tuple | list):
+        entries = enumerate(value)
+    else:
+        entries = [(field.name, stored(value, field.name)) for field in dataclasses.fields(value)] if of_fields else []
+    mapped = {key: (entry, _mapped(entry, change, depth + 1)) for key, entry in entries}
+    replaced = {key: new for key, (entry, new) in mapped.items() if new is not entry}
+    if not replaced:
+        return value
     if isinstance(value, tuple | list):
-        mapped = [_mapped(entry, change, depth + 1) for entry in value]
-        if all(one is other for one, other in zip(mapped, value, strict=True)):
-            return value
-        return type(value)(*mapped) if hasattr(value, "_fields") else type(value)(mapped)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: stored(value, field.name) for field in dataclasses.fields(value)}
-        entries = {name: _mapped(entry, change, depth + 1) for name, entry in fields.items()}
-        replaced = {name: entry for name, entry in entries.items() if entry is not fields[name]}
-        return dataclasses.replace(value, **replaced) if replaced else value
-    return value
-
-
-def _like(mapping: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
+        new = [new for _, new in mapped.values()]
+        return type(value)(*new) if hasattr(value, "_fields") else type(value)(new)
+    if not isinstance(value, Mapping):
+        return dataclasses.replace(value, **replaced)
     try:
-        copied: Any = copy.copy(mapping)
-        for key, entry in entries.items():
-            copied[key] = entry
+        copied: Any = copy.copy(value)
+        for key, new in replaced.items():
+            copied[key] = new
     except TypeError:  # it cannot be changed
-        return entries
+        return {key: new for key, (_, new) in mapped.items()}
     return copied
 
 
@@ -229,7 +217,7 @@ def first_rows(batch: Any, n: int) -> Any:
 
     def cut(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return (value if value.dim() == 0 or value.shape[0] != size else value[:n]).clone()
+            return (value[:n] if value.dim() and len(value) == size else value).clone()
         of_samples = isinstance(value, tuple | list) and len(value) == size
         return value[:n] if of_samples and all(isinstance(entry, str | int | float) for entry in value) else None
 

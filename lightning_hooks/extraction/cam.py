@@ -175,15 +175,12 @@ def _scores(output: Any, target: Target) -> tuple[Tensor, Tensor | None]:
             "that returns one score per sample, such as lambda output: output[:, 3].mean((1, 2))."
         )
     n, n_classes = logits.shape
-    if target is None:
-        classes = logits.detach().argmax(1)
-    else:
-        classes = torch.as_tensor(target, device=logits.device)
-        if classes.is_floating_point() or classes.dtype == torch.bool or classes.shape not in ((), (1,), (n,)):
-            raise ValueError(f"target must be a class or one class for each of the {n} samples; got {target!r}.")
-        classes = classes.long().expand(n)
-        if not bool(((classes >= 0) & (classes < n_classes)).all()):
-            raise ValueError(f"target must be between 0 and {n_classes - 1}, the model's classes; got {target!r}.")
+    classes = logits.detach().argmax(1) if target is None else torch.as_tensor(target, device=logits.device)
+    if classes.is_floating_point() or classes.dtype == torch.bool or classes.shape not in ((), (1,), (n,)):
+        raise ValueError(f"target must be a class or one class for each of the {n} samples; got {target!r}.")
+    classes = classes.long().expand(n)
+    if not bool(((classes >= 0) & (classes < n_classes)).all()):
+        raise ValueError(f"target must be between 0 and {n_classes - 1}, the model's classes; got {target!r}.")
     return logits.gather(1, classes[:, None])[:, 0], classes
 
 
@@ -200,10 +197,9 @@ def _logits(output: Any) -> Tensor:
 
 def _weighted(values: Tensor, gradient: Tensor, layer: nn.Module, reshape: Reshape) -> Tensor:
     """Channels weighted by their mean gradient, summed."""
-    values, gradient = (spatial(tensor, layer, reshape) for tensor in (values, gradient))
     # In float32 at least: half precision loses the sum of many small gradients.
     exact = torch.promote_types(values.dtype, torch.float32)
-    values, gradient = values.to(exact), gradient.to(exact)
+    values, gradient = (spatial(tensor, layer, reshape).to(exact) for tensor in (values, gradient))
     weights = gradient.mean(dim=tuple(range(2, gradient.dim())), keepdim=True)
     return (weights * values).sum(1)
 

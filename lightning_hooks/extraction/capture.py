@@ -63,15 +63,12 @@ def pooled(values: Tensor, pool: Pool | None, module: nn.Module) -> Tensor:
     if callable(pool):
         return pool(values)
     dims = values.dim()
-    if pool == "cls":
-        if dims < 3:
-            raise ValueError(f"pool='cls' takes the first token of (n, tokens, features); got shape {tuple(values.shape)}.")
-        return values[:, 0]
-    if dims < 3:
-        return values
-    if pool == "space" or (pool == "mean" and channels_first(module, dims)):
-        return values.mean(dim=tuple(range(2, dims)))
-    return values.mean(dim=tuple(range(1, dims - 1)))
+    if pool == "cls" and dims < 3:
+        raise ValueError(f"pool='cls' takes the first token of (n, tokens, features); got shape {tuple(values.shape)}.")
+    if pool == "cls" or dims < 3:
+        return values[:, 0] if pool == "cls" else values
+    space = pool == "space" or (pool == "mean" and channels_first(module, dims))
+    return values.mean(dim=tuple(range(2, dims) if space else range(1, dims - 1)))
 
 
 def call_name(site: str, call: int) -> str:

@@ -6,7 +6,7 @@ import heapq
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -60,18 +60,17 @@ class ExtractedFeatures:
         """
         path = Path(path)
         kind = _kind(path)
-        tensors = {f"features/{name}": values for name, values in self.sites.items()}
-        tensors |= {f"fields/{name}": values for name, values in self.fields.items() if isinstance(values, Tensor)}
-        tensors = {name: values.detach().cpu().contiguous() for name, values in tensors.items()}
         lists = {name: values for name, values in self.fields.items() if not isinstance(values, Tensor)}
+        tensors = {f"features/{name}": values for name, values in self.sites.items()}
+        tensors |= {f"fields/{name}": values for name, values in self.fields.items() if name not in lists}
+        tensors = {name: values.detach().cpu().contiguous() for name, values in tensors.items()}
         rest = json.dumps({"epoch": self.epoch, "step": self.step, "silent": self.silent, "seen": self.seen, "fields": lists})
         path.parent.mkdir(parents=True, exist_ok=True)
         # Written under another name first: a reader never finds an incomplete file.
         partial = path.with_name(f".{path.name}.partial")
         if kind == "npz":
-            arrays = {
-                name: (values.float() if values.dtype == torch.bfloat16 else values).numpy() for name, values in tensors.items()
-            }
+            wide = {name: values.float() for name, values in tensors.items() if values.dtype == torch.bfloat16}
+            arrays = {name: values.numpy() for name, values in (tensors | wide).items()}
             with partial.open("wb") as file:
                 np.savez_compressed(file, json=np.array(rest), **arrays)  # type: ignore[arg-type]  # names are free
         else:
@@ -153,7 +152,7 @@ def gather(own: Any) -> list[Any]:
 def gather_by_name(own: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return what each rank that has a name passes under it, in the order of ranks: a collective."""
     ranks = gather(own)
-    return {name: [rank[name] for rank in ranks if name in rank] for name in dict.fromkeys(name for rank in ranks for name in rank)}
+    return {name: [rank[name] for rank in ranks if name in rank] for name in dict.fromkeys(chain(*ranks))}
 
 
 def merge_ranks(store: FeatureStore, on_fault: Callable[[str, Exception], None]) -> tuple[dict[str, Tensor], dict[str, Any], int]:
@@ -194,18 +193,16 @@ def join(parts: Sequence[Collected], ranks: Sequence[int], on_fault: Callable[[s
         entries = [iter(each) for each in found]
         return [next(entries[rank]) for rank in ranks]
 
+    of_sites, of_fields = zip(*parts, strict=True)
     sites: dict[str, Tensor] = {}
-    for name in dict.fromkeys(name for features, _ in parts for name in features):
-        known = [features[name] for features, _ in parts if name in features]
+    for name in dict.fromkeys(chain(*of_sites)):
+        known = [features[name] for features in of_sites if name in features]
         shapes = {tuple(values.shape[1:]) for values in known}
         if len(shapes) > 1:
             shown = ", ".join(map(str, sorted(shapes)))
             on_fault(name, ValueError(f"ranks have features of different shapes per sample, {shown}; pool them (pool='mean')"))
         else:
             nothing = repeat(known[0].new_full(known[0].shape[1:], torch.nan))
-            sites[name] = torch.stack(in_order([features.get(name, nothing) for features, _ in parts]))
-    fields: dict[str, Any] = {}
-    for name in dict.fromkeys(name for _, found in parts for name in found):
-        values = in_order([found.get(name, ()) for _, found in parts])
-        fields[name] = torch.stack(values) if isinstance(values[0], Tensor) else values
-    return sites, fields
+            sites[name] = torch.stack(in_order([features.get(name, nothing) for features in of_sites]))
+    fields = {name: in_order([found.get(name, ()) for found in of_fields]) for name in dict.fromkeys(chain(*of_fields))}
+    return sites, {name: torch.stack(found) if isinstance(found[0], Tensor) else found for name, found in fields.items()}

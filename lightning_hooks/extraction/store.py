@@ -99,7 +99,7 @@ class FeatureStore:
         """Start a new epoch."""
         self.reservoir.reset()
         self._tensors: dict[str, Tensor] = {}  # features by site
-        self._entries: dict[str, list[Any]] = {name: [] for name in self.fields}  # of the batch, by slot
+        self._entries: dict[str, dict[int, Any]] = {name: {} for name in self.fields}  # of the batch, by slot
         self._broken: set[str] = set()
         self.stop()
 
@@ -126,14 +126,11 @@ class FeatureStore:
         chosen = list(self._slots.values())
         self.rows = _index(chosen, device)
         for name, values in found.items():
-            kept = self._entries[name]
-            kept.extend([None] * (max(self._slots) + 1 - len(kept)))
             if isinstance(values, Tensor):
                 rows: Sequence[Any] = values.detach().index_select(0, _index(chosen, values.device)).unbind()
             else:
                 rows = [values[row] for row in chosen]
-            for slot, entry in zip(self._slots, rows, strict=True):
-                kept[slot] = entry
+            self._entries[name].update(zip(self._slots, rows, strict=True))
         return True
 
     def take(self, site: str, values: Tensor) -> Tensor:
@@ -188,9 +185,8 @@ class FeatureStore:
         """
         found: dict[tuple[str, str], Tensor] = {}
         for name, buffer in self._tensors.items():
-            missing = max(slots, default=-1) + 1 - buffer.shape[0]  # the site was not called for the last samples
-            whole = torch.cat((buffer, _empty(buffer, missing))) if missing > 0 else buffer
-            found["site", name] = whole.index_select(0, _index(slots, buffer.device))
+            # The site may not have been called for the last samples.
+            found["site", name] = _grown(buffer, max(slots, default=-1) + 1).index_select(0, _index(slots, buffer.device))
         fields: dict[str, Any] = {name: [entries[slot] for slot in slots] for name, entries in self._entries.items() if entries}
         for name in [name for name, entries in fields.items() if entries and all(isinstance(each, Tensor) for each in entries)]:
             shapes = list(dict.fromkeys(tuple(entry.shape) for entry in fields[name]))
@@ -204,21 +200,18 @@ class FeatureStore:
         return sites, {name: on_host.get(("field", name), entries) for name, entries in fields.items()}
 
     def _write(self, name: str, values: Tensor) -> None:
-        known = self._tensors.get(name)
-        if known is None:
-            known = values.new_empty((0, *values.shape[1:]))
+        known = self._tensors.get(name, values[:0])
         if known.shape[1:] != values.shape[1:]:
             raise _other_shape(name, tuple(values.shape[1:]), tuple(known.shape[1:]))
         need = max(self._slots) + 1
         if known.shape[0] < need:
-            rows = min(self.reservoir.capacity, max(need, 2 * known.shape[0]))
-            known = torch.cat((known, _empty(known, rows - known.shape[0])))
+            known = _grown(known, min(self.reservoir.capacity, max(need, 2 * known.shape[0])))
         self._tensors[name] = known.index_copy_(0, _index(list(self._slots), values.device), values)
 
 
 def _checked(name: str, value: Any, size: int) -> Any:
     """Return a field of a batch, if it has one entry per sample."""
-    whole = len(value) if isinstance(value, list | tuple) else value.shape[0] if isinstance(value, Tensor) and value.dim() else 0
+    whole = len(value) if isinstance(value, list | tuple) or (isinstance(value, Tensor) and value.dim()) else 0
     if whole != size:
         raise ValueError(
             f"the field {name!r} must hold one entry for each of the batch's {size} samples; got {type(value).__name__}"
@@ -233,8 +226,11 @@ def _other_shape(name: str, now: tuple[int, ...], then: tuple[int, ...]) -> Valu
     )
 
 
-def _empty(like: Tensor, rows: int) -> Tensor:
-    return like.new_full((rows, *like.shape[1:]), torch.nan if like.is_floating_point() else 0)
+def _grown(buffer: Tensor, rows: int) -> Tensor:
+    """Return a buffer with at least so many rows, the new ones NaN."""
+    new = rows - buffer.shape[0]
+    nothing = torch.nan if buffer.is_floating_point() else 0
+    return buffer if new <= 0 else torch.cat((buffer, buffer.new_full((new, *buffer.shape[1:]), nothing)))
 
 
 def _index(numbers: Sequence[int], device: torch.device) -> Tensor:

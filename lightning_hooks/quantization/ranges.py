@@ -112,19 +112,19 @@ class RangeTable:
         found = torch.stack((torch.where(finite, flat, math.inf).amin(1), torch.where(finite, flat, -math.inf).amax(1)))
         if self.capacity and found.shape[1] > self.capacity:
             return  # every rank has the same capacity, from the model's parameters
-        known = self.channels.get(index)
-        if known is None or known.shape[1] < found.shape[1]:
-            grown = lasting(lambda: torch.full_like(found, math.inf))
+        known = self.channels.get(index, found[:, :0])
+        if known.shape[1] < found.shape[1]:
+            grown = self.channels[index] = lasting(lambda: torch.full_like(found, math.inf))
             grown[1] = -math.inf
-            if known is not None:
-                grown[:, : known.shape[1]] = known
-            known = self.channels[index] = grown
+            grown[:, : known.shape[1]] = known
+            known = grown
         part = known[:, : found.shape[1]]
         part.copy_(wider(part, found))
 
     def pack(self) -> Tensor:
         """Return the table as one vector, of the same length on every rank if ``capacity`` is set."""
-        width = self._width()
+        most = 0 if self.channel_dim is None else max((known.shape[1] for known in self.channels.values()), default=0)
+        width = 0 if self.channel_dim is None else self.capacity or most
         channels = torch.empty((len(self.names), 2, width), device=self.ends.device)
         channels[:, 0], channels[:, 1] = math.inf, -math.inf
         for index, known in self.channels.items():
@@ -153,11 +153,10 @@ class RangeTable:
         one: that of the mean extremes, if each rank called the site equally often.
         """
         counters, ends, histograms, channels = self._parts(own)
-        seen_and_average = 2
         low, high = (torch.cat((ends[:, side::2], channels[:, side]), 1) for side in (0, 1))
         found = yield torch.stack((-low, high))
         low, high = -found[0], found[1]
-        joint = torch.stack((low, high), -1)[:, :seen_and_average]
+        joint = torch.stack((low, high), -1)[:, :2]  # seen and average
         if histograms.shape[1]:
             lines = zip(histograms.float(), ends[:, _SEEN].float(), joint[:, 0].float(), strict=True)
             histograms = torch.stack([moved(*line) for line in lines])
@@ -167,13 +166,8 @@ class RangeTable:
         yield own.new_empty(0)
         counters, summed, tables, histograms = torch.split(known, [_COUNTERS, 2, 2, histograms.shape[1]], 1)
         joint[:, 1] = torch.where(tables > 0, summed / tables.clamp(min=1), joint[:, 1])
-        extremes = torch.stack((low, high), 1)[..., seen_and_average:]
+        extremes = torch.stack((low, high), 1)[..., 2:]
         return torch.cat([part.flatten() for part in (counters, joint, histograms, extremes)])
-
-    def _width(self) -> int:
-        if self.channel_dim is None:
-            return 0
-        return self.capacity or max((known.shape[1] for known in self.channels.values()), default=0)
 
     def _parts(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         sites = len(self.names)
@@ -195,41 +189,38 @@ class RangeTable:
         Returns:
             The ranges of the sites that were called (NaN, with scale 1, where no value was finite), and the names of the others.
         """
-        counters, ends, histograms, channels = self._parts(packed)
-        ends, histograms, channels = ends.float(), histograms.float(), channels.float()
+        counters, *others = self._parts(packed)
         sites: dict[str, ActivationRange] = {}
-        for index, (calls, count, nonfinite) in enumerate(counters.tolist()):
-            if not calls:
-                continue
-            if not count:  # only NaN and infinite values, or no values
+        for name, (calls, count, nonfinite), *of_site in zip(self.names, counters.tolist(), *others, strict=True):
+            ends, histogram, channels = (part.float() for part in of_site)
+            if calls and not count:  # only NaN and infinite values, or no values
                 nan = math.nan
-                found = ActivationRange(nan, nan, 1.0, 0, nan, nan, round(calls), 0, 1.0 if nonfinite else nan)
-            else:
-                low, high = self._range(ends[index], histograms[index])
+                sites[name] = ActivationRange(nan, nan, 1.0, 0, nan, nan, round(calls), 0, 1.0 if nonfinite else nan)
+            elif calls:
+                low, high = self._range(ends, histogram)
                 scale, zero_point = quantization_parameters(low, high, dtype, scheme)
-                found = ActivationRange(
+                sites[name] = ActivationRange(
                     min=float(low),
                     max=float(high),
                     scale=float(scale),
                     zero_point=int(zero_point),
-                    smallest=float(ends[index, 0]),
-                    largest=float(ends[index, 1]),
+                    smallest=float(ends[0]),
+                    largest=float(ends[1]),
                     calls=round(calls),
                     count=round(count),
                     nonfinite_fraction=nonfinite / (count + nonfinite),
-                    channels=_channel_ranges(channels[index], dtype, scheme),
+                    channels=_channel_ranges(channels, dtype, scheme),
                 )
-            sites[self.names[index]] = found
         return sites, tuple(name for name in self.names if name not in sites)
 
     def _range(self, ends: Tensor, histogram: Tensor) -> tuple[Tensor, Tensor]:
         if self.method == "histogram":
             return least_error_range(histogram, ends[_SEEN])
         if self.method == "percentile":
-            low, high = percentile_range(histogram, ends[_SEEN], self.percentile)
-            return torch.tensor(low), torch.tensor(high)
-        low, high = ends[_AVERAGE if self.method == "moving_average" else _SEEN]
-        return low, high
+            found = torch.tensor(percentile_range(histogram, ends[_SEEN], self.percentile))
+        else:
+            found = ends[_AVERAGE if self.method == "moving_average" else _SEEN]
+        return found[0], found[1]
 
 
 def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor | int]:

@@ -86,9 +86,12 @@ class Blame:
                 "The step was run again with the same batch, weights and random numbers, and was finite: an operation that is not "
                 "deterministic, or the hardware, made the difference."
             )
-        step = self.step
+        step, rows = self.step, "Every row of the batch causes it." if self.all_rows else ""
+        if self.rows:
+            several = len(self.rows) > 1
+            rows = f"Row{'s' * several} {_listed(self.rows)} of the batch cause{'s' * (not several)} it."
         found = "Run again, the step was bad, and no operation gave a value that was not finite."
-        parts = [*((found,) if step is None else state(step)[1:]), self._of_rows(), *self.notes]
+        parts = [*((found,) if step is None else state(step)[1:]), rows, *self.notes]
         return " ".join(part for part in parts if part)
 
     @property
@@ -97,14 +100,6 @@ class Blame:
         differs = "Its loss was not the same to the bit when it was run again." if self.exact is False else ""
         eager = "Compiled parts ran without torch.compile for this." if self.eager else ""
         return tuple(filter(None, (differs, eager)))
-
-    def _of_rows(self) -> str:
-        if self.all_rows:
-            return "Every row of the batch causes it."
-        if not self.rows:
-            return ""
-        several = len(self.rows) > 1
-        return f"Row{'s' * several} {_listed(self.rows)} of the batch cause{'s' * (not several)} it."
 
 
 def _listed(rows: Sequence[int], most: int = 8) -> str:
@@ -172,12 +167,12 @@ def blame(
             return None if part.error is not None else not part.finite
 
         found = _rows(failure, size, is_bad)
-    found_module = "" if failure is None else failure.place.module
-    modules = dict(model.named_modules(remove_duplicate=False)) if found_module else {}
+    name = "" if failure is None else failure.place.module
+    module = dict(model.named_modules(remove_duplicate=False)).get(name) if name else None
     every = bool(found) and len(found) == size
     return Blame(
         failure=failure,
-        kind=type(modules[found_module]).__name__ if found_module in modules else "",
+        kind="" if module is None else type(module).__name__,
         rows=() if every else found,
         all_rows=every,
         samples=_samples(rows, found if rows is None or len(rows) in (0, size) else ()),
@@ -201,16 +196,14 @@ def _rows(failure: Failure | None, size: int, is_bad: Callable[[tuple[int, ...]]
         return everything
     runs = 0
 
-    def bad_in(part: tuple[int, ...]) -> tuple[int, ...]:
-        nonlocal runs
-        runs += 1
-        if runs > MOST_RUNS or not is_bad(part if len(part) > 1 else part * 2):
-            return ()
-        return (in_halves(part) if len(part) > 1 else ()) or part
-
     def in_halves(part: tuple[int, ...]) -> tuple[int, ...]:
-        half = len(part) // 2
-        return bad_in(part[:half]) + bad_in(part[half:])
+        nonlocal runs
+        found: tuple[int, ...] = ()
+        for half in (part[: len(part) // 2], part[len(part) // 2 :]):
+            runs += 1
+            if runs <= MOST_RUNS and is_bad(half if len(half) > 1 else half * 2):
+                found += (in_halves(half) if len(half) > 1 else ()) or half
+        return found
 
     found = in_halves(everything)
     return () if runs > MOST_RUNS else found
@@ -225,9 +218,7 @@ def batch_size(batch: Any, rows: BatchRows | None) -> int:
     """How many rows a batch has: the samples that were drawn if its tensors are as long, else their most frequent length."""
     lengths = [tensor.shape[0] for tensor in tensors_of(batch).values() if tensor.dim()]
     known = 0 if rows is None else len(rows)
-    if known and known in lengths:
-        return known
-    return max(lengths, key=lengths.count) if lengths else known
+    return known if (known and known in lengths) or not lengths else max(lengths, key=lengths.count)
 
 
 def select(batch: Any, rows: Sequence[int], size: int) -> Any:
@@ -250,7 +241,7 @@ def select(batch: Any, rows: Sequence[int], size: int) -> Any:
 
 
 def _same(before: Tensor | None, after: Tensor | None) -> bool | None:
-    """Whether two losses are the same number, NaN included."""
+    """Whether two losses are the same number, NaN included; None where one is not known."""
     if before is None or after is None:
         return None
     return torch.allclose(before, after.to(before), rtol=0.0, atol=0.0, equal_nan=True)

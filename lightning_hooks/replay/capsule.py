@@ -299,30 +299,32 @@ def _generators_stored(states: Generators | None) -> tuple[dict[str, Tensor], An
     """The generators' numbers by name, and what the states of NumPy and Python hold besides."""
     if states is None:
         return {}, None
-    found: dict[str, Tensor | None] = {"generators.torch": states.torch.clone(), "generators.device": states.device}
-    settings: dict[str, Any] = {"numpy": None, "python": None}
+    found, settings = {"torch": states.torch.clone()}, dict[str, Any](numpy=None, python=None)
+    if states.device is not None:
+        found["device"] = states.device
     if states.numpy is not None:
-        found["generators.numpy"] = torch.from_numpy(states.numpy[1].astype(np.int64))
-        settings["numpy"] = [str(states.numpy[0]), *map(float, states.numpy[2:])]
+        name, numbers, *rest = states.numpy
+        found["numpy"], settings["numpy"] = torch.from_numpy(numbers.astype(np.int64)), [str(name), *map(float, rest)]
     if states.python is not None:
-        found["generators.python"] = torch.tensor(list(states.python[1]), dtype=torch.int64)
-        settings["python"] = [states.python[0], states.python[2]]
-    return {name: tensor for name, tensor in found.items() if tensor is not None}, settings
+        version, numbers, gauss = states.python
+        found["python"], settings["python"] = torch.tensor(list(numbers), dtype=torch.int64), [version, gauss]
+    return {f"generators.{name}": tensor for name, tensor in found.items()}, settings
 
 
 def _generators(tensors: Mapping[str, Tensor], rest: Any) -> Generators | None:
-    if "generators.torch" not in tensors:
+    found = {name.removeprefix("generators."): tensor for name, tensor in tensors.items() if name.startswith("generators.")}
+    if "torch" not in found:
         return None
     numpy = python = None
     try:
-        if "generators.numpy" in tensors and rest["numpy"] is not None:
+        if "numpy" in found and rest["numpy"] is not None:
             name, place, has_gauss, gauss = rest["numpy"]
-            numpy = (name, tensors["generators.numpy"].numpy().astype(np.uint32), int(place), int(has_gauss), float(gauss))
-        if "generators.python" in tensors and rest["python"] is not None:
-            python = (int(rest["python"][0]), array("I", tensors["generators.python"].tolist()), rest["python"][1])
+            numpy = (name, found["numpy"].numpy().astype(np.uint32), int(place), int(has_gauss), float(gauss))
+        if "python" in found and rest["python"] is not None:
+            python = (int(rest["python"][0]), array("I", found["python"].tolist()), rest["python"][1])
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise CapsuleError(f"the states of the random number generators cannot be read: {error}.") from None
-    return Generators(tensors["generators.torch"].to(torch.uint8), tensors.get("generators.device"), numpy, python)
+    return Generators(found["torch"].to(torch.uint8), found.get("device"), numpy, python)
 
 
 def versions() -> dict[str, str]:

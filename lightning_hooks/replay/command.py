@@ -132,12 +132,11 @@ def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
     own = {**dict(made.named_parameters(remove_duplicate=False)), **dict(made.named_buffers(remove_duplicate=False))}
     state = capsule.state
     if state:
-        missing, more = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-        shapes = [name for name in own.keys() & state.keys() if own[name].shape != state[name].shape]
-        odd = [*missing, *more, *shapes]
+        known = {own[name].data_ptr() for name in own.keys() & state.keys()}
+        missing = [name for name in sorted(own.keys() - state.keys()) if own[name].data_ptr() not in known]  # and not tied
+        odd = [*missing, *(name for name in sorted(state) if name not in own or own[name].shape != state[name].shape)]
         was = capsule.record.get("model")
-        tied = not more and not shapes and all(own[name].data_ptr() in {own[n].data_ptr() for n in state} for name in missing)
-        check(not odd or tied, f"the capsule is of another model ({was}): {', '.join(odd[:5])} do not fit {type(made).__name__}.")
+        check(not odd, f"the capsule is of another model ({was}): {', '.join(odd[:5])} do not fit {type(made).__name__}.")
         with torch.no_grad():
             for name, value in state.items():
                 own[name].data = value.clone() if own[name].dtype != value.dtype else own[name].data.copy_(value)

@@ -69,15 +69,13 @@ class GeneratorWatch:
         if self._cuda is not None:
             own, nbytes = torch.cuda.get_rng_state(self._cuda), nbytes + _BYTES["device"]
         if "numpy" in modules:
-            twister = self._twister_of_numpy
-            now = b"" if twister is None else twister.raw
+            now = b"" if self._twister_of_numpy is None else self._twister_of_numpy.raw
             if now and last is not None and now == self._numpy and not last.numpy[3]:  # the second of a pair leaves it as it is
                 numpy = last.numpy
             else:
                 numpy, self._numpy, nbytes = modules["numpy"].random.get_state(), now, nbytes + _BYTES["numpy"]
         if "random" in modules:
-            twister, random = self._twister_of_python, modules["random"]
-            now = b"" if twister is None else twister.raw
+            now, random = b"" if self._twister_of_python is None else self._twister_of_python.raw, modules["random"]
             if now and last is not None and now == self._python and last.python[2] == random._inst.gauss_next:
                 python = last.python
             else:

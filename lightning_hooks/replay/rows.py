@@ -159,11 +159,11 @@ class BatchRows:
             if isinstance(rows, tuple):
                 worker, position = rows
                 where = f"{prefix}worker {worker}, " if worker is not None else prefix
-                found += [f"{where}position {position}"] if places is None else [f"{where}position {position + p}" for p in places]
-                continue
-            for row in rows if places is None else [rows[place] for place in places if place < len(rows)]:
-                plain = int(row) if isinstance(row, int | np.integer) else str(row)
-                found.append(f"{prefix}{plain}" if prefix else plain)
+                found += [f"{where}position {position + place}" for place in ([0] if places is None else places)]
+            else:
+                chosen = rows if places is None else [rows[place] for place in places if place < len(rows)]
+                plain = [int(row) if isinstance(row, int | np.integer) else str(row) for row in chosen]
+                found += [f"{prefix}{row}" for row in plain] if prefix else plain
         return tuple(found)
 
 
@@ -201,12 +201,8 @@ def rows_of(iterators: Iterable[tuple[str, Any]], fetched: int) -> BatchRows | N
 
 def _in_stream(iterator: Any, place: int, indices: Any) -> tuple[int | None, int] | None:
     """Which worker read a batch of an iterable data set, and the position of its first sample in what that worker reads."""
-    size = len(indices) if isinstance(indices, list) else 1
-    workers = getattr(iterator, "_num_workers", 0)
-    if place < 0 or indices is None:
+    size, workers = len(indices) if isinstance(indices, list) else 1, getattr(iterator, "_num_workers", 0)
+    # Workers that are left once others have ended take turns in an order that is not known here.
+    if place < 0 or indices is None or (workers and not all(iterator._workers_status)):
         return None
-    if not workers:
-        return None, place * size
-    if not all(iterator._workers_status):  # those that are left take turns in an order that is not known here
-        return None
-    return place % workers, place // workers * size
+    return (place % workers, place // workers * size) if workers else (None, place * size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 from operator import attrgetter, methodcaller
@@ -98,15 +98,17 @@ class ModelSnapshot:
             return [(entry, f"{name}[{key!r}]") for key, entry in dict.items(value)]
         if isinstance(value, list | deque):
             entries = list(value)
-            self._add(name, lambda: _ids(value), lambda: _refill(value, entries))
+            self._add(name, lambda: [*map(id, value)], lambda: _refill(value, entries))
             return [(entry, f"{name}[{place}]") for place, entry in enumerate(entries)]
         if isinstance(value, tuple):
             return [(entry, f"{name}[{place}]") for place, entry in enumerate(tuple.__iter__(value))]
-        kind = next((kind for kind in _KINDS if isinstance(value, kind)), None)
+        of_numpy = isinstance(value, np.random.Generator | np.random.RandomState)
+        numbers = value._bit_generator if of_numpy else value  # what holds their state
+        kind = next((kind for kind in _KINDS if isinstance(numbers, kind)), None)
         if kind is not None:
             state_of, compared, put_back = _KINDS[kind]
-            state = state_of(value)
-            self._add(name, lambda: compared(value), lambda: put_back(value, state))
+            state = state_of(numbers)
+            self._add(name, lambda: compared(numbers), lambda: put_back(numbers, state))
         elif hasattr(type(value), "__next__"):
             raise NotRestoredError(f"{name} is a {type(value).__name__}, which cannot be put back to where it was")
         return []
@@ -132,7 +134,8 @@ class ModelSnapshot:
     def _keep_slots(self, value: Any, name: str) -> list[tuple[str, Any]]:
         held = [(slot, slot.__get__(value)) for slot in _slots(value)]
         for slot, entry in held:
-            self._add(f"{name}.{slot.__name__}", partial(_id_in, slot, value), partial(slot.__set__, value, entry))
+            read = partial(lambda slot: id(slot.__get__(value)), slot)
+            self._add(f"{name}.{slot.__name__}", read, partial(slot.__set__, value, entry))
         return [(slot.__name__, entry) for slot, entry in held]
 
     def _keep_mapping(self, mapping: dict[Any, Any], name: str) -> None:
@@ -156,10 +159,10 @@ class ModelSnapshot:
         self._entries.append(_Entry(name, read, read(), put))
 
 
-def _states(device: torch.device) -> tuple[Any, ...]:
+def _states(device: torch.device) -> str:
     """What the generators' states are, to be compared."""
     now = GeneratorWatch(device).read()
-    return now.torch.tolist(), None if now.device is None else now.device.tolist(), repr(now.numpy), repr(now.python)
+    return repr((now.torch.tolist(), None if now.device is None else now.device.tolist(), now.numpy, now.python))
 
 
 def _is_plain(value: Any) -> bool:
@@ -186,14 +189,6 @@ def _slots(value: Any) -> list[Any]:
     return [each for each in members if isinstance(each, MemberDescriptorType) and in_slot(each, value, unset) is not unset]
 
 
-def _ids(values: Iterable[Any]) -> list[int]:
-    return [id(value) for value in values]
-
-
-def _id_in(slot: Any, value: Any) -> int:
-    return id(slot.__get__(value))
-
-
 def _set_to(value: set[Any], members: set[Any]) -> None:
     if value != members:  # to fill a set again may change its order
         value.clear()
@@ -214,27 +209,18 @@ _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[A
     array: (copy, methodcaller("tobytes"), lambda value, state: value.__setitem__(slice(None), state)),
     np.ndarray: (methodcaller("copy"), methodcaller("tobytes"), np.copyto),
     random.Random: (methodcaller("getstate"), methodcaller("getstate"), lambda value, state: value.setstate(state)),
-    torch.Generator: (
-        methodcaller("get_state"),
-        lambda value: value.get_state().tolist(),
-        lambda value, state: value.set_state(state),
-    ),
-    np.random.Generator: (
-        attrgetter("bit_generator.state"),
-        lambda value: repr(value.bit_generator.state),
-        lambda value, state: setattr(value.bit_generator, "state", state),
-    ),
-    np.random.RandomState: (
-        attrgetter("_bit_generator.state"),
-        lambda value: repr(value._bit_generator.state),
-        lambda value, state: setattr(value._bit_generator, "state", state),
+    torch.Generator: (methodcaller("get_state"), lambda value: value.get_state().tolist(), torch.Generator.set_state),
+    np.random.BitGenerator: (
+        attrgetter("state"),
+        lambda value: repr(value.state),
+        lambda value, state: setattr(value, "state", state),
     ),
 }
 """Of objects of these classes: what gives their state, what of them is compared, and what puts the state back."""
 
 
 def _refill(value: Any, entries: list[Any]) -> None:
-    if _ids(value) != _ids(entries):
+    if [*map(id, value)] != [*map(id, entries)]:
         value.clear()
         value.extend(entries)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import keyword
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,18 +87,16 @@ def from_stored(plain: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> An
             return float(plain["text"])
         except ValueError:
             raise CapsuleError(f"expected a number; got {plain['text'][:50]!r}.") from None
-    if kind in ("list", "tuple", "named", "dict") and isinstance(entries, list):
-        if kind == "dict":
-            fine = all(isinstance(e, list) and len(e) == 2 and isinstance(e[0], str | int) for e in entries)
-            check(fine, "a dictionary of the batch is not one.")
-            return {key: from_stored(entry, tensors, depth + 1) for key, entry in entries}
+    if kind == "dict" and isinstance(entries, list):
+        fine = all(isinstance(e, list) and len(e) == 2 and isinstance(e[0], str | int) for e in entries)
+        check(fine, "a dictionary of the batch is not one.")
+        return {key: from_stored(entry, tensors, depth + 1) for key, entry in entries}
+    if kind in ("list", "tuple", "named") and isinstance(entries, list):
         values = [from_stored(entry, tensors, depth + 1) for entry in entries]
-        return values if kind == "list" else tuple(values) if kind == "tuple" else _named(plain.get("fields"), values)
+        if kind != "named":
+            return values if kind == "list" else tuple(values)
+        try:
+            return collections.namedtuple("Batch", plain.get("fields"))(*values)  # its fields are known only now
+        except (TypeError, ValueError):
+            raise CapsuleError("a named tuple of the batch is not one.") from None
     raise CapsuleError(f"a batch cannot hold {str(kind)[:50]!r}.")
-
-
-def _named(fields: Any, values: list[Any]) -> Any:
-    fine = isinstance(fields, list) and len(fields) == len(values) and len(set(map(str, fields))) == len(fields)
-    fine = fine and all(isinstance(f, str) and f.isidentifier() and not keyword.iskeyword(f) and f[0] != "_" for f in fields)
-    check(fine, "a named tuple of the batch is not one.")
-    return collections.namedtuple("Batch", fields)(*values)  # its fields are known only now

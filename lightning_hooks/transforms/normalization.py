@@ -119,15 +119,14 @@ class Normalization:
         if self.mean is None or self.std is None:  # nothing learned yet
             return torch.zeros(shape, device=x.device), torch.ones(shape, device=x.device)
         key = (x.device, torch.float64 if x.dtype == torch.float64 else torch.float32)
-        ready = None if torch.compiler.is_compiling() else self._ready.get(key)
-        if ready is None:
+        ready = {} if torch.compiler.is_compiling() else self._ready
+        if key not in ready:
             with torch.inference_mode(False):  # tensors made in validation are used in training too
-                ready = self.mean.to(*key, non_blocking=True), self.std.to(*key, non_blocking=True)
-            if not torch.compiler.is_compiling():
-                self._ready[key] = ready
+                ready[key] = self.mean.to(*key, non_blocking=True), self.std.to(*key, non_blocking=True)
         if self.dim is not None:
             shape[self.dim] = -1
-        return ready[0].view(shape), ready[1].view(shape)
+        mean, std = ready[key]
+        return mean.view(shape), std.view(shape)
 
     def _check(self, x: Tensor) -> None:
         if x.is_complex() or x.dtype == torch.bool:
