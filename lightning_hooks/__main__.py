@@ -10,7 +10,7 @@ from lightning_hooks.sinks.tab.answers import serve
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code, 2 if what it is given cannot be read."""
-    return cli.main(arguments, demo=_demo, replay=_replay, serve=_serve)
+    return cli.main(arguments, demo=_demo, replay=_replay, serve=lambda options: (serve(options.logdir, options.port), 0))
 
 
 def _replay(options: argparse.Namespace) -> cli.Done:
@@ -23,10 +23,6 @@ def _demo(options: argparse.Namespace) -> cli.Done:
     from lightning_hooks import demo  # it imports Lightning, which the other commands do not need
 
     return demo.lines(options.output, options.healthy), 0
-
-
-def _serve(options: argparse.Namespace) -> cli.Done:
-    return serve(options.logdir, options.port), 0
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import OrderedDict
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -89,32 +90,29 @@ def run(folder: Path, healthy: bool = False) -> tuple[Path, list[Alert], float]:
         The path of the health report, the alerts and the validation accuracy.
     """
     alerts: list[Alert] = []
-    threads, levels = torch.get_num_threads(), [logger.level for logger in (LIGHTNINGS, LOGGER)]
-    torch.set_num_threads(1)  # for so small a net a second thread only waits
-    for logger in (LIGHTNINGS, LOGGER):  # the command prints what they would log
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data are in memory
-            warnings.filterwarnings("ignore", ".*LeafSpec.*")  # between Lightning and torch
-            seed_everything(0, verbose=False)
-            tracker = CSVLogger(folder, name="healthy" if healthy else "faulty")
-            trainer = Trainer(
-                max_epochs=EPOCHS,
-                accelerator="cpu",
-                callbacks=[TrainingMonitor(on_alert=alerts.append, summary=False)],
-                logger=tracker,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                log_every_n_steps=10,
-            )
-            loaders = DataLoader(images(2048, 0), 64, shuffle=True), DataLoader(images(512, 1), 512)
-            trainer.fit(ShapesNet(0.0 if healthy else -2.0), *loaders)
-    finally:
-        torch.set_num_threads(threads)
-        for logger, level in zip((LIGHTNINGS, LOGGER), levels, strict=True):
-            logger.setLevel(level)
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)  # for so small a net a second thread only waits
+        for logger in (LIGHTNINGS, LOGGER):  # the command prints what they would log
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data are in memory
+        warnings.filterwarnings("ignore", ".*LeafSpec.*")  # between Lightning and torch
+        seed_everything(0, verbose=False)
+        tracker = CSVLogger(folder, name="healthy" if healthy else "faulty")
+        trainer = Trainer(
+            max_epochs=EPOCHS,
+            accelerator="cpu",
+            callbacks=[TrainingMonitor(on_alert=alerts.append, summary=False)],
+            logger=tracker,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=10,
+        )
+        loaders = DataLoader(images(2048, 0), 64, shuffle=True), DataLoader(images(512, 1), 512)
+        trainer.fit(ShapesNet(0.0 if healthy else -2.0), *loaders)
     report = Path(tracker.log_dir) / "lightning_hooks" / "report.html"
     return report, [alert for alert in alerts if alert.severity != "info"], trainer.callback_metrics["val_accuracy"].item()
 

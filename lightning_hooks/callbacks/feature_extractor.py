@@ -19,7 +19,6 @@ from lightning_hooks.extraction import (
     ExtractedFeatures,
     FeatureStore,
     Field,
-    Forward,
     Pool,
     Reservoir,
     Sampling,
@@ -118,43 +117,8 @@ class FeatureExtractor(HookedCallback):
         self._warned: set[str] = set()  # sites
         self._first, self._disabled = True, False
 
-    @staticmethod
-    def extract(
-        model: nn.Module,
-        batch: Any,
-        modules: ModuleSelector | None = None,
-        *,
-        pool: Pool | None = None,
-        output: int = 0,
-        forward: Forward | None = None,
-    ) -> dict[str, Tensor]:
-        """Return the outputs of selected modules for a batch, in eval mode without gradients.
-
-        The model is unchanged: modes, buffers, random state and gradients are restored.
-
-        Args:
-            model: Any module.
-            batch: A tensor; a tuple or list, whose first entry is the input; or a mapping, passed by keyword.
-            modules: The modules to observe; None for every leaf that computes something.
-            pool: ``mean``, ``space``, ``tokens``, ``cls``, a function, or None: see :func:`lightning_hooks.extraction.pooled`.
-            output: The index of the floating-point tensor, of a module that returns several.
-            forward: The name of the submodule or method to call instead of the model, or a function of (model, batch).
-
-        Returns:
-            Module name to its output, a detached copy on the model's device, in the model's order. A module called several
-            times has an entry per call: ``name``, ``name#2``, ….
-
-        Raises:
-            ValueError: If ``modules`` matches nothing, a module given by name was not called, or no selected module was.
-            TypeError: If an argument is of a wrong type.
-
-        Example:
-            >>> from lightning_hooks import FeatureExtractor
-            >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True))
-            >>> FeatureExtractor.extract(net, torch.zeros(2, 3, 8, 8), modules="0", pool="mean")["0"].shape
-            torch.Size([2, 4])
-        """
-        return extract(model, batch, modules, pool=pool, output=output, forward=forward)
+    extract = staticmethod(extract)
+    """Return the outputs of selected modules for a batch, without a trainer: :func:`lightning_hooks.extraction.extract`."""
 
     @property
     def features(self) -> dict[str, Tensor]:

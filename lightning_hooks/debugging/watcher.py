@@ -27,11 +27,7 @@ _FUSED = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
 class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inspects every operation: whether it uses a parameter, or runs in the forward, of a module that is not being called.
 
-    Operations run unchanged. Those of backward and of optimizers are not inspected.
-
-    Args:
-        sites: (name, module) pairs.
-        calls: The calls that are under way; kept up to date by the caller.
+    Operations run unchanged. Those of backward and of optimizers are not inspected. ``calls`` are those under way.
     """
 
     def __init__(self, sites: Sequence[tuple[str, nn.Module]], calls: CallStack[Any]) -> None:

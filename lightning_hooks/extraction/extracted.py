@@ -102,11 +102,7 @@ class ExtractedFeatures:
 
 
 def safetensors_for(what: str) -> Any:
-    """Return ``safetensors.torch``.
-
-    Raises:
-        ImportError: If it is not installed.
-    """
+    """Return ``safetensors.torch``, or raise ImportError."""
     try:
         import safetensors.torch
     except ImportError as error:
@@ -156,17 +152,10 @@ def gather_by_name(own: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def merge_ranks(store: FeatureStore, on_fault: Callable[[str, Exception], None]) -> tuple[dict[str, Tensor], dict[str, Any], int]:
-    """Copy the samples of a store to the host, merged over all ranks.
+    """Copy the samples of a store to the host, merged over all ranks: features by site, fields by name, the number of samples seen.
 
     Ranks first exchange the keys of their samples, then send only those that are kept of all: two collectives. Every rank has the
-    same result.
-
-    Args:
-        store: The store of this rank.
-        on_fault: Called with (site, error) for a site that cannot be merged.
-
-    Returns:
-        Features by site; fields by name; the number of samples seen.
+    same result. ``on_fault`` is called with (site, error) for a site that cannot be merged.
     """
     offers = gather((store.reservoir.kept(), store.reservoir.seen))
     chosen = choose([kept for kept, _ in offers], store.reservoir.capacity)

@@ -154,12 +154,7 @@ class TracedStep:
 
 
 class StepSamples:
-    """The measured steps of one epoch.
-
-    Args:
-        names: The names of the sites.
-        device: The device of the model.
-    """
+    """The measured steps of one epoch."""
 
     def __init__(self, names: list[str], device: str) -> None:
         self.names = names

@@ -20,22 +20,11 @@ from lightning_hooks.profiling.tracer import StepTracer
 
 
 def profiled_modules(root: nn.Module, modules: ModuleSelector | None = None) -> list[tuple[str, nn.Module | None]]:
-    """Select the modules of ``root`` to time.
+    """Select the modules of ``root`` to time, not itself: (name, module to hook) pairs; None for a module inside compiled code.
 
     None selects every module that can be called, since every module takes time and the total of a block is of interest too. A
     compiled module consists of fused kernels: a module that ``torch.compile(module)`` returned is timed as a whole, without hooks
     inside compiled code.
-
-    Args:
-        root: The model; it is not selected itself.
-        modules: The selector.
-
-    Returns:
-        (name, module to hook) pairs; None in place of the module where it runs inside compiled code.
-
-    Raises:
-        ValueError: If ``modules`` matches nothing.
-        TypeError: If it is of a wrong type.
     """
     chosen = select_modules(root, (lambda _, module: can_be_called(module)) if modules is None else modules)
     wrappers = {clean_name(name): module for name, module in root.named_modules() if "_orig_mod" in module._modules}

@@ -25,13 +25,8 @@ class StepTracer:
     """Assigns the time of training steps to sites and phases.
 
     In forward the time of a site is from its call to its return. In backward each node of the graph belongs to the site whose
-    forward created it, and the time until the node of another site starts is that site's.
-
-    Args:
-        names: The names of the sites.
-        device: The device of the model.
-        warmup_steps: Number of first steps that are not measured.
-        faults: Records the hooks that raise.
+    forward created it, and the time until the node of another site starts is that site's. The first ``warmup_steps`` are not
+    measured.
     """
 
     def __init__(self, names: list[str], device: torch.device, warmup_steps: int, faults: Faults) -> None:

@@ -13,12 +13,7 @@ SCHEDULES = ("cubic", "linear")
 
 
 def check_schedule(amount: object, start_epoch: object, end_epoch: object, schedule: object) -> None:
-    """Check the arguments of :func:`target_at`.
-
-    Raises:
-        TypeError: If one is of a wrong type.
-        ValueError: If one is out of range.
-    """
+    """Raise TypeError or ValueError if an argument of :func:`target_at` is of a wrong type or out of range."""
     if isinstance(amount, bool) or not isinstance(amount, int | float):
         raise TypeError(f"amount must be a number above 0 and below 1; got {amount!r}.")
     if not 0 < amount < 1:

@@ -42,12 +42,7 @@ class Activity:
 class UnitSite(Listener):
     """Forward hook of one module: measures its output before the mask, and returns it with masked units at zero.
 
-    Args:
-        name: The name of the module.
-        layout: The layout of its units.
-        units: Their number; None if it is unknown.
-        gate: The hook measures while it is open.
-        training_only: Whether to measure only in training mode.
+    It measures while the gate is open, and with ``training_only`` in training mode only. ``units`` is their number, if known.
     """
 
     def __init__(self, name: str, layout: Layout, units: int | None, gate: Gate, training_only: bool) -> None:

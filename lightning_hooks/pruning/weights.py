@@ -110,7 +110,6 @@ _KEEP_ZERO: tuple[type[nn.Module], ...] = (
     nn.modules.pooling._AdaptiveMaxPoolNd,
 )
 _CONV_TRANSPOSE = nn.modules.conv._ConvTransposeNd
-_NORMS = (_NORM, nn.GroupNorm, nn.LayerNorm)
 
 
 def zero_units(root: nn.Module, masks: Mapping[str, Tensor]) -> list[str]:
@@ -155,9 +154,8 @@ def zero_units(root: nn.Module, masks: Mapping[str, Tensor]) -> list[str]:
         if shared or (producer != name and places[id(module)] > 1):
             raise ValueError(f"{producer!r} shares its weights with another module, where zeroing them would have an effect too.")
         plan.append((producer, module, ~kept))
-    with torch.no_grad():
-        for _, module, dropped in plan:
-            _zero(module, dropped)
+    for _, module, dropped in plan:
+        _zero(module, dropped)
     return [producer for producer, _, _ in plan]
 
 
@@ -188,10 +186,10 @@ def _keeps_zero(module: nn.Module) -> bool:
 def _has_units(module: nn.Module) -> bool:
     if "parametrizations" in module._modules:  # its weight is computed: zeros written to it would be overwritten
         return False
-    kinds = (nn.Linear, nn.Bilinear, nn.Embedding, _CONV, *_NORMS)
-    return isinstance(module, kinds) and stored_tensor(module, "weight") is not None
+    return isinstance(module, (nn.LayerNorm, *dict(_UNITS))) and stored_tensor(module, "weight") is not None
 
 
+@torch.no_grad()
 def _zero(module: nn.Module, dropped: Tensor) -> None:
     weight, bias = stored_tensor(module, "weight"), stored_tensor(module, "bias")
     assert weight is not None  # as _has_units found

@@ -235,12 +235,7 @@ def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor | int]:
 
 
 def check_range_options(method: object, averaging_constant: object, bins: object, percentile: object, channel_dim: object) -> None:
-    """Check the options of :class:`RangeTable`.
-
-    Raises:
-        TypeError: If one is of a wrong type.
-        ValueError: If one is out of range, or ``channel_dim`` is given with a method other than ``minmax``.
-    """
+    """Raise TypeError or ValueError if an option of :class:`RangeTable` is of a wrong type, or does not go with the others."""
     check_choice("method", method, METHODS)
     for name, value in (("averaging_constant", averaging_constant), ("percentile", percentile)):
         if isinstance(value, bool) or not isinstance(value, int | float):

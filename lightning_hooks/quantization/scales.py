@@ -142,15 +142,7 @@ def _observer(histogram: Tensor, ends: Tensor) -> HistogramObserver:
 def moved(histogram: Tensor, old: Tensor, new: Tensor) -> Tensor:
     """Return a histogram's counts in the bins of a range that contains its own, without a host sync, on any device; traceable.
 
-    Each bin is split into ``UPSAMPLING`` parts, and each part moves to the new bin that contains its middle.
-
-    Args:
-        histogram: Counts, float32, ``(bins,)``.
-        old: Its two ends, ``(2,)``.
-        new: The new two ends, ``(2,)``.
-
-    Returns:
-        Counts of the same sum, ``(bins,)``.
+    Each bin is split into ``UPSAMPLING`` parts, and each part moves to the new bin that contains its middle. The sum stays.
     """
     bins = histogram.shape[0]
     parts = bins * UPSAMPLING
@@ -180,13 +172,7 @@ def _counts(flat: Tensor, ends: Tensor, bins: int) -> Tensor:
 def percentile_range(histogram: Tensor, ends: Tensor, percentile: float) -> tuple[float, float]:
     """Return the range that holds the middle ``percentile`` percent of the values, with equal shares cut off below and above.
 
-    Args:
-        histogram: Counts on the host, ``(bins,)``.
-        ends: Its two ends, ``(2,)``.
-        percentile: Above 0, at most 100.
-
-    Returns:
-        Its two ends, interpolated within a bin.
+    The histogram is on the host; the ends are interpolated within a bin.
     """
     counts = histogram.double().numpy()
     low, high = ends.double().tolist()
@@ -200,15 +186,7 @@ def percentile_range(histogram: Tensor, ends: Tensor, percentile: float) -> tupl
 
 
 def least_error_range(histogram: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the range of (nearly) least squared quantisation error, by the search of ``HistogramObserver``.
-
-    Args:
-        histogram: Counts on the host, float32, ``(bins,)``.
-        ends: Its two ends, float32, ``(2,)``.
-
-    Returns:
-        Two 0-d float32 tensors.
-    """
+    """Return the range of (nearly) least squared quantisation error, by the search of ``HistogramObserver``, on the host."""
     # The public calculate_qparams returns only the scale and the zero point of this range.
     found: tuple[Tensor, Tensor] = _observer(histogram, ends)._non_linear_param_search()
     return found

@@ -20,14 +20,7 @@ _REDUCE = ("softmax", "log_softmax", "logsumexp", "std", "var", "std_mean", "var
 def arguments_of(
     name: str, schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Operand, ...], dict[str, Any]]:
-    """The tensors that an operation was given, and its settings.
-
-    Args:
-        name: The operation.
-        schema: Its schema.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-    """
+    """The tensors that an operation was given, and its settings."""
     given = dict(zip((one.name for one in schema.arguments), args, strict=False)) | dict(kwargs)
     tensors = [(key, tensor) for key, value in given.items() for tensor in tensors_in(value)]
     settings: dict[str, Any] = {key: value for key, value in given.items() if isinstance(value, bool | int | float)}

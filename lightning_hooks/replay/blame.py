@@ -250,10 +250,6 @@ def _same(before: Tensor | None, after: Tensor | None) -> bool | None:
 def describe_inputs(model: nn.Module, batch: Any) -> tuple[str, tuple[int, ...]]:
     """Describe what is not finite before a step: the batch first, then parameters, then NaN in buffers.
 
-    Args:
-        model: The model, as it was in the step.
-        batch: The batch, as the step got it.
-
     Returns:
         A sentence, and the rows of the batch that are not finite, where samples lie along the first dimension.
     """

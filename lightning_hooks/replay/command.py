@@ -92,10 +92,7 @@ def _lines(capsule: Capsule, found: Blame) -> list[str]:
 def write_page(capsule: Capsule, found: Blame, output: Path | None = None) -> Path:
     """Write the page of a step that was run again; return its file.
 
-    Args:
-        capsule: The capsule.
-        found: What running its step again has shown.
-        output: The file; None for next to the run's report, or in a capsule that stands alone.
+    Without ``output`` it is next to the run's report, or in a capsule that stands alone.
     """
     within = capsule.path.parent.parent if capsule.path.parent.name == "capsules" else capsule.path
     failure, facts = found.failure, {}

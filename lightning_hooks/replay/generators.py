@@ -46,9 +46,6 @@ class GeneratorWatch:
     """Reads the states, and keeps those that have not changed.
 
     Python and NumPy take 9 and 30 µs to build their states; that they have not changed is read from the memory of their generators.
-
-    Args:
-        device: Where the model is.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -68,11 +68,7 @@ class StepMeasure:
         self._step, self._others, self._in_batch = 0, "", False
 
     def open(self, receive: Callable[[MeasuredLoss], None]) -> None:
-        """A collector wants to know.
-
-        Args:
-            receive: Called after each step that was measured.
-        """
+        """Call ``receive`` after each step that was measured."""
         self._receivers.append(receive)
         self.on = not self.why_not
         accumulated = ACCUMULATES if self._host.loss_scaling.accumulation > 1 else ""

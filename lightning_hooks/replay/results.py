@@ -35,10 +35,6 @@ class RankResult:
 class ReplayResults:
     """What is known of the first bad step.
 
-    Args:
-        host: The training loop.
-        ring: The evidence of the last steps.
-
     Attributes:
         own: The evidence of this rank's first bad step, and what running it again has shown; None before.
     """

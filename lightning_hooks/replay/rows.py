@@ -148,11 +148,7 @@ class BatchRows:
         return sizes.pop() if len(sizes) == 1 else 0
 
     def samples(self, places: Sequence[int] | None = None) -> tuple[int | str, ...]:
-        """The samples as an alert names them: an index of the data set, or words for several loaders and for streams.
-
-        Args:
-            places: Of the batch; None for all.
-        """
+        """The samples at these places, None for all, as an alert names them: indices, or words for several loaders and streams."""
         found: list[int | str] = []
         for name, rows in self.of.items():
             prefix = f"{name}: " if name else ""

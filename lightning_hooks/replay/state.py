@@ -50,10 +50,6 @@ class ModelSnapshot:
     objects, and calls no code of theirs. What belongs to the training loop, such as the trainer, loaders and optimizers, is left
     alone.
 
-    Args:
-        model: The model.
-        device: Where it is.
-
     Raises:
         NotRestoredError: If the model holds something that cannot be put back, such as an iterator that is under way.
     """

@@ -28,16 +28,10 @@ class NotStorableError(TypeError):
 
 
 def to_stored(value: Any, tensors: dict[str, Tensor], name: str, depth: int = 0) -> Any:
-    """Describe a value in JSON types.
-
-    Args:
-        value: The batch.
-        tensors: Takes its tensors, by name.
-        name: The first part of their names.
-        depth: How deep the value is in the batch.
+    """Describe a value in JSON types, and add its tensors to ``tensors``, by names that begin with ``name``.
 
     Raises:
-        NotStorableError: If it holds something else.
+        NotStorableError: If it holds something else than tensors and plain types, or is too deep.
     """
     if depth > DEEPEST:
         raise NotStorableError(f"containers more than {DEEPEST} deep")

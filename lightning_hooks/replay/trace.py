@@ -40,13 +40,7 @@ _SITE_PACKAGES, _STANDARD_LIBRARY = (sysconfig.get_paths()[name] for name in ("p
 
 
 class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at every operation of a step, forward and backward; operations run unchanged.
-
-    Args:
-        model: The model.
-        batch: The batch.
-        size: How many rows it has.
-    """
+    """Looks at every operation of a step, forward and backward, on a batch of ``size`` rows; operations run unchanged."""
 
     def __init__(self, model: nn.Module, batch: Any, size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -76,13 +70,7 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace = self._tracer.finish(self._model, "The step, run again")
 
     def failure(self, loss: Tensor | None, gradients: Sequence[Tensor | None], error: Exception | None) -> Failure | None:
-        """What made the loss or a gradient not finite, or raised; None where all is finite, or nothing says what it was.
-
-        Args:
-            loss: As the step returned it.
-            gradients: Of the parameters.
-            error: What the step raised.
-        """
+        """What made the loss or a gradient not finite, or raised; None where all is finite, or nothing says what it was."""
         if error is not None:
             return self._raised(error)
         if loss is not None and _nonfinite(loss):

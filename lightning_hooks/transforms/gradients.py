@@ -82,8 +82,7 @@ def apply_function(
 
     Raises:
         RuntimeError: If the function changed the gradient in place.
-        TypeError: If it returned neither a tensor nor None.
-        ValueError: If it returned a tensor of another shape, dtype or device.
+        TypeError, ValueError: If it returned something else than None or a tensor like the gradient.
     """
     # Half precision cannot represent the small values of the unscaled gradient.
     wide = gradient if loss_scale is None or gradient.dtype.itemsize > 2 else gradient.float()
@@ -124,17 +123,14 @@ class Schedule:
 
     def __init__(self, name: str, factor: Factor, low: float = -math.inf, above: bool = False) -> None:
         self.name, self.factor, self.low, self.above = name, factor, low, above
-        if isinstance(factor, Mapping):
-            if not factor:
-                raise ValueError(f"{name} must have a number for some epoch; got {factor!r}.")
-            for epoch, value in factor.items():
-                if isinstance(epoch, bool) or not isinstance(epoch, int):
-                    raise TypeError(f"{name} must map epochs (integers) to numbers; got {epoch!r} in {factor!r}.")
-                if epoch < 0:
-                    raise ValueError(f"{name} must map epochs from 0 on; got {epoch!r} in {factor!r}.")
-                self._checked(value)
-        elif not callable(factor):
-            self._checked(factor)
+        if isinstance(factor, Mapping) and not factor:
+            raise ValueError(f"{name} must have a number for some epoch; got {factor!r}.")
+        for epoch, value in factor.items() if isinstance(factor, Mapping) else [] if callable(factor) else [(0, factor)]:
+            if isinstance(epoch, bool) or not isinstance(epoch, int):
+                raise TypeError(f"{name} must map epochs (integers) to numbers; got {epoch!r} in {factor!r}.")
+            if epoch < 0:
+                raise ValueError(f"{name} must map epochs from 0 on; got {epoch!r} in {factor!r}.")
+            self._checked(value)
 
     def at(self, epoch: int) -> float | None:
         """Return the number for an epoch, or None."""
