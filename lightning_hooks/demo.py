@@ -80,14 +80,9 @@ class ShapesNet(LightningModule):
 
 
 def run(folder: Path, healthy: bool = False) -> tuple[Path, list[Alert], float]:
-    """Train with the monitors on.
+    """Train with the monitors on; return the path of the health report, the alerts and the validation accuracy.
 
-    Args:
-        folder: Where the logs and the report are written.
-        healthy: Whether the second convolution's bias starts at 0. If not, it starts at -2, which is the planted fault.
-
-    Returns:
-        The path of the health report, the alerts and the validation accuracy.
+    Where the training is not ``healthy``, the second convolution's bias starts at -2, which is the planted fault.
     """
     alerts: list[Alert] = []
     with ExitStack() as stack:

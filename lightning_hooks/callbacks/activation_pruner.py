@@ -163,9 +163,7 @@ class ActivationPruner(EvaluatedCallback):
         """
         if self.hooks.alive:
             raise RuntimeError("This ActivationPruner already masks a model. Use one for each model, or leave its block first.")
-        self._removed = False
-        self._use_loaded()
-        self._loaded = None
+        self._removed, self._loaded = False, None
         self._install(model, Gate(open=True), training_only=True)
         try:
             yield
@@ -174,14 +172,11 @@ class ActivationPruner(EvaluatedCallback):
             self._sites = None
 
     def prune(self, epoch: int, step: int = 0) -> PruningReport:
-        """End an epoch: make masks by its activity and the schedule. A Trainer calls it at the end of each epoch.
+        """End an epoch, counted from 0: make masks by its activity and the schedule. A Trainer calls it at the end of each epoch.
 
         Args:
-            epoch: The epoch that ends, from 0.
+            epoch: The epoch that ends.
             step: The step in the report.
-
-        Returns:
-            The report of the new masks.
 
         Raises:
             RuntimeError: If no hooks are registered.
@@ -223,9 +218,9 @@ class ActivationPruner(EvaluatedCallback):
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._masks, self._removed, self.report = {}, False, None
-        self._use_loaded()
-        resumed, self._loaded = self._loaded, None
+        resumed, self._loaded, self._removed, self.report = self._loaded, None, False, None
+        if resumed is None:
+            self._masks = {}
         self._install(pl_module, self.gate)
         activity = (resumed or {}).get("activity")
         if activity and self._sites is not None and trainer.is_global_zero:  # it is that of all ranks
@@ -236,10 +231,6 @@ class ActivationPruner(EvaluatedCallback):
                 f"ActivationPruner masks all of amount={self.amount:g} at the end of epoch {self.end_epoch}, and training ends "
                 f"with epoch {last - 1}. Lower end_epoch, or train longer."
             )
-
-    def _use_loaded(self) -> None:
-        if self._loaded is not None:
-            self._masks = {name: mask.bool() for name, mask in self._loaded["masks"].items()}
 
     @override
     def released(self) -> None:
@@ -264,7 +255,6 @@ class ActivationPruner(EvaluatedCallback):
     def install(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._removed or (trainer.state.fn == "fit" and self._loaded is None):  # the sanity check of a new fit
             return
-        self._use_loaded()  # and keep it: a fit may follow
         if self._masks:
             self._install(pl_module, Gate())
 
@@ -280,7 +270,8 @@ class ActivationPruner(EvaluatedCallback):
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._loaded = dict(state_dict)
+        self._loaded = dict(state_dict)  # kept, since a fit may follow
+        self._masks = {name: mask.bool() for name, mask in state_dict["masks"].items()}
 
     @property
     @override

@@ -252,12 +252,8 @@ class FeatureExtractor(HookedCallback):
 
 def _in_model_order(features: Mapping[str, Tensor], sites: list[str]) -> dict[str, Tensor]:
     """Sort features by the position of their module and the number of the call."""
-
-    def position(name: str) -> tuple[int, int, str]:
-        site = name if name in sites else name.rpartition("#")[0]
-        return sites.index(site), len(name), name
-
-    return {name: features[name] for name in sorted(features, key=position)}
+    site_of = {name: name if name in sites else name.rpartition("#")[0] for name in features}
+    return {name: features[name] for name in sorted(features, key=lambda name: (sites.index(site_of[name]), len(name), name))}
 
 
 def _log_embeddings(trackers: Trackers, prefix: str, report: ExtractedFeatures) -> None:

@@ -21,7 +21,7 @@ from lightning_hooks.hosts.lightning_api import callbacks_of, is_sharded, loss_s
 from lightning_hooks.trackers import some
 from lightning_hooks.transforms import TRANSFORMS, ChangeGradient, Factor, GradientFunction, GradientState, HookOutput, Schedule
 
-_LOW = {"clamp": (0.0, True), "noise": (0.0, False)}  # the lower bound of the factor, and whether it is exclusive
+_LOW: dict[str, dict[str, Any]] = {"clamp": {"low": 0.0, "above": True}, "noise": {"low": 0.0}}  # bounds of the factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,10 @@ class GradientTransform(HookedCallback):
             raise TypeError(f"seed must be an integer; got {seed!r}.")
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name must be text or None; got {name!r}.")
-        low, above = _LOW.get(transform, (-math.inf, False)) if isinstance(transform, str) else (-math.inf, False)
-        self._schedule = None if factor is None else Schedule("factor", factor, low, above)
-        self.transform, self.factor, self.parameters, self.seed = transform, factor, parameters, seed
         default = transform if isinstance(transform, str) else getattr(transform, "__name__", type(transform).__name__)
+        bound = {} if callable(transform) else _LOW.get(transform, {})
+        self._schedule = None if factor is None else Schedule("factor", factor, **bound)
+        self.transform, self.factor, self.parameters, self.seed = transform, factor, parameters, seed
         self.name: str = name or str(default)
         self.report: GradientTransformReport | None = None
         self._state, self._sites, self._waiting = GradientState(transform, seed), {}, {}
@@ -134,9 +134,6 @@ class GradientTransform(HookedCallback):
         Args:
             model: The model.
             epoch: The epoch of the factor; :meth:`set_epoch` changes it.
-
-        Returns:
-            The manager of the hooks.
 
         Example:
             >>> import torch

@@ -148,9 +148,6 @@ class InputNormalizer(EvaluatedCallback):
             model: The model; ``modules`` are names in it.
             learn: Learn from every batch, until :meth:`freeze`.
 
-        Returns:
-            The manager of the hooks.
-
         Example:
             >>> import torch
             >>> from lightning_hooks import InputNormalizer

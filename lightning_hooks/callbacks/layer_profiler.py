@@ -106,11 +106,6 @@ class LayerProfiler(HookedCallback):
         Returns:
             The report. Use :class:`~lightning_hooks.profiling.ProfileSession` in your own loop.
 
-        Raises:
-            TypeError: If an argument is of a wrong type.
-            ValueError: If a number is too small, or ``modules`` matches nothing.
-            RuntimeError: If the model is neither on the CPU nor on a CUDA device.
-
         Example:
             >>> import torch
             >>> from lightning_hooks import LayerProfiler
@@ -199,17 +194,15 @@ class LayerProfiler(HookedCallback):
 
     def scalars(self, report: ProfileReport) -> dict[str, float]:
         """Return the logged values of a report by tag."""
-        scalars: dict[str, float] = {}
-        for name in self._tracer.samples.names:
-            found = report.sites.get(name)
-            times = [] if found is None else [found.self_time, found.total_time, found.forward_self, found.backward_self]
-            values = [math.nan] * len(SITE_STATS) if found is None else [*(spread.mean for spread in times), found.share]
-            scalars.update({f"{self.prefix}/{name}/{stat}": value for stat, value in zip(SITE_STATS, values, strict=True)})
+        scalars = {f"{self.prefix}/{name}/{stat}": math.nan for name in self._tracer.samples.names for stat in SITE_STATS}
+        for name, found in report.sites.items():
+            times = found.self_time, found.total_time, found.forward_self, found.backward_self
+            values = *(spread.mean for spread in times), found.share
+            scalars |= {f"{self.prefix}/{name}/{stat}": value for stat, value in zip(SITE_STATS, values, strict=True)}
+        times = report.step_time, report.forward_time, report.backward_time, report.other_time
         outside = report.outside_forward.mean + report.outside_backward.mean
-        times = [report.step_time, report.forward_time, report.backward_time, report.other_time]
-        of_step = (*(spread.mean for spread in times), outside, report.overhead)
-        scalars.update({f"{self.prefix}/{stat}": value for stat, value in zip(STEP_STATS, of_step, strict=True)})
-        return scalars
+        values = *(spread.mean for spread in times), outside, report.overhead
+        return scalars | {f"{self.prefix}/{stat}": value for stat, value in zip(STEP_STATS, values, strict=True)}
 
     @staticmethod
     def table(report: ProfileReport, *, top: int | None = None, sort: Literal["self", "total", "model"] = "self") -> str:

@@ -77,11 +77,7 @@ class FeatureStatsMonitor(ModelReports, Monitor[FeatureReport]):
         progress_bar: bool = False,
         functional: bool = True,
     ) -> None:
-        own, *others = arguments_of_each(
-            [(kind,) for kind in FEATURES],
-            others=FeatureReport,
-            **arguments_in(locals()),
-        )
+        own, *others = arguments_of_each([(kind,) for kind in FEATURES], others=FeatureReport, **arguments_in(locals()))
         super().__init__(Settings(**own))
         self._others = members_of(FEATURES[1:], others)
 

@@ -116,13 +116,7 @@ def merge_tallies(tallies: Tensor) -> Tensor:
 
 
 def clip_stats(row: Sequence[float], names: Sequence[str], limit: float | None = None) -> ClipStats:
-    """Return the report of a tally.
-
-    Args:
-        row: A tally as Python numbers, ``n_clip_columns + n`` of them.
-        names: The ``n`` parameters, in the order of the shares.
-        limit: The configured norm, or None.
-    """
+    """Return the report of a tally, as Python numbers; ``names`` are the parameters in the order of the shares."""
     steps, finite, clipped, before, before_max, after, after_max, coefficient, rated, nonfinite, skipped = row[:N_CLIP_COLUMNS]
     steps, finite, clipped, shares = int(steps), int(finite), int(clipped), row[N_CLIP_COLUMNS:]
     shared, ranked = sum(shares), sorted(zip(names, shares, strict=True), key=lambda pair: -pair[1])  # 1 for each clipped step
@@ -150,13 +144,7 @@ NUMBERS = 8192
 
 
 class ClipLedger:
-    """Stores norms before and after clipping on the device, and tallies each full page. No host sync.
-
-    Args:
-        n_parameters: Number of parameters.
-        device: Device of the gradients.
-        dtype: Floating-point type of the norms.
-    """
+    """Stores norms before and after clipping on the device, and tallies each full page. No host sync."""
 
     def __init__(self, n_parameters: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
         self._n_parameters = n_parameters

@@ -114,10 +114,6 @@ class NormHistory:
 
     The history of norms continues from epoch to epoch; the events are those of one epoch.
 
-    Args:
-        device: Device of the gradients.
-        dtype: Floating-point type of the norms.
-
     Attributes:
         largest: The steps of the epoch with the largest finite norms, shape ``(LARGEST, N_STEP_NUMBERS)``.
     """
@@ -198,20 +194,12 @@ class NormHistory:
 
     def reset(self) -> None:
         """Start a new epoch."""
-        self.events = empty_events(self.events.device, self.events.dtype)
-        self.largest = no_steps(self.events.device, self.events.dtype)
+        self.events = empty_events(self.past.device, self.past.dtype)
+        self.largest = no_steps(self.past.device, self.past.dtype)
 
 
 def step_events(row: Sequence[float], names: Sequence[str], unzeroed: int = 0, wasted: int = 0, discarded: int = 0) -> StepEvents:
-    """Return the report of an optimizer's events.
-
-    Args:
-        row: The events as Python numbers.
-        names: The parameters, in the order of the norms.
-        unzeroed: Steps whose gradients were not zeroed after the previous step.
-        wasted: Steps whose gradients were changed too late to have an effect.
-        discarded: Batches whose gradients were removed without a step.
-    """
+    """Return the report of an optimizer's events, as Python numbers; ``names`` are the parameters in the order of the norms."""
     of = dict(zip(EventColumn.__members__, row, strict=True))
     found: dict[str, Any] = {"jump_before": int(of["JUMP_BEFORE"])}
     if of["JUMP"] > 0:

@@ -99,11 +99,7 @@ class Breakpoint:
             hooks.register(module, UncompiledHook(self, "output", name), "forward", label=name, with_kwargs=True)
 
     def check(self, call: Call) -> None:
-        """Stop if ``when`` is true.
-
-        Raises:
-            HookBreakError: If it is true and ``how`` is ``raise``.
-        """
+        """Stop if ``when`` is true."""
         if self.broken or call.phase not in self.phases:
             return
         try:

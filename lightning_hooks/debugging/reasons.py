@@ -102,10 +102,7 @@ class Evidence:
 def why_no_gradient(seen: Evidence, parameters: bool = False, trainable: bool = False) -> str:
     """Return the reason why a site that was called has no gradient at its output: the first that holds.
 
-    Args:
-        seen: What was observed of it.
-        parameters: Whether it has parameters.
-        trainable: Whether one of them requires a gradient.
+    It depends on whether the site has parameters, and whether one of them is trainable.
     """
     constant = not seen.differentiable
     reasons = (

@@ -58,11 +58,7 @@ class TensorInfo:
 def describe(value: Any, name: str = "", statistics: bool = False, depth: int = 0) -> list[TensorInfo]:
     """Describe every value in a module's arguments or output, containers included.
 
-    Args:
-        value: Any object.
-        name: Its name.
-        statistics: Whether to read the values of tensors, which waits for the device.
-        depth: The current depth of the search.
+    With ``statistics`` the values of tensors are read, which waits for the device.
     """
     if isinstance(value, Tensor):
         return [_tensor(value, name, statistics)]

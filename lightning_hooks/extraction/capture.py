@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.extraction.batches import Forward, check_forward, run_model, undisturbed
 from lightning_hooks.hooks import HookManager, Listener, ModuleSelector, float_tensors, select_modules
+from lightning_hooks.hooks.recorder import OutputTo
 from lightning_hooks.hooks.tensors import plain_values
 
 Pool: TypeAlias = str | Callable[[Tensor], Tensor]
@@ -158,12 +159,19 @@ def capture(
     """
     check_forward(forward)
     found: dict[str, list[Any]] = {name: [] for name, _ in sites}
+
+    def keep(place: int, output: Any) -> None:
+        name, module = sites[place]
+        taken = take(module, output)
+        if taken is not None:
+            found[name].append(taken)
+
     with undisturbed(model), HookManager() as hooks:
         for name, module in model.named_modules() if attention else ():
             if isinstance(module, nn.MultiheadAttention):
                 hooks.register(module, _RequestWeights(), "forward_pre", with_kwargs=True, label=name)
-        for name, module in sites:
-            hooks.register(module, _Taker(found[name], take), "forward", label=name)
+        for place, (name, module) in enumerate(sites):
+            hooks.register(module, OutputTo(keep, place), "forward", label=name)
         run_model(model, batch, forward)
     entries = [modules] if isinstance(modules, str) else modules if isinstance(modules, Sequence) else []
     named = [entry for entry in entries if isinstance(entry, str) and not set(entry) & set("*?[")]
@@ -191,18 +199,6 @@ def check_called(silent: Sequence[str], anything: bool, model: nn.Module) -> Non
         "used only by its weights (hooks run on module(x) only), or without such a floating-point tensor in its output. "
         "Choose another module, or pass forward= to run the model so that it is called."
     )
-
-
-class _Taker(Listener):
-    """Forward hook of one site."""
-
-    def __init__(self, found: list[Any], take: Callable[[nn.Module, Any], Any]) -> None:
-        self.found, self.take = found, take
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        taken = self.take(module, output)
-        if taken is not None:
-            self.found.append(taken)
 
 
 class _RequestWeights(Listener):

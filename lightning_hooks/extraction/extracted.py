@@ -123,15 +123,7 @@ Collected = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 def choose(ranks: Sequence[Sequence[tuple[float, int, int]]], capacity: int) -> list[tuple[int, int]]:
-    """Select from the samples of several ranks.
-
-    Args:
-        ranks: Each rank's :meth:`Reservoir.kept`.
-        capacity: Number of samples to keep.
-
-    Returns:
-        The (rank, slot) of each kept sample, in the order of arrival.
-    """
+    """Return the (rank, slot) of the samples to keep, in the order of arrival, of each rank's :meth:`Reservoir.kept`."""
     entries = [(key, arrival, rank, slot) for rank, kept in enumerate(ranks) for key, arrival, slot in kept]
     return [(rank, slot) for _, _, rank, slot in sorted(heapq.nsmallest(capacity, entries), key=lambda entry: entry[1])]
 
@@ -165,15 +157,9 @@ def merge_ranks(store: FeatureStore, on_fault: Callable[[str, Exception], None])
 
 
 def join(parts: Sequence[Collected], ranks: Sequence[int], on_fault: Callable[[str, Exception], None]) -> Collected:
-    """Put the samples of the ranks in order.
+    """Put the samples of the ranks in the merged order, which ``ranks`` says: features, NaN where a rank has none, and fields.
 
-    Args:
-        parts: The features and fields of each rank.
-        ranks: The rank of each sample, in the merged order.
-        on_fault: Called with (site, error) for a site whose features differ in shape between ranks; it is left out.
-
-    Returns:
-        Features by site, NaN where a rank has none, and fields by name.
+    ``on_fault`` is called with (site, error) for a site whose features differ in shape between ranks; it is left out.
     """
     if len(parts) == 1:
         return parts[0]

@@ -134,11 +134,7 @@ class FeatureStore:
         return True
 
     def take(self, site: str, values: Tensor) -> Tensor:
-        """Return a copy of the selected rows of ``values``, ``(n, …)``.
-
-        Raises:
-            ValueError: If the first dimension is not the batch size.
-        """
+        """Return a copy of the selected rows of ``values``; raise ValueError if their number is not the batch size."""
         if values.dim() == 0 or values.shape[0] != self._size:
             raise ValueError(
                 f"its output has shape {tuple(values.shape)}, where the batch has {self._size} samples: features are stored by the "
@@ -175,10 +171,7 @@ class FeatureStore:
         self._size, self._slots, self.rows, self.outputs = 0, {}, None, []
 
     def collect(self, slots: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Copy stored samples to the host, with one host sync for all sites.
-
-        Args:
-            slots: The slots of the samples, in order.
+        """Copy the samples in these slots to the host, with one host sync for all sites.
 
         Returns:
             Features by site, and fields by name (tensors or lists).

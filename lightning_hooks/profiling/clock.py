@@ -49,13 +49,10 @@ class _Lane:
 
 
 class NodeMap:
-    """Hooks the nodes of a step's graph, each for the place in the call tree that created it.
+    """Hooks the nodes of a step's graph, each by ``hook_for`` the place in the call tree that created it.
 
     Module backward hooks do not support in-place operations and outputs that are not tensors. Hooks of nodes do: a node keeps its
     number when its tensor changes. No reference to a node is kept, so graphs are freed as usual.
-
-    Args:
-        hook_for: Returns the pre-hook for the nodes of a place.
     """
 
     def __init__(self, hook_for: Callable[[Place], Callable[..., Any]]) -> None:
@@ -72,11 +69,7 @@ class NodeMap:
         self._lanes[threading.get_ident()].move(place)
 
     def claim(self, nodes: Iterable[Any]) -> None:
-        """Hook ``nodes`` and the nodes of this step before them, each once.
-
-        Args:
-            nodes: The ``grad_fn`` of tensors, or None.
-        """
+        """Hook ``nodes``, the ``grad_fn`` of tensors or None, and the nodes of this step before them, each once."""
         lane = self._lanes[threading.get_ident()]
         waiting = [node for node in nodes if node is not None]
         while waiting:
@@ -211,11 +204,7 @@ class CudaClock(HostClock):
 
 
 def clock_for(device: torch.device) -> HostClock:
-    """Return the clock of a device.
-
-    Raises:
-        RuntimeError: If the device is neither a CPU nor a CUDA device.
-    """
+    """Return the clock of a device; raise RuntimeError if it is neither a CPU nor a CUDA device."""
     if device.type == "cpu":
         return HostClock()
     if device.type == "cuda":

@@ -95,11 +95,7 @@ class ProfileSession:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Run one training step in this block.
-
-        Raises:
-            RuntimeError: Outside of the ``with`` block of the session.
-        """
+        """Run one training step in this block; raise RuntimeError outside of the ``with`` block of the session."""
         if self._model is None or not len(self._hooks):
             raise RuntimeError("Run steps inside the with block of the ProfileSession: its hooks are not registered.")
         traced = self._tracer.begin_step(OTHER)

@@ -56,14 +56,10 @@ class StepTracer:
     # One step.
 
     def begin_step(self, phase: int, due: bool = True) -> bool:
-        """Begin a step, and return whether it is traced.
+        """Begin a step in a phase, and return whether it is traced.
 
-        Traced are steps after the warm-up, and, where a device counts its allocated memory, the last step of the warm-up, in which
-        memory is read at every call, which takes time.
-
-        Args:
-            phase: The phase outside every module.
-            due: Whether to measure the step, if it is not one of the warm-up.
+        Traced are steps after the warm-up that are ``due``, and, where a device counts its allocated memory, the last step of the
+        warm-up, in which memory is read at every call, which takes time.
         """
         number, self.steps = self.steps, self.steps + 1
         reads_memory = self.clock.allocated() is not None and number == max(self.warmup_steps - 1, 0)

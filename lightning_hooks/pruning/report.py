@@ -23,21 +23,11 @@ def check_schedule(amount: object, start_epoch: object, end_epoch: object, sched
 
 
 def target_at(epoch: int, amount: float, start_epoch: int, end_epoch: int, schedule: str = "cubic") -> float:
-    """Return the share of units to mask at the end of an epoch.
+    """Return the share of units to mask at the end of an epoch, counted from 0; 0 before ``start_epoch``.
 
     With the progress p, from ``1 / (end_epoch - start_epoch + 1)`` at the end of ``start_epoch`` to 1 at the end of ``end_epoch``:
     ``linear`` is ``amount * p``, and ``cubic`` is ``amount * (1 - (1 - p) ** 3)``, which masks most units early (Zhu and Gupta
     2017, "To prune, or not to prune", equation 1, with initial sparsity 0).
-
-    Args:
-        epoch: The epoch that ends, from 0.
-        amount: The final share, 0 to 1.
-        start_epoch: The epoch at whose end the first units are masked.
-        end_epoch: The epoch at whose end ``amount`` is reached.
-        schedule: One of ``SCHEDULES``.
-
-    Returns:
-        A share between 0 and ``amount``; 0 before ``start_epoch``.
     """
     if epoch < start_epoch:
         return 0.0

@@ -52,11 +52,7 @@ class UnitSite(Listener):
         self.kept: Tensor | None = None  # the negation, on the host; None before the first decision
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
-        """Return the masked output, or None for no change.
-
-        Raises:
-            TypeError: If the output is not one floating-point tensor.
-        """
+        """Return the masked output, or None for no change; raise TypeError if it is not one floating-point tensor."""
         measures = self.gate.open and (in_training_mode(module) or not self.training_only)
         if not measures and self.dropped is None:
             return None
@@ -79,11 +75,7 @@ class UnitSite(Listener):
         return None if self.dropped is None else output.masked_fill(self.dropped.to(output.device).view(shape), 0.0)
 
     def settle(self, units: int) -> None:
-        """Set the number of units, from an output.
-
-        Raises:
-            RuntimeError: If it was different before.
-        """
+        """Set the number of units, from an output; raise RuntimeError if it was different before."""
         self.units = units if self.units is None else self.units
         known = [self.units] if self.kept is None else [self.units, len(self.kept)]
         other = next((number for number in known if number != units), None)

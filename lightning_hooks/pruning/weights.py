@@ -38,11 +38,7 @@ class Layout(NamedTuple):
         return cls(dim=-1 - len(kernel)) if isinstance(kernel, tuple) else cls(last=features_last(maker), guess=guess)
 
     def dim_in(self, values: Tensor) -> int:
-        """Return the dimension of the units in ``values``.
-
-        Raises:
-            RuntimeError: If there is no such dimension.
-        """
+        """Return the dimension of the units in ``values``; raise RuntimeError if there is no such dimension."""
         dims, found = values.dim(), self.dim
         if found is None:
             found = unit_dimension(dims, self.guess if self.last is None and dims == 3 else self.last)

@@ -40,11 +40,7 @@ class RangeTable:
         names: The names of the sites.
         device: The device of the table.
         capacity: Number of channels per site; 0 for no limit.
-        method: One of ``METHODS``.
-        averaging_constant: Weight of a new call in the moving average, 0 to 1.
-        bins: Bins of a histogram.
-        percentile: Percent of the values in a range of method ``percentile``.
-        channel_dim: The dimension of the channels, whose extremes are kept too; None for none.
+        method: As for :class:`~lightning_hooks.ActivationRangeObserver`, and so are the others.
     """
 
     def __init__(
@@ -179,15 +175,9 @@ class RangeTable:
     def read(
         self, packed: Tensor, dtype: str = "int8", scheme: str = "affine"
     ) -> tuple[dict[str, ActivationRange], tuple[str, ...]]:
-        """Return the ranges of a packed table on the host.
+        """Return the ranges of a table of :meth:`pack` or of a merge, on the host, and the names of the sites that were not called.
 
-        Args:
-            packed: A vector of :meth:`pack` or of a merge.
-            dtype: ``int8`` or ``uint8``.
-            scheme: ``affine`` or ``symmetric``.
-
-        Returns:
-            The ranges of the sites that were called (NaN, with scale 1, where no value was finite), and the names of the others.
+        A range is NaN, with scale 1, where no value was finite.
         """
         counters, *others = self._parts(packed)
         sites: dict[str, ActivationRange] = {}

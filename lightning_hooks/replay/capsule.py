@@ -78,11 +78,7 @@ class CapsuleWriter:
     def write(self, host: Host, moment: CapsuleMoment, ring: Ring, with_state: bool) -> None:
         """Write a capsule, unless one of the kind was written.
 
-        Args:
-            host: The training loop.
-            moment: What it is written of.
-            ring: The evidence of the batches before.
-            with_state: Whether the model and the optimizers are as they were when the step was taken.
+        The state is written ``with_state``: where the model and the optimizers are as they were when the step was taken.
         """
         folder = self._folder(host)
         if moment.kind in self.written or folder is None:

@@ -44,11 +44,7 @@ class StepMeasure:
     """Measures some steps of one run. Without a call of :meth:`open` it does nothing.
 
     Before the first step a copy of the model runs the first batch. Where that changes something that cannot be put back, no step is
-    measured. Where it passes, all that the model holds is put back and checked after each time.
-
-    Args:
-        host: The training loop.
-        unobserved: A context in which no monitor records what the model does.
+    measured. Where it passes, all that the model holds is put back and checked after each time, ``unobserved`` by monitors.
 
     Attributes:
         why_not: Why steps are not measured; empty where they are.
@@ -110,12 +106,9 @@ class StepMeasure:
             self._begin(args, kwargs)
 
     def _begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Keep what the forward pass begins from.
+        """Keep what the forward pass begins from; raise NotRestoredError if the step cannot be measured.
 
         Gates are closed while a step runs again: the calls of the batch under way are recorded after it.
-
-        Raises:
-            NotRestoredError: If the step cannot be measured.
         """
         if not args or hasattr(type(args[0]), "__next__"):
             raise NotRestoredError("training_step fetches its batches by itself")
@@ -165,14 +158,10 @@ class StepMeasure:
         host = self._host
         with StepRerun(host.model, self._step_again, host.setup.device, host.again.muted) as again:
             outcomes = [again.run(kept, kept.generators, buffers=kept.buffers) for kept in batches]
-        losses = []
         for outcome in outcomes:
-            if outcome.error is not None:
-                raise outcome.error
             if outcome.loss is None:
-                raise NotRestoredError("training_step returns no loss")
-            losses.append(float(outcome.loss))
-        return losses
+                raise outcome.error or NotRestoredError("training_step returns no loss")
+        return [float(outcome.loss) for outcome in outcomes if outcome.loss is not None]
 
     def _step_again(self, kept: _Batch) -> Any:
         """Run a step again; raise where the step itself moves weights: it would be another step then."""

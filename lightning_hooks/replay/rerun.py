@@ -151,12 +151,7 @@ class StepRerun:
 
 @contextmanager
 def without_logging(model: nn.Module, **attributes: Any) -> Iterator[None]:
-    """A context in which a LightningModule, and those in it, log nothing.
-
-    Args:
-        model: The model; of another kind it stays as it is.
-        **attributes: What else they hold within.
-    """
+    """A context in which a LightningModule, and those in it, log nothing, and hold these attributes."""
     with ExitStack() as stack:
         for module in model.modules():
             if hasattr(type(module), "log_dict"):

@@ -22,10 +22,7 @@ KEPT = 4 * BEHIND
 
 
 class DrawnIndices:
-    """The iterator of a sampler, which remembers what it gave and has not been used.
-
-    Args:
-        indices: What is given: the indices of a batch at a time.
+    """The iterator of a sampler, of a batch's indices at a time, which remembers what it gave and has not been used.
 
     Attributes:
         drawn: What was given, the oldest first.

@@ -76,7 +76,7 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if loss is not None and _nonfinite(loss):
             return self._causes.get(_key(loss)) or self._found.get("forward")
         bad = [self._causes.get(_key(gradient)) for gradient in gradients if gradient is not None and _nonfinite(gradient)]
-        return next((cause for cause in bad if cause is not None), None) or (self._found.get("backward") if bad else None)
+        return next(filter(None, bad), self._found.get("backward") if bad else None)
 
     def _raised(self, error: Exception) -> Failure | None:
         assert self.trace is not None

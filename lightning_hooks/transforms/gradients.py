@@ -189,10 +189,7 @@ class GradientState:
 class ChangeGradient(Listener):
     """Tensor hook of one site.
 
-    Args:
-        state: The shared state.
-        site: The site's name.
-        stream: A part of the noise's seed: different on ranks that see different data.
+    The noise depends on ``stream``, which is different on ranks that see different data.
     """
 
     def __init__(self, state: GradientState, site: str, stream: str = "") -> None:
