@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -134,20 +135,18 @@ class ActivationRangeObserver(Monitor[RangeReport]):
             )
         sites = select_modules(model, observer.member.settings.modules)
         table = observer._new_table([name for name, _ in sites], device_of(model) or torch.device("cpu"))
-        count = sampled = 0
+        count, every = 0, observer.member.settings.every_n_steps
         with HookManager() as hooks:
             for index, (name, module) in enumerate(sites):
                 hooks.register(module, OutputTo(table.add, index), label=name)
-            for batch in batches:
-                if count % observer.member.settings.every_n_steps == 0:
+            for count, batch in enumerate(batches, 1):
+                if (count - 1) % every == 0:
                     with undisturbed(model):
                         run_model(model, batch, forward)
-                    sampled += 1
-                count += 1
         if not count:
             raise ValueError("calibrate needs at least one batch; got none.")
         found, silent = table.read(table.pack().cpu(), observer.dtype, observer.scheme)
-        return RangeReport(0, 0, found, silent, sampled, count)
+        return RangeReport(0, 0, found, silent, math.ceil(count / every), count)
 
     @property
     @override

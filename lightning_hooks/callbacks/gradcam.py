@@ -159,8 +159,7 @@ class GradCAM(FixedSampleCallback):
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         find_layer(pl_module, self.module)
-        sharded = is_sharded(trainer, pl_module)
-        if sharded:
+        if sharded := is_sharded(trainer, pl_module):
             raise RuntimeError(
                 f"GradCAM differentiates the model separately from training, which {sharded} does not support. Train with "
                 "strategy='ddp' or on one device, or call GradCAM.compute on the whole model afterwards."

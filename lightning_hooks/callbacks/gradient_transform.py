@@ -179,8 +179,7 @@ class GradientTransform(HookedCallback):
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        sharded = is_sharded(trainer, pl_module)
-        if sharded:
+        if sharded := is_sharded(trainer, pl_module):
             raise RuntimeError(
                 f"GradientTransform changes whole gradients by tensor hooks, which under {sharded} never run, or receive a "
                 "shard. Train with strategy='ddp' or on one device, or remove this callback."

@@ -128,7 +128,6 @@ class HookDebugger(HookedCallback):
                 raise
             finally:
                 self._finish(model, type(model).__name__, error)
-                tracer.stop()
                 self.warn_of_faults()
 
     def _finish(self, model: nn.Module, title: str, error: BaseException | None = None) -> None:

@@ -155,10 +155,8 @@ class NormHistory:
         growth = torch.where(finite & (seen >= FIRST_STEPS) & (first[1:] > 0), total / first[1:], 0)
         sigmas = (total - mean) / variance.sqrt()  # infinite where the previous norms are all equal
         parameter = norms.nan_to_num(0.0, 0.0, 0.0).argmax(1)
-        jumps = torch.stack((jump, sigmas, total, mean, count, when, parameter), 1).to(norms.dtype)
-        growths = torch.stack((growth, total, when), 1)
-        self._keep_larger(EventColumn.JUMP, jumps)
-        self._keep_larger(EventColumn.GROWTH, growths)
+        self._keep_larger(EventColumn.JUMP, torch.stack((jump, sigmas, total, mean, count, when, parameter), 1).to(norms.dtype))
+        self._keep_larger(EventColumn.GROWTH, torch.stack((growth, total, when), 1))
         self._keep_first(norms, when, taken & ~torch.isfinite(total))
         named = torch.cat((torch.where(finite, total, -1.0)[None], places)).T
         self.largest = largest_steps(torch.cat((self.largest, named)))

@@ -20,16 +20,14 @@ Pool: TypeAlias = str | Callable[[Tensor], Tensor]
 POOLS = ("mean", "space", "tokens", "cls")
 """The named poolings; see :func:`pooled`."""
 
-# Modules whose outputs have channels first, also with three dimensions.
-_CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
-    nn.modules.conv._ConvNd,
-    nn.modules.batchnorm._NormBase,
-    nn.GroupNorm,
+POOLING: tuple[type[nn.Module], ...] = (
     nn.modules.pooling._MaxPoolNd,
     nn.modules.pooling._AvgPoolNd,
     nn.modules.pooling._AdaptiveAvgPoolNd,
     nn.modules.pooling._AdaptiveMaxPoolNd,
 )
+# Modules whose outputs have channels first, also with three dimensions.
+_CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm, *POOLING)
 
 
 def check_pool(pool: object) -> None:

@@ -101,7 +101,6 @@ class HostClock:
     """
 
     def __init__(self) -> None:
-        self._account: Any = None
         self._paused_at = self._overhead = 0  # nanoseconds
         self._marks: list[tuple[Any, Any]] = []  # (moment, the account from then on), of the step under way
         self._ended: list[tuple[list[tuple[Any, Any]], int]] = []  # marks and overhead of the steps before
@@ -118,7 +117,7 @@ class HostClock:
 
     def switch(self, account: Any) -> None:
         """Assign the time from the pause on to ``account``."""
-        if account != self._account:
+        if account != self._marks[-1][1]:
             self._mark(account)
 
     def resume(self) -> None:
@@ -128,7 +127,7 @@ class HostClock:
     def end(self) -> None:
         """End the step."""
         self.pause()
-        self._mark(self._account)
+        self._mark(self._marks[-1][1])
         self._ended.append((self._marks, self._overhead))
 
     def take(self, wait: bool) -> list[StepTimes]:
@@ -148,7 +147,6 @@ class HostClock:
         return None
 
     def _mark(self, account: Any) -> None:
-        self._account = account
         self._marks.append((self._moment(), account))
 
     def _moment(self) -> Any:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.extraction.capture import POOLING
 from lightning_hooks.hooks.attributes import stored, stored_count
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.hooks.tensors import as_number, stored_tensor
@@ -100,10 +101,7 @@ _KEEP_ZERO: tuple[type[nn.Module], ...] = (
     nn.Dropout1d,
     nn.Dropout2d,
     nn.Dropout3d,
-    nn.modules.pooling._MaxPoolNd,
-    nn.modules.pooling._AvgPoolNd,
-    nn.modules.pooling._AdaptiveAvgPoolNd,
-    nn.modules.pooling._AdaptiveMaxPoolNd,
+    *POOLING,
 )
 _CONV_TRANSPOSE = nn.modules.conv._ConvTransposeNd
 

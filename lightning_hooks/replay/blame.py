@@ -124,17 +124,9 @@ def blame(
 ) -> Blame:
     """Run a bad step again, and find what made it bad.
 
-    Args:
-        model: The model.
-        again: Makes what runs the step.
-        batch: Its batch, or its guilty micro-batch.
-        rows: The samples of that batch.
-        generators: The states at its forward pass.
-        buffers: Buffers with their values before that forward pass.
-        scale: What the loop multiplied the loss by.
-        loss: The loss of the step as it was, before ``scale``; None if it is not known.
-        crashed: Whether the step raised.
-        eager: Whether compiled parts run without ``torch.compile``.
+    ``batch`` is that of the step, or its guilty micro-batch, and ``rows`` its samples. It starts from ``generators`` and
+    ``buffers``, as they were at the forward pass. The loop multiplied ``loss``, where it is known, by ``scale``, and raised if it
+    ``crashed``. With ``eager`` compiled parts run without ``torch.compile``.
 
     Raises:
         NotRestoredError: If the model was not as before, or cannot be put back.

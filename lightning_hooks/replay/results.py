@@ -96,9 +96,7 @@ class ReplayResults:
     def lead(self, window: Window, lasting: Sequence[Sequence[Alert]]) -> tuple[int, Alert] | None:
         """The alert about the first bad step, where running it again has shown what failed, and a window shows what came of it.
 
-        Args:
-            window: The reports of all monitors.
-            lasting: Problems of earlier windows that last, by report.
+        ``lasting`` are the problems of earlier windows that last, by report.
 
         Returns:
             The place of the report that it belongs to, and the alert, of which all alerts about values that are not finite are

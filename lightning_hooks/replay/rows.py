@@ -161,11 +161,7 @@ class BatchRows:
 
 
 def rows_of(iterators: Iterable[tuple[str, Any]], fetched: int) -> BatchRows | None:
-    """The samples of the batch under way.
-
-    Args:
-        iterators: By the name of each loader, the iterator over it.
-        fetched: How many batches have been fetched after the one under way.
+    """The samples of the batch under way, by the iterator over each loader; ``fetched`` batches have been fetched after it.
 
     Returns:
         None where no loader says what it drew: of another kind than torch's, or with its workers out of order.

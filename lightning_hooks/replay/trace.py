@@ -146,11 +146,9 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _place_in_backward(self) -> Place:
         node: Any = torch._C._current_autograd_node()  # has no public name
-        found = None if node is None else self._of_node.get(node._sequence_nr())
-        if found is not None:
-            return found
-        name = "backward" if node is None else node.name().removesuffix("0").removesuffix("Backward")
-        return Place(name)
+        if node is None:
+            return Place("backward")
+        return self._of_node.get(node._sequence_nr()) or Place(node.name().removesuffix("0").removesuffix("Backward"))
 
 
 def tensors_of(value: Any, name: str = "", depth: int = 0) -> dict[str, Tensor]:

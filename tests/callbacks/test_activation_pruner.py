@@ -343,6 +343,7 @@ def test_without_lightning_masks_come_and_go_with_the_block() -> None:
     assert not any(hook_counts(model).values())
     state, again = pruner.state_dict(), ActivationPruner(modules="0")
     again.load_state_dict(state)
+    assert torch.equal(again.mask("0"), pruner.mask("0"))
     with again.masking(model):
         assert (model[0](torch.randn(3, 8)) == 0).all(0).sum() == 8
     assert torch.equal(again.mask("0"), pruner.mask("0"))
