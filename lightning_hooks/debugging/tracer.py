@@ -75,13 +75,16 @@ class Tracer:
     def backward_begins(self, forward_is_over: bool = True) -> None:
         """Backward begins; ``forward_is_over`` ends the inspection of operations."""
         self._backward = True
-        if forward_is_over and self._watcher is not None:
+        if forward_is_over:
+            self._stop_watching()
+
+    def _stop_watching(self) -> None:
+        if self._watcher is not None:
             self._watcher.leave()
 
     def finish(self, root: nn.Module, title: str, error: BaseException | None = None) -> Trace:
         """Stop tracing, and return the trace; ``error`` is the exception that ended the step."""
-        if self._watcher is not None:
-            self._watcher.leave()
+        self._stop_watching()
         self._check_views()
         trace = Trace(
             title=title,
@@ -97,8 +100,7 @@ class Tracer:
 
     def stop(self) -> None:
         """Stop tracing and discard the current step."""
-        if self._watcher is not None:
-            self._watcher.leave()
+        self._stop_watching()
         self._watcher = None
         self.tracing = False
         self._clear()

@@ -119,8 +119,9 @@ class RangeTable:
 
     def pack(self) -> Tensor:
         """Return the table as one vector, of the same length on every rank if ``capacity`` is set."""
-        most = 0 if self.channel_dim is None else max((known.shape[1] for known in self.channels.values()), default=0)
-        width = 0 if self.channel_dim is None else self.capacity or most
+        width = 0
+        if self.channel_dim is not None:
+            width = self.capacity or max((known.shape[1] for known in self.channels.values()), default=0)
         channels = torch.empty((len(self.names), 2, width), device=self.ends.device)
         channels[:, 0], channels[:, 1] = math.inf, -math.inf
         for index, known in self.channels.items():
