@@ -106,6 +106,11 @@ class LayerProfiler(HookedCallback):
         Returns:
             The report. Use :class:`~lightning_hooks.profiling.ProfileSession` in your own loop.
 
+        Raises:
+            TypeError: If an argument is of a wrong type.
+            ValueError: If a number is too small, or ``modules`` matches nothing.
+            RuntimeError: If the model is neither on the CPU nor on a CUDA device.
+
         Example:
             >>> import torch
             >>> from lightning_hooks import LayerProfiler
