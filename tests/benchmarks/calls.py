@@ -8,15 +8,19 @@ torch and Lightning are not counted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric import Fabric
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
@@ -139,23 +143,88 @@ def lightning_steps(model: str, monitor: Any, steps: int, clip: float | None = N
     return counter.steps[:-1]
 
 
-def loop_steps(model: str, steps: int, **arguments: Any) -> list[Calls]:
-    """Train in a plain loop with ``watch``, and count each step."""
+def loop_steps(model: str, steps: int, host: str = "watch", **arguments: Any) -> list[Calls]:
+    """Train in a loop of one's own, with ``watch``, Fabric or Accelerate, and count each step."""
     torch.manual_seed(0)
     net, data = MODELS[model]()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
-    counter = CallCounter()
-    inputs, targets = data.tensors
-    with watch(net, optimizer, **arguments) as monitor:
+    optimizer: Any = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    counter, inputs, targets = CallCounter(), *data.tensors
+    backward: Callable[[Any], Any] = torch.Tensor.backward
+    with contextlib.ExitStack() as stack:
+        monitor: Any = None
+        if host == "fabric":
+            fabric = Fabric(accelerator="cpu", devices=1, callbacks=[TrainingMonitor(**arguments)])
+            net, optimizer = fabric.setup(net, optimizer)
+            backward = fabric.backward
+        elif host == "accelerate":
+            from accelerate import Accelerator
+
+            from lightning_hooks.hosts import accelerate
+
+            accelerator = Accelerator(cpu=True)
+            net, optimizer = accelerator.prepare(net, optimizer)
+            monitor = stack.enter_context(accelerate.watch(accelerator, net, optimizer, **arguments))
+            backward = accelerator.backward
+        else:
+            monitor = stack.enter_context(watch(net, optimizer, **arguments))
         for _ in range(steps):
             counter.next_step()
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(net(inputs[:4]), targets[:4])
-            loss.backward()
+            backward(loss)
             optimizer.step()
-            monitor.step(loss)
+            if monitor is not None:
+                monitor.step(loss)
         counter.stop()
     return counter.steps
+
+
+class WithLoss(nn.Module):
+    """A model that returns its loss, as Hugging Face's Trainer wants it."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    @override
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": nn.functional.cross_entropy(self.net(inputs), labels)}
+
+
+def transformers_steps(model: str, steps: int, **arguments: Any) -> list[Calls]:
+    """Train with Hugging Face's Trainer, and count each step but the last."""
+    import transformers
+
+    from lightning_hooks.hosts.transformers import MonitorCallback
+
+    class Boundary(transformers.TrainerCallback):
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            counter.next_step()
+
+        def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+            counter.stop()
+
+    torch.manual_seed(0)
+    net, data = MODELS[model]()
+    counter = CallCounter()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = transformers.TrainingArguments(
+            folder, max_steps=steps, per_device_train_batch_size=4, report_to=[], save_strategy="no", logging_strategy="no",
+            use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
+        samples = [{"inputs": x, "labels": y} for x, y in data]
+        ours = MonitorCallback(**arguments)
+        transformers.Trainer(WithLoss(net), settings, train_dataset=samples, callbacks=[Boundary(), ours]).train()
+    return counter.steps[:-1]
+
+
+HOSTS: dict[str, Callable[..., list[Calls]]] = {
+    "watch": loop_steps,
+    "Fabric": partial(loop_steps, host="fabric"),
+    "Accelerate": partial(loop_steps, host="accelerate"),
+    "transformers": transformers_steps,
+}
+"""Of Lightning's Trainer see :data:`MONITORS`."""
 
 
 def of_kinds(steps: Sequence[Calls], every: int) -> dict[str, Calls]:
@@ -181,7 +250,9 @@ def main() -> None:
                     model, monitor(**({} if name == "GradientClipMonitor" else {"every_n_steps": 5})), given.steps, clip
                 )
                 show(f"{model}, {name}{', clipped' if clip else ''}", of_kinds(steps, 5), given.functions)
-        show(f"{model}, watch", of_kinds(loop_steps(model, given.steps, every_n_steps=5), 5), given.functions)
+        for name, host in HOSTS.items():
+            with contextlib.suppress(ImportError):
+                show(f"{model}, {name}", of_kinds(host(model, given.steps, every_n_steps=5, summary=False), 5), given.functions)
 
 
 def show(label: str, kinds: dict[str, Calls], functions: str | None) -> None:

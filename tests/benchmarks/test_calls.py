@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lightning_hooks import GradientClipMonitor, TrainingMonitor
-from tests.benchmarks.calls import lightning_steps, loop_steps, of_kinds
+from lightning_hooks.statistics.kernels import kernels_for
+from tests.benchmarks.calls import HOSTS, lightning_steps, of_kinds
 
 MODULES, PARAMETERS = 10, 8  # of the CNN
 
@@ -38,10 +39,25 @@ def test_the_first_step_looks_at_everything_once(cnn: dict[str, int]) -> None:
     assert cnn["first"] <= 800
 
 
+def test_without_the_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels_for.cache_clear()
+    monkeypatch.setenv("LIGHTNING_HOOKS_NATIVE", "0")
+    try:
+        kinds = of_kinds(lightning_steps("cnn", TrainingMonitor(every_n_steps=5, summary=False), 40), 5)
+    finally:
+        kernels_for.cache_clear()
+    assert kinds["not sampled"].total() <= 60
+    assert kinds["sampled"].total() <= 370
+
+
 def test_clip_events_alone() -> None:
     steps = lightning_steps("cnn", GradientClipMonitor(summary=False), 40)
     assert of_kinds(steps, 5)["not sampled"].total() <= 45
 
 
-def test_a_plain_loop() -> None:
-    assert of_kinds(loop_steps("cnn", 40, every_n_steps=5, summary=False), 5)["not sampled"].total() <= 115
+@pytest.mark.parametrize(("host", "most"), [("watch", 115), ("Fabric", 120), ("Accelerate", 115), ("transformers", 260)])
+def test_other_loops(host: str, most: int) -> None:
+    if host in ("Accelerate", "transformers"):
+        pytest.importorskip("accelerate")
+        pytest.importorskip("transformers")
+    assert of_kinds(HOSTS[host]("cnn", 40, every_n_steps=5, summary=False), 5)["not sampled"].total() <= most

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.hooks.tensors import all_values, as_real
+from lightning_hooks.hooks.tensors import addresses_of, all_values, as_real, plain_values
 from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.kernels.plain import Bounds, Kernels, Norms, Units
 from lightning_hooks.statistics.moments import moved
@@ -37,6 +37,7 @@ _FOURTH_SAFE = (1e-8, 1e8)
 _TOGETHER = 1 << 10
 """Up to so many values the norms of several tensors are taken in one call, which is exact to 1e-6 even where all are alike."""
 
+_WIDE = (torch.float32, torch.float64)
 _FEW = 1 << 12
 """Up to so many values numpy sums sooner than torch: a call of it costs a third."""
 
@@ -65,6 +66,8 @@ _EMPTY = HostSummary(0, 0.0, 0.0, math.inf, -math.inf, 0, 0, 0.0)
 class HostKernels(Kernels):
     """For tables in CPU memory, and tensors that are there too."""
 
+    proves = True
+
     @override
     def record(
         self,
@@ -78,15 +81,34 @@ class HostKernels(Kernels):
         moments: bool = False,
     ) -> bool:
         if not values.is_cpu or torch.compiler.is_compiling():  # a graph holds no numbers of the host
-            return super().record(table, index, values, clock, new_call, bounds, units, moments)
-        now = 0 if clock is None else clock.batch
+            return super().record(table, index, plain_values(values), clock, new_call, bounds, units, moments)
+        values = values.detach() if addresses_of((values,), anywhere=True)[0] else plain_values(values)
+        if not values.numel():  # it was freed
+            bounds = units = None
         at_bound, boundable = (0, 0) if bounds is None else (int(self.beyond(bounds)), bounds.total)
+        n_units = 0
         if units is not None:
+            n_units = units.n
             self.mark(values, units)
         new = summarize_on_host(values, moments)
         with _ROWS:
             row = table.numpy()[index]
-            _enter(row, new, now, at_bound, boundable, 0 if units is None else units.n, new_call)
+            # In Python's numbers: to read and write single entries of an array costs more than the arithmetic. In Column's order.
+            known = row[: MOMENTS.start].tolist()
+            (calls, count, mean, m2, low, high, zeros, nonfinite, saturated, saturable, norm, norm_max, most_units, first) = known
+            if new.finite:
+                total = count + new.finite
+                delta = new.mean - mean
+                mean += delta * (new.finite / total)
+                m2 += new.m2 + delta * delta * (count * new.finite / total)
+                count = total
+            if new.nonfinite:
+                first = min(first, 0 if clock is None else clock.batch)
+            row[: MOMENTS.start] = (
+                *(calls + new_call, count, mean, m2, min(low, new.min), max(high, new.max), zeros + new.zeros),
+                *(nonfinite + new.nonfinite, saturated + at_bound, saturable + boundable, norm + new.norm),
+                *(max(norm_max, new.norm), max(most_units, n_units), first),
+            )
             if moments and new.finite:
                 row[MOMENTS] = _pooled(row[MOMENTS].tolist(), (float(new.finite), new.mean, new.m2, new.m3, new.m4))
         return units is not None and units.fired is not None and bool(units.fired.numpy().all())
@@ -95,7 +117,7 @@ class HostKernels(Kernels):
     def beyond(self, bounds: Bounds) -> Tensor | int:
         if not bounds.values.is_cpu or torch.compiler.is_compiling():
             return super().beyond(bounds)
-        flat = flatten(bounds.values).numpy()
+        flat = flatten(plain_values(bounds.values)).numpy()
         low = 0 if bounds.low is None else _count(np.less_equal, flat, bounds.low)
         return low if bounds.high is None else low + _count(np.greater_equal, flat, bounds.high)
 
@@ -120,9 +142,18 @@ class HostKernels(Kernels):
 
     @override
     def norms(self, tensors: Sequence[Tensor], zeros: bool = False, addresses: Sequence[int] | None = None) -> Norms:
-        plain = all_values(tensors)
-        found = _norms([as_real(values) if values.is_complex() else values for values in plain])
-        counts = torch.tensor([*map(_zeros, plain)], dtype=torch.float64) if zeros else None
+        known = addresses is not None and 0 not in addresses
+        plain = [*map(Tensor.detach, tensors)] if known else all_values(tensors)
+        found = _norms([*map(as_real, plain)] if any(map(torch.is_complex, plain)) else plain)
+        counts = None
+        if zeros:
+            none = [
+                values.numel() - np.count_nonzero(values.numpy())
+                if values.numel() <= _FEW and values.dtype in _WIDE
+                else _zeros(values)
+                for values in plain
+            ]
+            counts = torch.tensor(none, dtype=torch.float64)
         return Norms(torch.tensor(found, dtype=torch.float64), counts, [*map(Tensor.numel, plain)])
 
     @override
@@ -180,47 +211,22 @@ def _pooled(known: Sequence[float], new: Sequence[float]) -> list[float]:
         return [total, mean, *map(sum, zip(*sums, strict=True))]
 
 
-def _enter(row: np.ndarray, new: HostSummary, now: int, at_bound: int, boundable: int, units: int, new_call: bool) -> None:
-    # In Python's numbers: to read and write single entries of an array costs more than the arithmetic. The order is Column's.
-    known = row[: MOMENTS.start].tolist()
-    (calls, count, mean, m2, low, high, zeros, nonfinite, saturated, saturable, norm, norm_max, most_units, first) = known
-    if new.finite:
-        total = count + new.finite
-        delta = new.mean - mean
-        mean += delta * (new.finite / total)
-        m2 += new.m2 + delta * delta * (count * new.finite / total)
-        count = total
-    row[: MOMENTS.start] = (
-        calls + new_call,
-        count,
-        mean,
-        m2,
-        min(low, new.min),
-        max(high, new.max),
-        zeros + new.zeros,
-        nonfinite + new.nonfinite,
-        saturated + at_bound,
-        saturable + boundable,
-        norm + new.norm,
-        max(norm_max, new.norm),
-        max(most_units, units),
-        min(first, now) if new.nonfinite else first,
-    )
-
-
 def summarize_on_host(values: Tensor, moments: bool = False) -> HostSummary:
     """Summarise a plain CPU tensor of any floating dtype, shape and strides."""
     n = values.numel()
     if n == 0:
         return _EMPTY
-    flat = flatten(values)
+    flat = values.view(-1) if values.dtype in _WIDE and values.is_contiguous() else flatten(values)
     total = square = 0.0
+    part: Any
+    chunk_total: Any
     low, high = math.inf, -math.inf
     zeros = 0
     for chunk in (flat,) if n <= CHUNK else torch.split(flat, CHUNK):
         array = chunk.numpy()
         if len(array) > _FEW:
-            part, chunk_total = number(torch.mul(chunk, chunk).sum()), number(chunk.sum())  # pairwise, as ``dot`` does not
+            # As number() reads; ``sum`` adds pairwise, as ``dot`` does not.
+            part, chunk_total = torch.mul(chunk, chunk).sum().tolist(), chunk.sum().tolist()
         else:
             with np.errstate(all="ignore"):
                 part, chunk_total = float(np.dot(array, array)), float(np.add.reduce(array))
@@ -231,7 +237,7 @@ def summarize_on_host(values: Tensor, moments: bool = False) -> HostSummary:
         total += chunk_total
         square += part
         if chunk_low <= 0.0 <= chunk_high:
-            zeros += _count(np.equal, array, 0)
+            zeros += _count(np.equal, array, 0) if len(array) > _FEW else len(array) - int(np.count_nonzero(array))
     mean = total / n
     m2 = square - mean * total
     peak = max(-low, high)
@@ -244,7 +250,7 @@ def summarize_on_host(values: Tensor, moments: bool = False) -> HostSummary:
 
 def flatten(values: Tensor) -> Tensor:
     """Return the values in one dimension, float32 or float64, in memory order; a view wherever strides allow."""
-    if values.dtype not in (torch.float32, torch.float64):
+    if values.dtype not in _WIDE:
         values = values.float()
     if values.is_contiguous():
         return values.view(-1)
@@ -322,13 +328,21 @@ def _with_moments(found: HostSummary, finite: Tensor) -> HostSummary:
 
 def _norms(tensors: Sequence[Tensor]) -> list[float]:
     """L2 norms of plain CPU tensors: the small float32 ones in one call, the others and the extreme ones each by itself."""
-    small = [tensor for tensor in tensors if tensor.dtype == torch.float32 and tensor.numel() <= _TOGETHER]
+    found, small, places = [0.0] * len(tensors), [], []
+    for place, tensor in enumerate(tensors):
+        if tensor.dtype is torch.float32 and tensor.numel() <= _TOGETHER:
+            small.append(tensor)
+            places.append(place)
+        elif tensor.dtype is torch.float32 and tensor.numel() <= CHUNK and tensor.is_contiguous():
+            flat = tensor.view(-1)  # as _norm does, without a call
+            square: Any = torch.mul(flat, flat).sum().tolist()
+            found[place] = math.sqrt(square)
     # What clip_grad_norm_ itself calls; torch has no public name for many norms at once.
-    together = iter(torch.stack(torch._foreach_norm(small)).tolist() if small else ())
-    found = []
-    for tensor in tensors:
-        norm = next(together) if tensor.dtype == torch.float32 and tensor.numel() <= _TOGETHER else 0.0
-        found.append(norm if _SQUARES_SAFE[0] < norm < _SQUARES_SAFE[1] else _norm(tensor))
+    for place, norm in zip(places, torch.stack(torch._foreach_norm(small)).tolist() if small else (), strict=True):
+        found[place] = norm
+    for place, norm in enumerate(found):
+        if not _SQUARES_SAFE[0] < norm < _SQUARES_SAFE[1]:
+            found[place] = _norm(tensors[place])
     return found
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.hooks.tensors import addresses_of, plain_values
+from lightning_hooks.hooks.tensors import addresses_of
 from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.kernels.host import HostKernels
 from lightning_hooks.statistics.kernels.plain import Bounds, Norms, Units
@@ -66,7 +66,6 @@ class NativeKernels(HostKernels):
     """
 
     name = "c"
-    proves = True
 
     def __init__(self, path: Path) -> None:
         freely = ctypes.CDLL(str(path))  # lets other threads run meanwhile, which for a small tensor costs more than the work
@@ -105,9 +104,6 @@ class NativeKernels(HostKernels):
     ) -> bool:
         kind, (address,) = self.types.get(values.dtype), addresses_of((values,))
         if kind is None or not address:
-            values = plain_values(values)
-            if not values.numel():  # it was freed
-                bounds = units = None
             return super().record(table, index, values, clock, new_call, bounds, units, moments)
         n, row, count, complete = values.numel(), table.data_ptr() + index * _ROW_BYTES, 0, False
         if units is not None:
@@ -152,7 +148,7 @@ class NativeKernels(HostKernels):
         values, low, high, _ = bounds
         kind, (address,) = self.types.get(values.dtype), addresses_of((values,))
         if kind is None or not address:
-            return super().beyond(bounds._replace(values=plain_values(values)))
+            return super().beyond(bounds)
         limits = (-_BOUNDLESS if low is None else low, _BOUNDLESS if high is None else high)
         return int(self._beyond(address, values.numel(), kind, *limits))
 
