@@ -37,8 +37,8 @@ class Measure(Protocol):
         """Call a function after each step that was measured; where none can be, warn."""
 
 
-FIRST_DETAILED, DETAILED_EVERY = 4, 8
-"""Sampled batches of a window in which costly statistics are taken too: the first ones, and each eighth after them."""
+FIRST_DETAILED, DETAILED_EVERY = 4, 16
+"""Sampled batches of a window in which costly statistics are taken too: the first ones, and each sixteenth after them."""
 
 
 @dataclass(eq=False)
@@ -67,7 +67,7 @@ class Context:
         batch: The training batch under way, from 0 in each epoch.
         batches: Training batches of the window so far, the one under way among them.
         sampled_batches: Those of them that are sampled.
-        detailed: Whether costly statistics were taken in the last of these: in the first four of a window, and in each eighth.
+        detailed: Whether costly statistics were taken in the last of these: in the first four of a window, and in each sixteenth.
     """
 
     name: str
