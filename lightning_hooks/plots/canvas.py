@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, groupby, pairwise, takewhile
+from itertools import accumulate, groupby, pairwise
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.trackers.console import shortened
+from lightning_hooks.trackers.console import shared_prefix, shortened
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -35,14 +35,6 @@ MOST_LABELS = 80
 
 MOST_BLOCKS = 60
 FEWEST_BLOCKS = 6
-
-
-def shared_prefix(names: Sequence[str]) -> str:
-    """The leading components that all names share and that name none of them, with the dot: ``"model.net."``."""
-    if len(names) < 2:
-        return ""
-    levels = zip(*(name.split(".")[:-1] for name in names), strict=False)
-    return "".join(f"{level[0]}." for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.plots import canvas
+import lightning_hooks.plots.canvas as canvas
 from lightning_hooks.plots.canvas import Axes, Figure
 from lightning_hooks.trackers.console import shortened
 from lightning_hooks.trackers.tracker import Histogram

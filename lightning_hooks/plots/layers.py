@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+import lightning_hooks.plots.canvas as canvas
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import gravity
-from lightning_hooks.plots import canvas
 from lightning_hooks.plots.canvas import Axes, Figure
 from lightning_hooks.trackers.console import shortened
 

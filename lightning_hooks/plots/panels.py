@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import lightning_hooks.plots.canvas as canvas
 from lightning_hooks.declare.window import Report
-from lightning_hooks.plots import canvas
 from lightning_hooks.plots.canvas import Axes, Figure
 from lightning_hooks.plots.series import beginnings
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+import lightning_hooks.plots.canvas as canvas
 from lightning_hooks.hooks.checks import check_choice
-from lightning_hooks.plots import canvas
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.profiling import LayerTimes, ProfileReport
 from lightning_hooks.trackers.console import Table, shortened, some

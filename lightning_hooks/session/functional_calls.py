@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,11 +133,13 @@ class FunctionalCalls:
 
     def start(self) -> None:
         """A training batch starts that somebody samples who records calls."""
+        wanted = set[str]()
         for subscriber in self._subscribers:
             if subscriber.gate.sampled and (subscriber.gate.in_detail or not subscriber.detailed):
-                self.running = True
-                self._observer.start(None if self._is_full() else self._callers())
-                return
+                wanted |= subscriber.functions
+        if wanted:
+            self.running = True
+            self._observer.start(None if self._is_full() else self._callers(wanted))
 
     def _is_full(self) -> bool:
         """Whether the calls of all modules are to be seen: those that call nothing so far may start to."""
@@ -146,12 +148,9 @@ class FunctionalCalls:
         self._batches += 1
         return self._batches <= FIRST_FULL or self._batches % FULL_EVERY == 0 or self._state != before
 
-    def _callers(self) -> set[str]:
-        """The modules that are known to call, on any rank, a function that somebody records in this batch."""
-        wanted, found = set[str](), set[str]()
-        for subscriber in self._subscribers:
-            if subscriber.gate.sampled and (subscriber.gate.in_detail or not subscriber.detailed):
-                wanted |= subscriber.functions
+    def _callers(self, wanted: Collection[str]) -> set[str]:
+        """The modules that are known to call one of these functions, on any rank."""
+        found = set[str]()
         for site in (*self.sites, *self._waiting.values()):
             if site.function in wanted:
                 found.add(site.module)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
+import numpy as np
 from torch import Tensor
 
 Number = TypeVar("Number", Tensor, float)
@@ -51,6 +52,15 @@ def pool(count: Tensor, mean: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
     total = count.sum(0)
     pooled = (count * mean).sum(0) / total.clamp(min=1)
     return total, pooled, *(each.sum(0) for each in moved(count, mean - pooled, sums))
+
+
+def pool_numbers(known: Sequence[float], new: Sequence[float]) -> list[float]:
+    """What :func:`pool` does, of two tables (count, mean, sums of powers) in Python's numbers."""
+    total = known[0] + new[0]
+    mean = (known[0] * known[1] + new[0] * new[1]) / total
+    with np.errstate(all="ignore"):  # powers of numpy's numbers overflow to infinity, and those of Python's raise
+        sums = [moved(count, np.float64(own - mean), powers) for count, own, *powers in (known, new)]
+        return [total, mean, *map(sum, zip(*sums, strict=True))]
 
 
 def kurtosis_of(count: float, m2: float, m4: float) -> float | None:

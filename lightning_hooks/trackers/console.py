@@ -10,9 +10,18 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2s
+from itertools import takewhile
 from typing import TextIO
 
 LONGEST = 34
+
+
+def shared_prefix(names: Sequence[str]) -> str:
+    """The leading components that all names share and that name none of them, with the dot: ``"model.net."``."""
+    if len(names) < 2:
+        return ""
+    levels = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    return "".join(f"{level[0]}." for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 def shortened(name: str, longest: int = LONGEST) -> str:

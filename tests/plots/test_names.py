@@ -2,8 +2,8 @@
 
 import pytest
 
-from lightning_hooks.plots.canvas import MOST_BLOCKS, labels, round_numbers, shared_prefix
-from lightning_hooks.trackers.console import shortened
+from lightning_hooks.plots.canvas import MOST_BLOCKS, labels, round_numbers
+from lightning_hooks.trackers.console import shared_prefix, shortened
 from tests.support.made_reports import layer_names
 
 

@@ -43,7 +43,7 @@ def batch_hashes(batch: BatchTensors) -> tuple[Tensor, Tensor] | None:
         equal, as in data that only stand in for some. And those of its tensors, shape ``(MOST_TENSORS,)``: 0 for all that are not
         compared by themselves. None without tensors, or with too few numbers.
     """
-    tensors = tuple(zip(*batch[:MOST_TENSORS], strict=True))[1] if batch else ()
+    tensors = [tensor for _, tensor in batch[:MOST_TENSORS]]
     samples: list[tuple[Tensor, Tensor]] = []
     numbers = 0
     for tensor, values in zip(tensors, all_values(tensors, real=True), strict=True):

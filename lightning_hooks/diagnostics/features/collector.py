@@ -134,8 +134,7 @@ class FeatureCollector(Collector[FeatureReport]):
         self.table.order.take()
         if self._outputs.compares:
             self._outputs.batch_end()
-        if self._checks is not None:
-            self._check()
+        self._check()
 
     def _check(self, outputs: Any = None) -> None:
         if self._checks is not None:

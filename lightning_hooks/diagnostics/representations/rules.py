@@ -17,7 +17,7 @@ from lightning_hooks.diagnostics.causes.wiring import flat_between
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.reports import FeatureReport
-from lightning_hooks.plots.canvas import shared_prefix
+from lightning_hooks.trackers.console import shared_prefix
 
 _CAUSES = (
     "Common causes: self-supervised or metric learning with nothing that makes samples differ, a generator with one output, labels "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from typing_extensions import override
 from lightning_hooks.hooks.tensors import addresses_of, all_values, as_real, plain_values
 from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.kernels.plain import Bounds, Kernels, Norms, Units
-from lightning_hooks.statistics.moments import moved
+from lightning_hooks.statistics.moments import pool_numbers
 from lightning_hooks.statistics.rows import MOMENTS, Clock, ParameterColumn
 
 CHUNK = 1 << 17
@@ -41,6 +41,7 @@ _WIDE = (torch.float32, torch.float64)
 _FEW = 1 << 12
 """Up to so many values numpy sums sooner than torch: a call of it costs a third."""
 
+_read: Callable[[Tensor], Any] = Tensor.tolist  # what number() does, without a call
 _local = threading.local()
 _ROWS = threading.Lock()  # a layer may be called in several threads: a row is for one at a time
 
@@ -86,9 +87,7 @@ class HostKernels(Kernels):
         if not values.numel():  # it was freed
             bounds = units = None
         at_bound, boundable = (0, 0) if bounds is None else (int(self.beyond(bounds)), bounds.total)
-        n_units = 0
         if units is not None:
-            n_units = units.n
             self.mark(values, units)
         new = summarize_on_host(values, moments)
         with _ROWS:
@@ -107,10 +106,10 @@ class HostKernels(Kernels):
             row[: MOMENTS.start] = (
                 *(calls + new_call, count, mean, m2, min(low, new.min), max(high, new.max), zeros + new.zeros),
                 *(nonfinite + new.nonfinite, saturated + at_bound, saturable + boundable, norm + new.norm),
-                *(max(norm_max, new.norm), max(most_units, n_units), first),
+                *(max(norm_max, new.norm), max(most_units, 0 if units is None else units.n), first),
             )
             if moments and new.finite:
-                row[MOMENTS] = _pooled(row[MOMENTS].tolist(), (float(new.finite), new.mean, new.m2, new.m3, new.m4))
+                row[MOMENTS] = pool_numbers(row[MOMENTS].tolist(), (float(new.finite), new.mean, new.m2, new.m3, new.m4))
         return units is not None and units.fired is not None and bool(units.fired.numpy().all())
 
     @override
@@ -145,15 +144,7 @@ class HostKernels(Kernels):
         known = addresses is not None and 0 not in addresses
         plain = [*map(Tensor.detach, tensors)] if known else all_values(tensors)
         found = _norms([*map(as_real, plain)] if any(map(torch.is_complex, plain)) else plain)
-        counts = None
-        if zeros:
-            none = [
-                values.numel() - np.count_nonzero(values.numpy())
-                if values.numel() <= _FEW and values.dtype in _WIDE
-                else _zeros(values)
-                for values in plain
-            ]
-            counts = torch.tensor(none, dtype=torch.float64)
+        counts = torch.tensor(_zeros(plain), dtype=torch.float64) if zeros else None
         return Norms(torch.tensor(found, dtype=torch.float64), counts, [*map(Tensor.numel, plain)])
 
     @override
@@ -202,15 +193,6 @@ class HostKernels(Kernels):
         table[at, ParameterColumn.RATIO_MAX] = np.maximum(table[at, ParameterColumn.RATIO_MAX], ratio)
 
 
-def _pooled(known: Sequence[float], new: Sequence[float]) -> list[float]:
-    """Counts, means and sums of powers of two tables, pooled as :func:`~.moments.pool` does it, in Python's numbers."""
-    total = known[0] + new[0]
-    mean = (known[0] * known[1] + new[0] * new[1]) / total
-    with np.errstate(all="ignore"):  # powers of numpy's numbers overflow to infinity, and those of Python's raise
-        sums = [moved(count, np.float64(own - mean), powers) for count, own, *powers in (known, new)]
-        return [total, mean, *map(sum, zip(*sums, strict=True))]
-
-
 def summarize_on_host(values: Tensor, moments: bool = False) -> HostSummary:
     """Summarise a plain CPU tensor of any floating dtype, shape and strides."""
     n = values.numel()
@@ -218,15 +200,12 @@ def summarize_on_host(values: Tensor, moments: bool = False) -> HostSummary:
         return _EMPTY
     flat = values.view(-1) if values.dtype in _WIDE and values.is_contiguous() else flatten(values)
     total = square = 0.0
-    part: Any
-    chunk_total: Any
     low, high = math.inf, -math.inf
     zeros = 0
     for chunk in (flat,) if n <= CHUNK else torch.split(flat, CHUNK):
         array = chunk.numpy()
         if len(array) > _FEW:
-            # As number() reads; ``sum`` adds pairwise, as ``dot`` does not.
-            part, chunk_total = torch.mul(chunk, chunk).sum().tolist(), chunk.sum().tolist()
+            part, chunk_total = _read(torch.mul(chunk, chunk).sum()), _read(chunk.sum())  # pairwise, as ``dot`` does not
         else:
             with np.errstate(all="ignore"):
                 part, chunk_total = float(np.dot(array, array)), float(np.add.reduce(array))
@@ -335,8 +314,7 @@ def _norms(tensors: Sequence[Tensor]) -> list[float]:
             places.append(place)
         elif tensor.dtype is torch.float32 and tensor.numel() <= CHUNK and tensor.is_contiguous():
             flat = tensor.view(-1)  # as _norm does, without a call
-            square: Any = torch.mul(flat, flat).sum().tolist()
-            found[place] = math.sqrt(square)
+            found[place] = math.sqrt(_read(torch.mul(flat, flat).sum()))
     # What clip_grad_norm_ itself calls; torch has no public name for many norms at once.
     for place, norm in zip(places, torch.stack(torch._foreach_norm(small)).tolist() if small else (), strict=True):
         found[place] = norm
@@ -359,6 +337,13 @@ def _norm(values: Tensor) -> float:
     return math.sqrt(square)
 
 
-def _zeros(values: Tensor) -> int:
-    """How many values of a plain CPU tensor are exactly zero; of complex ones those with both parts zero."""
-    return _count(np.equal, (values.resolve_conj().reshape(-1) if values.is_complex() else flatten(values)).numpy(), 0)
+def _zeros(tensors: Sequence[Tensor]) -> list[int]:
+    """How many values of each of some plain CPU tensors are exactly zero; of complex ones those with both parts zero."""
+    found = []
+    for values in tensors:
+        if values.numel() <= _FEW and values.dtype in _WIDE:
+            found.append(values.numel() - int(np.count_nonzero(values.numpy())))
+        else:
+            flat = values.resolve_conj().reshape(-1) if values.is_complex() else flatten(values)
+            found.append(_count(np.equal, flat.numpy(), 0))
+    return found
