@@ -197,6 +197,10 @@ class LoopEvents:
 
     # Backward.
 
+    def last_backward(self) -> None:
+        """No other backward follows in this batch: the calls after it are not looked at. Harmless when it was called before."""
+        self._switch(False)
+
     def _switch(self, on: bool) -> None:
         """See the backward that comes next, or no longer."""
         if on is not self._mode_on and not self._in_backward:

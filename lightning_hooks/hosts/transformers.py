@@ -59,7 +59,7 @@ class MonitorCallback(TrainerCallback, TrainingReports):
         saved = _checkpoint(args, state) / STATE
         if state.global_step and saved.exists():
             self.loop.load_state_dict(torch.load(saved, map_location="cpu", weights_only=False))
-        host.again = TrainersLoss(host, trainer, loop.run)
+        host.again = TrainersLoss(host, trainer, loop)
         loop.start()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -163,11 +163,11 @@ class TrainersLoss(LoopStepAgain):
     Args:
         host: The Trainer, as a session sees it.
         trainer: The Trainer.
-        run: Calls a function on a batch as the loop does.
+        loop: What observes it.
     """
 
-    def __init__(self, host: PlainHost, trainer: Trainer, run: Callable[..., Any]) -> None:
-        compute = trainer.compute_loss
+    def __init__(self, host: PlainHost, trainer: Trainer, loop: LoopMonitor) -> None:
+        compute, train = trainer.compute_loss, trainer.training_step
 
         def loss_of(inputs: Any, *args: Any, **kwargs: Any) -> Any:
             with trainer.compute_loss_context_manager():
@@ -178,10 +178,17 @@ class TrainersLoss(LoopStepAgain):
         def recorded(model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not (model.training and torch.is_grad_enabled()):  # an evaluation
                 return compute(model, inputs, *args, **kwargs)
-            return run(lambda _, *more, **named: compute(model, inputs, *more, **named), dict(inputs), *args, **kwargs)
+            return loop.run(lambda _, *more, **named: compute(model, inputs, *more, **named), dict(inputs), *args, **kwargs)
+
+        @wraps(train)
+        def trained(*args: Any, **kwargs: Any) -> Any:
+            loss = train(*args, **kwargs)
+            if loop.running:  # what follows, such as clipping, computes with each gradient
+                loop.events.last_backward()
+            return loss
 
         super().__init__(host, loss_of)
-        self._put_back = exchange(trainer, compute_loss=recorded)
+        self._put_back = exchange(trainer, compute_loss=recorded, training_step=trained)
         self.record(trainer.callback_handler.train_dataloader)
 
     @override
