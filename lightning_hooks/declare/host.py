@@ -79,6 +79,10 @@ class Position(Protocol):
     def epoch_ends(self) -> bool:
         """Whether the training batch that ends now is the epoch's last."""
 
+    @property
+    def uneven(self) -> bool:
+        """Whether another rank may have had its last batch, so that a window cannot end now."""
+
 
 GradientChanges = Literal["none", "scaled", "any"]
 """Of gradients between ``before_optimizer_step`` and the update: nothing changes them, at most one multiplication of all of them by
@@ -282,11 +286,6 @@ class Host(ABC):
     def replicated_parameters(self) -> Sequence[nn.Parameter]:
         """The parameters that every rank is to hold alike at the end of each step; empty where none are, or that is not known."""
         return ()
-
-    @property
-    def uneven(self) -> bool:
-        """Whether another rank may have had its last batch, so that a window cannot end now."""
-        return False
 
     @abstractmethod
     def stop(self) -> None:

@@ -75,6 +75,7 @@ class LightningHost(TrainerReference, Host):
     """
 
     loss_scaling = LossScaling()
+    uneven = False
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, of_fit: FitObjects) -> None:
         super().__init__(trainer, of_fit)

@@ -91,8 +91,8 @@ class PlainHost(Host):
         return replicated(self.wrapped) if self.setup.world_size > 1 else ()
 
     @property
-    @override
     def uneven(self) -> bool:
+        """Whether another rank may have had its last batch."""
         return bool(getattr(getattr(self.wrapped, "_join_config", None), "enable", False))  # within ``join()``; no public name
 
     @override

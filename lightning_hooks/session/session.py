@@ -13,14 +13,14 @@ from lightning_hooks.alerts import AlertError
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import Step
-from lightning_hooks.declare.warn import Once, info, skipped_message, warn_of_faults
+from lightning_hooks.declare.warn import info, warn_of_faults
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.hooks import guarded
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import unread
 from lightning_hooks.session.batches import Batches, BatchPlan
-from lightning_hooks.session.closing import ending, print_summaries, verdict_of
+from lightning_hooks.session.closing import ending, print_summaries
 from lightning_hooks.session.evidence import SessionEvidence
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
@@ -33,7 +33,7 @@ from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.terminal import Terminal
 from lightning_hooks.session.tracker_sink import TrackerSink
-from lightning_hooks.session.windows import merged
+from lightning_hooks.session.window_ends import WindowEnds
 from lightning_hooks.trackers import some
 
 
@@ -75,7 +75,8 @@ class Session:
         self.evidence = SessionEvidence(host, self.calls, self.hooks, self._window_so_far)
         self.sinks = Sinks(TrackerSink(host, lambda: self.members), Terminal(host, lambda: self.members))
         self.alerts = RunAlerts(host, self.evidence, self.sinks)
-        self._info_once, self._closed = Once(info), False
+        self._window_ends = WindowEnds(self.calls, self.hooks, self.evidence, self.sinks, self.alerts)
+        self._closed = False
         self._batches, self._plan = Batches(host.setup.device, self.hooks, self.calls), BatchPlan()  # of the batch under way
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
         self._tensors_in = guarded(tensors_in, "the batch", self._unread_batch, observes=True)
@@ -242,7 +243,7 @@ class Session:
             self.evidence.measure.batch_end()
         if self.host.position.epoch_ends:
             self.hooks.suspension.suspend(self.host.model)  # the last window ends with the epoch, after validation
-        elif full and not self.host.uneven:
+        elif full and not self.host.position.uneven:
             self._end_windows(full)
 
     def validation_start(self) -> None:
@@ -279,29 +280,8 @@ class Session:
         self.sinks.reports([member for member in self.members if member.finish_epoch()], of_epoch=True)
 
     def _end_windows(self, members: Sequence[Member], epoch_ends: bool = False) -> None:
-        """The windows of some members end: make the reports, and log, judge them, and pass them on to the sinks."""
         self._batches.follow(self.members)  # in another window collectors may follow other events
-        for member in members:
-            member.live.window_end()
-        tables, (calls, bad) = merged([m.live for m in members], [self.calls.waiting, self.evidence.results.waiting])
-        if calls:
-            self.calls.agree()
-        if bad:
-            self.evidence.results.agree()
-        for member, table in zip(members, tables, strict=True):
-            member.finish_window(table, epoch_ends)
-        self.calls.notify(member.live for member in self.members)
-        skipped = self.hooks.faults.skipped + sum(member.faults.skipped for member in self.members)
-        if skipped:
-            self._info_once(skipped_message(skipped))
-        self.sinks.reports(members)
-        try:
-            self.alerts.window_end(members)
-        finally:  # also where on_alert="raise" ends the run here
-            self.evidence.passed_on(alert for member in members for alert in member.report.alerts)
-            for member in members:
-                member.history.add(member.report)
-            self.sinks.window_end(members)
+        self._window_ends.end(members, self.members, epoch_ends)
 
     def judge_urgent(self) -> bool:
         """Something is wrong that cannot wait: apply the urgent rules of all members that check within a window.
@@ -342,10 +322,5 @@ class Session:
         self.probe.unsubscribe(self.evidence)
         self.evidence.close()
         self.calls.close()
-        with self.sinks.ending():
-            end = ending(self.host, how, error, self.alerts.stopped_by)
-            for member in members:
-                member.history.add(member.report)
-                member.end = end
-            self.members = list(members)  # which the sinks show
-            self.sinks.end(end, verdict_of(members).headline)
+        self.members = list(members)  # which the sinks show
+        self.sinks.end(members, ending(self.host, how, error, self.alerts.stopped_by))

@@ -14,7 +14,7 @@ from lightning_hooks.declare.warn import Once, info
 from lightning_hooks.hooks.checks import check_bools
 from lightning_hooks.run_report.lines import FOLDER, REPORTS
 from lightning_hooks.run_report.run import run_name
-from lightning_hooks.session.closing import run_report
+from lightning_hooks.session.closing import run_report, verdict_of
 from lightning_hooks.session.member import Member
 from lightning_hooks.sinks.notebook import LivePage
 from lightning_hooks.sinks.sink import Notice, Sink
@@ -58,14 +58,24 @@ class Sinks:
         """The alerts of windows were passed on."""
         self._call(lambda sink: sink.window_end(members))
 
-    def end(self, end: Mapping[str, Any], headline: str) -> None:
-        """The run has ended."""
-        for sink in list(self._each):
-            with self.ending(sink):
-                sink.end(end, headline)
+    def end(self, members: Sequence[Member], end: dict[str, Any]) -> None:
+        """The run has ended.
+
+        Args:
+            members: All.
+            end: How it ended, from :func:`~lightning_hooks.session.closing.ending`.
+        """
+        with self._ending():
+            for member in members:
+                member.history.add(member.report)
+                member.end = end
+            headline = verdict_of(members).headline
+            for sink in list(self._each):
+                with self._ending(sink):
+                    sink.end(end, headline)
 
     @contextmanager
-    def ending(self, sink: Sink | None = None) -> Iterator[None]:
+    def _ending(self, sink: Sink | None = None) -> Iterator[None]:
         """A block at the run's end, in which what its own sinks raise is a warning, once: that end goes first."""
         try:
             yield
