@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from typing import NamedTuple
@@ -32,7 +32,9 @@ class CauseOrder(NamedTuple):
     roots: list[tuple[int, Alert]]  # (place of the report, alert) of the roots of all reports, first causes first
 
 
-def in_order_of_cause(window: Window, books: Sequence[AlertBook] = (), lead: Alert | None = None) -> CauseOrder:
+def in_order_of_cause(
+    window: Window, books: Sequence[AlertBook] = (), lead: Alert | None = None, heads: Heads | None = None
+) -> CauseOrder:
     """Put the alerts of a window in order of cause.
 
     Args:
@@ -41,6 +43,7 @@ def in_order_of_cause(window: Window, books: Sequence[AlertBook] = (), lead: Ale
             spread from it: once weights are NaN, the first module is the first to give one, and not why. A problem of an earlier
             window that no rule finds any more, but that has consequences in this one, is among the alerts as it was passed on.
         lead: The alert of the window about the first bad step: what else is not finite came of it.
+        heads: What one cause explains together, as :func:`one_cause` finds it.
     """
     reports, places = window.reports, window.places
     found = [(place, alert) for place, report in enumerate(reports) for alert in report.alerts]
@@ -55,12 +58,13 @@ def in_order_of_cause(window: Window, books: Sequence[AlertBook] = (), lead: Ale
         else:
             by_kind.setdefault(node.kind, []).append(node)
     unaffected = _unaffected_parameters(window)
-    heads = {kind: _heads(kind, alike, unaffected) for kind, alike in by_kind.items()}
-    for kind, effects in heads.items():
+    leaders = {kind: _heads(kind, alike, unaffected) for kind, alike in by_kind.items()}
+    for kind, effects in leaders.items():
         for cause_kind, follows in links().get(kind, {}).items():
             for effect in [effect for effect in effects if effect.cause is None]:
-                able = (cause for cause in heads.get(cause_kind, ()) if cause.serious >= effect.serious)
+                able = (cause for cause in leaders.get(cause_kind, ()) if cause.serious >= effect.serious)
                 effect.cause = min((cause for cause in able if follows(effect, cause)), key=_rank, default=None)
+    _add_heads(nodes, alerts, heads or {}, places)
     _add_earlier_causes(nodes, alerts, books, places)
     for node in nodes:
         if node.cause is not None:
@@ -86,6 +90,60 @@ def _root(node: Node) -> Node:
     while node.cause is not None:
         node = node.cause
     return node
+
+
+# One cause of several alerts.
+
+
+Problem = tuple[int, Alert]
+"""The place of its report, and the alert."""
+Heads = Mapping[tuple[int, str], Problem]
+"""The place of a report and a kind of its alerts, to the problem that they belong to."""
+
+
+def one_cause(roots: Iterable[Problem], earlier: Iterable[Problem]) -> Heads:
+    """Of the alerts that one cause explains, the one that stands for them: an earlier one, or the first.
+
+    Args:
+        roots: Root causes that are new, with their causes, first causes first.
+        earlier: Those that are open since earlier windows.
+
+    Returns:
+        The kinds that have no alert of their own. One without a decisive cause belongs to an alert whose decisive cause is among
+        those that its kind may have.
+    """
+    heads: list[tuple[Problem, set[str]]] = [(problem, _decisive(problem[1])) for problem in earlier]
+    found: dict[tuple[int, str], Problem] = {}
+    roots = [(problem, _decisive(problem[1])) for problem in roots if problem[1].severity != "info"]
+    for problem, causes in sorted(roots, key=lambda root: not root[1]):
+        own = problem[0], problem[1].kind
+        able = causes or {one.name for one in kind_of(own[1]).hypotheses}
+        head = next((head for head, known in heads if known & able and (head[0], head[1].kind) != own), None)
+        if head is None:
+            heads.append((problem, causes))
+        else:
+            found[own] = head
+    return found
+
+
+def _decisive(alert: Alert) -> set[str]:
+    """The names of an alert's causes that much speaks for; none for an info."""
+    return set() if alert.severity == "info" else {cause.name for cause in alert.causes if cause.decisive}
+
+
+def _add_heads(nodes: list[Node], alerts: list[Alert], heads: Heads, places: Mapping[str, float]) -> None:
+    """Give alerts that one cause explains the alert that stands for them, which is added where this window does not have it."""
+    roots = [node for node in nodes if node.cause is None and node.serious]
+    for node in [node for node in roots if (node.report, node.kind) in heads]:
+        report, head = heads[node.report, node.kind]
+        same = (other for other in nodes if (other.report, other.kind) == (report, head.kind) and other.serious)
+        able = next((other for other in same if other.cause is None), None)
+        if able is None:
+            place = place_of(head.site, places)
+            able = Node(head.kind, head.site, head.value, head.severity, report, len(alerts), place, STEP, -1.0, -1.0)
+            nodes.append(able)
+            alerts.append(head)
+        node.cause = able
 
 
 # Causes of earlier windows.

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from lightning_hooks.alerts import Alert, AlertBook, AlertError
-from lightning_hooks.alerts.causes import in_order_of_cause
+from lightning_hooks.alerts.causes import Heads, Problem, in_order_of_cause, one_cause
 from lightning_hooks.alerts.harm import weighed
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.kinds import kind_of
@@ -137,12 +137,20 @@ class RunAlerts:
         if (found := self._lead(members, window)) is not None:
             place, lead = found
             window = window.led_by(lead, place)
-        ordered = in_order_of_cause(window, books, lead)
         known = Window(
             report.after([one for one in member.alerting.history if one.step < report.step])
             for member, report in zip(members, window.reports, strict=True)
         )
-        alerts = [self._completed(found, book, known, earlier, lead) for found, book in zip(ordered.of_report, books, strict=True)]
+
+        def in_order(heads: Heads | None = None) -> tuple[list[Problem], list[list[Alert]]]:
+            found = in_order_of_cause(window, books, lead, heads)
+            return found.roots, [self._completed(*each, known, earlier, lead) for each in zip(found.of_report, books, strict=True)]
+
+        roots, alerts = in_order()
+        fresh = {(place, alert.name): alert for place, book in enumerate(books) for alert in book.fresh(alerts[place])}
+        new = [(place, fresh[place, root.name]) for place, root in roots if (place, root.name) in fresh]
+        if heads := one_cause(new, [(place, alert) for place, book in enumerate(books) for alert in book.open]):
+            roots, alerts = in_order(heads)
         complete = window.with_alerts(book.grouped(found) for book, found in zip(books, alerts, strict=True))
         fresh = {
             (place, alert.name): alert
@@ -151,7 +159,7 @@ class RunAlerts:
         }
         notices = [
             Notice(fresh[place, root.name], members[place], actions_on(root, members, window))
-            for place, root in ordered.roots
+            for place, root in roots
             if (place, root.name) in fresh
         ]
         return complete, notices
