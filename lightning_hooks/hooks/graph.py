@@ -80,11 +80,17 @@ def distance_sign(loss: Tensor) -> int:
         name = _name(node)
         if name.startswith(_DISTANCES):
             return sign
-        if name not in ("Div", "Mean", "Sum", "Neg"):
+        turned = name == "Neg" or (name == "Mul" and _is_negative(getattr(node, "_saved_other", None)))
+        if not turned and name not in ("Div", "Mean", "Sum"):
             return 0
-        sign = -sign if name == "Neg" else sign
+        sign = -sign if turned else sign
         node = _unmoved(_input(node))
     return 0
+
+
+def _is_negative(factor: Any) -> bool:
+    """Whether it is a number below 0 in the code: one on a device is not read."""
+    return isinstance(factor, Tensor) and not (factor.dim() or factor.requires_grad) and factor.is_cpu and bool(factor < 0)
 
 
 def linear_layers(loss: Tensor) -> list[nn.Parameter]:

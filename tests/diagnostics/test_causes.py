@@ -29,6 +29,7 @@ from lightning_hooks.declare.hypothesis import OPS, Cause, Hypothesis, Remedy, r
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.plain import from_plain
 from lightning_hooks.diagnostics.causes import code, rates, weights
+from lightning_hooks.diagnostics.causes import steps as large_steps
 from lightning_hooks.diagnostics.causes.facts import Facts as AllFacts
 from lightning_hooks.diagnostics.causes.facts import TensorFacts
 from lightning_hooks.diagnostics.features.stats import FeatureStats
@@ -124,6 +125,26 @@ def test_a_rate_beyond_the_usual_is_the_cause_and_the_remedy_is_a_usual_one(kind
     assert second.to == pytest.approx(to / 10)
 
 
+@pytest.mark.parametrize(
+    ("sign", "maximize", "found"),
+    [
+        (1, True, "The loss is made as large as possible: optimizer.maximize is True."),
+        (-1, False, "The loss is made as large as possible: there is a minus before it."),
+        (-1, True, ""),
+        (1, False, ""),
+        (0, True, ""),  # a reward
+    ],
+)
+def test_a_distance_that_is_made_larger_is_the_cause(sign: int, maximize: bool, found: str) -> None:
+    loss = LossReport(40, 1.0, 0.0, 1.0, 1.0, 1.0, start=1.0)
+    report = dataclasses.replace(flow(maximize=maximize), loss=loss, loss_sign=sign)
+    causes = ranked(alert("weights_growing"), Facts(flow=report), KINDS["weights_growing"].hypotheses)
+    statements = {cause.name: cause.statement for cause in causes}
+    assert statements.get("wrong_sign", "") == found
+    by_hand = dataclasses.replace(report, loss=dataclasses.replace(loss, optimized=False))
+    assert not [one for one in ranked(alert(), Facts(flow=by_hand), KINDS["dead"].hypotheses) if one.name == "wrong_sign"]
+
+
 def test_an_info_says_nothing_about_a_rate_that_is_too_high() -> None:
     """Targets of 2e5 need steps that are unusual: a lower rate makes that healthy training worse."""
     facts, info = Facts(flow=flow(0.27, 0.05, "Adam")), dataclasses.replace(alert("constant", "net.fc"), severity="info")
@@ -205,10 +226,10 @@ def test_one_group_that_is_much_faster_is_blamed_and_the_others_are_not() -> Non
 
 def test_clipping_is_set_to_the_usual_norm_and_never_advised_where_it_is_set() -> None:
     spike = alert("spike", "0-AdamW", batch=3)
-    cause = rates.unclipped.judge(spike, Facts(flow=flow(), clip=steps(1.3, 60.0)))
+    cause = large_steps.unclipped.judge(spike, Facts(flow=flow(), clip=steps(1.3, 60.0)))
     assert cause is not None
     assert (cause.remedies[0].target, cause.remedies[0].to) == ("trainer.gradient_clip_val", 1.0)
-    assert rates.unclipped.judge(spike, Facts(flow=flow(), clip=steps(1.3, 60.0), setup=clipped_at(1.0))) is None
+    assert large_steps.unclipped.judge(spike, Facts(flow=flow(), clip=steps(1.3, 60.0), setup=clipped_at(1.0))) is None
     given = dataclasses.replace(spike, advice=("Set gradient_clip_val to limit such a step", "Check the data"))
     assert with_causes(given, Facts(setup=clipped_at(1.0))).advice == ("Check the data",)
     assert "Set gradient_clip_val to limit such a step" in with_causes(given, Facts(clip=steps(1.3))).advice
@@ -251,12 +272,12 @@ def test_an_operation_that_only_overflows_is_no_cause(operation: str, cause: str
 
 
 def test_a_threshold_far_below_the_norm_is_raised_above_it() -> None:
-    cause = rates.clip_too_low.judge(alert("always_clipped"), Facts(clip=steps(4.0), setup=clipped_at(1e-4)))
+    cause = large_steps.clip_too_low.judge(alert("always_clipped"), Facts(clip=steps(4.0), setup=clipped_at(1e-4)))
     assert cause is not None
     assert cause.decisive
     assert (cause.remedies[0].from_, cause.remedies[0].to) == (1e-4, 8.0)
     exploding = Facts(clip=steps(4.0), setup=clipped_at(1e-4), others=[("exploding", "net.fc")])
-    cause = rates.clip_too_low.judge(alert("always_clipped"), exploding)
+    cause = large_steps.clip_too_low.judge(alert("always_clipped"), exploding)
     assert cause is None or not cause.decisive
 
 
@@ -417,7 +438,7 @@ def test_hypotheses_of_every_kind_say_nothing_where_nothing_is_known(kind: Any) 
         for remedy in cause.remedies if cause else ():
             assert remedy.op in OPS
     assert code.NONFINITE
-    assert rates.STEP_SIZE
+    assert large_steps.STEP_SIZE
 
 
 def test_explain_lists_the_causes_of_a_kind_with_their_remedies() -> None:

@@ -26,6 +26,7 @@ from lightning_hooks.diagnostics.attention import rules as attention
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
 from lightning_hooks.diagnostics.batches.inputs import FeatureScales
 from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
+from lightning_hooks.diagnostics.causes import steps as large_steps
 from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
 from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
@@ -212,7 +213,7 @@ def test_batches_that_are_too_small_for_a_batch_norm() -> None:
 def test_a_term_of_the_loss_with_the_wrong_sign(recent: tuple[float, ...], known: bool, score: float | None) -> None:
     given = features(targets={"mse_loss": TargetStats(4, 0, 0, 0, 0, 0, 0)} if known else {})
     report = flow(loss=LossReport(40, 0.0, 0.1, -4.0, 1.0, recent[-1], recent=recent))
-    cause = code.wrong_sign.judge(alert("weights_growing", "net.a.weight"), facts(given, report))
+    cause = large_steps.wrong_sign.judge(alert("weights_growing", "net.a.weight"), facts(given, report))
     assert (None if cause is None else cause.score) == score
 
 
@@ -257,7 +258,7 @@ def test_a_loss_that_is_multiplied(kind: str, factor: float, score: float | None
     first = features(outputs={"cross_entropy": of_logits(first_loss=2.3)}), flow(loss=began, optimizers=rates_)
     later = features().after([first[0]]), flow(optimizers=rates_).after([first[1]])
     for given, report in (first, later):
-        cause = rates.loss_multiplied.judge(alert("dead", "net.b"), facts(given, report, optimizers=rates_))
+        cause = large_steps.loss_multiplied.judge(alert("dead", "net.b"), facts(given, report, optimizers=rates_))
         assert (None if cause is None else cause.score) == score
         if cause is not None:
             assert [(remedy.target, remedy.to) for remedy in cause.remedies] == [("loss", 1e-4)]
@@ -470,8 +471,8 @@ def test_numbers_that_are_not_finite_are_no_measure_of_a_scale(far: float) -> No
     outputs = {"cross_entropy": of_logits(first_loss=2.3)}
     rate = {"0-SGD": OptimizerStats((0.1,), (0.1,), groups=(GroupSettings(lr=0.1, lr_peak=0.1),))}
     known = facts(features(outputs=outputs), flow(loss=loss), optimizers=rate)
-    assert rates.loss_multiplied.judge(alert("dead", "net.b"), known) is None
-    assert rates.loss_divided.judge(alert("second_moment_stale", "0-Adam"), facts()) is None  # no norm is known
+    assert large_steps.loss_multiplied.judge(alert("dead", "net.b"), known) is None
+    assert large_steps.loss_divided.judge(alert("second_moment_stale", "0-Adam"), facts()) is None  # no norm is known
 
 
 POLICY = {**dict.fromkeys(("pi.0", "pi.1", "pi.2", "vf.0", "vf.1", "vf.2"), "Linear"), "later": "Linear"}

@@ -91,6 +91,10 @@ def test_what_computed_a_tensor(output: Callable[[Tensor], Tensor], function: st
     [
         (lambda z: F.cross_entropy(z, Y) / 2, 1),
         (lambda z: -F.cross_entropy(z, Y) / 2, -1),
+        (lambda z: -1.0 * F.cross_entropy(z, Y), -1),
+        (lambda z: F.cross_entropy(z, Y) * -2, -1),
+        (lambda z: 2 * F.cross_entropy(z, Y), 0),
+        (lambda z: F.cross_entropy(z, Y) * torch.tensor(-1.0, requires_grad=True), 0),
         (lambda z: F.mse_loss(z, ONE, reduction="none").mean(1).mean(), 1),
         (lambda z: F.binary_cross_entropy_with_logits(z, ONE).neg().neg(), 1),
         (lambda z: (F.cross_entropy(z, Y, reduction="none") * torch.tensor([1.0, -1, 1, 1, 1])).mean(), 0),  # rewards

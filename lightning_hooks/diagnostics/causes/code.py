@@ -120,21 +120,6 @@ def activation_before_loss(alert: Alert, facts: Facts, found: CauseEvidence) -> 
     return f"{last}{f' ({kind})' * bool(kind)} stands before a loss {what}.", [remedy]
 
 
-@hypothesis("turn the sign of the term round")
-def wrong_sign(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """A term of the loss has the wrong sign, and is made as large as it can be."""
-    known = [*facts.features.outputs, *facts.features.targets]
-    recent = [] if facts.flow.loss is None else [value for value in facts.flow.loss.recent if value == value]
-    if not known or len(recent) < 4:
-        return None
-    first, last = recent[0], recent[-1]
-    found.add(max(recent[-4:]) < 0, 0.6, f"the loss is {last:.3g}, and {known[0]}, which is part of it, is never below 0")
-    found.add(max(recent[-4:]) < 0 and last < first, 0.1, "and it falls")
-    sign = f"the sign of what is added to {known[0]}"
-    remedy = replace(sign, "its opposite", "a loss above 0", "loss = loss + weight * penalty")
-    return f"A term that is added to {known[0]} makes the loss negative: it grows without a bound.", [remedy]
-
-
 @hypothesis("add 1 to the labels, and a class to the outputs")
 def blank_label(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A label is the blank of the alignment."""

@@ -1,4 +1,4 @@
-"""Causes in the settings of optimizers, of their schedules, of the loss's scale, and of clipping."""
+"""Causes in the settings of optimizers and of their schedules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def usual(rate: Rate) -> Range:
     return found._replace(typical=rounded(found.typical * slower))
 
 
-def _set(rate: Rate, setting: str, now: Setting, to: Setting, effect: str = "steps of a usual size") -> Remedy:
+def set_to(rate: Rate, setting: str, now: Setting, to: Setting, effect: str = "steps of a usual size") -> Remedy:
+    """Set a setting of a group."""
     shown = f"{to:g}" if isinstance(to, float) else to
     return Remedy("set", rate.of(setting), now, to, "", effect, SOON, f"torch.optim.{rate.kind}(…, {setting}={shown})")
 
@@ -80,7 +81,7 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     found.add(facts.overflows, 0.2, "numbers grew from step to step until they overflowed")
     found.add(alert.severity == "info" and not lost, -1.0, "nothing shows that it does harm")
     to, effect = lower_rate(rate, facts), f"update ratios near {USUAL_UPDATE:g}, and a loss that falls"
-    remedies = [_set(rate, "lr", rate.lr, to, effect), _set(rate, "lr", rate.lr, rounded(to / 10), effect)]
+    remedies = [set_to(rate, "lr", rate.lr, to, effect), set_to(rate, "lr", rate.lr, rounded(to / 10), effect)]
     if rate.lr > 1.5 * began:
         raises = Remedy("remove", f"what raises {rate.target}", None, None, "no scheduler is configured", effect, SOON)
         remedies.insert(0, _without_schedule(facts) if facts.schedules else raises)
@@ -114,11 +115,11 @@ def group_too_fast(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
         found.add(True, 0.1, f"{len(steep)} groups are above {known.high:g}, which is usual at most")
         target, effect = ", ".join(one.target for one in steep), "update ratios like those of the others"
         all_of_them = Remedy("set", target, None, least, "", effect, SOON, f"lr={least:g}")
-        return f"The learning rates of {len(steep)} groups are up to {times}.", [all_of_them, _set(rate, "lr", rate.lr, others)]
+        return f"The learning rates of {len(steep)} groups are up to {times}.", [all_of_them, set_to(rate, "lr", rate.lr, others)]
     if rate.lr > known.high and "[" in rate.target.partition(".")[0]:  # an optimizer of its own
         values.insert(0, known.typical)
     text = f"The learning rate of {rate.target.removesuffix('.lr')} is {rate.lr:.3g}, {times}."
-    return text, [_set(rate, "lr", rate.lr, to, "update ratios like those of the others") for to in dict.fromkeys(values)]
+    return text, [set_to(rate, "lr", rate.lr, to, "update ratios like those of the others") for to in dict.fromkeys(values)]
 
 
 @hypothesis("set optimizer.lr, by the size of its steps and the optimizer's usual range")
@@ -145,7 +146,7 @@ def rate_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     values = rounded(to), rounded(min(5 * to, most) if to < most else max(to / 10, 2 * rate.lr))
     text = f"The learning rate is {rate.lr:.3g}{f'; {size}' * math.isfinite(ratio)}."
-    return text, [_set(rate, "lr", rate.lr, value, f"update ratios near {USUAL_UPDATE:g}") for value in values]
+    return text, [set_to(rate, "lr", rate.lr, value, f"update ratios near {USUAL_UPDATE:g}") for value in values]
 
 
 # Schedules.
@@ -186,7 +187,7 @@ def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         remedies.append(Remedy("set", "scheduler.interval", "step", "epoch", "", effect, SOON, code))
     if 0 <= lr < peak < 0.1 * initial and usual(rate).typical > 0:  # it was at its highest: the factor is not near 1 anywhere
         to = rounded(initial * usual(rate).typical / peak)
-        remedies.insert(0, _set(rate, "lr", initial, to, f"a rate near {usual(rate).typical:g} at its highest"))
+        remedies.insert(0, set_to(rate, "lr", initial, to, f"a rate near {usual(rate).typical:g} at its highest"))
     text = f"The learning rate is {min(lr, least):.2g} now under {schedule.name}, and was {peak:.2g} at most."
     return text, [*remedies, _without_schedule(facts)]
 
@@ -210,117 +211,10 @@ def unusual_setting(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
             if value >= limit and (name != "eps" or is_scale_free(rate.optimizer)):
                 found.add(not stated, 0.7, f"{to:g} is usual")
                 stated.append(f"{name} of {rate.optimizer} is {value:g}; {to:g} is usual.")
-                remedies.append(_set(rate, name, value, to))
+                remedies.append(set_to(rate, name, value, to))
         betas = rate.settings.betas
         if len(betas) == 2 and "adam" in rate.kind.lower() and (betas[0] > betas[1] or betas[1] < 0.5):
             found.add(not stated, 0.8, "0.9 and 0.999 are usual")
             stated.append(f"betas of {rate.optimizer} are {betas}; (0.9, 0.999) are usual.")
-            remedies.append(_set(rate, "betas", str(betas), "(0.9, 0.999)"))
+            remedies.append(set_to(rate, "betas", str(betas), "(0.9, 0.999)"))
     return (" ".join(stated), remedies) if stated else None
-
-
-# Clipping.
-
-
-def clip_at(facts: Facts, to: float) -> Remedy:
-    """Clip the norm of gradients."""
-    code = f"Trainer(gradient_clip_val={to:g})"
-    return Remedy("set", "trainer.gradient_clip_val", facts.setup.clip_norm, to, "", "no step with a larger norm", SOON, code)
-
-
-@hypothesis("set trainer.gradient_clip_val to the usual norm")
-def unclipped(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """Nothing limits a single large gradient."""
-    norm = facts.usual_norm
-    if facts.setup.clip_norm is not None or not norm > 0:
-        return None
-    top = max(stats.norm_before_max for stats in facts.clip.optimizers.values())
-    found.add(top > 10 * norm, 0.45, f"a step had a gradient norm of {top:.3g}, and {norm:.3g} is usual")
-    found.add(any(stats.clipped_steps for stats in facts.clip.optimizers.values()), -0.45, "code of your own clips")
-    return f"Nothing clips, and the gradient norm reached {top:.3g} where {norm:.3g} is usual.", [clip_at(facts, rounded(norm))]
-
-
-@hypothesis("set trainer.gradient_clip_val above the usual norm")
-def clip_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """The clipping threshold is far below the usual norm."""
-    norm, summed = facts.usual_norm, loss_summed.judge(alert, facts)
-    if facts.setup.clip_norm is None or not norm > facts.setup.clip_norm:
-        return None
-    found.add(True, 0.3, f"the usual norm is {norm:.3g}")
-    found.add(norm > 10 * facts.setup.clip_norm, 0.3, f"that is {norm / facts.setup.clip_norm:.3g} times the threshold")
-    found.add(summed is not None, -0.3, "the loss is as large as a sum over the batch")
-    found.add(bool(facts.raised("exploding")), -0.6, "exploding is raised too: that norm is no measure of a usual step")
-    return f"gradient_clip_val is {facts.setup.clip_norm:g}, and the usual norm is {norm:.3g}.", [clip_at(facts, rounded(2 * norm))]
-
-
-# The scale of the loss.
-
-
-def _scale_loss(to: float, code: str) -> list[Remedy]:
-    return [Remedy("scale", "loss", None, to, "", "gradients of a usual size", 1, code)]
-
-
-@hypothesis("multiply the loss by one over the batch size")
-def loss_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """The loss is a sum over the batch, not a mean."""
-    loss, learning, outputs = facts.flow.loss, facts.flow.learning, facts.features.outputs.values()
-    classes = max((stats.classes for stats in outputs), default=0)
-    rows = max((stats.rows / stats.calls for stats in outputs if stats.calls), default=0.0)
-    size = (None if learning is None else learning.batch_size) or rows
-    if loss is None or size < 4 or classes < 2:
-        return None
-    first = loss.recent[0] if facts.flow.epoch == 0 and loss.recent else loss.start
-    guess = math.log(classes)
-    times = f"{first / guess:.3g} times that of guessing"
-    found.add(0.6 < first / guess / size < 1.7, 0.75, f"it starts at {first:.3g}, {times}")
-    text = f"The loss starts at {first:.3g}, {times} ({guess:.2g}), with a batch of {size:.0f}: it is summed over the batch."
-    return text, _scale_loss(float(f"{1 / size:.2g}"), 'reduction="mean"')
-
-
-@hypothesis("multiply the loss by one over the factor")
-def loss_multiplied(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """The loss is a large multiple of the cross entropy that it is made of."""
-    loss, outputs = facts.flow.first.loss, facts.features.first.outputs
-    losses = [stats.first_loss for stats in outputs.values() if stats.first_loss > 0]
-    rate = facts.rate_at(alert.site)
-    if loss is None or not loss.recent or len(losses) != 1 or rate is None or is_scale_free(rate.optimizer):
-        return None
-    (site,), (measured,) = outputs, losses
-    factor, summed = loss.recent[0] / measured, loss_summed.judge(alert, facts)
-    if not 0 < factor < math.inf:
-        return None
-    found.add(factor > 10, 0.75, f"the first loss is {loss.recent[0]:.3g}, and {site} of that batch is {measured:.3g}")
-    found.add(summed is not None and summed.decisive, -0.5, "it is as large as a sum over the batch")
-    to = float(f"{1 / factor:.2g}")
-    return f"The loss is {factor:.3g} times {site}, and so is each gradient.", _scale_loss(to, f"loss * {to:g}")
-
-
-@hypothesis("multiply the loss by one over the number of batches of a step")
-def accumulation_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """The gradients of several batches are added up by hand, and not divided."""
-    steps = max((setup.steps for setup in facts.flow.setups.values()), default=0)
-    batches = round(facts.flow.batches / steps) if steps else 0
-    if facts.setup.automatic_optimization or batches < 2 or len(facts.flow.optimizers) != 1:
-        return None
-    ratio = facts.usual_ratio(*facts.flow.optimizers)
-    found.add(ratio > 0.02, 0.6, f"a step changes a weight by {ratio:.2g} of its size")
-    text = f"{batches} batches make a step under manual optimisation, and steps are as large as if their gradients were summed."
-    return text, _scale_loss(float(f"{1 / batches:.2g}"), f"self.manual_backward(loss / {batches})")
-
-
-@hypothesis("multiply the loss")
-def loss_divided(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """The loss or its gradient is divided too often."""
-    norm = facts.usual_norm
-    if not norm > 0:
-        return None
-    found.add(norm < 1e-5, 0.6, "Adam's eps is 1e-8 for each element")
-    return f"The usual norm of the gradients is {norm:.2g}.", _scale_loss(rounded(1 / norm), f"loss * {1 / norm:.0e}")
-
-
-STEP_SIZE = (rate_too_high, group_too_fast, wrong_schedule, unusual_setting, loss_summed, loss_multiplied, accumulation_summed)
-"""What makes steps too large."""
-LARGE_STEP = (*STEP_SIZE, unclipped)
-"""What makes a single one of them too large."""
-SMALL_STEPS = (wrong_schedule, unusual_setting, clip_too_low, rate_too_low)
-"""What makes steps too small."""

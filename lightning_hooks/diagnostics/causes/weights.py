@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
 from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
-from lightning_hooks.diagnostics.causes.rates import clip_at
 from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace, rounded
+from lightning_hooks.diagnostics.causes.steps import clip_at
 from lightning_hooks.diagnostics.setup.initial import TEXTBOOK, is_textbook
 from lightning_hooks.trackers import some
 

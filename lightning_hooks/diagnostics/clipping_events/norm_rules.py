@@ -10,7 +10,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.causes.code import bad_batch
-from lightning_hooks.diagnostics.causes.rates import LARGE_STEP
+from lightning_hooks.diagnostics.causes.steps import LARGE_STEP
 from lightning_hooks.diagnostics.causes.weights import stretching_recurrence
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 

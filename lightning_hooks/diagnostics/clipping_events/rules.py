@@ -11,7 +11,8 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, not_later
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import fact, half_overflow
-from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, clip_too_low, rate_too_high
+from lightning_hooks.diagnostics.causes.rates import rate_too_high
+from lightning_hooks.diagnostics.causes.steps import STEP_SIZE, clip_too_low
 from lightning_hooks.diagnostics.causes.wiring import clipped_while_scaled
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.excuses import is_scale_free

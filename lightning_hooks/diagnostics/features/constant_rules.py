@@ -12,7 +12,7 @@ from lightning_hooks.declare.kinds import Kind, always, downstream_of_whole, for
 from lightning_hooks.declare.rule import Excuse, Judges, Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import softmax_of_one
 from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, tiny_inputs
-from lightning_hooks.diagnostics.causes.rates import STEP_SIZE
+from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
 from lightning_hooks.diagnostics.causes.weights import constant_weights, offset_bias
 from lightning_hooks.diagnostics.excuses import FIRST_STEP_ONLY, first_called, loss_falls
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport

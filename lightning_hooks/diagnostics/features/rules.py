@@ -11,7 +11,7 @@ from lightning_hooks.declare.kinds import Kind, Node, Severity, downstream, down
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import softmax_of_one
 from lightning_hooks.diagnostics.causes.data import large_inputs
-from lightning_hooks.diagnostics.causes.rates import STEP_SIZE
+from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
 from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, offset_bias
 from lightning_hooks.diagnostics.reports import FeatureReport
 

@@ -13,7 +13,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, Severity, backward, from_first, upstream
 from lightning_hooks.declare.rule import Excuse, Rule
 from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, large_targets, placeholder
-from lightning_hooks.diagnostics.causes.rates import LARGE_STEP
+from lightning_hooks.diagnostics.causes.steps import LARGE_STEP
 from lightning_hooks.diagnostics.causes.weights import initial_scale, large_start, stretching_recurrence, stretching_start
 from lightning_hooks.diagnostics.excuses import LOSS_FALLS, all_scale_free, loss_falls
 from lightning_hooks.diagnostics.reports import GradientFlowReport

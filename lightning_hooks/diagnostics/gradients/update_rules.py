@@ -12,7 +12,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, always, from_first, of_whole
 from lightning_hooks.declare.rule import Excuse, Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import bad_batch, written_back
-from lightning_hooks.diagnostics.causes.rates import LARGE_STEP, SMALL_STEPS, STEP_SIZE
+from lightning_hooks.diagnostics.causes.steps import LARGE_STEP, SMALL_STEPS, STEP_SIZE
 from lightning_hooks.diagnostics.causes.wiring import cut_gradients, idle_step
 from lightning_hooks.diagnostics.excuses import (
     CONVERGED,

@@ -11,8 +11,9 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, always
 from lightning_hooks.declare.rule import Excuse, Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import half_weights, written_back, wrong_sign
-from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low, wrong_schedule
+from lightning_hooks.diagnostics.causes.code import half_weights, written_back
+from lightning_hooks.diagnostics.causes.rates import rate_too_low, wrong_schedule
+from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
 from lightning_hooks.diagnostics.causes.wiring import another_optimizer, strided_weight
 from lightning_hooks.diagnostics.excuses import CONVERGED, is_scale_free
 from lightning_hooks.diagnostics.loss.report import BLOCK
@@ -305,7 +306,7 @@ KINDS = (
     ),
     Kind(
         "weights_growing", "Weights that grow fast", group="Updates", rank=730,
-        hypotheses=(wrong_sign, *STEP_SIZE),
+        hypotheses=STEP_SIZE,
         meaning="The norm of a weight doubled within one window, faster than in the window before, or keeps growing by the same "
         "factor from window to window while the loss rises. Training that goes on like this diverges.",
         formula="alert if weight_norm > {WeightsGrowing.factor} * that of the window before, growing no more slowly than before,\n"

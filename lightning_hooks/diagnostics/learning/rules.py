@@ -15,7 +15,8 @@ from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.attention.rules import inverted_mask
 from lightning_hooks.diagnostics.causes.code import activation_before_loss
 from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inputs, large_targets, unrelated_targets
-from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low
+from lightning_hooks.diagnostics.causes.rates import rate_too_low
+from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
 from lightning_hooks.diagnostics.causes.weights import initial_scale, large_start, stretching_recurrence, stretching_start
 from lightning_hooks.diagnostics.causes.wiring import cut_gradients, detached_state, positions_by_sample, wrong_axis
 from lightning_hooks.diagnostics.excuses import weight_ratios

@@ -12,7 +12,8 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, always
 from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import OTHER_UNITS, activation_before_loss, other_numbers
-from lightning_hooks.diagnostics.causes.rates import STEP_SIZE, rate_too_low
+from lightning_hooks.diagnostics.causes.rates import rate_too_low
+from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
 from lightning_hooks.diagnostics.causes.wiring import detached_state, wrong_axis
 from lightning_hooks.diagnostics.excuses import first_called
 from lightning_hooks.diagnostics.loss.rules import SITE

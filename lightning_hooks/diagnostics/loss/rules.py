@@ -13,7 +13,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import FORWARD, Kind, Node, not_later
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import NONFINITE, bad_batch
-from lightning_hooks.diagnostics.causes.rates import LARGE_STEP
+from lightning_hooks.diagnostics.causes.steps import LARGE_STEP
 from lightning_hooks.diagnostics.loss.report import BEFORE, BLOCK, LASTING, LossReport
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 

@@ -10,7 +10,8 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, always
 from lightning_hooks.declare.rule import Excuse, Rule, percent
-from lightning_hooks.diagnostics.causes.rates import loss_divided, unusual_setting, wrong_schedule
+from lightning_hooks.diagnostics.causes.rates import unusual_setting, wrong_schedule
+from lightning_hooks.diagnostics.causes.steps import loss_divided
 from lightning_hooks.diagnostics.excuses import CONVERGED, is_scale_free
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from lightning_hooks.diagnostics.reports import GradientFlowReport

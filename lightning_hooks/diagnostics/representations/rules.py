@@ -11,7 +11,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, always, downstream_of_whole, forward, from_first
 from lightning_hooks.declare.rule import Judges, Rule
 from lightning_hooks.diagnostics.causes.data import constant_data, destroyed_inputs, large_inputs, nothing_repels
-from lightning_hooks.diagnostics.causes.rates import STEP_SIZE
+from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
 from lightning_hooks.diagnostics.causes.weights import constant_weights, large_start, offset_bias, small_start, squashing_chain
 from lightning_hooks.diagnostics.causes.wiring import flat_between
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats

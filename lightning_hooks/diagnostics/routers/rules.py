@@ -11,8 +11,8 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, at_the_same_site
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import wrong_sign
 from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high
+from lightning_hooks.diagnostics.causes.steps import wrong_sign
 from lightning_hooks.diagnostics.causes.weights import offset_bias
 from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterReport, RouterStats
 
