@@ -437,22 +437,26 @@ def test_a_loss_that_falls_without_bound(start: float, last: float, over: float 
 @pytest.mark.parametrize(
     ("validation", "latest", "fields", "found"),
     [
-        (2.6, 1.9, {}, True),  # guessing has 2.0 / 0.9 = 2.22
+        (2.6, 1.9, {}, True),
         (2.4, 1.9, {}, False),  # as averaged weights may be
         (2.6, 2.0, {}, True),
         (2.45, 2.0, {}, False),  # training is hardly better
-        (2.6, 1.9, {"epoch": 1}, False),  # it may have learned by heart
+        (2.6, 1.9, {"epoch": 1}, True),
+        (2.6, 1.9, {"epoch": 2}, False),  # it may have learned by heart
         (2.6, 1.9, {"loss_sign": 0}, False),
         (2.6, 1.9, {"learning": LearningReport()}, False),
     ],
 )
-def test_a_validation_loss_worse_than_guessing_in_the_first_epoch(
+def test_validation_losses_worse_than_guessing_in_the_first_two_epochs(
     validation: float, latest: float, fields: dict[str, Any], found: bool
 ) -> None:
-    validations = (ValidationLoss(validation, 2.0),)
+    validations = (ValidationLoss(2.6, 1.9), ValidationLoss(validation, 2.0))
     loss = LossReport(64, 2.0, 0.1, 1.8, 2.3, latest, recent=(latest,) * 64, validations=validations)
-    given = GradientFlowReport(0, 64, {}, {}, 1.0, loss=loss, learning=LearningReport(over_constant=0.9), loss_sign=1)
-    alerts = [*ValidationApart()(replace(given, **fields))]
+    given = GradientFlowReport(0, 64, {}, {}, 1.0, loss=loss, learning=LearningReport(constant_loss=2.22), loss_sign=1)
+    given = replace(given, **fields)
+    alerts = [*ValidationApart()(given)]
+    for known in ((ValidationLoss(2.2, 1.9), validations[1]), validations[1:]):  # one bad validation, as after a bad step
+        assert not [*ValidationApart()(replace(given, loss=replace(loss, validations=known)))]
     assert [(alert.kind, alert.site, alert.severity) for alert in alerts] == [
         ("validation_shift", "validation loss", "warning")
     ] * found

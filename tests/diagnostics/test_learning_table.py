@@ -195,8 +195,9 @@ def test_the_best_constant_answer() -> None:
         for call in calls:
             table.record(call)  # type: ignore[arg-type]
         mean = sum(call.output.item() for call in calls) / len(calls)
-        found, why = table.read(table.pack())
+        found, best, why = table.read(table.pack())
         assert found == pytest.approx(mean / constant, rel=0.02), function
+        assert best == pytest.approx(constant, rel=0.02), function
         assert not why
 
 
@@ -222,6 +223,6 @@ def test_why_the_best_constant_is_not_known() -> None:
         table = ConstantTable()
         for call in calls:
             table.record(call)  # type: ignore[arg-type]
-        found, why = table.read(table.pack())
-        assert found is None
+        found, best, why = table.read(table.pack())
+        assert found is best is None
         assert expected in why

@@ -125,13 +125,13 @@ class LearningWatch:
         elif others:
             why_not["predicted_gain"] = "several optimizers step, each for a loss of its own"
         size = samples / batches * setup.data_parallel_size if batches else None
-        over, why = self._constant.read(parts["constant"])
+        over, constant, why = self._constant.read(parts["constant"])
         fields, reasons = read_steps(
             parts["steps"].tolist(), self._context.measure.why_not if self._context.learning is True else NOT_ASKED
         )
         why_not |= {**reasons, **({"over_constant": why} if why else {})}
         report = learning_report(self._context.steps.names, self._table.lines(parts["rows"]), size, why_not)
-        return dataclasses.replace(report, over_constant=over, **fields)
+        return dataclasses.replace(report, over_constant=over, constant_loss=constant, **fields)
 
     def reset(self) -> None:
         """A new window starts."""

@@ -52,6 +52,7 @@ class LearningReport:
         suggested_batch_size: The power of two nearest to ``noise_scale``.
         over_constant: The loss over that of the best constant answer, where the loss is one whose targets are seen: 1 and more
             where the model is no better than a constant.
+        constant_loss: The loss of the best constant answer, likewise.
         gain: Mean fall of the loss on the batch of a measured step, by that step.
         step_ratio: Median of that over the predicted gain: 1 for steps that are short against the curvature, 0.5 for the best
             length, 0 where a step ends as high as it began, negative where it does harm.
@@ -72,6 +73,7 @@ class LearningReport:
     batch_size: float | None = None
     suggested_batch_size: int | None = None
     over_constant: float | None = None
+    constant_loss: float | None = None
     gain: float | None = None
     step_ratio: float | None = None
     transfer: float | None = None

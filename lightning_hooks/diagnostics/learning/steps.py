@@ -121,24 +121,24 @@ class ConstantTable(RowTable):
         total = counts.sum()
         return torch.stack((torch.where(total > 0, loss.to(total), 0) * total, smoothing * total, total))
 
-    def read(self, packed: Tensor) -> tuple[float | None, str]:
-        """The loss over that of the best constant answer, or why it is not known."""
+    def read(self, packed: Tensor) -> tuple[float | None, float | None, str]:
+        """The loss over that of the best constant answer, and the latter; or why it is not known."""
         ((loss, constant, weight, undefined, kind, other, *counts),) = self.lines(packed)
         if not kind:
-            return None, "no loss was seen whose best constant answer follows from its targets"
+            return None, None, "no loss was seen whose best constant answer follows from its targets"
         if other:
-            return None, "there are several losses"
+            return None, None, "there are several losses"
         if undefined or not weight:
-            return None, "the best constant answer does not follow from what the loss is given"
+            return None, None, "the best constant answer does not follow from what the loss is given"
         if SEEN[int(kind) - 1] in CLASSES:
             counts = [count for count in counts if count]
             if weight < FEWEST_LABELS * len(counts):
-                return None, "too few labels were seen for their entropy"
+                return None, None, "too few labels were seen for their entropy"
             smoothing = constant / weight
             shares = [(1 - smoothing) * count / weight + smoothing / len(counts) for count in counts]
             entropy = -sum(share * math.log(share) for share in shares)
             constant = weight * (entropy + (len(counts) - 1) / (2 * weight))  # Miller 1955
-        return (loss / constant, "") if constant > 0 else (None, "all targets are the same")
+        return (loss / constant, constant / weight, "") if constant > 0 else (None, None, "all targets are the same")
 
 
 def _weighted(arguments: Mapping[str, Any]) -> bool:

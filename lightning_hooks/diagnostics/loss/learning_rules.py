@@ -175,11 +175,11 @@ class ValidationShift(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValidationApart(Rule):
-    """A validation loss that is worse than guessing in the first epoch, while that of training is clearly better.
+    """Two validation losses in a row that are worse than guessing, early in training, while those of training are clearly better.
 
-    In its first epoch a model has seen each sample once, so that its training loss is one on new samples, and nothing is learned by
-    heart: the two are prepared or computed differently, or training sees few samples again and again. Averaged weights that are
-    validated may be as bad as guessing at first, but not worse.
+    In two epochs little is learned by heart: the two are prepared or computed differently, or training sees few samples again and
+    again. A single bad validation may follow a bad step. Averaged weights that are validated may be as bad as guessing at first,
+    but not worse.
 
     Attributes:
         worse: Validation loss over that of guessing, above which it counts.
@@ -194,18 +194,21 @@ class ValidationApart(Rule):
     better: float = 0.8
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert after the validations of the first epoch."""
-        loss, over = report.loss, None if report.learning is None else report.learning.over_constant
-        if report.epoch or loss is None or not over or not loss.validations or not (loss.optimized and report.loss_sign):
+        """Yield an alert after the second validation of the first two epochs."""
+        loss, guessing = report.loss, None if report.learning is None else report.learning.constant_loss
+        if report.epoch > 1 or loss is None or not guessing or not (loss.optimized and report.loss_sign):
             return
-        guessing, validation = loss.mean / over, loss.validations[-1].loss
-        training = min(loss.mean, loss.latest)
-        if guessing > 0 and validation > self.worse * guessing and training < self.better * validation:
+        last = loss.validations[-2:]
+        apart = [
+            one for one in last if one.loss > self.worse * guessing and min(one.training, loss.latest) < self.better * one.loss
+        ]
+        if len(apart) == 2:
+            validation, training = last[-1].loss, min(last[-1].training, loss.latest)
             yield self.alert(
                 report, VALIDATION_SITE, validation / guessing, self.worse, "warning",
-                f"the validation loss is {validation:.3g} after the first epoch, and guessing has {guessing:.3g} without a look at "
-                f"the input (limit {self.worse:g} times that), while the training loss has fallen to {training:.3g}.",
-                "Nothing is learned by heart in one epoch. Common causes: other transforms, units, vocabularies or numbers of "
+                f"the validation loss was {last[0].loss:.3g} and is {validation:.3g}, and guessing has {guessing:.3g} without "
+                f"a look at the input (limit {self.worse:g} times that), while the training loss is {training:.3g}.",
+                "Little is learned by heart in two epochs. Common causes: other transforms, units, vocabularies or numbers of "
                 "classes in validation, a layer that computes something else in eval mode, a sampler that draws few samples.",
                 advice=("Compare a batch of training with one of validation, as the model receives them",
                     "Validate on training data: the loss must be near that of training"),
@@ -249,10 +252,10 @@ KINDS = (
         meaning="The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
         formula="ratio = rms(model input in validation) / rms(model input in training)\n\n"
         "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}\n"
-        "or if, after the first epoch, validation loss > {ValidationApart.worse} * that of guessing, and training loss < "
-        "{ValidationApart.better} * validation loss",
+        "or if, in the first two epochs, two validation losses in a row > {ValidationApart.worse} * that of guessing, and training "
+        "loss < {ValidationApart.better} * validation loss",
         advice=("Use the same transforms and units for training and validation",),
-        follows={"output_range": always},
+        follows={"output_range": always, "loss_diverging": always},
     ),
 )  # fmt: skip
 
