@@ -19,6 +19,7 @@ from lightning_hooks.diagnostics.gradients.exploding_rules import *
 from lightning_hooks.diagnostics.gradients.update_rules import *
 from lightning_hooks.diagnostics.gradients.vanishing_rules import *
 from lightning_hooks.diagnostics.gradients.weight_rules import *
+from lightning_hooks.diagnostics.learning.progress_rules import *
 from lightning_hooks.diagnostics.learning.report import LearningReport, ParameterLearning
 from lightning_hooks.diagnostics.learning.rules import *
 from lightning_hooks.diagnostics.loss.learning_rules import *

@@ -227,6 +227,27 @@ def test_a_loss_at_the_level_of_a_constant_is_a_warning_once_training_should_be_
 
 
 @pytest.mark.parametrize(
+    ("latest", "step", "planned", "fields", "found"),
+    [
+        (3.2, 500, 1000, {}, True),
+        (2.9, 500, 1000, {}, False),  # it may get there
+        (3.2, 499, 1000, {}, False),
+        (3.2, 500, None, {}, False),
+        (3.2, 500, 1000, {"loss_sign": 0}, False),  # something is added to it
+    ],
+)
+def test_a_loss_far_above_that_of_a_constant_when_half_of_the_steps_are_taken(
+    latest: float, step: int, planned: int | None, fields: dict[str, Any], found: bool
+) -> None:
+    loss = replace(LOSS, recent=(latest,) * 32, mean=9.0)
+    given = report(replace(STEP, over_constant=4.5, constant_loss=2.0), step=step, planned_steps=planned)
+    alerts = [*NoProgress()(replace(given, **{"loss": loss, "loss_sign": 1, **fields}))]
+    assert [alert.message for alert in alerts] == [
+        "the loss is 1.6 times that of the best constant answer (limit 1.5) after 500 of 1000 steps."
+    ] * found
+
+
+@pytest.mark.parametrize(
     ("recent", "found"),
     [
         ((2.0,) * 64, True),
