@@ -88,14 +88,18 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     return f"The learning rate is {rate.lr:.3g}{f'; {range_}' * (over > 1)}{f'; {size}' * (ratio > 0.02)}.", remedies
 
 
+FASTER = 20
+"""How many times the rate of the others is unusual for a group: ten times theirs is usual for a new head."""
+
+
 def too_fast_group(facts: Facts) -> tuple[Rate, float] | None:
-    """The parameter group whose rate is ten times that of the others or more, with theirs; None without one."""
+    """The parameter group whose rate is :data:`FASTER` times that of the others or more, with theirs; None without one."""
     rates = facts.rates()
     if len(rates) < 2 or len({rate.kind for rate in rates}) > 1:
         return None
     fastest = max(rates, key=lambda rate: rate.lr)
     others = statistics.median(rate.lr for rate in rates if rate is not fastest)
-    return (fastest, others) if 0 < 10 * others <= fastest.lr else None
+    return (fastest, others) if 0 < FASTER * others <= fastest.lr else None
 
 
 @hypothesis("set that group's lr to the others', or to a usual one")
