@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_hooks.alerts.causes import links
 from lightning_hooks.alerts.defaults import RULES
-from lightning_hooks.alerts.harm import SOFT
+from lightning_hooks.alerts.harm import ALONE, SOFT
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.records import record_of
 from lightning_hooks.declare.rule import Excuse, Rule
@@ -75,7 +75,7 @@ def consequences_of(kind: str) -> list[str]:
 def excuses_of(kind: str) -> list[Excuse]:
     """The conditions under which alerts of a kind are infos, or none."""
     rules = rules_that_raise(kind)
-    return list(dict.fromkeys(excuse for rule in rules for excuse in (*rule.excuses, *(SOFT if rule.soft else ()))))
+    return list(dict.fromkeys(excuse for rule in rules for excuse in (*rule.excuses, *((*SOFT, ALONE) if rule.soft else ()))))
 
 
 def effect_of(excuse: Excuse) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.records import PRECISE
 from lightning_hooks.declare.rule import Excuse, lowered
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.learning.effect import Effects
+from lightning_hooks.diagnostics.loss.report import falls
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
 
@@ -38,6 +40,21 @@ SOFT = (
 )  # fmt: skip
 """Those of all soft rules, applied to the alerts of all monitors together."""
 
+WHOLE = 0.999
+"""A share from which on it is all."""
+GOES_WELL = 0.9
+"""The last losses over those at the start, below which the loss falls."""
+ALONE = Excuse(
+    "alone", "it is a part only, nothing that is known causes it, and the loss falls",
+    lambda _, alert, flow: not (_whole(alert) or any(cause.decisive for cause in alert.causes))
+    and flow is not None and falls(flow.loss, GOES_WELL),
+)  # fmt: skip
+"""That of soft rules, once causes are known."""
+
+
+def _whole(alert: Alert) -> bool:
+    return kind_of(alert.kind).measures == "share" and alert.value >= WHOLE
+
 
 def weighed(window: Window, soft: Sequence[Container[str]]) -> Window:
     """Lower the warnings of soft rules that have an excuse; those that are left say what they do to learning.
@@ -60,3 +77,8 @@ def weighed(window: Window, soft: Sequence[Container[str]]) -> Window:
         tuple(left(alert) if alert.severity == "warning" and alert.name in names else alert for alert in report.alerts)
         for report, names in zip(window.reports, soft, strict=True)
     )
+
+
+def alone(alert: Alert, flow: GradientFlowReport | None) -> Alert:
+    """Lower the warning of a soft rule that has its causes by now, if :data:`ALONE` holds."""
+    return lowered(alert, ALONE) if alert.severity == "warning" and ALONE.holds(None, alert, flow) else alert

@@ -8,16 +8,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from lightning_hooks.alerts import Alert, AlertBook, AlertError
+from lightning_hooks.alerts import Alert, AlertError
 from lightning_hooks.alerts.causes import Heads, Problem, in_order_of_cause, one_cause
-from lightning_hooks.alerts.harm import weighed
+from lightning_hooks.alerts.harm import alone, weighed
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.warn import Once, info
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_range
-from lightning_hooks.diagnostics.reports import FeatureReport
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.replay.watch import StepWatch
+from lightning_hooks.session.alerting import Alerting
 from lightning_hooks.session.diagnosis import Diagnosis
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.sinks import Sinks
@@ -144,7 +145,8 @@ class RunAlerts:
 
         def in_order(heads: Heads | None = None) -> tuple[list[Problem], list[list[Alert]]]:
             found = in_order_of_cause(window, books, lead, heads)
-            return found.roots, [self._completed(*each, known, earlier, lead) for each in zip(found.of_report, books, strict=True)]
+            each = zip(found.of_report, members, strict=True)
+            return found.roots, [self._completed(alerts, member.alerting, known, earlier, lead) for alerts, member in each]
 
         roots, alerts = in_order()
         fresh = {(place, alert.name): alert for place, book in enumerate(books) for alert in book.fresh(alerts[place])}
@@ -175,15 +177,16 @@ class RunAlerts:
         return None if muted else found
 
     def _completed(
-        self, alerts: Sequence[Alert], book: AlertBook, window: Window, earlier: Sequence[Alert], lead: Alert | None
+        self, alerts: Sequence[Alert], alerting: Alerting, window: Window, earlier: Sequence[Alert], lead: Alert | None
     ) -> list[Alert]:
         """Root causes with what running their step again has shown, and those that are to be passed on with their causes."""
         results = self._evidence.results
         leads = "" if lead is None else lead.name
         known = [alert if alert.cause or alert.name == leads else results.explained(alert) for alert in alerts]
-        new = book.fresh(known)
+        new, flow = alerting.book.fresh(known), window.report(GradientFlowReport)
         explained = self._diagnosis.explained(new, window, results.bad_step, earlier)
-        diagnosed = dict(zip(map(id, new), explained, strict=True))
+        left = [alone(one, flow) if one.name in alerting.soft else one for one in explained]
+        diagnosed = dict(zip(map(id, new), left, strict=True))
         return [diagnosed.get(id(alert), alert) for alert in known]
 
     def _dated(self, report: Any) -> Any:

@@ -15,8 +15,9 @@ from docs.kind_pages import page
 from lightning_hooks import Alert, TrainingMonitor
 from lightning_hooks.alerts import GradientFlowReport, LearningReport, LossReport, ParameterLearning, ParameterSetup, RuleBook
 from lightning_hooks.alerts.explain import excuses_of, explain
-from lightning_hooks.alerts.harm import weighed
+from lightning_hooks.alerts.harm import alone, weighed
 from lightning_hooks.declare import records
+from lightning_hooks.declare.hypothesis import Cause
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.records import Record, record_of
 from lightning_hooks.declare.window import Window
@@ -249,7 +250,28 @@ def test_a_soft_kind_that_is_often_wrong_is_an_info(monkeypatch: pytest.MonkeyPa
     )
 
 
+@pytest.mark.parametrize(
+    ("value", "causes", "loss", "severity"),
+    [
+        (0.8, (), 0.2, "info"),
+        (0.8, (Cause("rate_too_high", "", 0.4),), 0.2, "info"),
+        (0.8, (Cause("offset_bias", "", 0.6),), 0.2, "warning"),
+        (1.0, (), 0.2, "warning"),  # all of it
+        (0.8, (), 0.95, "warning"),  # nothing is learned
+    ],
+)
+def test_a_part_that_nothing_explains_is_an_info_while_the_loss_falls(
+    value: float, causes: tuple[Cause, ...], loss: float, severity: str
+) -> None:
+    found = alone(replace(alert(), value=value, causes=causes), flow(loss=loss))
+    assert found.severity == severity
+    assert found.diagnosis.endswith(
+        "It is an info: it is a part only, nothing that is known causes it, and the loss falls (alone)."
+    ) is (severity == "info")
+    assert alone(replace(alert(), value=value), None).severity == "warning"
+
+
 def test_the_excuses_of_soft_rules_are_explained() -> None:
-    assert [excuse.name for excuse in excuses_of("dead")] == ["solved", "harmless", "often_wrong"]
+    assert [excuse.name for excuse in excuses_of("dead")] == ["solved", "harmless", "often_wrong", "alone"]
     assert "harmless" not in [excuse.name for excuse in excuses_of("nonfinite")]
     assert record_of("own") is None

@@ -241,7 +241,10 @@ def test_a_loss_far_above_that_of_a_constant_when_half_of_the_steps_are_taken(
 ) -> None:
     loss = replace(LOSS, recent=(latest,) * 32, mean=9.0)
     given = report(replace(STEP, over_constant=4.5, constant_loss=2.0), step=step, planned_steps=planned)
-    alerts = [*NoProgress()(replace(given, **{"loss": loss, "loss_sign": 1, **fields}))]
+    given = replace(given, **{"loss": loss, "loss_sign": 1, **fields})
+    spike = replace(loss, recent=(1.0,) * 17 + (99.0,) * 15)
+    assert not [*NoProgress()(replace(given, loss=spike))]
+    alerts = [*NoProgress()(given)]
     assert [alert.message for alert in alerts] == [
         "the loss is 1.6 times that of the best constant answer (limit 1.5) after 500 of 1000 steps."
     ] * found

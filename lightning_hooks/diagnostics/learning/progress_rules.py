@@ -18,7 +18,7 @@ from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inpu
 from lightning_hooks.diagnostics.causes.rates import rate_too_low
 from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
 from lightning_hooks.diagnostics.causes.wiring import cut_gradients, detached_state, positions_by_sample, wrong_axis
-from lightning_hooks.diagnostics.loss.rules import SITE
+from lightning_hooks.diagnostics.loss.rules import BLOCK, SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
 FLAT = 0.005  # fall of the loss over that of the best constant answer, from one window to the next, above which it falls
@@ -45,7 +45,8 @@ class NoProgress(Rule):
         begun: Share of the planned steps before which it is an info.
         stays: Share of the steps so far, in several windows, for which the loss must have been there, still or not.
         long: The fewest steps for that.
-        behind: Loss over that of the best constant answer, above which a model that is half trained is worse than that.
+        behind: Median of the last losses over that of the best constant answer, above which a model that is half trained is
+            worse than that.
     """
 
     kind: ClassVar[str] = "no_progress"
@@ -75,7 +76,7 @@ class NoProgress(Rule):
             still = abs(change) + error < self.still and change >= -error  # it does not fall, however slowly
             waits = _warms_up(report) or report.step < self.begun * (report.planned_steps or 0)
             steps, level = self._at_constant(report.windows)
-            behind = loss.latest / learning.constant_loss if learning.constant_loss and report.loss_sign else 0.0
+            behind = _over_constant(report)
             if still and self.over_constant < constant < 1 + self.still:
                 yield self._found(
                     report, constant, self.over_constant, "info" if waits else "warning",
@@ -122,6 +123,13 @@ class NoProgress(Rule):
         )  # fmt: skip
 
 
+def _over_constant(report: GradientFlowReport) -> float:
+    """The median of the last losses over that of the best constant answer, where they are nothing but that distance; else 0."""
+    best = None if report.learning is None else report.learning.constant_loss
+    known = [] if report.loss is None else [value for value in report.loss.recent if math.isfinite(value)][-BLOCK:]
+    return statistics.median(known) / best if len(known) == BLOCK and report.loss_sign and best else 0.0
+
+
 def _warms_up(report: GradientFlowReport) -> bool:
     """Whether a learning rate is the largest so far, and its schedule goes on to a larger one."""
     groups = [group for stats in report.optimizers.values() for group in stats.groups]
@@ -145,8 +153,8 @@ KINDS = (
         "      and |change| + 2 standard errors < {NoProgress.still}, unless it falls by more than these\n"
         "      or if it was there for {NoProgress.stays} of the steps so far, {NoProgress.long} at least, in two windows and "
         "more, and did not fall in the last\n"
-        "      or if the last losses > {NoProgress.behind} * that of the best constant answer when half of the planned steps are "
-        "taken,\n      and nothing is added to it\n"
+        "      or if the median of the last 32 losses > {NoProgress.behind} * that of the best constant answer when half of the "
+        "planned\n      steps are taken, and nothing is added to it\n"
         "info where over_constant is not known if progress < {NoProgress.threshold} while a step gains more than {NoProgress.gain} "
         "of the loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
         severities="warning where the loss stands still at that of a constant answer, after {NoProgress.begun} of the planned "

@@ -115,6 +115,13 @@ def fallen(report: LossReport | None) -> float | None:
     return report.latest / report.began if min(report.recent[0], report.began) > 0 else None
 
 
+def falls(report: LossReport | None, share: float) -> bool:
+    """Whether the median of the last quarter of the losses is below so large a share of those at the start; no if not known."""
+    if report is None or fallen(report) is None:
+        return False
+    return float(np.nanmedian(report.recent[-(len(report.recent) // 4) :])) < share * report.began
+
+
 @dataclass(frozen=True, slots=True)
 class LossWindow:
     """What a table holds of a window, on the host."""
