@@ -35,6 +35,7 @@ BELOW: dict[str, set[str]] = {
     "sinks": {"trackers", "declare", "plots", "run_report"},
 }
 ENGINE = {"hooks", "trackers", "statistics", "declare", "plots", "diagnostics", "alerts", "run_report", "replay", "sinks"}
+BELOW["metrics"] = {"hooks", "statistics"}
 BELOW["session"] = ENGINE
 BELOW["hosts"] = ENGINE | {"session"}
 BELOW["callbacks"] = set(BELOW)

@@ -99,6 +99,7 @@ assert ("jinja2" in sys.modules) == before
         "trackers",
         "plots",
         "callbacks",
+        "metrics",
     ],
 )
 def test_every_name_a_part_offers_is_there(part):
