@@ -27,6 +27,8 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_hooks import Alert, TrainingMonitor
 
@@ -40,6 +42,8 @@ class DigitsNet(LightningModule):
     def __init__(self, learning_rate: float, epochs: int) -> None:
         super().__init__()
         self.learning_rate, self.epochs = learning_rate, epochs
+        scores = {"accuracy": MulticlassAccuracy(10, average="micro"), "f1": MulticlassF1Score(10)}
+        self.val_scores = MetricCollection(scores, prefix="val_")
         self.features = nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(1, 16, 3, padding=1, bias=False),
@@ -70,7 +74,8 @@ class DigitsNet(LightningModule):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, digits = batch
-        self.log("val_accuracy", (self(images).argmax(1) == digits).float().mean())
+        self.val_scores.update(self(images), digits)
+        self.log_dict(self.val_scores)
 
     def configure_optimizers(self) -> dict:
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.learning_rate)

@@ -30,6 +30,7 @@ from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopies
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.rules import *
 from lightning_hooks.diagnostics.loss_inputs.targets import LabelCounts, TargetStats
+from lightning_hooks.diagnostics.metrics.report import MetricReport, MetricValue
 from lightning_hooks.diagnostics.nonfinite.rules import *
 from lightning_hooks.diagnostics.optimizer.rules import *
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
@@ -69,6 +70,8 @@ __all__ = [
     "LabelCounts",
     "LearningReport",
     "LossReport",
+    "MetricReport",
+    "MetricValue",
     "ModelSetup",
     "Mute",
     "OptimizerStats",

@@ -23,6 +23,7 @@ from lightning_hooks.session.settings import (
     Histograms,
     Learning,
     Logged,
+    Metrics,
     OnAlert,
     ReportDir,
     ReportEvery,
@@ -88,6 +89,9 @@ class TrainingMonitor(TrainingReports, SessionCallback):
             ``json``, by host name otherwise. None for what the variable ``LIGHTNING_HOOKS_NOTIFY`` says. The address is a secret:
             pickles, checkpoints and saved configurations have a mask in its place.
         live: Whether a notebook shows the run's page below the cell, again after each window; elsewhere a line of text is printed.
+        metrics: torchmetrics of what modules put out, such as ``{"encoder.*": MeanMetric(), ("student.h", "teacher.h"):
+            CosineSimilarity()}``: a name, pattern or type of modules, or two of these, to a Metric or MetricCollection. A copy for
+            each module is updated in sampled batches, and at each window's end logged as ``features/<module>/<metric>`` and reset.
 
     Raises:
         ImportError: If figures are asked for and matplotlib is not installed.
@@ -123,6 +127,7 @@ class TrainingMonitor(TrainingReports, SessionCallback):
         learning: Learning = "auto",
         notify: Address | str | Mapping[str, str] | None = None,
         live: bool = False,
+        metrics: Metrics = None,
     ) -> None:
         arguments = arguments_in(locals())
         super().__init__()

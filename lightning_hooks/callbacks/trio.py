@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from torch import nn
 from typing_extensions import override
 
-from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport, MetricReport
 from lightning_hooks.callbacks.monitor import Monitor, names_of_callbacks
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
@@ -24,6 +24,7 @@ from lightning_hooks.session.settings import (
     Histograms,
     Learning,
     Logged,
+    Metrics,
     OnAlert,
     ReportDir,
     ReportEvery,
@@ -76,6 +77,7 @@ class FeatureStatsMonitor(ModelReports, Monitor[FeatureReport]):
         check_every_n_steps: int | None = None,
         progress_bar: bool = False,
         functional: bool = True,
+        metrics: Metrics = None,
     ) -> None:
         own, *others = arguments_of_each([(kind,) for kind in FEATURES], others=FeatureReport, **arguments_in(locals()))
         super().__init__(Settings(**own))
@@ -89,6 +91,11 @@ class FeatureStatsMonitor(ModelReports, Monitor[FeatureReport]):
     @override
     def joining(self, trainer: Trainer, model: nn.Module) -> Sequence[Member]:
         return joining(self.members, model, names_of_callbacks(trainer))
+
+    @override
+    def to_frame(self) -> Any:
+        metrics = (member.history.reports for member in self._others if member.kind.report_type is MetricReport)
+        return self.member.history.to_frame(*metrics)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -213,6 +220,7 @@ def monitors(
     max_capsule_mb: float = 200,
     keep_batches: int = 0,
     learning: Learning = "auto",
+    metrics: Metrics = None,
 ) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
     """Return feature statistics, gradient flow and clipping events as three callbacks.
 

@@ -18,10 +18,11 @@ TABLES = {
     "optimizers": "optimizer",
     "routers": "router",
     "codebooks": "codebook",
+    "metrics": "metric",
 }
 """The tables of reports, and what their rows are."""
 SHOWN = (
-    *("dead_fraction", "saturated_fraction", "nonfinite_fraction", "norm", "rms", "std", "rate", "norm_before", "scale"),
+    *("dead_fraction", "saturated_fraction", "nonfinite_fraction", "norm", "rms", "std", "rate", "norm_before", "scale", "value"),
     *("update_rms", "instability", "balance", "max_load", "entropy", "max_logit", "first_token_share", "perplexity", "usage"),
 )
 """What is shown of a site: the first three of these that it has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +64,7 @@ class Context:
         modules: The modules that the user selects.
         records_functional: Whether the user wants the calls of functions as sites.
         learning: Whether it is measured what of the training learns: True, False, or ``auto``.
+        metrics: The user's, by the modules whose outputs they are updated with.
         batch: The training batch under way, from 0 in each epoch.
         batches: Training batches of the window so far, the one under way among them.
         sampled_batches: Those of them that are sampled.
@@ -86,6 +87,7 @@ class Context:
     modules: ModuleSelector | None
     records_functional: bool
     learning: bool | str
+    metrics: Mapping[Any, Any]
     batch: int = 0
     batches: int = 0
     sampled_batches: int = 0

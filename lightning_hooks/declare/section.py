@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class Panel(NamedTuple):
@@ -13,11 +13,13 @@ class Panel(NamedTuple):
         curves: What, to its statistic, and that of its largest value or nothing.
         limit: The statistic of the last window that is a limit of the curves; empty without.
         rule: The kind of alert whose limit is one; empty without.
+        kind: The scale of numbers that are no shares: ``log`` or ``linear``.
     """
 
     curves: Mapping[str, tuple[str, str]]
     limit: str = ""
     rule: str = ""
+    kind: Literal["log", "linear"] = "log"
 
 
 class Section(NamedTuple):

@@ -93,16 +93,16 @@ def loading_state(name: str) -> Iterator[None]:
         )
 
 
-def warn_of_faults(name: str, faults: Faults) -> None:
-    """Warn, once each, of the hooks of a monitor that raised and are disabled since."""
+REPORT_IT = " Please report this with the model's code at that place."
+
+
+def warn_of_faults(name: str, faults: Faults, what: str = "the hook", advice: str = REPORT_IT) -> None:
+    """Warn, once each, of the hooks of a monitor, or ``what`` else it is, that raised and are disabled since."""
     by_error: dict[str, list[str]] = {}
     for site, error in faults.take():
         by_error.setdefault(error, []).append(repr(site))
     for error, sites in by_error.items():
-        warn(
-            f"{name}: the hook at {', '.join(sites)} raised {error}; it is switched off and training goes on "
-            "without it. Please report this with the model's code at that place."
-        )
+        warn(f"{name}: {what} at {', '.join(sites)} raised {error}; it is switched off and training goes on without it.{advice}")
 
 
 @functools.cache

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import nn
 from typing_extensions import override
 
-from lightning_hooks.alerts import RULES, Alert, AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
+from lightning_hooks.alerts import Alert, AttentionReport, ClipReport, FeatureReport, GradientFlowReport, MetricReport, RouterReport
+from lightning_hooks.alerts.defaults import rules_of
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.rulebook import rules_by_report
 from lightning_hooks.diagnostics.attention.collector import AttentionCollector
@@ -18,6 +19,7 @@ from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
 from lightning_hooks.diagnostics.gradients.collector import GradientCollector
 from lightning_hooks.diagnostics.learning.report import LearningReport
+from lightning_hooks.diagnostics.metrics.collector import MetricCollector
 from lightning_hooks.diagnostics.routers.collector import RouterCollector
 from lightning_hooks.run_report.page import RunReport
 from lightning_hooks.run_report.verdict import Status
@@ -36,8 +38,8 @@ T = TypeVar("T")
 
 Collectors = Sequence[type[Collector[Any]]]
 
-FEATURES: Collectors = (FeatureCollector, AttentionCollector, RouterCollector)
-"""Those of the monitor of feature statistics: the others join where the model has what they measure."""
+FEATURES: Collectors = (FeatureCollector, AttentionCollector, RouterCollector, MetricCollector)
+"""Those of the monitor of feature statistics: the others join where the model has what they measure, or the user asks for it."""
 OF_TRAINING: Sequence[Collectors] = (FEATURES, (GradientCollector,), (ClipCollector,))
 """Those of each of the three monitors that observe a training together."""
 TAKEN_BY_ALL = ("report_every_n_steps", "on_alert", "summary", "report_dir", "figures", "progress_bar")
@@ -60,7 +62,7 @@ def arguments_of_each(groups: Sequence[Collectors], others: type[Any] | None = N
     unknown = sorted(arguments.keys() - set(known))
     if unknown:
         raise TypeError(f"There is no argument {unknown[0]!r}; there are {', '.join(known)}.")
-    built_in = {kind.report_type: RULES[kind.report_type] for group in groups for kind in group if kind.report_type is not None}
+    built_in = {kind.report_type: rules_of(kind.report_type) for group in groups for kind in group if kind.report_type is not None}
     rules = rules_by_report(arguments.get("rules", ()), built_in, others)
     rankings = [[statistic for kind in group for statistic in kind.ranking] for group in groups]
     found = []
@@ -73,8 +75,9 @@ def arguments_of_each(groups: Sequence[Collectors], others: type[Any] | None = N
 
 
 def members_of(kinds: Collectors, arguments: Sequence[Mapping[str, Any]]) -> list[Member]:
-    """Make the members of some collectors, each with its arguments."""
-    return [Member(kind.monitor, kind, Settings(**given)) for kind, given in zip(kinds, arguments, strict=True)]
+    """Make the members of some collectors, each with its arguments; none for metrics without any."""
+    wanted = [(kind, given) for kind, given in zip(kinds, arguments, strict=True) if given.get("metrics", ()) is not None]
+    return [Member(kind.monitor, kind, Settings(**given)) for kind, given in wanted]
 
 
 def joining(members: Sequence[Member], model: nn.Module, listed: Collection[str] = ()) -> list[Member]:
@@ -145,6 +148,11 @@ class ModelReports:
         """The latest report of routers; None before the first, and where the model has none or a RouterMonitor reports it."""
         return self.latest(RouterReport)
 
+    @property
+    def metrics(self) -> MetricReport | None:
+        """The latest report of the metrics of modules; None before the first, and without ``metrics=``."""
+        return self.latest(MetricReport)
+
 
 class TrainingReports(ModelReports):
     """What the members that observe a training have reported.
@@ -182,7 +190,7 @@ class TrainingReports(ModelReports):
 
     @property
     def history(self) -> dict[str, deque[Any]]:
-        """The reports of this fit, oldest first, of ``features``, ``gradients``, ``clipping``, ``attention`` and ``routers``."""
+        """The reports of this fit, oldest first, by monitor, as :meth:`plot` names them."""
         return {member.kind.report_name: member.history.reports for member in self.members}
 
     @property
@@ -195,7 +203,7 @@ class TrainingReports(ModelReports):
 
         Args:
             stat: A statistic, such as ``rms``, for a heat map of all layers over the windows; None for what suits the reports best.
-            monitor: ``features``, ``gradients``, ``clipping``, ``attention`` or ``routers``.
+            monitor: ``features``, ``gradients``, ``clipping``, ``attention``, ``routers`` or ``metrics``.
 
         Raises:
             ImportError: If matplotlib is not installed.
@@ -207,7 +215,7 @@ class TrainingReports(ModelReports):
         """Return what was reported in this fit as a pandas table: a row for each window and each module, parameter or optimizer.
 
         Args:
-            monitor: ``features``, ``gradients``, ``clipping``, ``attention`` or ``routers``.
+            monitor: ``features``, ``gradients``, ``clipping``, ``attention``, ``routers`` or ``metrics``.
 
         Raises:
             ImportError: If pandas is not installed.

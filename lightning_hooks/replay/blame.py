@@ -14,9 +14,9 @@ from lightning_hooks.debugging import Trace
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep, Failure
 from lightning_hooks.diagnostics.nonfinite.statement import state
+from lightning_hooks.hooks.generators import Generators
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import has_values
-from lightning_hooks.replay.generators import Generators
 from lightning_hooks.replay.rerun import Outcome, StepRerun, shallow
 from lightning_hooks.replay.rows import BatchRows
 from lightning_hooks.replay.state import same_bits, set_values

@@ -20,9 +20,9 @@ from torch import Tensor
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.declare.warn import info, warn
+from lightning_hooks.hooks.generators import Generators
 from lightning_hooks.hooks.tensors import copied
 from lightning_hooks.replay.blame import Blame
-from lightning_hooks.replay.generators import Generators
 from lightning_hooks.replay.ring import Ring, StepEvidence
 from lightning_hooks.replay.stored import CapsuleError, NotStorableError, check, from_stored, to_stored
 from lightning_hooks.run_report.lines import FOLDER

@@ -17,9 +17,9 @@ from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.measured import MeasuredLoss, is_measured
 from lightning_hooks.declare.step import groups_of
 from lightning_hooks.declare.warn import warn
+from lightning_hooks.hooks.generators import Generators, GeneratorWatch
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hooks.tensors import copied, has_values
-from lightning_hooks.replay.generators import Generators, GeneratorWatch
 from lightning_hooks.replay.rerun import StepRerun, shallow
 from lightning_hooks.replay.state import TRAINER, ModelSnapshot, NotRestoredError
 

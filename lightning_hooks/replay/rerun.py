@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.hooks.attributes import exchange
+from lightning_hooks.hooks.generators import Generators, set_generators
 from lightning_hooks.hooks.listener import all_closed
-from lightning_hooks.replay.generators import Generators, set_generators
 from lightning_hooks.replay.state import ModelSnapshot, NotRestoredError, set_values
 
 

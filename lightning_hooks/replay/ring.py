@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.host import Host
+from lightning_hooks.hooks.generators import STATE_BYTES, Generators
 from lightning_hooks.hooks.tensors import copied
-from lightning_hooks.replay.generators import STATE_BYTES, Generators
 from lightning_hooks.replay.rows import BatchRows
 
 STEPS = 32

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.hooks.attributes import contents, in_slot
+from lightning_hooks.hooks.generators import Generators, GeneratorWatch, set_generators
 from lightning_hooks.hooks.tensors import copied
-from lightning_hooks.replay.generators import Generators, GeneratorWatch, set_generators
 
 MOST_OBJECTS = 300_000
 """A model with more attributes, lists and entries than this is not run again."""

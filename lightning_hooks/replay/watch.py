@@ -19,10 +19,10 @@ from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
+from lightning_hooks.hooks.generators import GeneratorWatch
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.replay.blame import Blame, blame, describe_inputs
 from lightning_hooks.replay.capsule import CapsuleMoment, CapsuleWriter
-from lightning_hooks.replay.generators import GeneratorWatch
 from lightning_hooks.replay.rerun import StepRerun
 from lightning_hooks.replay.results import ReplayResults
 from lightning_hooks.replay.ring import ChangedBuffers, Ring, StepEvidence

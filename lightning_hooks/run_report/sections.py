@@ -32,11 +32,11 @@ def counts_of(numbers: Mapping[str, Sequence[float]]) -> dict[str, int]:
     return {stat: int(np.nansum(values)) for stat, values in numbers.items() if stat.endswith("steps")}
 
 
-def parts_of(run: Run, section: Section) -> list[dict[str, Any]]:
-    """The rows of a section, as the templates show them: facts, curves, a note, and the cells of the table in Markdown."""
+def parts_of(run: Run, section: Section, most: int) -> list[dict[str, Any]]:
+    """The first rows of a section, as the templates show them: facts, curves, a note, and the cells of the table in Markdown."""
     parts = []
     for record in run.of(section.prefix):
-        for name, stats in getattr(record.last, section.table, {}).items():
+        for name, stats in list(getattr(record.last, section.table, {}).items())[:most]:
             numbers = numbers_of(record, section, name)
             facts, note = section.facts(counts_of(numbers), stats, run.window)
             parts.append(
@@ -67,7 +67,7 @@ def _chart(record: MonitorRecord, panel: Panel, numbers: Mapping[str, Sequence[f
     if panel.rule:
         limits[f"limit of {panel.rule}"] = record.limit(panel.rule)
     lines += [Line(text, [at] * len(epochs), "var(--soft)", dashed=True) for text, at in limits.items()]
-    return chart(lines, epochs, 90 if share else 170, "share" if share else "log", record.unit)
+    return chart(lines, epochs, 90 if share else 170, "share" if share else panel.kind, record.unit)
 
 
 def compared(a: Run, b: Run, section: Section, name: str) -> Chart:

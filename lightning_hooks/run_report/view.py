@@ -112,7 +112,7 @@ class RunView:
     @cached_property
     def declared(self) -> list[tuple[str, str, tuple[Section, list[dict[str, Any]]]]]:
         """The sections that capabilities declare: anchor, heading, and what is in it."""
-        found = [(section, parts_of(self.run, section)) for section in SECTIONS]
+        found = [(section, parts_of(self.run, section, self.limits.rows)) for section in SECTIONS]
         return [(section.title.lower(), section.title, (section, parts)) for section, parts in found if parts]
 
     @cached_property

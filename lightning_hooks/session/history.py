@@ -50,14 +50,14 @@ class History:
         draw = self._kind.picture(reports, stat)
         return heatmap(reports, stat or "scale") if draw is None else draw()
 
-    def to_frame(self) -> pandas.DataFrame:
-        """Return the reports as a pandas table.
+    def to_frame(self, others: Iterable[Any] = ()) -> pandas.DataFrame:
+        """Return the reports, and others of the same windows, as a pandas table.
 
         Raises:
             ImportError: If pandas is not installed.
             ValueError: If there is no report yet.
         """
-        return frame(self._known())
+        return frame([*self._known(), *others])
 
     def _known(self) -> list[Any]:
         if not self.reports:

@@ -68,6 +68,7 @@ def new_context(
         modules=settings.modules,
         records_functional=settings.functional,
         learning=settings.learning,
+        metrics=settings.metrics or {},
     )
 
 

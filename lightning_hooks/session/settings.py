@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.diagnostics.metrics.collector import check_metrics
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.checks import check_bools, check_count
 from lightning_hooks.hooks.selection import check_selector
@@ -29,6 +30,8 @@ CapsulePlace = str | os.PathLike[str] | None
 """Where the capsule of a bad step is written: ``auto``, ``rows`` (without samples), a folder, or None for nowhere."""
 Learning = bool | Literal["auto"]
 """Whether it is measured what of the training learns."""
+Metrics = Mapping[Any, Any] | None
+"""Modules, or pairs of them, to the torchmetrics that are updated with their outputs."""
 ReportEvery = int | Literal["auto"] | None
 """How many training batches make a window: a number, ``auto``, or None for an epoch."""
 
@@ -76,9 +79,11 @@ class Settings:
     max_capsule_mb: float = 200
     keep_batches: int = 0
     learning: Learning = "auto"
+    metrics: Metrics = None
 
     def __post_init__(self) -> None:
         check_selector(self.modules)
+        check_metrics(self.metrics)
         check_count("every_n_steps", self.every_n_steps, 1)
         self._check_on_alert()
         if self.summary not in (True, False, "full") or not isinstance(self.summary, bool | str):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.replay.generators import GeneratorWatch
+from lightning_hooks.hooks.generators import GeneratorWatch
 from lightning_hooks.replay.rerun import StepRerun
 from lightning_hooks.replay.state import NotRestoredError
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import TrainingMonitor
 from lightning_hooks.__main__ import main
-from lightning_hooks.replay.generators import GeneratorWatch
+from lightning_hooks.hooks.generators import GeneratorWatch
 from lightning_hooks.replay.ring import MOST_BYTES, STEPS, Ring, StepEvidence
 from lightning_hooks.replay.rows import BatchRows
 from tests.replay.planted import BAD, Net, data, fit

@@ -233,5 +233,5 @@ def test_a_run_that_raised_is_marked_as_failed(page):
 
 def test_a_section_is_found_by_the_name_of_its_file():
     files = sorted(path.parent.name for path in Path(diagnostics.__file__).parent.glob("*/section.py"))
-    assert files == ["clipping_events"]
-    assert [section.title for section in SECTIONS] == ["Clipping"]
+    assert files == ["clipping_events", "metrics"]
+    assert [section.title for section in SECTIONS] == ["Clipping", "Metrics"]

@@ -49,6 +49,7 @@ class GeneratorWatch:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._cuda = device if device.type == "cuda" else None
         self._last: Generators | None = None
         self._torch = self._numpy = self._python = b""
@@ -80,6 +81,13 @@ class GeneratorWatch:
                 python, self._python, nbytes = (version, array("I", numbers), gauss), now, nbytes + _BYTES["python"]
         self._last = Generators(state, own, numpy, python, nbytes)
         return self._last
+
+    def restore(self, states: Generators) -> None:
+        """Put the generators into the states that :meth:`read` gave last, where they are in others now."""
+        now = self.read()
+        same = now.device is None or torch.equal(now.device, states.device)  # type: ignore[arg-type]  # both are there
+        if not same or now.torch is not states.torch or now.numpy is not states.numpy or now.python is not states.python:
+            set_generators(states, self._device)
 
     @cached_property
     def _twister_of_numpy(self) -> Any:

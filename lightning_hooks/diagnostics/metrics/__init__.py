@@ -1,0 +1,1 @@
+"""The user's own metrics of what modules put out."""
