@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
+from torchmetrics import Metric, MetricCollection
 from typing_extensions import override
 
 from lightning_hooks.alerts import Alert
@@ -26,6 +27,9 @@ from lightning_hooks.statistics.histograms import Histogram
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+Metrics = Mapping[Any, Metric | MetricCollection] | None
+"""Modules, or pairs of them, to the metrics that are updated with their outputs: typed for LightningCLI."""
 
 
 def names_of_callbacks(trainer: Trainer) -> set[str]:

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from typing_extensions import override
 
-from lightning_hooks.callbacks.monitor import SessionCallback, names_of_callbacks
+from lightning_hooks.callbacks.monitor import Metrics, SessionCallback, names_of_callbacks
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hosts.fabric import FabricLoop
@@ -23,7 +23,6 @@ from lightning_hooks.session.settings import (
     Histograms,
     Learning,
     Logged,
-    Metrics,
     OnAlert,
     ReportDir,
     ReportEvery,
@@ -159,7 +158,8 @@ class TrainingMonitor(TrainingReports, SessionCallback):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.observers.resumed = state_dict.get("loop")
-        for member in self.members:
+        known = [member for member in self.members if member.kind.prefix in state_dict]  # not of metrics= that is new
+        for member in known or self.members:
             member.load_state_dict(state_dict.get(member.kind.prefix, {}))
 
     @property

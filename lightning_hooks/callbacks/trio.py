@@ -10,7 +10,7 @@ from torch import nn
 from typing_extensions import override
 
 from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport, MetricReport
-from lightning_hooks.callbacks.monitor import Monitor, names_of_callbacks
+from lightning_hooks.callbacks.monitor import Metrics, Monitor, names_of_callbacks
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
@@ -24,7 +24,6 @@ from lightning_hooks.session.settings import (
     Histograms,
     Learning,
     Logged,
-    Metrics,
     OnAlert,
     ReportDir,
     ReportEvery,

@@ -30,8 +30,6 @@ CapsulePlace = str | os.PathLike[str] | None
 """Where the capsule of a bad step is written: ``auto``, ``rows`` (without samples), a folder, or None for nowhere."""
 Learning = bool | Literal["auto"]
 """Whether it is measured what of the training learns."""
-Metrics = Mapping[Any, Any] | None
-"""Modules, or pairs of them, to the torchmetrics that are updated with their outputs."""
 ReportEvery = int | Literal["auto"] | None
 """How many training batches make a window: a number, ``auto``, or None for an epoch."""
 
@@ -79,7 +77,7 @@ class Settings:
     max_capsule_mb: float = 200
     keep_batches: int = 0
     learning: Learning = "auto"
-    metrics: Metrics = None
+    metrics: Mapping[Any, Any] | None = None
 
     def __post_init__(self) -> None:
         check_selector(self.modules)

@@ -415,3 +415,32 @@ def test_nothing_is_left_after_an_error_at_train_start() -> None:
     with pytest.raises(ValueError, match="Closest names"):
         trainer([TrainingMonitor(metrics={"none": MeanMetric()}, **QUIET)]).fit(model, loader())
     assert not any(hook_counts(model).values())
+
+
+@pytest.mark.parametrize("kind", [FeatureStatsMonitor, TrainingMonitor])
+def test_a_run_that_goes_on_may_have_metrics_that_it_had_not(kind: Any, tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    first = trainer([kind(**QUIET)], limit_train_batches=3)
+    first.fit(Classifier(mlp()), loader())
+    first.save_checkpoint(tmp_path / "last.ckpt")
+    for metrics in ({"net.0": MeanMetric()}, None):
+        monitor = kind(metrics=metrics, **QUIET)
+        trainer([monitor], max_epochs=2).fit(Classifier(mlp()), loader(), ckpt_path=tmp_path / "last.ckpt")
+        assert (monitor.metrics is None) == (metrics is None)
+
+
+def test_without_metrics_there_is_no_member_for_them() -> None:
+    net = mlp()
+    loops = [TrainingMonitor(), FeatureStatsMonitor(), watch(net, torch.optim.SGD(net.parameters(), lr=0.1))]
+    assert not any(member.kind.prefix == "metrics" for loop in loops for member in loop.members)
+
+
+def test_a_configuration_names_them() -> None:
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(TrainingMonitor, "monitor")
+    given = {"metrics": {"net.*": {"class_path": "torchmetrics.MaxMetric"}}, "summary": False}
+    monitor = parser.instantiate(parser.parse_object({"monitor": given})).monitor
+    fit(monitor)
+    assert values(monitor.metrics)["net.4/MaxMetric"] == monitor.features.sites["net.4"].max
