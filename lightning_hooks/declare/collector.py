@@ -107,6 +107,8 @@ class ReportView(ABC, Generic[R]):
     """The statistics of a site, what matters most first."""
     logged_by_default: ClassVar[tuple[str, ...] | None] = None
     """Those of them that are logged by default; None for all."""
+    drawn: ClassVar[str] = "scale"
+    """The statistic of its heat map, where the user names none."""
     histogram_of: ClassVar[str] = "activation"
     """What its histograms count."""
 

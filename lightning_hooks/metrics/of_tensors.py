@@ -79,8 +79,7 @@ class DeadUnits(Statistic):
         **kwargs: Those of :class:`torchmetrics.Metric`.
 
     Raises:
-        TypeError: If ``num_units`` is no integer.
-        ValueError: If it is below 1, or values have another number of units.
+        TypeError, ValueError: If ``num_units`` is no integer of at least 1, or values have another number of units.
     """
 
     fired: Tensor

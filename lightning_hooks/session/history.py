@@ -48,7 +48,7 @@ class History:
         """Draw the reports: a heat map of one statistic, or what suits them best; errors as for :meth:`to_frame`."""
         reports = as_reports(self._known())
         draw = self._kind.picture(reports, stat)
-        return heatmap(reports, stat or "scale") if draw is None else draw()
+        return heatmap(reports, stat or self._kind.drawn) if draw is None else draw()
 
     def to_frame(self, others: Iterable[Any] = ()) -> pandas.DataFrame:
         """Return the reports, and others of the same windows, as a pandas table.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torchmetrics import CosineSimilarity, MaxMetric, MeanMetric, Metric, MetricCollection, MinMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
@@ -142,6 +143,7 @@ def test_the_training_monitor_has_a_table_of_them() -> None:
     )
     assert "value 0.0" in repr(monitor.metrics) or "value -0.0" in repr(monitor.metrics)
     assert monitor.metrics["net.0/MeanMetric"].value == table["value"].iloc[-1]
+    assert monitor.plot(monitor="metrics").axes[0].get_title(loc="left").strip() == "Output value by metric"
 
 
 def test_they_are_in_the_health_report(tmp_path: Any) -> None:
@@ -427,6 +429,30 @@ def test_a_run_that_goes_on_may_have_metrics_that_it_had_not(kind: Any, tmp_path
         monitor = kind(metrics=metrics, **QUIET)
         trainer([monitor], max_epochs=2).fit(Classifier(mlp()), loader(), ckpt_path=tmp_path / "last.ckpt")
         assert (monitor.metrics is None) == (metrics is None)
+
+
+class Saves(Callback):
+    """Writes a checkpoint after three batches."""
+
+    def __init__(self, path: Any) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, run: Any, model: Any, outputs: Any, batch: Any, index: int) -> None:
+        if index == 2 and not run.current_epoch:
+            run.save_checkpoint(self.path)
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+def test_a_run_that_goes_on_within_a_window_computes_them_from_there_on(tmp_path: Any) -> None:
+    monitor = FeatureStatsMonitor(metrics={"net.0": SumMetric()}, **QUIET)
+    torch.manual_seed(0)
+    trainer([monitor, Saves(tmp_path / "middle.ckpt")]).fit(Classifier(mlp()), loader())
+    recorder, again = Recorder(["net.0"]), FeatureStatsMonitor(metrics={"net.0": SumMetric()}, **QUIET)
+    trainer([recorder, again]).fit(Classifier(mlp()), loader(), ckpt_path=tmp_path / "middle.ckpt")
+    later = recorder.outputs["net.0"]
+    assert len(later) == 4
+    assert values(again.metrics)["net.0/SumMetric"] == pytest.approx(sum(out.sum() for out in later), rel=1e-4)
+    assert (again.metrics.batches, again.report.sites["net.0"].calls) == (7, 7)
 
 
 def test_without_metrics_there_is_no_member_for_them() -> None:

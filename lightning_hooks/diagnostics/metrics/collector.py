@@ -92,6 +92,7 @@ class MetricCollector(Collector[MetricReport]):
     report_type: ClassVar[type[Report] | None] = MetricReport
     monitor: ClassVar[str] = FeatureCollector.monitor
     report_name: ClassVar[str] = "metrics"
+    drawn: ClassVar[str] = "value"
     takes: ClassVar[tuple[str, ...]] = ("modules", "metrics", "every_n_steps", "max_overhead", "logged")
 
     def __init__(self, context: Context, state: Mapping[str, Any]) -> None:

@@ -1,7 +1,5 @@
 """The report of the user's metrics of modules."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from lightning_hooks.declare.window import Report
