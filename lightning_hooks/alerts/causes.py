@@ -112,13 +112,13 @@ def one_cause(roots: Iterable[Problem], earlier: Iterable[Problem]) -> Heads:
         The kinds that have no alert of their own. One without a decisive cause belongs to an alert whose decisive cause is among
         those that its kind may have.
     """
-    heads: list[tuple[Problem, set[str]]] = [(problem, _decisive(problem[1])) for problem in earlier]
+    heads = [(problem, _decisive(problem[1])) for problem in earlier]
     found: dict[tuple[int, str], Problem] = {}
-    roots = [(problem, _decisive(problem[1])) for problem in roots if problem[1].severity != "info"]
-    for problem, causes in sorted(roots, key=lambda root: not root[1]):
+    new = [(problem, _decisive(problem[1])) for problem in roots if problem[1].severity != "info"]
+    for problem, causes in sorted(new, key=lambda entry: not entry[1]):
         own = problem[0], problem[1].kind
         able = causes or {one.name for one in kind_of(own[1]).hypotheses}
-        head = next((head for head, known in heads if known & able and (head[0], head[1].kind) != own), None)
+        head = next((one for one, known in heads if known & able and (one[0], one[1].kind) != own), None)
         if head is None:
             heads.append((problem, causes))
         else:

@@ -18,7 +18,8 @@ from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inpu
 from lightning_hooks.diagnostics.causes.rates import rate_too_low
 from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
 from lightning_hooks.diagnostics.causes.wiring import cut_gradients, detached_state, positions_by_sample, wrong_axis
-from lightning_hooks.diagnostics.loss.rules import BLOCK, SITE
+from lightning_hooks.diagnostics.loss.report import BLOCK
+from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
 FLAT = 0.005  # fall of the loss over that of the best constant answer, from one window to the next, above which it falls
