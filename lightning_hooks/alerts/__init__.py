@@ -31,6 +31,8 @@ from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.rules import *
 from lightning_hooks.diagnostics.loss_inputs.targets import LabelCounts, TargetStats
 from lightning_hooks.diagnostics.metrics.report import MetricReport, MetricValue
+from lightning_hooks.diagnostics.metrics.rules import *
+from lightning_hooks.diagnostics.metrics.use import MetricUse
 from lightning_hooks.diagnostics.nonfinite.rules import *
 from lightning_hooks.diagnostics.optimizer.rules import *
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
@@ -71,6 +73,7 @@ __all__ = [
     "LearningReport",
     "LossReport",
     "MetricReport",
+    "MetricUse",
     "MetricValue",
     "ModelSetup",
     "Mute",

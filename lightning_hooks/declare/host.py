@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,13 +134,17 @@ class Metrics(ABC):
         """The loggers behind one interface; empty on ranks other than 0."""
 
     @property
-    def logged(self) -> Mapping[str, Any]:
-        """What the user logs: tag to value."""
-        return {}
+    def logged(self) -> Collection[str]:
+        """The tags of what is logged."""
+        return ()
 
     @property
     def available(self) -> Mapping[str, Any]:
-        """The user's metrics as callbacks have them, with or without a logger: name to value."""
+        """The user's metrics as callbacks have them, with or without a logger: name to value, which is another object once new."""
+        return {}
+
+    def in_epoch(self) -> Mapping[str, Any]:
+        """What is logged for the epoch under way, by name: a metric object, or of a mean over batches its sum and its weight."""
         return {}
 
     def watched_tags(self) -> set[str]:

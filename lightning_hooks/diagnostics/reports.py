@@ -20,6 +20,7 @@ from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopies
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
+from lightning_hooks.diagnostics.metrics.use import MetricUse
 from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
 from lightning_hooks.diagnostics.ranks import RankDifference
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
@@ -137,6 +138,7 @@ class GradientFlowReport(Report):
         model_setup: What is out of the ordinary in the modules' modes and settings and in the batches.
         largest_losses: The batches of the run so far with the five largest finite losses, the largest first; of a window of more
             than 4096 batches the last ones count.
+        metrics: The model's torchmetrics metrics, by name, to how they are used.
     """
 
     subject: ClassVar[str] = "Gradient"
@@ -161,6 +163,7 @@ class GradientFlowReport(Report):
     target_layer: str = ""
     learning: LearningReport | None = None
     largest_losses: tuple[UnusualBatch, ...] = ()
+    metrics: dict[str, MetricUse] = field(default_factory=dict)
 
     @override
     def moment_of(self, alert: Alert) -> Moment:

@@ -89,7 +89,7 @@ MOST = 256
 _OF_TORCH = frozenset(vars(nn.Module()))
 
 
-def unregistered_modules(root: nn.Module) -> dict[str, list[nn.Module]]:
+def unregistered_modules(root: nn.Module, counts: Callable[[nn.Module], bool] | None = None) -> dict[str, list[nn.Module]]:
     """Find modules in lists, tuples, sets and dictionaries, or in such containers in them, that are not in ``root.modules()``.
 
     A module counts only if it has a parameter that requires a gradient and is no parameter of ``root``: what is registered under
@@ -97,6 +97,7 @@ def unregistered_modules(root: nn.Module) -> dict[str, list[nn.Module]]:
 
     Args:
         root: The model.
+        counts: Whether a module counts; None for as above.
 
     Returns:
         The name of the attribute, such as ``net.blocks``, to the outermost modules in it.
@@ -105,7 +106,7 @@ def unregistered_modules(root: nn.Module) -> dict[str, list[nn.Module]]:
     found: dict[str, list[nn.Module]] = {}
     for name, entries in _attributes(root):
         inside = (entry for entry in entries if isinstance(entry, nn.Module) and id(entry) not in known)
-        hidden = [module for module in inside if own_parameters(module, root)]
+        hidden = [module for module in inside if (own_parameters(module, root) if counts is None else counts(module))]
         if hidden:
             found[name] = list(dict.fromkeys(hidden))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -191,13 +191,20 @@ class LightningMetrics(TrainerReference, Metrics):
 
     @property
     @override
-    def logged(self) -> Mapping[str, Any]:
-        return self.trainer.logged_metrics
+    def logged(self) -> Collection[str]:
+        _, logged, names = lightning_api.known_metrics(self.trainer)
+        return names.union(logged)
 
     @property
     @override
     def available(self) -> Mapping[str, Any]:
-        return self.trainer.callback_metrics
+        logs = [value for callback in lightning_api.callbacks_of(self.trainer) for value in vars(callback).values()]
+        own = {tag for log in logs if type(log) is lightning_api.EpochLog for tag in log._tags}
+        return {name: value for name, value in lightning_api.known_metrics(self.trainer)[0].items() if name not in own}
+
+    @override
+    def in_epoch(self) -> Mapping[str, Any]:
+        return lightning_api.logged_in_epoch(self.trainer)
 
     @override
     def watched_tags(self) -> set[str]:
@@ -232,7 +239,7 @@ class LightningConsole(TrainerReference, Console):
 
     @override
     def show_progress(self, values: Mapping[str, Any]) -> None:
-        self.trainer.progress_bar_metrics.update(values)
+        self.trainer._logger_connector._progress_bar_metrics.update(values)  # the property computes metrics that are logged
 
 
 class LightningFiles(TrainerReference, RunFiles):

@@ -232,6 +232,21 @@ def record_rows(trainer: Trainer) -> Callable[[], None]:
     return end
 
 
+def known_metrics(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+    """What ``callback_metrics`` and ``logged_metrics``, which compute metric objects, hold now; the names logged in this epoch."""
+    metas, connector = [result.meta for result in (trainer._results or {}).values()], trainer._logger_connector  # no public names
+    names = {name for meta in metas for name in (meta.name, meta.forked_name(True), meta.forked_name(False))}
+    return connector._callback_metrics, connector._logged_metrics, names
+
+
+def logged_in_epoch(trainer: Trainer) -> dict[str, Any]:
+    """What is logged for the epoch under way, by name: a metric object, or of a mean over batches its sum and its weight."""
+    results = [one for one in (trainer._results or {}).values() if one.meta.on_epoch and not one.has_reset]
+    objects = {one.meta.name: one.value for one in results if not one.is_tensor}
+    means = (one for one in results if one.is_tensor and one.meta.is_mean_reduction)
+    return {**objects, **{one.meta.name: (one.value, one.cumulated_batch_size) for one in means}}
+
+
 class EpochLog:
     """Logs numbers that are the same on every rank: for loggers, and where EarlyStopping and ModelCheckpoint read them.
 
@@ -255,8 +270,8 @@ class EpochLog:
             scalars: The numbers by tag, for ``trainer.callback_metrics``.
             logged: Those that loggers get.
         """
-        known = trainer.callback_metrics  # Lightning makes it again each time it is asked for
-        taken = (scalars.keys() & known.keys()) - self._tags
+        known, shown, names = known_metrics(trainer)
+        taken = (scalars.keys() & {*known, *names}) - self._tags
         if taken:
             named = ", ".join(map(repr, sorted(taken)[:3])) + " and others" * (len(taken) > 3)
             self._warn_once(
@@ -271,7 +286,7 @@ class EpochLog:
         self._tags.update(tensors)
         known.update(tensors)
         logged = {tag: value for tag, value in logged.items() if tag in tensors}
-        trainer.logged_metrics.update({tag: tensors[tag] for tag in logged})
+        shown.update({tag: tensors[tag] for tag in logged})
         trackers.scalars(logged, log_step(trainer))
         trackers.save()
 
@@ -283,4 +298,4 @@ class EpochLog:
         """
         if hasattr(trainer.strategy.launcher, "get_extra_results"):
             for tag in self._tags:
-                trainer.callback_metrics.pop(tag, None)
+                known_metrics(trainer)[0].pop(tag, None)

@@ -82,19 +82,22 @@ class LoopMonitor(TrainingReports):
         else:
             self.close("interrupted" if isinstance(error, KeyboardInterrupt) else "exception", error)
 
-    def step(self, loss: Tensor | None = None) -> None:
+    def step(self, loss: Tensor | None = None, metrics: Mapping[str, Any] | None = None) -> None:
         """A training batch is over: call it after each, when the optimizer has stepped or, under accumulation, has not.
 
         Args:
             loss: The batch's loss; None for that whose ``backward()`` was called.
+            metrics: What is drawn next to the loss, by name: numbers, or tensors of one, of which a window's last are kept.
 
         Raises:
             AlertError: If a new alert is found and ``on_alert="raise"``.
             RuntimeError: Outside of the block.
-            TypeError: If ``loss`` is no tensor.
+            TypeError: If ``loss`` is no tensor, or ``metrics`` no mapping.
         """
         if loss is not None and not isinstance(loss, Tensor):
             raise TypeError(f"step() takes the loss as a tensor, or nothing; got {loss!r}. Leave out .item().")
+        if metrics is not None:
+            self.host.metrics.report(metrics)
         events = self.events
         if not events.ran and type(self.host.again) is LoopStepAgain:
             self._warn_once(
@@ -153,13 +156,13 @@ class LoopMonitor(TrainingReports):
         return {name: report for name in self.history if (report := getattr(self, name)) is not None}
 
     def end_validation(self, metrics: Mapping[str, Any]) -> None:
-        """A validation is over: the loss among its metrics belongs to the window under way.
+        """A validation is over: its metrics belong to the window under way.
 
         Args:
-            metrics: Name to value; the loss is one such as ``val_loss``.
+            metrics: As of :meth:`step`; the loss is one such as ``val_loss``.
         """
         session = self.events.session
-        self.host.metrics.reported.update(metrics)
+        self.host.metrics.report(metrics)
         session.validation_end()
 
     @property

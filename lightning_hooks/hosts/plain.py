@@ -7,13 +7,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lightning_hooks.declare.host import Console, Host, LossScaling, Metrics, Position, RunFiles, StepAgain, TrainingSetup
 from lightning_hooks.hooks.attributes import exchange
-from lightning_hooks.hooks.tensors import is_distributed
+from lightning_hooks.hooks.tensors import as_number, is_distributed
 from lightning_hooks.hosts.loggers import warn_of_logger
 from lightning_hooks.hosts.loop_setup import replicated, setup_of, unwrapped
 from lightning_hooks.replay.rows import LoaderRows
@@ -115,7 +116,16 @@ class LoopMetrics(Metrics):
     def __init__(self, host: PlainHost, trackers: Trackers) -> None:
         self._host, self._trackers = host, trackers
         self.values: dict[str, float] = {}
-        self.reported: dict[str, Any] = {}
+        self.reported: dict[str, Tensor] = {}
+
+    def report(self, metrics: Mapping[str, Any]) -> None:
+        """Take metrics of the user's, numbers or tensors by name; what is neither is left out."""
+        if not isinstance(metrics, Mapping):
+            raise TypeError(f"metrics must be numbers or tensors of one by name, such as {{'accuracy': 0.9}}; got {metrics!r}.")
+        for name, value in metrics.items():
+            known = value.detach() if isinstance(value, Tensor) else as_number(value)
+            if known is not None:
+                self.reported[str(name)] = torch.as_tensor(known)
 
     @property
     @override

@@ -31,8 +31,8 @@ def compare_lines(found: Comparison) -> list[str]:
     settings = [(shortened(key, 44), setting(a), setting(b)) for key, a, b in found.settings]
     lines += [f"  {line}" for line in table_lines(("", "A", "B"), settings)] if settings else []
     if found.losses:
-        rows = [(where, number(a), number(b)) for where, a, b in found.losses]
-        lines += ["", "Loss:", *(f"  {line}" for line in table_lines(("", "A", "B"), rows))]
+        rows = [(what, number(a), number(b)) for what, a, b in found.losses]
+        lines += ["", "Loss and metrics:", *(f"  {line}" for line in table_lines(("", "A", "B"), rows))]
     differ, at = found.groups, f"{found.a.unit} {found.epoch}"
     lines += ["", f"Largest differences, {at}:" if differ else f"All numbers of {at} that both runs have are the same."]
     for group in differ:

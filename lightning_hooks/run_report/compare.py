@@ -12,7 +12,7 @@ from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.events import by_names, is_table
 from lightning_hooks.run_report.run import Run
 from lightning_hooks.run_report.text import number, percent
-from lightning_hooks.run_report.training import layers, rates_by_group
+from lightning_hooks.run_report.training import MOST_CHARTS, layers, rates_by_group
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
 COMPARED = (
@@ -107,7 +107,7 @@ class Comparison:
     alerts_b: tuple[Course, ...]  # that only the second ended with
     alerts_both: tuple[Course, ...]  # that both ended with, as the first has them
     settings: tuple[tuple[str, Any, Any], ...]  # (name, first, second) of what was set up differently
-    losses: tuple[tuple[str, float, float], ...] = ()  # (of which window, first, second) of the loss, where it is known
+    losses: tuple[tuple[str, float, float], ...] = ()  # (what at which window, first, second) of loss and metrics, where known
 
     @property
     def alerts(self) -> list[tuple[str, tuple[Course, ...]]]:
@@ -214,14 +214,16 @@ def _numbers(run: Run, prefix: str, table: str, stat: str, epoch: int) -> tuple[
 
 
 def _losses(a: Run, b: Run) -> list[tuple[str, float, float]]:
-    """The loss at the first and at the last window that both have, and at the end of each, where any is known."""
+    """Loss and metrics at the first and at the last window that both have, and at the end of each, where any is known."""
     both = sorted(set(a.epochs) & set(b.epochs))
-    places = dict.fromkeys((both[0], both[-1])) if both else {}
-    rows = [(f"{a.unit} {place}", a.loss(place), b.loss(place)) for place in places]
-    ends = [max(run.epochs, default=-1) for run in (a, b)]
+    places = {f"{a.unit} {place}": (place, place) for place in (both[:1] + both[-1:])}
+    ends = max(a.epochs, default=-1), max(b.epochs, default=-1)
     if ends[0] != ends[1]:
-        rows.append((f"last {a.window}", a.loss(ends[0]), b.loss(ends[1])))
-    return rows if any(math.isfinite(loss) for _, *losses in rows for loss in losses) else []
+        places[f"last {a.window}"] = ends
+    known = any(math.isfinite(run.loss(at)) for run in (a, b) for at in run.timing)
+    names = ["loss"] * known + [name for name in a.metrics if name in b.metrics and name != "loss"][:MOST_CHARTS]
+    at = [(what, where, *two) for what in names for where, two in places.items()]
+    return [(f"{what}, {where}", a.metric(what, first), b.metric(what, second)) for what, where, first, second in at]
 
 
 NOT_SETTINGS = ("event", "version", "started", "epoch", "step", "monitors", "watched", "layers")

@@ -152,7 +152,7 @@ FIELDS: dict[str, Any] = {
     "max_epochs": int | None,
     "watched": tuple[Any, ...],
     **dict.fromkeys(("defined_at", "created_at"), str | None),
-    "lr": dict[str, float],
+    **dict.fromkeys(("lr", "metrics"), dict[str, float]),
     "layers": dict[str, tuple[Any, ...]],
     "alerts": tuple[Any, ...],
     "report": dict[str, Any],

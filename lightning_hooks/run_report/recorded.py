@@ -207,6 +207,15 @@ class Run:
         """The mean loss of an epoch, or of a window shorter than that; NaN where it is not known."""
         return number_of(self.timing.get(at, {}).get("loss"))
 
+    def metric(self, name: str, at: int) -> float:
+        """One of the user's metrics, or the ``loss``, as it was at a window's end; NaN where it is not known."""
+        return self.loss(at) if name == "loss" else number_of(self.timing.get(at, {}).get("metrics", {}).get(name))
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of the user's metrics."""
+        return list(dict.fromkeys(name for event in self.timing.values() for name in event.get("metrics", {})))
+
     @property
     def epochs(self) -> list[int]:
         """All epochs with a report of any monitor."""

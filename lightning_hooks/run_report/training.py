@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,6 +31,12 @@ SETTINGS = (
     ("parameters", "elements of parameters"),
     ("max_epochs", "epochs planned"),
 )
+MEAN_LOSS = "mean loss of the training batches"
+MOST_CHARTS, MOST_COLUMNS = 12, 8
+"""Of the user's metrics."""
+_PHASE = re.compile(r"(?<![^_\-./ ])(train(ing)?|val(id(ation)?)?|eval(uation)?|test)(?![^_\-./ ])", re.IGNORECASE)
+Curves = dict[str, list[float]]
+"""Name to a number for each epoch."""
 WIDE_RANGE = 20.0
 """A loss that spans more than this factor is drawn on a logarithmic scale."""
 
@@ -37,31 +45,48 @@ WIDE_RANGE = 20.0
 class Training:
     """The loss and the learning rates over the epochs."""
 
-    rates: dict[str, list[float]]  # parameter group to its learning rates
-    charts: list[tuple[str, Chart]]  # a title and curves of each that is known: loss, rates, what of it learns
+    charts: list[tuple[str, Chart]]  # a title and curves of each that is known: loss, metrics, rates, what of it learns
     groups_left: int  # how many parameter groups are not drawn
-    table: list[list[float]]  # an epoch, its loss and its rates, of ten epochs or fewer
+    columns: list[str]  # of the table, behind the epoch
+    table: list[list[float]]  # an epoch, its loss, rates and metrics, of ten epochs or fewer
 
 
 def training(run: Run) -> Training:
     """The loss and the learning rates over the epochs."""
     epochs, losses = loss_by_epoch(run)
-    rates = rates_by_group(run)
-    charts = []
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    if finite:
-        log = min(finite) > 0 and max(finite) > WIDE_RANGE * min(finite)
-        curve = Line("mean loss of the training batches" + (", log scale" if log else ""), losses, "var(--blue)")
-        charts.append(("Loss", chart([curve], epochs, kind="log" if log else "linear", unit=run.unit)))
+    rates, drawn = rates_by_group(run), loss_and_metrics(run)
+    charts = [(title, curves_chart(curves, epochs, run.unit)) for title, curves in drawn.items()]
     shown = list(rates.items())[: len(COLORS)]
     if shown:
         log = all(rate > 0 for _, values in shown for rate in values if math.isfinite(rate))
-        curves = [Line(group, values, color) for (group, values), color in zip(shown, COLORS, strict=False)]
-        charts.append(("Learning rate", chart(curves, epochs, 110, kind="log" if log else "linear", unit=run.unit)))
+        charts.append(("Learning rate", curves_chart(dict(shown), epochs, run.unit, 110, log)))
     charts += learning_charts(run)
-    columns = (epochs, losses, *rates.values())
-    table = [[column[place] for column in columns] for place in numbered(len(epochs), 10)]
-    return Training(rates, charts, len(rates) - len(shown), table)
+    columns = {"loss": losses, **{f"learning rate of {group}": values for group, values in rates.items()}}
+    of_metrics = {name: values for curves in drawn.values() for name, values in curves.items() if name != MEAN_LOSS}
+    columns |= dict(islice(of_metrics.items(), MOST_COLUMNS))
+    table = [[epochs[place], *(column[place] for column in columns.values())] for place in numbered(len(epochs), 10)]
+    return Training(charts, len(rates) - len(shown), list(columns), table)
+
+
+def loss_and_metrics(run: Run) -> dict[str, Curves]:
+    """The curves of each chart by its title: the loss, then the user's metrics, together those that differ by the phase."""
+    epochs, losses = loss_by_epoch(run)
+    found: dict[str, Curves] = {"Loss": {MEAN_LOSS: losses}}
+    for name in run.metrics:
+        title = _PHASE.sub("", name).strip("_-./ ") or name  # train_acc and val_acc are acc
+        found.setdefault("Loss" if title == "loss" else title, {})[name] = [run.metric(name, epoch) for epoch in epochs]
+    known = {title: {n: values for n, values in curves.items() if np.isfinite(values).any()} for title, curves in found.items()}
+    return dict(islice(((title, curves) for title, curves in known.items() if curves), MOST_CHARTS))
+
+
+def curves_chart(curves: Curves, epochs: Sequence[int], unit: str, height: int = 170, log: bool | None = None) -> Chart:
+    """A chart of curves; None for a logarithmic scale where they span much, as their names say then."""
+    finite = [value for values in curves.values() for value in values if math.isfinite(value)]
+    wide = log is None and min(finite) > 0 and max(finite) > WIDE_RANGE * min(finite)
+    lines = [
+        Line(name + ", log scale" * wide, values, color) for (name, values), color in zip(curves.items(), COLORS, strict=False)
+    ]
+    return chart(lines, epochs, height, kind="log" if log or wide else "linear", unit=unit)
 
 
 def loss_by_epoch(run: Run) -> tuple[Sequence[int], list[float]]:

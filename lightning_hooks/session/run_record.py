@@ -13,7 +13,7 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
@@ -22,9 +22,10 @@ from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import groups_of
 from lightning_hooks.declare.warn import Once, info, warn
 from lightning_hooks.declare.window import Window
+from lightning_hooks.diagnostics.setup.initial import on_host
 from lightning_hooks.hooks.attributes import contents, stored
 from lightning_hooks.hooks.selection import named_sites
-from lightning_hooks.hooks.tensors import read_number
+from lightning_hooks.hooks.tensors import has_values, read_number
 from lightning_hooks.run_report.budget import MOST_BYTES, thin
 from lightning_hooks.run_report.health import HEALTH, Health, MonitorScope
 from lightning_hooks.run_report.lines import (
@@ -51,6 +52,8 @@ from lightning_hooks.sinks.sink import Notice, Sink
 
 MOST_LAYERS = 2000
 LONGEST_DETAIL = 90
+MOST_METRICS = 32
+"""Of the user's metrics that are kept, the first ones."""
 
 
 def open_record(member: Member, host: Host, sinks: Sinks) -> None:
@@ -100,9 +103,12 @@ class RunRecord(Sink):
         self._model_sources: Sources | None = None
         self._sources: dict[str, Source] = {}  # of the sites that had an alert
         self._first: dict[tuple[Any, ...], Alert] = {}  # each alert as it was written first
+        self._event: dict[str, Any] = {}  # the last window's, but for what its report says
+        self._metrics: Mapping[str, Any] = {}  # the user's, as they were then
 
     @override
     def epoch_start(self) -> None:
+        self._try(self._add_metrics)
         self._began = perf_counter()
 
     @override
@@ -132,14 +138,31 @@ class RunRecord(Sink):
             report_line(member.kind.prefix, member.selection, report, member.window_end_seconds, self._memory)
             for member, report in reports
         ]
-        event: dict[str, Any] = {**position(reports[-1][1]), "seconds": perf_counter() - self._began}
+        self._event = event = dict[str, Any](position(reports[-1][1]), seconds=perf_counter() - self._began)
         event["bytes"] = sum(member.table_bytes for member in used)
         loss = Window(member.report for member in self.members).loss
         event |= {**({} if loss is None else {"loss": loss}), "lr": learning_rates(self._host.optimizers)}
+        self._take_metrics()
         self._began = perf_counter()
         health = self._health()
         self._append("".join([*start, *lines, *self._source_lines(health), line("epoch", event)]))
         write_whole(self.file.with_name(HEALTH), health.text())
+
+    def _take_metrics(self) -> bool:
+        """Take the user's metrics with a new value since the last call, of ``acc_step``, ``acc_epoch`` and ``acc`` the last one."""
+        known = {name: value for name, value in self._host.metrics.available.items() if isinstance(value, Tensor)}
+        before, self._metrics = self._metrics, known
+        names = [name for name in known if not (name.endswith(("_step", "_epoch")) and name.rpartition("_")[0] in known)]
+        new = {name: known[name].detach() for name in names[:MOST_METRICS] if known[name] is not before.get(name)}
+        new = {name: value.reshape(()).float() for name, value in new.items() if value.numel() == 1 and has_values(value)}
+        if new:
+            self._event["metrics"] = {**self._event.get("metrics", {}), **dict(zip(new, on_host([*new.values()]), strict=True))}
+        return bool(new)
+
+    def _add_metrics(self) -> None:
+        """Write the last window's event again with the metrics that were computed after it, as those of an epoch are."""
+        if self._take_metrics() and "seconds" in self._event:
+            append(self.file, line("epoch", self._event))
 
     def _health(self) -> Health:
         used = [member for member in self.members if not member.live.unused]
@@ -189,6 +212,7 @@ class RunRecord(Sink):
     def end(self, end: Mapping[str, Any], headline: str) -> None:
         """Training is over: write the health report, and print the closing lines."""
         self._try(self._write)
+        self._try(self._add_metrics)
         self._try(lambda: append(self.file, "".join([*self._start(), line("end", {**end, "ended": _now()})])))
         self._try(self._conclude)
         if self._broken:

@@ -152,13 +152,13 @@ def test_it_begins_with_the_set_up_and_the_losses(make_run):
     b = with_loss(make_run("b"), (2.3, 2.31, 2.3, 2.3, 2.3), 0.1, weight_decay=0.01, betas=(0.9, 0.95))
     found = compare(a, b)
     assert found.settings == (("learning rate of 0-AdamW", "0.001", "0.1"), ("betas of 0-AdamW", (0.9, 0.999), (0.9, 0.95)))
-    assert found.losses == (("epoch 0", 2.3, 2.3), ("epoch 4", 0.4, 2.3))
+    assert found.losses == (("loss, epoch 0", 2.3, 2.3), ("loss, epoch 4", 0.4, 2.3))
     lines = compare_lines(found)
     assert lines[3] == "What differs in the set-up:"
     assert lines[5].split() == ["learning", "rate", "of", "0-AdamW", "0.001", "0.1"]
-    assert lines[8] == "Loss:"
-    assert [row.split() for row in lines[10:12]] == [["epoch", "0", "2.3", "2.3"], ["epoch", "4", "0.4", "2.3"]]
-    assert lines.index("Loss:") < lines.index("All numbers of epoch 4 that both runs have are the same.")
+    assert lines[8] == "Loss and metrics:"
+    assert [row.split() for row in lines[10:12]] == [["loss,", "epoch", "0", "2.3", "2.3"], ["loss,", "epoch", "4", "0.4", "2.3"]]
+    assert lines.index("Loss and metrics:") < lines.index("All numbers of epoch 4 that both runs have are the same.")
     page = compare_page(found)
     assert page.index("learning rate of 0-AdamW") < page.index("loss, epoch 4") < page.index("Largest differences")
 
@@ -194,4 +194,4 @@ def test_runs_of_other_lengths_show_where_each_ended(make_run):
     a = with_loss(make_run("a"), (2.0, 1.0, 0.9, 0.8, 0.7), 0.1)
     b = with_loss(make_run("b", epochs=2), (2.0, 1.0), 0.1)
     found = compare(a, b)
-    assert found.losses == (("epoch 0", 2.0, 2.0), ("epoch 1", 1.0, 1.0), ("last epoch", 0.7, 1.0))
+    assert found.losses == (("loss, epoch 0", 2.0, 2.0), ("loss, epoch 1", 1.0, 1.0), ("loss, last epoch", 0.7, 1.0))

@@ -45,6 +45,20 @@ def test_the_tab_lists_runs_and_leads_to_an_alert(make_run: Any, tmp_path: Path)
         assert [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE" and "/health/" in entry["message"]] == []
 
 
+def test_the_users_metrics_are_drawn_next_to_the_loss(make_run: Any, tmp_path: Path) -> None:  # noqa: F811
+    for name in ("a", "b"):
+        file = make_run(name, healthy=True) / FOLDER / REPORTS
+        for epoch in range(5):
+            numbers = {"train_acc": 0.1 * epoch, "val_acc": 0.12 * epoch, "val_loss": 1.0 - 0.1 * epoch}
+            append(file, line("epoch", {"epoch": epoch, "seconds": 1.0, "loss": 1.0, "metrics": numbers}))
+    with chromium(1280, 900) as driver, tensorboard_with_tab(tmp_path / "logs") as address:
+        tab = Tab(driver, address)
+        tab.open("run=a")
+        tab.shows("Loss and learning rate", "acc", "train_acc", "val_acc", "val_loss")
+        tab.open("a=a&b=b")
+        tab.shows("Loss and metrics", "A: train_acc", "B: val_acc", "A: val_loss")
+
+
 def test_a_run_that_is_being_written_is_followed(make_run: Any, tmp_path: Path) -> None:  # noqa: F811
     file = make_run("live", healthy=True, epochs=2, end=None) / FOLDER / REPORTS
     with chromium(1280, 900) as driver, tensorboard_with_tab(tmp_path / "logs") as address:

@@ -223,7 +223,7 @@ def viewed_classes(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     return f"{alert.site} takes numbers of several places for one class.", [remedy]
 
 
-def fact(name: str, title: str, op: str, target: str, to: str | None = None, code: str = "", at: str = "") -> Hypothesis:
+def fact(name: str, title: str, op: str, target: str, to: str = "", code: str = "", at: str = "", advice: str = "") -> Hypothesis:
     """What a rule states as a fact, with the remedy that follows; the words of the alert stay as they are.
 
     Args:
@@ -234,13 +234,14 @@ def fact(name: str, title: str, op: str, target: str, to: str | None = None, cod
         to: Of the remedy.
         code: Of the remedy.
         at: What the alert's site must have in its name.
+        advice: What the alert must advise; empty for anything.
     """
 
     def judge(alert: Alert, facts: Facts) -> Cause | None:
-        if at not in alert.site:
+        if at not in alert.site or (advice and advice not in alert.advice):
             return None
         words = {"site": alert.site, "code": in_code(facts.module_of(alert.site) or alert.site)}
-        remedy = Remedy(op, target.format(**words), None, to, "", "", SOON, code.format(**words))
+        remedy = Remedy(op, target.format(**words), None, to or None, "", "", SOON, code.format(**words))
         return Cause(name, f"{title[:1].upper()}{title[1:]}.", 0.7, (alert.message,), (), (remedy,))
 
     return Hypothesis(name, title, (f"{op} {target.format(site='SITE', code='SITE')}{f': {to}' if to else ''}",), judge)

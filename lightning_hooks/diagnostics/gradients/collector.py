@@ -26,6 +26,7 @@ from lightning_hooks.diagnostics.gradients.tables import GradientTable, Paramete
 from lightning_hooks.diagnostics.gradients.view import GradientSites
 from lightning_hooks.diagnostics.learning.collector import LearningWatch
 from lightning_hooks.diagnostics.loss.table import LossWatch, window_of
+from lightning_hooks.diagnostics.metrics.use import BATCHES, MetricsWatch, metrics_of
 from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
 from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
 from lightning_hooks.diagnostics.ranks import ReplicaWatch, rank_difference
@@ -78,6 +79,8 @@ class GradientCollector(GradientSites):
         self._watch = SetupWatch(steps.names, None if host.position.global_step else model)
         self._setups: dict[str, ParameterSetup] = {}
         self._setup_checks = SetupChecks(context)
+        metrics = metrics_of(model)
+        self._metrics = MetricsWatch(context, metrics) if metrics else None
         with context.loading():
             self._loss.table.load_state_dict(state.get("loss", {}))
             self._loss.table.largest.load(state.get("largest_losses", {}))
@@ -101,6 +104,7 @@ class GradientCollector(GradientSites):
             optimizers=self.optimizers.table,
             parameters=self.parameters,
             learning=self._learning.tables,
+            **({} if self._metrics is None else {"metrics": HostNumbers(self._metrics.numbers, largest)}),
         )
 
     @override
@@ -131,6 +135,8 @@ class GradientCollector(GradientSites):
         self._watch.batch_start(groups, self.context.host.model)
         self.optimizers.batch_start(groups)
         self._learning.batch_start(batch)
+        if self._metrics is not None:
+            self._metrics.batch("training", False, self.context.gate.in_detail)
         self._due.update(range(len(self._steps.optimizer_names)))
 
     @override
@@ -153,10 +159,19 @@ class GradientCollector(GradientSites):
         self._loss.batch_end(outputs)
         if self._outputs.open:
             self._outputs.batch_end()
+        if self._metrics is not None:
+            self._metrics.batch("training", self.context.gate.in_detail, False)
+
+    @override
+    def validation_batch(self, batch: Any, index: int) -> None:
+        if self._metrics is not None and (index <= BATCHES or not index % BATCHES):
+            self._metrics.batch("validation", 0 < index <= BATCHES, index < BATCHES)
 
     @override
     def validation_end(self) -> None:
         self._loss.validation_end()
+        if self._metrics is not None:
+            self._metrics.end()
 
     @override
     def on_gradients(self, step: Step) -> None:
@@ -248,6 +263,8 @@ class GradientCollector(GradientSites):
         self._setups = self._watch.window_end(host.optimizers, host.model)
         self._setup_checks.window_end(host.optimizers)
         self.optimizers.window_end()
+        if self._metrics is not None:
+            self._metrics.end()
         self._replicas.window_end()
 
     @override
@@ -287,6 +304,7 @@ class GradientCollector(GradientSites):
             planned_steps=self.context.host.setup.planned_steps,
             learning=self._learning.read(packed["learning"]),
             largest_losses=self._loss.table.largest.read(window_of(packed["loss"]), epoch, self.context.samples_of),
+            metrics={} if self._metrics is None else self._metrics.read(packed["metrics"].tolist()),
         )
 
     @override

@@ -277,7 +277,6 @@ LOSS_SPAN = Span(N_LOSS_NUMBERS, _merged_over_ranks, paired(merge_windows))
 
 
 _VALIDATION = re.compile(r"(?<![a-z])(e?val|valid|validation|evaluation)(?![a-z])", re.IGNORECASE)
-_OWN = ("features/", "gradient_flow/", "gradient_clip/")
 
 
 class LossWatch:
@@ -345,5 +344,5 @@ def returned_loss(outputs: Any) -> Tensor | None:
 
 def validation_loss(names: Iterable[str]) -> str | None:
     """The metric that is the loss of a validation, by its name, such as ``val_loss``; of several the one with the shortest name."""
-    found = [name for name in names if "loss" in name.lower() and _VALIDATION.search(name.replace("_", " "))]
-    return min((name for name in found if not name.startswith(_OWN)), key=lambda name: (len(name), name), default=None)
+    found = (name for name in names if "loss" in name.lower() and _VALIDATION.search(name.replace("_", " ")))
+    return min(found, key=lambda name: (len(name), name), default=None)

@@ -493,13 +493,14 @@ function explorer(run) {
 }
 
 function trainingSection(run) {
-  const { epochs, loss, rates } = run.training;
-  const groups = Object.entries(rates).slice(0, COLORS.length);
-  const known = loss.filter((value) => value !== null);
-  if (!known.length && !groups.length) return null;
-  return section("Loss and learning rate", h("div", { class: "card wideset" },
-    known.length > 0 && h("div", {}, h("h3", {}, "Loss"), chart([{ label: "mean loss of the training batches", values: loss, color: COLORS[0] }], epochs, run.unit, { kind: kindOf(loss, false) })),
-    groups.length > 0 && h("div", {}, h("h3", {}, "Learning rate"), chart(groups.map(([label, values], i) => ({ label, values, color: COLORS[i] })), epochs, run.unit, { kind: kindOf(groups.flatMap(([, values]) => values), false) }))));
+  const { epochs, charts, rates } = run.training;
+  const drawn = Object.entries({ ...charts, "Learning rate": rates }).filter(([, curves]) => Object.keys(curves).length);
+  return drawn.length > 0 && section("Loss and learning rate", h("div", { class: "card wideset" }, drawn.map(([title, curves]) => curvesChart(title, curves, epochs, run.unit))));
+}
+
+function curvesChart(title, curves, epochs, unit) {
+  const lines = Object.entries(curves).slice(0, COLORS.length).map(([label, values], i) => ({ label, values, color: COLORS[i] }));
+  return h("div", {}, h("h3", {}, title), chart(lines, epochs, unit, { kind: kindOf(lines.flatMap((line) => line.values), false) }));
 }
 
 const clippingSection = (run) => section("Clip events", run.clipping.map((clip) => h("div", { class: "card" },
@@ -541,7 +542,7 @@ function runPage(run, now) {
       run.alerts.length > 20 && h("details", { "data-key": "alerts" }, h("summary", {}, `${run.alerts.length - 20} more`), run.alerts.slice(20).map((alert) => alertLine(run, alert)))))),
     (run.maps.length > 0 || run.tables.length > 0) && part("explorer", [run.id, run.last, run.maps, run.tables], () => explorer(run)),
     run.shares?.length > 0 && part("shares", [run.id, run.shares], () => sharesSection(run)),
-    part("training", [run.id, run.training], () => trainingSection(run) ?? h("div")),
+    part("training", [run.id, run.training], () => trainingSection(run) || h("div")),
     run.clipping.length > 0 && part("clipping", [run.id, run.clipping], () => clippingSection(run)),
     run.settings.length + run.layers.length > 0 && part("setup", [run.id, run.settings, run.layers, run.silent], () => setupSection(run)),
   ].filter(Boolean);
@@ -553,14 +554,13 @@ function comparePage(a, b, found) {
   const of = (letter, run) => h("div", { class: `card verdict ${run.status}` }, h("b", { class: letter.toLowerCase() }, `${letter}  `), link({ run: run.id }, name(run.id)),
     h("p", {}, mark(run.status), ` ${run.headline}`));
   const epochs = [...new Set([...a.training.epochs, ...b.training.epochs])].sort((x, y) => x - y);
-  const losses = [[a, "A"], [b, "B"]].map(([run, letter], i) => {
-    const known = new Map(run.training.epochs.map((epoch, at) => [epoch, run.training.loss[at]]));
-    return { label: `${letter}: mean loss`, values: epochs.map((epoch) => known.get(epoch) ?? null), color: COLORS[i] };
-  });
+  const [ofA, ofB] = [a, b].map((run) => Object.assign({}, ...Object.values(run.training.charts)));
+  const over = (run, values) => epochs.map((epoch) => values[run.training.epochs.indexOf(epoch)] ?? null);
+  const drawn = Object.keys(ofA).filter((what) => what in ofB).map((what) => curvesChart(what, { [`A: ${what}`]: over(a, ofA[what]), [`B: ${what}`]: over(b, ofB[what]) }, epochs, a.unit));
   return [part("compare", [a, b, found], () => h("div", {},
     h("nav", { "aria-label": "Runs" }, link({}, "← all runs")),
     h("h1", {}, "Two runs compared"), h("div", { class: "wideset" }, of("A", a), of("B", b)),
-    epochs.length > 0 && losses.some((line) => line.values.some((value) => value !== null)) && section("Loss", h("div", { class: "card" }, chart(losses, epochs, a.unit, { kind: kindOf(losses.flatMap((line) => line.values), false) }))),
+    drawn.length > 0 && section("Loss and metrics", h("div", { class: "card wideset" }, drawn)),
     found.error ? soft(found.error) : [
       found.alerts.length > 0 && section("Alerts at the end", h("div", { class: "card wideset" }, found.alerts.map(([title, alerts]) => h("div", {}, h("h3", {}, title),
         alerts.map((alert) => h("div", {}, mark(alert.severity), " ", name(alert.id), ` since ${found.unit} ${alert.since}`)))))),

@@ -18,7 +18,7 @@ from lightning_hooks.run_report.heat import DIVERGING, HEATS, VIRIDIS, heat_seri
 from lightning_hooks.run_report.recorded import MonitorRecord, Run, chosen, severities
 from lightning_hooks.run_report.sections import SECTIONS, counts_of, numbers_of
 from lightning_hooks.run_report.text import measured
-from lightning_hooks.run_report.training import layers, loss_by_epoch, rates_by_group, settings, thinned
+from lightning_hooks.run_report.training import layers, loss_and_metrics, loss_by_epoch, rates_by_group, settings, thinned
 from lightning_hooks.run_report.verdict import Course, Problem, courses, judge
 
 MOST_ROWS, MOST_COLUMNS = 300, 300
@@ -63,14 +63,17 @@ def _short(problem: Problem) -> dict[str, Any]:
 def whole(run: Run, updated: float) -> dict[str, Any]:
     """A run's page, without its heat maps and curves."""
     verdict = judge(run)
-    epochs, losses = loss_by_epoch(run)
     return {
         **entry(run, updated),
         "details": verdict.details,
         "problems": [_problem(run, problem) for problem in verdict.problems],
         "alerts": [_course(run, course) for course in in_order_of_cause(courses(run))[:MOST_ALERTS]],
         "windows": len(run.epochs),
-        "training": {"epochs": epochs, "loss": numbers(losses), "rates": {k: numbers(v) for k, v in rates_by_group(run).items()}},
+        "training": {
+            "epochs": loss_by_epoch(run)[0],
+            "rates": {k: numbers(v) for k, v in rates_by_group(run).items()},
+            "charts": {title: {name: numbers(v) for name, v in curves.items()} for title, curves in loss_and_metrics(run).items()},
+        },
         "tables": list(_tables(run)),
         "maps": [
             {"monitor": place, "table": table, "stat": stat, "caption": caption}

@@ -121,7 +121,7 @@ def test_the_loss_of_every_validation_is_kept(interval: float) -> None:
         (["ValLoss"], None),
         (["validation/loss_epoch", "test_loss"], "validation/loss_epoch"),
         (["eval_loss", "interval_loss"], "eval_loss"),
-        (["interval_loss", "loss/mean", "gradient_flow/val_loss/rms", "value_loss"], None),
+        (["interval_loss", "loss/mean", "value_loss"], None),
     ],
 )
 def test_which_metric_is_the_loss_of_a_validation(names: list[str], expected: str | None) -> None:
