@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         TrainingMonitor,
         monitors,
     )
+    from lightning_hooks.checkpoints import check_loaded
     from lightning_hooks.hooks import HookManager, with_hooks
     from lightning_hooks.hosts.watch import watch
     from lightning_hooks.statistics import kernels
@@ -56,13 +57,14 @@ __all__ = [
     "LayerProfiler",
     "RouterMonitor",
     "TrainingMonitor",
+    "check_loaded",
     "kernels",
     "monitors",
     "watch",
     "with_hooks",
 ]
 
-_PARTS = ("hooks", "statistics", "alerts", "callbacks")
+_PARTS = ("hooks", "statistics", "alerts", "callbacks", "checkpoints")
 
 
 def __getattr__(name: str) -> Any:

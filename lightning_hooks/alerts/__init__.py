@@ -47,9 +47,12 @@ from lightning_hooks.diagnostics.routers.rules import *
 from lightning_hooks.diagnostics.setup.checks import BatchCounts, ModelSetup, UnregisteredModules, VectorDecay
 from lightning_hooks.diagnostics.setup.initial_rules import *
 from lightning_hooks.diagnostics.setup.mode_rules import *
+from lightning_hooks.diagnostics.setup.outside import CopyStats, WeightsSet
+from lightning_hooks.diagnostics.setup.outside_rules import *
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
 from lightning_hooks.diagnostics.setup.registration_rules import *
 from lightning_hooks.diagnostics.setup.rules import *
+from lightning_hooks.diagnostics.setup.unloaded import Unloaded
 from lightning_hooks.diagnostics.unusual import UnusualBatch
 
 __all__ = [
@@ -63,6 +66,7 @@ __all__ = [
     "AttentionStats",
     "BatchCounts",
     "ClipReport",
+    "CopyStats",
     "DropoutUse",
     "Excuse",
     "FeatureReport",
@@ -91,8 +95,10 @@ __all__ = [
     "SoftmaxUse",
     "TargetCopies",
     "TargetStats",
+    "Unloaded",
     "UnregisteredModules",
     "UnusualBatch",
     "VectorDecay",
+    "WeightsSet",
 ]
 __all__ += [name for file in FILES for name in file.__all__]

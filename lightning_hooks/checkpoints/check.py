@@ -211,7 +211,7 @@ def check_checkpoint(path: Path) -> CheckedCheckpoint:
     """
     loaded = load_checkpoint(path)
     content = loaded if isinstance(loaded, Mapping) else {}
-    weights = dict(_weights(content))
+    weights = {_cut(name): tensor for name, tensor in weights_in(content)}
     optimizers = list(_optimizers(content))
     if not weights and not optimizers:
         raise ValueError(f"{path} holds no weights: expected a mapping of names to tensors, as it is or under 'state_dict'.")
@@ -224,7 +224,7 @@ def check_checkpoint(path: Path) -> CheckedCheckpoint:
     return CheckedCheckpoint(path, ", ".join(about), tuple(sorted(problems, key=lambda problem: gravity(problem.severity))))
 
 
-def _weights(content: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
+def weights_in(content: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the mappings that hold weights: the content itself, its ``state_dict``, or each entry that is one."""
     inner = {f"{key}.": value for key, value in content.items() if isinstance(value, Mapping) and not _is_optimizer(value)}
     holders = {
@@ -234,7 +234,7 @@ def _weights(content: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
     }
     whole = holders.get("", holders.get(_STATE_DICT))
     for prefix, holder in (holders if whole is None else {"": whole}).items():
-        yield from ((_cut(f"{prefix}{name}"), value) for name, value in holder.items() if isinstance(value, Tensor))
+        yield from ((f"{prefix}{name}", value) for name, value in holder.items() if isinstance(value, Tensor))
 
 
 def _optimizers(content: Mapping[Any, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

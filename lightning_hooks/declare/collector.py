@@ -157,11 +157,19 @@ BATCH_EVENTS = ("batch_start", "before_backward", "after_backward", "batch_end")
 """The events of each training batch."""
 
 
+VALIDATION, EPOCH_END = "in validation", "at the end of the epoch"
+"""The moments at which training pauses."""
+
+
 class Events:
     """What happens in a training, each a method that does nothing unless it is overridden."""
 
     due: Collection[int] | None = None
     """The optimizers whose gradients it takes at their next step; None for those of all at each step. Changed in place."""
+    pause: Callable[..., Any] | None = None
+    """Called with the moment at which training pauses, before others come to it, and without one when it has gone on."""
+    resumes = 1
+    """Batches after a pause at whose start it is called."""
 
     def follows(self, event: str) -> bool:
         """Whether the method of one of these events does something."""

@@ -10,6 +10,7 @@ from weakref import ref
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import Self, override
 
+from lightning_hooks.declare.collector import EPOCH_END, VALIDATION
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, outside_modes
 from lightning_hooks.hosts.lightning import LightningHost
 from lightning_hooks.hosts.lightning_api import EpochLog, around_steps, callbacks_of
@@ -37,6 +38,17 @@ def _event(name: str, takes: int = 0) -> Callable[..., None]:
                 event(*given[2 : 2 + takes])
         else:
             event(*given[2 : 2 + takes])
+
+    return call
+
+
+def _pause(moment: str) -> Callable[..., None]:
+    """A method of the first callback: training pauses, and no other callback has come to it yet."""
+
+    def call(self: _First, *_: Any) -> None:
+        session = self.adapter.session
+        if session is not None and not session.paused:
+            session.pause(moment)
 
     return call
 
@@ -143,7 +155,7 @@ class Adapter(EitherPackage):
 
 
 class _First(EitherPackage):
-    """Stands first among a trainer's callbacks, so that an exception reaches it first.
+    """Stands first among a trainer's callbacks, so that an exception, a validation and an epoch's end reach it first.
 
     Lightning calls ``on_exception`` of one callback after the other, and of none after one that raises itself: this one calls the
     adapter, and puts the callbacks of lightning_hooks before all others.
@@ -151,13 +163,16 @@ class _First(EitherPackage):
 
     def __init__(self, adapter: Adapter) -> None:
         super().__init__()
-        self._adapter = adapter
+        self.adapter = adapter
+
+    on_validation_start = _pause(VALIDATION)
+    on_train_epoch_end = _pause(EPOCH_END)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         under_way = callbacks_of(trainer)  # the list that Lightning goes through now, and is at the first of
         try:
             how = "interrupted" if isinstance(exception, KeyboardInterrupt) else "exception"
-            self._adapter.leave(trainer, how, exception)
+            self.adapter.leave(trainer, how, exception)
         finally:
             under_way.sort(key=lambda callback: not isinstance(callback, EitherPackage))  # this one stays the first

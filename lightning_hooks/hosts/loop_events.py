@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
+from lightning_hooks.declare.collector import EPOCH_END, VALIDATION
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import HookManager, Listener
 from lightning_hooks.hooks.attributes import exchange
@@ -129,6 +130,8 @@ class LoopEvents:
             host.epoch_ends = host.batch + 1 == host.setup.batches_per_epoch
             host.batch += 1
             self.session.batch_end(loss)
+            if host.epoch_ends:
+                self.session.pause(VALIDATION)
 
     def end_epoch(self) -> None:
         """An epoch is over, and a batch that was not ended with it.
@@ -139,6 +142,7 @@ class LoopEvents:
         self._switch(False)
         self._open, self._host.batch = False, 0
         with outside_modes():
+            self.session.pause(EPOCH_END)
             try:
                 self.session.epoch_end()
             finally:

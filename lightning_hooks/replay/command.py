@@ -120,7 +120,7 @@ def write_page(capsule: Capsule, found: Blame, output: Path | None = None) -> Pa
 
 def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
     """The model with the weights of the capsule, where it has them, and what gives a batch's loss."""
-    found = _made(source, "--model")
+    found = made_by(source, "--model")
     pair: Any = found if isinstance(found, tuple) and len(found) == 2 else (found, getattr(found, "training_step", None))
     made, function = pair
     wanted = "a LightningModule, or a model and the function that gives a batch's loss"
@@ -152,7 +152,7 @@ def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]
             "the capsule has no batch (see what it left out); --data package.module:dataset makes it of its samples."
         )
     check(rows is not None, f"the samples of the capsule are not indices of one data set: {str(samples)[:200]}.")
-    data = _made(source, "--data")
+    data = made_by(source, "--data")
     collate: Callable[[list[Any]], Any] = default_collate
     if isinstance(data, DataLoader):
         collate, data = data.collate_fn, data.dataset
@@ -163,7 +163,7 @@ def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]
         raise CapsuleError(f"--data {source} has no sample {error}: the capsule is of other data.") from None
 
 
-def _made(source: str, option: str) -> Any:
+def made_by(source: str, option: str) -> Any:
     """What ``package.module:name`` names: called if it is a function or a class."""
     module, _, name = source.partition(":")
     check(bool(module and name), f"{option} must be package.module:name; got {source!r}.")

@@ -118,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     cure.add_argument("--json", action="store_true", help="print JSON")
     saved = commands.add_parser("check", help="look for what is wrong in a checkpoint; 0 if nothing is")
     saved.add_argument("checkpoint", type=Path, help="the file, such as last.ckpt")
+    saved.add_argument("--model", help="what makes a model, as package.module:factory, to say which names of the file fit it")
     of_kind = commands.add_parser("explain", help="say what a kind of alert means, when it is raised and what to try")
     of_kind.add_argument("kind", help="its name, such as dead")
     small = commands.add_parser("demo", help="train a small CNN with a planted fault (10 s) and print the path of its report")
@@ -182,10 +183,19 @@ def _verify(options: argparse.Namespace) -> Done:
 
 
 def _check(options: argparse.Namespace) -> Done:
-    from lightning_hooks.checkpoints import check_checkpoint  # it imports torch, which the other commands do not need
+    from lightning_hooks.checkpoints import (  # it imports torch, which the other commands do not need
+        check_checkpoint,
+        check_loaded,
+        load_checkpoint,
+    )
 
     found = check_checkpoint(options.checkpoint)
-    return found.lines(), int(found.wrong)
+    if options.model is None:
+        return found.lines(), int(found.wrong)
+    from lightning_hooks.replay.command import made_by
+
+    names = check_loaded(made_by(options.model, "--model"), load_checkpoint(options.checkpoint))
+    return [*found.lines(), *names.lines()], int(found.wrong or names.wrong)
 
 
 COMMANDS: dict[str, Command] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
@@ -63,6 +63,7 @@ class Session:
         evidence: That of the last steps, and what running a bad one again has shown.
         sinks: What receives the windows and the alerts.
         alerts: The alerts of all members.
+        paused: Whether training pauses, for a validation or at an epoch's end.
     """
 
     def __init__(self, host: Host) -> None:
@@ -79,6 +80,8 @@ class Session:
         self._closed = False
         self._batches, self._plan = Batches(host.setup.device, self.hooks, self.calls), BatchPlan()  # of the batch under way
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
+        self.paused, self._pausing = False, list[tuple[Callable[..., Any], int]]()  # of those that follow pauses
+        self._resuming = 0  # batches to come whose start they follow
         self._tensors_in = guarded(tensors_in, "the batch", self._unread_batch, observes=True)
         _name_unread(host.model)
 
@@ -103,6 +106,7 @@ class Session:
         finally:
             self.hooks.suspension.suspend(self.host.model)
         self.members.append(member)
+        self._pausing = [(member.live.pause, member.live.resumes) for member in self.members if member.live.pause is not None]
         self._batches.follow(self.members)
         open_record(member, self.host, self.sinks)
         if self.evidence.on:  # after all others: what they have read of the gradients is not read again
@@ -114,6 +118,7 @@ class Session:
         self.probe.unsubscribe(context)
         self.hooks.release(context)
         self.members = [member for member in self.members if member.session is self]
+        self._pausing = [(member.live.pause, member.live.resumes) for member in self.members if member.live.pause is not None]
         self._batches.follow(self.members)
 
     def _window_so_far(self) -> dict[str, Any]:
@@ -134,6 +139,11 @@ class Session:
     def batch_start(self, batch: Any, batch_idx: int) -> None:
         """A training batch starts."""
         self._batch = batch_idx, batch
+        self.paused = False
+        if self._resuming:
+            self._resuming -= 1
+            for pause, _ in self._pausing:
+                pause()
         self.probe.batch_start()
         if self.evidence.on:
             self.evidence.batch_start(batch_idx)
@@ -245,6 +255,19 @@ class Session:
             self.hooks.suspension.suspend(self.host.model)  # the last window ends with the epoch, after validation
         elif full and not self.host.position.uneven:
             self._end_windows(full)
+
+    def pause(self, moment: str) -> None:
+        """What comes next is no training batch, and other callbacks have not come to it yet.
+
+        Args:
+            moment: ``in validation`` or ``at the end of the epoch``.
+        """
+        if self.paused:
+            return
+        self.paused = True
+        for pause, batches in self._pausing:
+            pause(moment)
+            self._resuming = batches
 
     def validation_start(self) -> None:
         """Validation starts: the model may be exported or replaced there."""

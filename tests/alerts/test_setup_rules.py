@@ -92,17 +92,6 @@ def test_a_norm_in_eval_mode_that_has_seen_no_data(modes: dict[str, int], severi
     assert found[1:] == [("eval_mode", site, 1.0, "info") for site in modes if site != "net.body.bn"]
 
 
-def test_a_frozen_norm_as_it_was_made_next_to_weights_as_they_were_initialised() -> None:
-    setups = {"net.body.fc.weight": FROZEN, "net.body.bn.weight": replace(FROZEN, dimensions=1), "net.head.weight": TRAINS}
-
-    def found(untrained: tuple[str, ...], unestimated: tuple[str, ...] = ("net.body.bn",)) -> list[Any]:
-        modes = {"net.body.bn": 2}
-        return brief(EvalMode(), report(setups, eval_modes=modes, unestimated=unestimated, untrained=untrained))
-
-    assert found(("net.body.fc",)) == [("eval_mode", "net.body.bn", 1.0, "warning")]
-    assert found(()) == found(("net.body.fc",), ()) == []
-
-
 def test_a_part_that_was_frozen_in_eval_mode_keeps_it() -> None:
     modes, frozen = {"net.body.bn": 2}, {"net.body.fc.weight": FROZEN, "net.body.bn.weight": FROZEN, "net.head.weight": TRAINS}
     now = report(BODY, eval_modes=modes)

@@ -41,7 +41,7 @@ def with_bias(layer: Any, bias: float) -> Any:
 )
 def test_constant(layer: nn.Module, number: float | None) -> None:
     found = first_weights(nn.Sequential(nn.Linear(8, 8), layer))
-    assert found == FirstWeights({} if number is None else {"1": number}, ())
+    assert found[:2] == ({} if number is None else {"1": number}, ())
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_parametrised_layer_is_known_by_what_its_weight_is_computed_from() -> 
     layers = [parametrizations.spectral_norm(layer) for layer in (filled(nn.Linear(8, 8), 0.5), nn.Linear(8, 8))]
     before = [buffer.clone() for layer in layers for buffer in layer.buffers()]
     found = first_weights(nn.Sequential(layers[0], layers[1].requires_grad_(False)))
-    assert found == FirstWeights({"0": 0.5}, ("1",))
+    assert found[:2] == ({"0": 0.5}, ("1",))
     assert all(map(torch.equal, before, [buffer for layer in layers for buffer in layer.buffers()]))  # no power iteration ran
 
 

@@ -1,15 +1,17 @@
-"""Copies of modules that stand still while the first trains."""
+"""Copies of modules: how they follow what they are copies of, and those that do not."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lightning_hooks import Alert, watch
+from lightning_hooks.alerts import GradientFlowReport
 
 
 class Learner(nn.Module):
@@ -49,7 +51,7 @@ def alerts_of(net: Learner, parameters: list[nn.Parameter], update: Callable[[Le
             monitor.step(loss)
         monitor.end_window()
         assert monitor.gradients is not None
-        return [alert for alert in monitor.gradients.alerts if (alert.kind, alert.site) == ("not_optimized", "target")]
+        return [alert for alert in monitor.gradients.alerts if (alert.kind, alert.site) == ("module_copy", "target")]
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -99,3 +101,156 @@ def test_a_copy_of_what_does_not_change() -> None:
     torch.manual_seed(0)
     net = Learner()
     assert not alerts_of(net, [*net.policy.parameters()], back)
+
+
+Update = Callable[[Learner, int], None]
+
+
+def pairs(net: Learner) -> Any:
+    return zip(net.target.parameters(), net.policy.parameters(), strict=True)
+
+
+def average(decay: float | Callable[[int], float]) -> Update:
+    def update(net: Learner, step: int) -> None:
+        for mean, parameter in pairs(net):
+            mean.data.lerp_(parameter.data, 1 - (decay if isinstance(decay, float) else decay(step)))
+
+    return update
+
+
+def every(steps: int) -> Update:
+    def update(net: Learner, step: int) -> None:
+        if step % steps == steps - 1:
+            net.target.load_state_dict(net.policy.state_dict())
+
+    return update
+
+
+def wrong_sign(net: Learner, step: int) -> None:
+    for mean, parameter in pairs(net):
+        mean.data.add_(mean.data - parameter.data, alpha=0.01)
+
+
+def one_memory(net: Learner, step: int) -> None:
+    for mean, parameter in pairs(net):
+        mean.data = parameter.data
+
+
+def onto_itself(net: Learner, step: int) -> None:
+    net.target.load_state_dict(net.target.state_dict())
+
+
+def overwritten() -> Update:
+    """The decay is capped by a warm-up, and what is computed takes its place, as one minus it."""
+    decay = 0.9999
+
+    def update(net: Learner, step: int) -> None:
+        nonlocal decay
+        decay = 1 - min(decay, (1 + step) / (10 + step))
+        for mean, parameter in pairs(net):
+            mean.data.sub_(decay * (mean.data - parameter.data))
+
+    return update
+
+
+def reports_of(update: Update, before_the_step: bool = False, windows: int = 4) -> list[GradientFlowReport]:
+    torch.manual_seed(0)
+    net = Learner()
+    net.target.requires_grad_(False)
+    optimizer = torch.optim.Adam(net.policy.parameters(), lr=1e-3)
+    with watch(net, optimizer, every_n_steps=5, batches_per_epoch=25, summary=False) as monitor:
+        for step in range(25 * windows):
+            optimizer.zero_grad()
+            loss = net(torch.randn(16, 4))
+            loss.backward()
+            if before_the_step:
+                update(net, step)
+            optimizer.step()
+            if not before_the_step:
+                update(net, step)
+            monitor.step(loss)
+            if step % 25 == 24:
+                monitor.end_window()
+        return [*monitor.history["gradients"]]
+
+
+def found(reports: list[GradientFlowReport]) -> list[list[tuple[str, str]]]:
+    return [[(alert.severity, alert.site) for alert in report.alerts if alert.kind == "module_copy"] for report in reports]
+
+
+@pytest.mark.parametrize(
+    ("update", "before_the_step"),
+    [(average(decay), before) for decay in (0.9, 0.99, 0.999, 0.9999) for before in (False, True)]
+    + [(average(lambda step: min(0.999, (1 + step) / (10 + step))), False), (average(lambda step: 1 - 1 / (step + 2)), False)]
+    + [(every(steps), before) for steps in (1, 2, 7, 25) for before in (False, True)]
+    + [(every(30), False)],
+)
+def test_copies_that_follow(update: Update, before_the_step: bool) -> None:
+    reports = reports_of(update, before_the_step)
+    assert [[each for each in alerts if each[0] != "info"] for alerts in found(reports)] == [[]] * 4
+
+
+def test_a_copy_that_moves_away() -> None:
+    reports = reports_of(wrong_sign)
+    assert found(reports) == [[("warning", "target")]] * 4
+    stats = reports[0].model_setup.copies["target"]
+    (alert,) = [alert for alert in reports[0].alerts if alert.kind == "module_copy"]
+    assert stats.toward < -0.9
+    assert alert.message == (
+        "it moves away from policy, of which it is a copy: the cosine of its change and of the way to policy is "
+        f"{stats.toward:.2g} (limit -0.5), and the distance is {stats.distance * 100:.3g}% of the norm."
+    )
+
+
+def test_an_average_whose_decay_is_overwritten() -> None:
+    reports = reports_of(overwritten())
+    assert found(reports) == [[], *[[("warning", "target")]] * 3]  # from the second window on: averages warm up
+    decay = reports[1].model_setup.copies["target"].decay
+    assert decay is not None
+    assert 0.3 < decay < 0.7
+    (alert,) = [alert for alert in reports[1].alerts if alert.kind == "module_copy"]
+    assert alert.message == (
+        f"it is an average of policy that keeps {decay * 100:.3g}% of itself at a step (limit 70%): it is no more than the last "
+        "few steps' weights."
+    )
+
+
+@pytest.mark.parametrize("decay", [0.8, 0.95])
+def test_the_decay_is_measured(decay: float) -> None:
+    measured = reports_of(average(decay))[1].model_setup.copies["target"].decay
+    assert measured == pytest.approx(decay, abs=1e-3)
+
+
+def test_a_copy_in_the_same_memory() -> None:
+    reports = reports_of(one_memory)
+    assert found(reports) == [[("warning", "target")]] * 4
+    (alert,) = [alert for alert in reports[0].alerts if alert.kind == "module_copy"]
+    assert alert.message == (
+        "its weights are those of policy themselves, in the same memory: it changes as they do, and is no copy."
+    )
+
+
+def test_a_copy_that_is_copied_onto_itself_stands_still() -> None:
+    assert found(reports_of(onto_itself)) == [[("info", "target")]] * 4
+
+
+def test_the_distance_is_a_statistic() -> None:
+    """Of weights with few enough values all are taken, so it is exact."""
+    torch.manual_seed(0)
+    net = Learner()
+    net.policy, net.target = nn.Linear(4, 2), nn.Linear(4, 2)
+    net.target.load_state_dict(net.policy.state_dict())
+    optimizer = torch.optim.SGD(net.policy.parameters(), lr=0.1)
+    with watch(net, optimizer, summary=False) as monitor:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = net(torch.randn(16, 4))
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+        monitor.end_window()
+        now, then = (nn.utils.parameters_to_vector(part.parameters()) for part in (net.policy, net.target))
+        expected = float((now - then).detach().norm() / now.detach().norm())
+        assert monitor.gradients is not None
+        assert monitor.gradients.model_setup.copies["target"].distance == pytest.approx(expected, rel=1e-6)
+        assert monitor.host.metrics.values["gradient_flow/target/distance"] == pytest.approx(expected, rel=1e-6)

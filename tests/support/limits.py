@@ -27,7 +27,7 @@ def _below_or_zero(value: float, limit: float) -> bool:
 SIDES: dict[str, Beyond] = {
     **dict.fromkeys(
         (
-            "AttentionCollapse", "Constant", "LossPlateau", "LossWithoutBound", "LrZero", "PartNotLearning",
+            "AttentionCollapse", "Constant", "CopyFollows", "LossPlateau", "LossWithoutBound", "LrZero", "PartNotLearning",
             "RepresentationCollapse", "RouterCollapse", "Silent", "TinyInput", "UpdateTooSmall", "Vanishing",
         ),
         _below,

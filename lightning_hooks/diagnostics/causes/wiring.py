@@ -63,34 +63,27 @@ def not_registered(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
 def frozen_by_mistake(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Layers that were never trained are frozen."""
     setups = facts.flow.setups.items()
-    held = [name for name, setup in setups if alert.site in setup.optimizers and not setup.trains]
+    whole = alert.kind == "no_progress"
+    inside = {name: one.trains for name, one in setups if (whole and one.optimizers) or alert.site in one.optimizers}
+    held = [name for name, trains in inside.items() if not trains]
     head = [name for name, setup in setups if not setup.trains and name.rpartition(".")[0] == alert.site]
     around = [name for name, setup in setups if setup.trains and setup.has_gradient and not setup.optimizers]
     frozen = [name for name, setup in setups if not setup.trains and setup.dimensions > 1]
     drawn = [abs(w.high + w.low) < 0.06 * w.size for w in (facts.start[name] for name in frozen if name in facts.start)]
-    found.add(bool(held), 0.85, "the optimizer holds frozen parameters only")
+    only = "the optimizer holds frozen parameters only"
+    part = f"of {len(inside)} parameters in optimizers, {len(held)} do not require a gradient (requires_grad)"
+    found.add(bool(held), 0.6 if whole else 0.85, only if len(held) == len(inside) else part)
     found.add(bool(head) and not held, 0.85, "it is as it was initialised")
     body = not (held or head) and bool(around) and len(drawn) > 1 and all(drawn)
     found.add(body, 0.82, f"their weights lie evenly around 0, as drawn; {len(around)} parameters next to them have a gradient")
     names = held or head or [*frozen, *around]
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in names))[:20]
-    if not modules:
+    if not modules or (whole and not held):
         return None
     code = f"{in_code(modules[0])}.requires_grad_(True)"
     shown = ", ".join(modules[:3]) + f" and {len(modules) - 3} more" * (len(modules) > 3)
     remedy = Remedy("call", f"requires_grad_(True) on {', '.join(modules)}", effect="weights that change", steps=SOON, code=code)
     return f"{shown} {'is' if len(modules) == 1 else 'are'} frozen.", [remedy]
-
-
-@hypothesis("load the checkpoint under the names that the model has")
-def weights_not_loaded(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """A frozen part is as it was initialised: its weights were not loaded."""
-    setup = facts.flow.model_setup
-    inside = facts.flow.setups.get(f"{alert.site}.weight")
-    frozen = alert.site in setup.unestimated and (inside is None or not inside.trains)
-    found.add(frozen and bool(setup.untrained), 0.8, f"{len(setup.untrained)} frozen layers are as they were initialised")
-    names, to = "the names in what load_state_dict is given", "those of the model, without a prefix such as 'module.'"
-    return "The weights of a frozen part were not loaded.", [replace(names, to, code="load_state_dict(weights, strict=True)")]
 
 
 @hypothesis("set batch_first=True")

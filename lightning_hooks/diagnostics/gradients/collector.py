@@ -76,11 +76,12 @@ class GradientCollector(GradientSites):
             self._checks = StepChecks(early, steps.names, host.setup.world_size, context.judge_urgent, device, context.faults)
         self.optimizers = OptimizerWatch(context)
         self._learning, self._runs_again = LearningWatch(context, self._embeddings), context.learning is True
-        self._watch = SetupWatch(steps.names, None if host.position.global_step else model)
+        self._watch = SetupWatch(steps.names, model, host.optimizers, resumed=host.position.global_step > 0)
         self._setups: dict[str, ParameterSetup] = {}
         self._setup_checks = SetupChecks(context)
         metrics = metrics_of(model)
         self._metrics = MetricsWatch(context, metrics) if metrics else None
+        self.pause, self.resumes = self._setup_checks.weights.look, self._setup_checks.weights.batches
         with context.loading():
             self._loss.table.load_state_dict(state.get("loss", {}))
             self._loss.table.largest.load(state.get("largest_losses", {}))
@@ -110,6 +111,7 @@ class GradientCollector(GradientSites):
     @override
     def detach(self) -> None:
         self._outputs.clear()
+        self._setup_checks.weights.release()
         self.modules.listening = False  # tensor hooks live as long as their graph, which the user may keep
 
     @override
@@ -227,6 +229,7 @@ class GradientCollector(GradientSites):
         self._due.clear()
         self._due.update(due)
         self._watch.follow(kept)
+        self._setup_checks.weights.follow()
         self.optimizers.follow(kept)
         self._learning.follow()
         if self._checks is not None:
@@ -261,7 +264,7 @@ class GradientCollector(GradientSites):
     def window_end(self) -> None:
         host = self.context.host
         self._setups = self._watch.window_end(host.optimizers, host.model)
-        self._setup_checks.window_end(host.optimizers)
+        self._setup_checks.window_end(host.optimizers, self._setups)
         self.optimizers.window_end()
         if self._metrics is not None:
             self._metrics.end()

@@ -110,6 +110,8 @@ class GradientSites(Collector[GradientFlowReport]):
         """Values that not every parameter and optimizer has: each from the first window in which it is measured."""
         lost = {name: stats for name, stats in report.parameters.items() if stats.lost_fraction is not None}
         scalars = stat_scalars(self.prefix, lost, lost, ["lost_fraction"])
+        for name, copy in report.model_setup.copies.items():
+            scalars[f"{self.prefix}/{name}/distance"] = copy.distance
         for name, stats in report.optimizers.items():
             scalars[f"{self.prefix}/{name}/lr"] = max(stats.lr, default=math.nan)
             known = self._known.setdefault(name, {"update_rms"})

@@ -17,7 +17,13 @@ from lightning_hooks.diagnostics.causes.code import activation_before_loss
 from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inputs, unrelated_targets
 from lightning_hooks.diagnostics.causes.rates import rate_too_low
 from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
-from lightning_hooks.diagnostics.causes.wiring import cut_gradients, detached_state, positions_by_sample, wrong_axis
+from lightning_hooks.diagnostics.causes.wiring import (
+    cut_gradients,
+    detached_state,
+    frozen_by_mistake,
+    positions_by_sample,
+    wrong_axis,
+)
 from lightning_hooks.diagnostics.loss.report import BLOCK
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -144,8 +150,8 @@ KINDS = (
     Kind(
         "no_progress", "Steps that bring no progress", group="Loss", rank=1380, measures="number",
         hypotheses=(
-            wrong_axis, positions_by_sample, inverted_mask, detached_state, cut_gradients, destroyed_inputs, large_inputs,
-            unrelated_targets, activation_before_loss, rate_too_low, *STEP_SIZE,
+            frozen_by_mistake, wrong_axis, positions_by_sample, inverted_mask, detached_state, cut_gradients, destroyed_inputs,
+            large_inputs, unrelated_targets, activation_before_loss, rate_too_low, *STEP_SIZE,
         ),
         meaning="The loss stands still at that of the best constant answer; or steps lower the loss of their own batches, and that "
         "of new ones stands still from the start.",

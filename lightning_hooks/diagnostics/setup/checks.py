@@ -16,7 +16,9 @@ from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.diagnostics.loss_inputs.targets import IGNORED, LabelCounts, LabelTable, label_counts, label_tensors
 from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, first_weights, nonfinite_weights, still_alike
 from lightning_hooks.diagnostics.setup.module_modes import AS_MADE, ModuleModes, unusual_settings, values_per_channel
-from lightning_hooks.diagnostics.setup.parameters import copies_in, held_by, standing_still
+from lightning_hooks.diagnostics.setup.outside import CopyStats, WeightsSet, WeightsWatch
+from lightning_hooks.diagnostics.setup.parameters import ParameterSetup, copies_in, held_by
+from lightning_hooks.diagnostics.setup.unloaded import Unloaded, unloaded
 from lightning_hooks.hooks import Recorder
 from lightning_hooks.hooks.attributes import in_training_mode, stored
 from lightning_hooks.hooks.parameters import own_parameters, unregistered_modules, unregistered_tensors
@@ -91,6 +93,7 @@ class ModelSetup:
     Attributes:
         eval_modes: Each dropout and batch norm that was in eval mode in every sampled batch, to the number of modules in eval mode
             from it outwards: 1 where the module around it is in training mode.
+        eval_since: Those of them that were in training mode in an earlier sampled batch, to the step at which they first were not.
         unestimated: Those of them that are batch norms whose running statistics are as they were made, 0 and 1: no data have been
             seen.
         constant_weights: Linear or convolution layer with two outputs or more to the one number, other than 0, that all its weights
@@ -99,8 +102,9 @@ class ModelSetup:
         one_sign_weights: Linear or convolution layer to the mean of its weights when training started, where all of them were above
             0, or all below.
         untrained: Frozen linear or convolution layers that are as they were initialised.
-        still_copies: Module that no optimizer holds, and whose weights have not changed, to the one that had the same weights when
-            training started and has changed since.
+        unloaded: A frozen or slowly trained body that is as it was initialised; None for none.
+        copies: Module that no optimizer holds, to how it follows the one that had the same weights when training started.
+        weights_set: What something else than an optimizer set between steps, the last time in the window; None for nothing.
         updating: Each frozen batch norm in training mode, to how far its running statistics have moved since training started, in
             the standard deviations that they had then (2-Wasserstein distance, root mean square over the channels). One without
             parameters is frozen if all parameters of the part around it are. Not where they were never trained.
@@ -118,11 +122,14 @@ class ModelSetup:
     """
 
     eval_modes: dict[str, int] = field(default_factory=dict)
+    eval_since: dict[str, int] = field(default_factory=dict)
     unestimated: tuple[str, ...] = ()
     constant_weights: dict[str, float] = field(default_factory=dict)
     one_sign_weights: dict[str, float] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
-    still_copies: dict[str, str] = field(default_factory=dict)
+    unloaded: Unloaded | None = None
+    copies: dict[str, CopyStats] = field(default_factory=dict)
+    weights_set: WeightsSet | None = None
     updating: dict[str, float] = field(default_factory=dict)
     values_per_channel: dict[str, float] = field(default_factory=dict)
     settings: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -143,9 +150,10 @@ class SetupChecks(Tables):
 
     def __init__(self, context: Context) -> None:
         host, model, device = context.host, context.host.model, context.host.setup.device
-        self._modes = ModuleModes(model, device)
+        self._modes = ModuleModes(model, device, host.position)
         self._host, self._settings, self._first = host, unusual_settings(model), first_weights(model)
-        self._nonfinite, self._copies = nonfinite_weights(model), copies_in(model, host.optimizers)
+        self._nonfinite, self.weights = nonfinite_weights(model), WeightsWatch(context, copies_in(model, host.optimizers))
+        self._unloaded = unloaded(model, host.optimizers, self._first.made)
         tensors = unregistered_tensors(model) if context.steps.shards is None else {}  # shards are kept so by FSDP
         modules = unregistered_modules(model)
         hidden: dict[str, list[nn.Module]] = {**modules, **{name: [] for name in tensors if name not in modules}}
@@ -207,8 +215,9 @@ class SetupChecks(Tables):
             if name not in self._reached and any(p.grad is not None and id(p) not in inputs for p in parameters):
                 self._reached.add(name)
 
-    def window_end(self, optimizers: Sequence[Any]) -> None:
-        """The window ends: note what the optimizers hold."""
+    def window_end(self, optimizers: Sequence[Any], setups: Mapping[str, ParameterSetup]) -> None:
+        """The window ends: note what the optimizers hold, and what was set from outside."""
+        self.weights.window_end(setups)
         named = groups_of(optimizers)
         held = held_by(named)
         self._optimized = {name for name, parameters in self._hidden_parameters.items() if any(id(p) in held for p in parameters)}
@@ -251,11 +260,14 @@ class SetupChecks(Tables):
         reached = dict(zip(self._hidden, map(bool, parts["reached"].tolist()), strict=False))
         return ModelSetup(
             eval_modes={name: level for name, level in levels.items() if level},
+            eval_since={name: step for name, step in self._modes.since.items() if levels.get(name)},
             unestimated=tuple(name for name in moved if levels.get(name) and moved[name] == AS_MADE),
             constant_weights=still_alike(model, self._first.constant),
             one_sign_weights=dict(self._first.one_sign),
             untrained=self._first.untrained,
-            still_copies=standing_still(model, self._copies),
+            unloaded=self._unloaded,
+            copies=self.weights.copies,
+            weights_set=self.weights.set,
             updating={name: moved[name] for name in _in_frozen_parts(updating, model)},
             values_per_channel=values_per_channel(self._modes, levels, modules),
             settings=dict(self._settings),

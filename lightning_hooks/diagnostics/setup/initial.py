@@ -198,11 +198,14 @@ class FirstWeights(NamedTuple):
         one_sign: Layer that trains to the mean of its weights, where all of them are above 0, or all below, and not one number.
         untrained: Frozen layers that are as they were initialised: with a bias of exact zeros, or with weights and a bias that are
             uniform between ±1 / sqrt(fan-in), PyTorch's default (``reset_parameters``).
+        made: Layer to whether it is as PyTorch initialises it, where its weights show that: norms with weights of 1 and biases of
+            0 are, too.
     """
 
     constant: dict[str, float]
     untrained: tuple[str, ...]
     one_sign: Mapping[str, float] = MappingProxyType({})
+    made: Mapping[str, bool] = MappingProxyType({})
 
 
 def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
@@ -218,6 +221,9 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
     constant: dict[str, float] = {}
     one_sign: dict[str, float] = {}
     untrained = []
+    norms = dict(_norms_of(model))
+    limits = on_host([_summary(weight, bias) for weight, bias in norms.values()])
+    made = {name: low == high == 1 and not bias > 0 for name, (low, high, _, _, bias) in zip(norms, limits, strict=True)}
     matrices = _recurrent(model, few)
     for name, (low, high) in zip(matrices, on_host([torch.stack(w.aminmax()).float() for w in matrices.values()]), strict=True):
         if low == high != 0:
@@ -235,7 +241,9 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
         uniform = 0.9 * bound < max(high, -low) <= 1.001 * bound and abs(rms * math.sqrt(3) / bound - 1) < spread
         if frozen and (bias == 0 or (uniform and bias <= 1.001 * bound)):
             untrained.append(name)
-    return FirstWeights(constant, tuple(untrained), one_sign)
+        if uniform or not math.isnan(bias):
+            made[name] = bias == 0 or (uniform and not bias > 1.001 * bound)
+    return FirstWeights(constant, tuple(untrained), one_sign, made)
 
 
 def still_alike(model: nn.Module, constant: Mapping[str, float], near: float = 0.3) -> dict[str, float]:
@@ -305,6 +313,14 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
             dense = whole and weight is not None and weight.is_floating_point() and weight.dim() > 1
             if weight is not None and dense and weight.shape[outputs] > 1 and stored_count(module, "groups") < 2:
                 yield clean_name(name), module, weight.detach()
+
+
+def _norms_of(model: nn.Module) -> Iterator[tuple[str, tuple[Tensor, Tensor | None]]]:
+    """The weights and biases of the norms of two numbers or more."""
+    for name, module in model.named_modules():
+        weight = stored_tensor(module, "weight") if "norm" in type(module).__name__.lower() else None
+        if weight is not None and weight.is_floating_point() and weight.numel() > 1 and is_known(weight):
+            yield clean_name(name), (weight.detach(), stored_tensor(module, "bias"))
 
 
 def _like_linear(module: nn.Module) -> bool:

@@ -11,7 +11,6 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Excuse, Rule
 from lightning_hooks.diagnostics.causes.code import fact
-from lightning_hooks.diagnostics.causes.wiring import weights_not_loaded
 from lightning_hooks.diagnostics.excuses import had_gradient
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.hooks.selection import outwards
@@ -50,34 +49,27 @@ class EvalMode(Rule):
         modes = report.model_setup.eval_modes
         elements, trained = _elements(report) if modes else (Counter[str](), Counter[str]())
         parts: dict[str, list[str]] = {}
-        single, raw = list[str](), list[str]()
+        single: list[str] = []
         for site, levels in modes.items():
             around = next((outer for outer in outwards(site)[1:] if elements[outer] > elements[site]), "")
-            if site in report.model_setup.unestimated and _as_made(report, outwards(site)[levels - 1]):
-                raw.append(site)
-            elif not trained[around] or trained[around] < self.trains * elements[around]:
+            if not trained[around] or trained[around] < self.trains * elements[around]:
                 continue
             elif levels > 1:
                 parts.setdefault(outwards(site)[levels - 1], []).append(site)
             else:
                 single.append(site)
         for part, sites in parts.items():
+            since = min(
+                (report.model_setup.eval_since[site] for site in sites if site in report.model_setup.eval_since), default=None
+            )
             yield self.alert(
                 report, part or THE_MODEL, len(sites), 0, "warning",
-                f"it trains in eval mode: {some(sites, 3)} {'behave' if len(sites) > 1 else 'behaves'} as in validation.",
+                f"it trains in eval mode{'' if since is None else f', since step {since}'}: "
+                f"{some(sites, 3)} {'behave' if len(sites) > 1 else 'behaves'} as in validation.",
                 "Dropout drops nothing there, and batch norm does not update its statistics. Common causes: a pretrained model, "
                 "which is loaded in eval mode, or an eval() that no train() undoes.",
+                since_step=since,
                 advice=(f"Call {part or 'model'}.train() before training", "Freeze it if it is not to learn"),
-            )  # fmt: skip
-        if raw:
-            more = f"So has {some(raw[1:], 3)}. " if len(raw) > 1 else ""
-            yield self.alert(
-                report, raw[0], len(raw), 0, "warning",
-                "batch norm in a frozen part has a running mean and variance of 0 and 1, as it was made, and weights next to "
-                "it are as they were initialised: layers after it learn from random features.",
-                f"{more}Common causes: load_state_dict(strict=False) with names that fit nowhere (a prefix such as 'module.'), a "
-                "checkpoint that was not loaded.",
-                advice=("Look at the missing_keys that load_state_dict returns, or pass strict=True",),
             )  # fmt: skip
         unestimated = [site for site in report.model_setup.unestimated if site in single]
         if unestimated:
@@ -137,13 +129,6 @@ class FrozenStatistics(Rule):
             )  # fmt: skip
 
 
-def _as_made(report: GradientFlowReport, part: str) -> bool:
-    """Whether a part is frozen, and its linear and convolution layers are as they were initialised."""
-    inside = {name: setup for name, setup in report.setups.items() if name.startswith(f"{part}.") and setup.dimensions > 1}
-    untrained = report.model_setup.untrained
-    return bool(inside) and all(not s.trains and name.rpartition(".")[0] in untrained for name, s in inside.items())
-
-
 def _rested(report: GradientFlowReport, part: str) -> bool:
     """Whether nothing in a part trained in a window, while all of it that has a mode was in eval mode."""
     modes = report.model_setup.eval_modes
@@ -169,7 +154,6 @@ KINDS = (
     Kind(
         "eval_mode", "Training in eval mode", group="Set-up", rank=220, measures="nothing",
         hypotheses=(
-            weights_not_loaded,
             fact("left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {site}", code="{code}.train()"),
         ),
         meaning="Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
@@ -178,8 +162,7 @@ KINDS = (
         "in eval mode, at the start\n"
         "      and before the backward pass of every sampled batch, or of the last three of a window, and at least "
         "{EvalMode.trains} of the elements next to it train and have a gradient\n"
-        "or if a batch norm alone is, with a running mean and variance of 0 and 1\n"
-        "or if one in a frozen part has these, and the weights of that part are as they were initialised",
+        "or if a batch norm alone is, with a running mean and variance of 0 and 1",
         severities="warning; info where only the module itself is in eval mode, unless its statistics are 0 and 1, and where "
         "the part was frozen in an earlier window",
         advice=("Call train() on it before training", "Freeze it with requires_grad_(False) if it is not to learn"),

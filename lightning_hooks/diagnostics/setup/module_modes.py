@@ -13,6 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from lightning_hooks.declare.host import Position
 from lightning_hooks.hooks.attributes import contents, in_training_mode, stored
 from lightning_hooks.hooks.selection import clean_name, outwards
 from lightning_hooks.hooks.tensors import as_number, has_values, stored_tensor
@@ -44,13 +45,16 @@ class ModuleModes:
     Args:
         model: The model.
         device: Where the numbers live.
+        position: How far training is.
 
     Attributes:
+        since: Those that were in training mode in an earlier sampled batch, to the step at which they first were not.
         names: The modules whose result depends on the mode: dropouts that drop something, norms with running statistics, spectral
             norms; and attributes that are a share to drop, which a module passes to a function (``net.attention_dropout``).
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, position: Position) -> None:
+        self._position, self.since = position, dict[str, int]()
         self._device, self._dtype = device, row_dtype(device)
         modules = {clean_name(name): module for name, module in model.named_modules()}
         dependent = {name: module for name, module in modules.items() if _depends_on_mode(module)}
@@ -60,6 +64,7 @@ class ModuleModes:
         self._levels = [UNSEEN] * len(self.names)
         self._at_start = self._levels
         self._last: deque[list[float]] = deque(maxlen=LAST)
+        self._before: list[float] = []  # the levels in the sampled batch before
         self._first = True
         self.norms = {name: module for name, module in dependent.items() if isinstance(module, _NormBase)}
         self._sizes = [(norm, _channels(norm)) for norm in self.norms.values()]  # none while it is lazy
@@ -81,7 +86,11 @@ class ModuleModes:
         if self._first:
             levels = [UNSEEN if now[place] > level == 0 else level for place, level in enumerate(levels)]
             self._first = False
-        self._levels = [*map(min, self._levels, levels)]
+        if self._before and levels != self._before:
+            step, before = self._position.global_step, zip(self.names, self._before, levels, strict=True)
+            changed = {name: step if level else None for name, then, level in before if (then > 0) != (level > 0)}
+            self.since = {name: now for name, now in (self.since | changed).items() if now is not None}
+        self._levels, self._before = [*map(min, self._levels, levels)], levels
         self._last.append(levels)
 
     def _now(self) -> list[float]:

@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from lightning_hooks.declare.step import EarlierOptimizers, OptimizerGroups, Step, groups_of
-from lightning_hooks.diagnostics.setup.initial import is_known, on_host, starting_at_zero
+from lightning_hooks.diagnostics.setup.initial import is_known, starting_at_zero
 from lightning_hooks.hooks.parameters import of_libraries, unused_parts
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.tensors import as_number, as_real, has_values, is_computed
-from lightning_hooks.statistics.columns import row_dtype
+from lightning_hooks.hooks.tensors import as_number, has_values, is_computed
 
 DECOUPLED = ("AdamW", "SGD", "Lion", "Muon", "NAdamW", "LAMB")
 """Optimizers whose weight decay takes ``lr * weight_decay`` of a weight at each step. In Adam's it goes through its moments."""
@@ -44,6 +43,7 @@ class ParameterSetup:
             (from transformers) that this task does not use``; empty if no reason is known.
         decay: The share of itself that decoupled weight decay (AdamW's, SGD's) takes of it at each step; 0 without.
         l2: The weight decay that an optimizer adds to its gradient, as Adam does; 0 without.
+        stepped: Whether it was frozen when training went on from a checkpoint, though an optimizer had taken steps with it.
     """
 
     elements: int
@@ -59,6 +59,7 @@ class ParameterSetup:
     starts_at_zero: bool = False
     spare: str = ""
     l2: float = 0.0
+    stepped: bool = False
 
     def has_rate(self, share: float) -> bool:
         """Whether its learning rate is above 0 and at least this share of its peak: not low on purpose, by its schedule."""
@@ -70,13 +71,17 @@ class SetupWatch:
 
     Args:
         names: The parameters, as the steps number them.
-        model: The model at the start of training, whose weights at zero are noted; None where training goes on from a checkpoint.
+        model: The model when training starts, or goes on.
+        optimizers: The optimizers, with the state of a checkpoint.
+        resumed: Whether training goes on from one: of a model that starts, the weights at zero are noted.
     """
 
-    def __init__(self, names: Sequence[str], model: nn.Module | None) -> None:
+    def __init__(self, names: Sequence[str], model: nn.Module, optimizers: Sequence[Any], resumed: bool) -> None:
         self._names = names
-        named = [] if model is None else [(clean_name(name), parameter) for name, parameter in model.named_parameters()]
-        self._at_zero: Set[str] = starting_at_zero(named)
+        named = [(clean_name(name), parameter) for name, parameter in model.named_parameters()]
+        self._at_zero: Set[str] = starting_at_zero([] if resumed else named)
+        states = [getattr(optimizer, "state", ()) for optimizer in optimizers]
+        self._stepped = {name for name, p in named if not p.requires_grad and any(p in state for state in states)}
         self._peaks: dict[int, float] = {}  # of each parameter group, by number, the largest learning rate so far
         self._unheld: dict[str, nn.Parameter] | None = None
         self._reached: set[str] = set()
@@ -171,6 +176,7 @@ class SetupWatch:
                 trains=parameter.requires_grad,
                 has_gradient=name not in never and known["steps"] > 0 if holders else raw in self._reached,
                 starts_at_zero=name in self._at_zero,
+                stepped=name in self._stepped,
                 **known,
             )
         self._unheld = None
@@ -243,7 +249,6 @@ class ModuleCopy(NamedTuple):
 
     original: str
     copy: str
-    sums: Sequence[float]  # of the weights of the copy, then
 
 
 def copies_in(model: nn.Module, optimizers: Iterable[Any]) -> list[ModuleCopy]:
@@ -274,29 +279,10 @@ def copies_in(model: nn.Module, optimizers: Iterable[Any]) -> list[ModuleCopy]:
         if not any(name.startswith(f"{known.copy}.") for known in found):  # a part of a copy
             original = next((other for other, first in originals.get(key, ()) if _are_equal(first, module)), None)
             if original is not None:
-                found.append(ModuleCopy(original, name, _sums(module)))
+                found.append(ModuleCopy(original, name))
     return found
-
-
-def standing_still(model: nn.Module, copies: Sequence[ModuleCopy]) -> dict[str, str]:
-    """The copies whose weights are as they were when training started, though those of the original are not, each to that."""
-    if not copies:
-        return {}
-    modules = {clean_name(name): module for name, module in model.named_modules()}
-    return {
-        copy.copy: copy.original
-        for copy in copies
-        if {copy.original, copy.copy} <= modules.keys()
-        and _sums(modules[copy.copy]) == copy.sums
-        and not _are_equal(modules[copy.original], modules[copy.copy])
-    }
 
 
 def _are_equal(one: nn.Module, other: nn.Module) -> bool:
     pairs = zip(*(filter(has_values, module.parameters()) for module in (one, other)), strict=True)
     return all(a.device == b.device and torch.equal(a.detach(), b.detach()) for a, b in pairs)
-
-
-def _sums(module: nn.Module) -> Sequence[float]:
-    values = (as_real(parameter.detach()) for parameter in filter(has_values, module.parameters()))
-    return on_host([value.sum(dtype=row_dtype(value.device)) for value in values])

@@ -14,6 +14,8 @@ from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.causes.wiring import frozen_by_mistake, in_no_optimizer, not_registered
 from lightning_hooks.diagnostics.excuses import had_gradient, unused_tensors
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
+from lightning_hooks.diagnostics.setup.outside_rules import around
+from lightning_hooks.trackers import some
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +65,17 @@ class NotOptimized(Rule):
                     "passed to it.",
                     advice=("Unfreeze what it holds, or give it the parameters that train",),
                 )  # fmt: skip
+                continue
+            again = [n for n in names if report.setups[n].stepped and report.setups[n].lr and not report.setups[n].trains]
+            if again:
+                yield self.alert(
+                    report, optimizer, float(len(again)), 0.0, "warning",
+                    f"{len(again)} of its {len(names)} parameters do not require a gradient ({some(again, 3)}), though it has "
+                    f"taken steps with them, and their learning rate is {report.setups[again[0]].lr or 0.0:.2g}: they were frozen "
+                    "again when training went on.",
+                    "Common cause: a callback that freezes before training, also where training goes on from a checkpoint.",
+                    advice=("Call requires_grad_(True) on them when training goes on",),
+                )  # fmt: skip
         left_out = {name: setup for name, setup in report.setups.items() if setup.trains and not setup.optimizers}
         share = sum(setup.elements for setup in left_out.values() if setup.has_gradient) / max(total, 1)
         most = f" So {percent(share)} of what trains is in no optimizer." if share >= self.most else ""
@@ -89,23 +102,26 @@ class NotOptimized(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StillCopy(Rule):
-    """A copy of a module that stands still while the module trains: an info, since a reference model does so on purpose."""
+class FrozenSince(Rule):
+    """Parameters that are frozen or unfrozen in mid-run, as an event."""
 
     kind: ClassVar[str] = "not_optimized"
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an info per copy."""
-        for copy, original in report.model_setup.still_copies.items():
-            yield self.alert(
-                report, copy, 0.0, 0.0, "info",
-                f"it has the weights that {original} had when training started, and {original} has changed since: nothing updates "
-                "the copy.",
-                "A reference model stands still on purpose. Common causes elsewhere: a target network or a moving average whose "
-                "update is not called, a module that was copied where it was to be shared.",
-                advice=(f"Update it from {original} after each step, or every few hundred steps",
-                    "Assign the module itself, without copy.deepcopy, where both are to be one"),
-            )  # fmt: skip
+        """Yield an info for those that are frozen since the last window, and one for those that train since."""
+        before = report.previous()
+        if before is None:
+            return
+        both = {name: (before.setups[name].trains, setup) for name, setup in report.setups.items() if name in before.setups}
+        for trains in (False, True):
+            names = [name for name, (then, now) in both.items() if then is not trains is now.trains and not now.stepped]
+            if names:
+                yield self.alert(
+                    report, around(names), float(len(names)), 0.0, "info",
+                    f"{some(names, 3)} {'were' if len(names) > 1 else 'was'} {'un' * trains}frozen between steps {before.step} and "
+                    f"{report.step}.",
+                    since_step=before.step,
+                )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,7 +225,7 @@ def _shapes(report: GradientFlowReport, names: Sequence[str]) -> str:
     return ", ".join(shapes[:3]) + ", …" * (len(shapes) > 3)
 
 
-__all__ = ["FrozenHead", "NotOptimized", "Shared", "StillCopy", "Unregistered"]
+__all__ = ["FrozenHead", "FrozenSince", "NotOptimized", "Shared", "Unregistered"]
 
 KINDS = (
     Kind(
@@ -218,11 +234,12 @@ KINDS = (
         meaning="A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is "
         "no optimizer; or the last layer is frozen as it was initialised, while layers before it train.",
         formula="alert if requires_grad and in no parameter group of any optimizer\n"
-        "or if there are optimizers, and none holds a parameter of the model\n"
+        "or if there are optimizers, and none holds a parameter of the model, or one holds frozen parameters only\n"
+        "or if a parameter is frozen, and an optimizer with a rate above 0 has state of it since training began\n"
         "or if the layer nearest the loss is frozen, others train, and its bias is 0 or weights and bias are uniform in "
         "±1/sqrt(fan_in)\n"
-        "info if no optimizer holds a module that started as a copy of one that trains, and its weights do not change",
-        severities="warning; info while the parameter gets no gradient, without any optimizer, or for a copy",
+        "info if a parameter is frozen or unfrozen in mid-run",
+        severities="warning; info while the parameter gets no gradient, without any optimizer, and for what is frozen in mid-run",
         advice=("Give it to an optimizer (optimizer.add_param_group)",
             "Freeze it with requires_grad_(False) if it is not to learn"),
         spreads=from_first(lambda node: (node.place if node.place < math.inf else -1.0, node.number)),  # optimizers first
@@ -256,4 +273,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (NotOptimized(), FrozenHead(), StillCopy(), Unregistered(), Shared())
+RULES = (NotOptimized(), FrozenSince(), FrozenHead(), Unregistered(), Shared())

@@ -162,7 +162,20 @@ def test_eval_in_the_middle_of_an_epoch(batches: int, levels: dict[str, int]) ->
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             self.net.train(batch_idx < len(loader(IMAGES)) - batches)
 
-    assert fit(Forgetful("net"), loader(IMAGES), every=1).model_setup.eval_modes == levels
+    report = fit(Forgetful("net"), loader(IMAGES), every=1)
+    assert report.model_setup.eval_modes == levels
+    assert report.model_setup.eval_since == dict.fromkeys(levels, 4)
+    for alert in report.alerts:
+        assert alert.since_step == 4
+        assert alert.message.startswith("it trains in eval mode, since step 4: net.bn, net.drop behave as in validation.")
+
+
+def test_a_mode_that_is_set_back_has_no_beginning() -> None:
+    class Twice(Switching):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.net.train(batch_idx not in (2, 3))
+
+    assert fit(Twice("net"), loader(IMAGES), every=1).model_setup.eval_since == {}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,11 @@ import pytest
 from tests.evidence.bugs.catalogue import CASES
 from tests.evidence.bugs.run import jobs, run_one, table
 
-FOUND = ("frozen_head_in_the_optimizer", "strided_weight_not_updated", "head_without_graph")
+FOUND = (
+    *("frozen_head_in_the_optimizer", "strided_weight_not_updated", "head_without_graph"),
+    *("average_never_updated", "average_not_put_back", "frozen_again_on_resume"),
+    *("average_with_the_wrong_sign", "decay_overwritten", "no_key_fits"),
+)
 HEALTHY = ("regression", "gcn")
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -259,6 +259,6 @@ def digits_loaded_without_prefix(planted: bool = True) -> Built:
     net.load_state_dict(kept, strict=False)
     net.body.requires_grad_(False)
     data = split(32, images[~small], shown[~small] - 5)
-    kinds = (*SLOW, *ALIKE, *UNLIKE, "eval_mode", "frozen_statistics", "feature_scale", "update_too_small")
+    kinds = (*SLOW, *ALIKE, *UNLIKE, "not_loaded", "frozen_statistics", "feature_scale", "update_too_small")
     expected = Expected(kinds, ("net", "net.*"))
     return Built(Probes(net, to_classes, None, right), data, {"max_epochs": 8}, expected)

@@ -24,6 +24,7 @@ from tests.evidence.exam.language_models import (
     tags,
 )
 from tests.evidence.exam.schedules import CLIPPED, SHORT, adamw, layer_wise, warm_linear
+from tests.evidence.exam.small_nets import learn
 from tests.evidence.exam.texts import END, MASK, PAD, START, VOCABULARY, characters, lines, masked
 
 
@@ -48,6 +49,7 @@ def roberta_layer_wise() -> Built:
 @healthy("transformers", "DistilBERT whose body is frozen: the head alone trains")
 def distilbert_frozen_body() -> Built:
     net = distilbert_net()
+    learn(net, classifier, lines(48, 8), 5)
     net.distilbert.requires_grad_(False)
     return Built(Recipe(net, classifier, adamw(1e-3)), lines(48, 8), SHORT, WELL)
 

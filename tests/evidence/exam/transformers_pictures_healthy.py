@@ -25,6 +25,7 @@ from tests.evidence.exam.perception_models import (
 )
 from tests.evidence.exam.schedules import CLIPPED, SHORT, adamw, decayed_apart, layer_wise, warm_cosine, warm_linear
 from tests.evidence.exam.signals import captioned, crops, digits_in_colour
+from tests.evidence.exam.small_nets import learn
 
 
 @healthy("transformers", "ViT, warm-up and cosine, decay 0.3, clipped at 1")
@@ -50,6 +51,7 @@ def dinov2_probe() -> Built:
 
     config = {key: value for key, value in PICTURES.items() if key != "intermediate_size"}
     net = Dinov2ForImageClassification(Dinov2Config(**config, mlp_ratio=2, num_labels=10))
+    learn(net, image_classifier, digits_in_colour(16, 16), 5)
     net.dinov2.requires_grad_(False)
     return Built(
         Recipe(net, image_classifier, lambda m: torch.optim.SGD(m.net.classifier.parameters(), lr=0.05, momentum=0.9)),

@@ -34,12 +34,15 @@ from tests.evidence.exam.perception_models import (
 )
 from tests.evidence.exam.schedules import CLIPPED, SHORT, TWICE_40, adamw, warm_cosine, warm_linear
 from tests.evidence.exam.signals import captioned, digits_in_colour, melodies, spectrograms
+from tests.evidence.exam.small_nets import learn
 from tests.evidence.exam.texts import VOCABULARY, characters, lines, pairs
 
 
 @fault("transformers", "DistilBERT: the head is frozen instead of the body")
 def distilbert_head_frozen(planted: bool = True) -> Built:
     net = distilbert_net()
+    if not planted:
+        learn(net, classifier, lines(48, 8), 5)
     frozen = (net.classifier, net.pre_classifier) if planted else (net.distilbert,)
     for part in frozen:
         part.requires_grad_(False)
@@ -166,6 +169,7 @@ def beit_thawed(planted: bool = True) -> Built:
         return torch.optim.AdamW([p for p in module.parameters() if p.requires_grad or not planted], 2e-3)
 
     net = beit_net()
+    learn(net, image_classifier, digits_in_colour(16, 16), 5)
     net.beit.requires_grad_(False)
     expected = Expected(("not_optimized", "not_updated"), ("net.beit*",), batch=24, epoch=1)
     return Built(Thawed(net, image_classifier, rates), digits_in_colour(16, 16), SHORT, expected)

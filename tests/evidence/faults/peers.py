@@ -105,7 +105,7 @@ def neuraldbg(r: Recording) -> Iterator[Trace]:
 def autotrainer(r: Recording) -> Iterator[Trace]:
     """AUTOTRAINER (Zhang et al., ICSE 2021): at each epoch, of the epoch's last batch, and only while the score is below 0.7."""
     kernels = [i for i, name in enumerate(r.parameters) if name.endswith("weight") or "weight_" in name]
-    ends = [max(t for t, epoch in enumerate(r.epochs) if epoch == e) for e in range(len(r.scores))]
+    ends = [max(t for t, epoch in enumerate(r.epochs) if epoch == e) for e in sorted({*r.epochs})[: len(r.scores)]]
     scores = {kind: np.zeros(len(r.losses)) for kind in ("nan", "relu", "explode", "vanish")}
     for epoch, end in enumerate(ends):
         norm, zeros, broken = (r.parameter(column)[end] for column in ("norm", "zeros", "nonfinite"))

@@ -1,0 +1,249 @@
+"""What changes between steps: weights that something else than an optimizer sets, and how far copies of modules are behind."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, takewhile
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.declare.collector import EPOCH_END, VALIDATION
+from lightning_hooks.declare.context import Context
+from lightning_hooks.diagnostics.setup.initial import is_known
+from lightning_hooks.diagnostics.setup.parameters import ModuleCopy, ParameterSetup
+from lightning_hooks.hooks.selection import clean_name
+
+VALUES = 16
+"""Values of each parameter that are compared."""
+ROUNDING = 1e-5
+"""Change of a value over the root mean square of its parameter up to which it is rounding, as of a merge that is taken back."""
+UNDONE = 0.5
+"""Share of what was learned, and of the trained elements, from which on it counts as undone."""
+PAUSES = 4
+"""The last pauses of training of which it is known whether they undid what was learned."""
+ALONG, HARD = 0.99, 0.95
+"""Cosine of a copy's change and of the way to its original above which a step updates an average; the share of the way that it goes
+at most, and that a plain copy goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSet:
+    """Weights that are not, when training goes on, what the last step before a validation or an epoch's end left.
+
+    Attributes:
+        step: The global step.
+        parameters: Those that an optimizer trains and whose values are others.
+        share: The share of the trained elements that they hold.
+        undone: The share of what they had learned that is gone, by their distance from where that began, before and after. Below 0
+            where they are farther away.
+        restored: The share of the trained elements that are what training started with again.
+        undone_pauses: At how many of the last four pauses half or more of what half or more of the elements had learned was undone.
+        source: Another module that has the same values; empty for none.
+        moment: When it happened: ``in validation`` or ``at the end of the epoch``.
+    """
+
+    step: int
+    parameters: tuple[str, ...]
+    share: float
+    undone: float
+    restored: float = 0.0
+    undone_pauses: int = 0
+    source: str = ""
+    moment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStats:
+    """A module that had the weights of another one when training started, and that no optimizer holds.
+
+    Attributes:
+        original: The module that it is a copy of.
+        distance: The norm of their difference over that of the original's weights, at the window's end.
+        changed: Whether it has changed since training started.
+        toward: Cosine of its change over the window and of the way to where the original is at its end; NaN without a change.
+        decay: What a step keeps of it, where it is an average that is updated at each step; None where that is not measured, and
+            where it is a plain copy.
+        shares_memory: Whether its weights are those of the original themselves.
+    """
+
+    original: str
+    distance: float
+    changed: bool
+    toward: float = math.nan
+    decay: float | None = None
+    shares_memory: bool = False
+
+
+_Pause = tuple[str, int, Tensor, Tensor, Tensor]
+"""A moment, the global step, and the values before the pause, at a window's end within it (else those before), and after it."""
+
+
+class WeightsWatch:
+    """Compares a few values of each parameter before and after each pause of training. No host sync before the window's end.
+
+    Args:
+        context: Of the collector.
+        copies: The modules that are copies of others.
+
+    Attributes:
+        batches: How many batches after a pause are looked at when they start.
+        set: What was set in the last window; None for nothing.
+        copies: What is known of each copy at its end.
+    """
+
+    def __init__(self, context: Context, copies: Sequence[ModuleCopy]) -> None:
+        self._context, self._device = context, context.host.setup.device
+        self._sharded, self._of_copies, self.batches = context.steps.shards is not None, copies, 2 if copies else 1
+        self.look = context.guard(self._look, "weights between steps")
+        self.follow = context.guard(self._follow, "weights between steps")
+        self.window_end = context.guard(self._window_end, "weights between steps")
+        self._known: dict[str, Tensor] = {}
+        self._strides: list[tuple[Tensor, int]] = []
+        self._undone: deque[bool] = deque(maxlen=PAUSES)
+        self.set: WeightsSet | None = None
+        self.copies: dict[str, CopyStats] = {}
+        self.follow()
+
+    def release(self) -> None:
+        """The run is over: let go of the parameters."""
+        self._known, self._strides = {}, []
+
+    def _follow(self) -> None:
+        """There are new parameters: start again."""
+        known = [] if self._sharded else [(clean_name(name), p) for name, p in self._context.host.model.named_parameters()]
+        self._known = {name: p for name, p in known if is_known(p) and p.is_floating_point() and p.numel()}
+        self._strides = [(parameter, max(1, parameter.numel() // VALUES)) for parameter in self._known.values()]
+        self._counts = [min(VALUES, parameter.numel()) for parameter in self._known.values()]
+        ends = zip(self._known, self._counts, accumulate(self._counts), strict=True)
+        self._places = {name: slice(end - count, end) for name, count, end in ends}
+        self._before: tuple[str, Tensor] | None = None  # where training has paused: the moment, and the values
+        self._between: Tensor | None = None  # the values at a window's end within the pause
+        self._steps: list[Tensor] = []  # the values at the starts of the first batches after the last pause
+        self._pauses: list[_Pause] = []
+        self._first = self._base = self._start = self._look()
+
+    def _look(self, moment: str = "") -> Tensor:
+        """Take the values at a moment at which training pauses; without one, when one of the first batches after it starts."""
+        parts = []
+        for parameter, stride in self._strides:
+            if not parameter.untyped_storage().nbytes():
+                continue  # what was freed has no values; those of another number are compared with none
+            parts.append(parameter.detach().reshape(-1)[::stride][:VALUES].to(self._device, torch.float32))
+        now = torch.cat(parts) if parts else torch.zeros(0)
+        if moment:
+            self._before, self._between = (moment, now), None
+            return now
+        if self._before is not None:
+            moment, before = self._before
+            between = before if self._between is None else self._between
+            self._pauses = [*self._pauses[1 - PAUSES :], (moment, self._context.host.position.global_step, before, between, now)]
+            self._before, self._steps = None, []
+        self._steps.append(now)
+        return now
+
+    def _window_end(self, setups: Mapping[str, ParameterSetup]) -> None:
+        """Find out what was set in the window, and how far copies are behind. One copy from the device."""
+        self.set, before, steps = None, self._before, [*self._steps]
+        self._before = None
+        now = self._between = self._look()
+        self._before, self._steps = before, steps
+        end, taken = now if before is None else before[1], [self._first, self._base, self._start]
+        for pause in self._pauses:
+            taken += pause[2:]
+        if not self._known or len({*map(len, taken), len(now)}) > 1:
+            self.follow()
+            return
+        first, base, start, last, *rest = torch.stack([*taken[:3], end, *taken[3:], *steps]).cpu().double()
+        for pause, before, between, after in zip(self._pauses, rest[::3], rest[1::3], rest[2::3], strict=False):
+            found = None if torch.equal(before, after) else self._set_at(pause, first, base, (before, between, after), setups)
+            self._undone.append(found is not None and found.share >= UNDONE <= found.undone)
+            if found is not None:
+                self.set, base, self._base = replace(found, undone_pauses=sum(self._undone)), after, pause[-1]
+        steps = rest[3 * len(self._pauses) :]
+        self._pauses, self._start = [], end
+        if self._of_copies:
+            self.copies = {copy.copy: self._compared(copy, first, start, last, steps) for copy in self._of_copies}
+
+    # On the host.
+
+    def _set_at(
+        self, pause: _Pause, first: Tensor, base: Tensor, values: Sequence[Tensor], setups: Mapping[str, ParameterSetup]
+    ) -> WeightsSet | None:
+        before, between, after = map(self._by_name, values)
+        began, origin = map(self._by_name, (first, base))
+        masks = {clean_name(name) for name, _ in self._context.host.model.named_buffers() if name.endswith("_mask")}
+        sizes = {name: s.elements for name, s in setups.items() if s.trains and s.optimizers and name in after}
+        found = [
+            name
+            for name in sizes
+            if _differ(before[name], after[name])
+            and not ((after[name] == 0) & (before[name] != 0)).any()  # pruned, by hand or behind a mask as of torch.nn.utils.prune
+            and f"{name.removesuffix('_orig')}_mask" not in masks
+        ]
+        if not found:
+            return None
+        drawn = {name: size for name, size in sizes.items() if began[name].max() > began[name].min()}
+        restored = sum(drawn[name] for name in drawn if name in found and torch.equal(after[name], began[name]))
+        learned, left = (
+            sum(float((each[name] - origin[name]).square().mean()) * sizes[name] for name in found) for each in (before, after)
+        )
+        others = {after[name].numpy().tobytes(): name for name in after if name not in sizes}
+        same = [(name, others.get(after[name].numpy().tobytes(), "")) for name in found if name in drawn]
+        in_validation = between is before or any(_differ(before[name], between[name]) for name in found)
+        return WeightsSet(
+            pause[1],
+            tuple(found),
+            sum(sizes[name] for name in found) / sum(sizes.values()),
+            1 - math.sqrt(left / learned) if learned else 0.0,
+            restored / max(sum(drawn.values()), 1),
+            source=next((_apart(*names) for names in same if names[1]), ""),
+            moment=VALIDATION if pause[0] == VALIDATION and in_validation else EPOCH_END,
+        )
+
+    def _by_name(self, values: Tensor) -> dict[str, Tensor]:
+        return {name: values[place] for name, place in self._places.items()}
+
+    def _compared(self, copy: ModuleCopy, first: Tensor, start: Tensor, now: Tensor, steps: Sequence[Tensor]) -> CopyStats:
+        inside = [name.removeprefix(copy.copy) for name in self._known if name.startswith(f"{copy.copy}.")]
+        ours, theirs = ([f"{module}{name}" for name in inside] for module in (copy.copy, copy.original))
+        then, began, now_here, *here = (self._joined(values, ours) for values in (first, start, now, *steps))
+        there, *originals = (self._joined(values, theirs) for values in (now, *steps))
+        size, decay = float(torch.linalg.vector_norm(there)), None
+        if len(steps) > 1:
+            before, after = here[:2]
+            ways = (each - before for each in originals)  # it is updated before the step, or after it
+            way = max(ways, key=lambda each: _cosine(after - before, each))
+            part = float((after - before) @ way / (way @ way))
+            decay = 1 - part if _cosine(after - before, way) > ALONG and part < HARD else None
+        return CopyStats(
+            copy.original,
+            float(torch.linalg.vector_norm(now_here - there)) / size if size else math.nan,
+            not torch.equal(now_here, then),
+            _cosine(now_here - began, there - began),
+            decay,
+            all(self._known[one].data_ptr() == self._known[other].data_ptr() for one, other in zip(ours, theirs, strict=True)),
+        )
+
+    def _joined(self, values: Tensor, names: Sequence[str]) -> Tensor:
+        return torch.cat([values[self._places[name]] for name in names])
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Whether two sets of values differ by more than rounding."""
+    return float((one - other).abs().max()) > ROUNDING * float(one.square().mean().sqrt())
+
+
+def _apart(name: str, other: str) -> str:
+    """The module that holds the second parameter, in place of the first one's: ``ema`` of ``net.0.weight`` and ``ema.0.weight``."""
+    pairs = zip(name.split(".")[::-1], other.split(".")[::-1], strict=False)
+    ends = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return ".".join(other.split(".")[:-ends]) or other
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    """That of the angle between two; NaN where one is zero."""
+    return float(one @ other / (torch.linalg.vector_norm(one) * torch.linalg.vector_norm(other)))

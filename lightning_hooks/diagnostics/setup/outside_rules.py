@@ -1,0 +1,202 @@
+"""What changes between steps: weights that something else than an optimizer sets, and copies of modules that do not follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind, Severity
+from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.causes.code import fact
+from lightning_hooks.diagnostics.excuses import had_gradient
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.diagnostics.setup.mode_rules import THE_MODEL
+from lightning_hooks.trackers import some
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SetOutside(Rule):
+    """Weights that something else than an optimizer sets while training pauses, so that what was learned is lost.
+
+    An average that is copied in once, a merge, a pruning or a return to the best checkpoint keep most of what was learned, or are
+    done once: infos. What is swapped in and put back before the next batch is not seen.
+
+    Attributes:
+        restored: Share of the trained elements that are what training started with again, from which on it counts at once.
+        pauses: Of the last four pauses, those that undid half of what was learned, from which on it counts.
+    """
+
+    kind: ClassVar[str] = "set_outside"
+    shares: ClassVar[tuple[str, ...]] = ("restored",)
+
+    restored: float = 0.5
+    pauses: int = 2
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert at the module around the weights."""
+        found = report.model_setup.weights_set
+        if found is None:
+            return
+        again, often = found.restored >= self.restored, found.undone_pauses >= self.pauses
+        now = "what training started with again" if again else f"those of {found.source}" if found.source else "others"
+        lost = f", and {percent(found.undone)} of what they had learned is gone" if found.undone > 0 and not again else ""
+        value, least = (found.restored, self.restored) if again else (float(found.undone_pauses), float(self.pauses))
+        limit = f" (so it is after {found.undone_pauses} of the last pauses)" if often and not again else ""
+        yield self.alert(
+            report, around(found.parameters), *((value, least, "warning") if again or often else (found.share, 0.0, "info")),
+            f"something else than the optimizer set {some(found.parameters, 3)} {found.moment}, after step {found.step}: "
+            f"{percent(found.share)} of the trained weights are {now}{lost}{limit}.",
+            "What the optimizer does between two such moments is lost. Common causes: an average of the weights that is never "
+            "updated, weights that are copied in for validation and not put back, load_state_dict in a callback."
+            if again or often else "",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopyFollows(Rule):
+    """A copy of a module that moves away from it, hardly averages, is the module itself, or stands still.
+
+    No optimizer holds it. A moving average goes towards its original at each step, and a target network is the original of some
+    time ago. A reference model stands still on purpose: an info.
+
+    Attributes:
+        away: Cosine of a copy's change and of the way to its original below which it moves away.
+        decay: What a step keeps of an average, below which it is the weights of the last steps.
+        min_steps: Steps before the window below which that is not judged: averages warm up.
+    """
+
+    kind: ClassVar[str] = "module_copy"
+
+    away: float = -0.5
+    decay: float = 0.7
+    min_steps: int = 25
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per copy."""
+        before = report.previous()
+        warm = before is not None and before.step >= self.min_steps
+        for copy, stats in report.model_setup.copies.items():
+            of, value, limit = stats.original, 0.0, 0.0
+            if stats.shares_memory:
+                message = f"its weights are those of {of} themselves, in the same memory: it changes as they do, and is no copy."
+                diagnosis = "Common cause: copy.data = parameter.data, which shares memory. Write with copy.data.copy_."
+            elif stats.toward < self.away:
+                value, limit = stats.toward, self.away
+                message = (
+                    f"it moves away from {of}, of which it is a copy: the cosine of its change and of the way to {of} is "
+                    f"{value:.2g} (limit {limit:g}), and the distance is {percent(stats.distance)} of the norm."
+                )
+                diagnosis = "Common cause: a moving average that is updated with the wrong sign."
+            elif stats.decay is not None and stats.decay < self.decay and warm:
+                value, limit = stats.decay, self.decay
+                message = (
+                    f"it is an average of {of} that keeps {percent(value)} of itself at a step (limit {percent(limit)}): it is no "
+                    "more than the last few steps' weights."
+                )
+                diagnosis = "Common causes: a decay that is overwritten, decay and 1 - decay in each other's place."
+            elif not stats.changed and stats.distance > 0:
+                message = (
+                    f"it has the weights that {of} had when training started, and {of} has changed since: nothing updates the copy."
+                )
+                diagnosis = (
+                    "A reference model stands still on purpose. Common causes elsewhere: a target network or a moving average "
+                    "whose update is not called, a module that was copied where it was to be shared."
+                )
+            else:
+                continue
+            severity: Severity = "warning" if stats.changed or stats.shares_memory else "info"
+            yield self.alert(report, copy, value, limit, severity, message, diagnosis)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NotLoaded(Rule):
+    """A body that is frozen, or trained slowly, as it is in fine-tuning, and that is as PyTorch initialised it.
+
+    Attributes:
+        slow: Its learning rate over the head's, above which it is an info: such rates are set in trainings from scratch too.
+    """
+
+    kind: ClassVar[str] = "not_loaded"
+    slow: float = 0.02
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert at the module around its layers, unless they change."""
+        found = report.model_setup.unloaded
+        if found is not None and not any(had_gradient(report, f"{name}.weight") for name in found.layers if not found.rate):
+            how = f"have {percent(found.rate)} of the head's learning rate" if found.rate else "are frozen"
+            yield self.alert(
+                report, around(found.layers), float(len(found.layers)), 1.0, "info" if found.rate > self.slow else "warning",
+                f"{len(found.layers)} of {found.known} layers ({some(found.layers, 3)}) {how}, as if they were trained before, and "
+                "are as they were initialised: layers after them learn from random features.",
+                "Common causes: load_state_dict(strict=False) with names that fit nowhere (a prefix such as 'module.'), a "
+                "checkpoint that was not loaded.",
+            )  # fmt: skip
+
+
+def around(names: Sequence[str]) -> str:
+    """The innermost module around parameters, or the only one."""
+    shared = takewhile(lambda parts: len({*parts}) == 1, zip(*(name.split(".") for name in names), strict=False))
+    return ".".join(parts[0] for parts in shared) or THE_MODEL
+
+
+__all__ = ["CopyFollows", "NotLoaded", "SetOutside"]
+
+KINDS = (
+    Kind(
+        "set_outside", "Weights that are set outside of the optimizer", group="Updates", rank=545, stops_learning=True,
+        measures="number",
+        hypotheses=(
+            fact("written_between_steps", "something else than the optimizer sets the weights", "remove",
+                "what sets the weights of {site} while training pauses (load_state_dict, copy_), or let it put them back"),
+        ),
+        meaning="When training goes on after a validation or an epoch's end, weights are not what the last step left. They were "
+        "restored, or copied in and not put back, and what was learned is lost.",
+        formula="undone = 1 - ‖now - then‖ / ‖before - then‖, of a few values of each parameter before and after the pause, and\n"
+        "         where they were after the last pause that set them, or at the start\n\n"
+        "alert if {SetOutside.restored} of the trained elements are exactly what training started with\n"
+        "      or undone >= 0.5 for half of the trained elements at {SetOutside.pauses} of the last four pauses\n"
+        "not for parameters behind a pruning mask, and those of which values became 0",
+        severities="warning; info where it was set once, or most of what was learned stays",
+        advice=("Find what writes weights at that moment: load_state_dict, copy_, .data = in a hook or callback",
+            "Put the trained weights back after validation", "Update an average at each step, before it is copied in"),
+    ),
+    Kind(
+        "module_copy", "A copy of a module that does not follow it", group="Set-up", rank=546, measures="number",
+        hypotheses=(
+            fact("copy_not_updated", "a copy of a module is not updated as it is to be", "replace", "the update of {site}",
+                "one towards its original", "copy.data.lerp_(parameter.data, 1 - decay)"),
+        ),
+        meaning="A module started as a copy of another one, as a target network or a moving average does, and no optimizer holds "
+        "it. It moves away from its original, is nearly or exactly the same, or stands still.",
+        formula="cosine = that of the copy's change over the window and of the way to where the original is at its end\n"
+        "decay = what the first step of the window kept of it, where it moved towards the original\n\n"
+        "alert if cosine < {CopyFollows.away}, or both use the same memory\n"
+        "      or decay < {CopyFollows.decay}, after {CopyFollows.min_steps} steps before the window\n"
+        "info if it has not changed, and the original has",
+        severities="warning; info where it stands still",
+        advice=("Update it towards its original after each step: copy.data.lerp_(parameter.data, 1 - decay)",
+            "Assign the module itself, without copy.deepcopy, where both are to be one"),
+    ),
+    Kind(
+        "not_loaded", "Weights that were not loaded", group="Set-up", rank=215, stops_learning=True, measures="number",
+        hypotheses=(
+            fact("weights_not_loaded", "the weights of the body were not loaded", "replace",
+                "the names in what load_state_dict is given", "those of the model, without a prefix such as 'module.'",
+                "load_state_dict(weights, strict=True)"),
+        ),
+        meaning="A part of the model is frozen, or learns far more slowly than the head, as it does in fine-tuning. But its "
+        "weights are as PyTorch initialises them: those of the checkpoint were not loaded.",
+        formula="as initialised = norms with weights of 1 and biases of 0; linear and convolution layers with a bias of 0,\n"
+        "                 or with weights and a bias that are uniform in ±1/sqrt(fan_in)\n\n"
+        "alert if 0.8 of at least 3 layers are, that come before what trains and are frozen, or have 0.1 of its learning rate\n"
+        "not for a frozen module if another one of its class and shapes trains",
+        severities="warning; info where it has more than {NotLoaded.slow} of the rate",
+        advice=("Look at the missing_keys that load_state_dict returns, or pass strict=True",
+            "Compare the names: lightning-hooks check CHECKPOINT --model package.module:factory"),
+    ),
+)  # fmt: skip
+
+RULES = (SetOutside(), CopyFollows(), NotLoaded())

@@ -1,0 +1,294 @@
+"""Weights that something else than the optimizer sets while training pauses, and what sets them for a good reason."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LearningRateFinder, ModelPruning, StochasticWeightAveraging
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.optim.swa_utils import AveragedModel
+
+from lightning_hooks import Alert, TrainingMonitor, watch
+from lightning_hooks.diagnostics.setup.outside import WeightsSet
+from tests.support.models import Classifier, loader, mlp, trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+Hook = Callable[[Any], None]
+
+
+class On(Callback):
+    """A callback of a user's own: functions of the model at some events."""
+
+    def __init__(self, **hooks: Hook) -> None:
+        for name, hook in hooks.items():
+            setattr(self, name, lambda _trainer, module, *args, hook=hook: hook(module))
+
+
+class Average:
+    """An exponential moving average of the weights, as callbacks keep it."""
+
+    def __init__(self, decay: float = 0.99) -> None:
+        self.decay, self.shadow, self.kept = decay, list[Tensor](), list[Tensor]()
+
+    def start(self, module: nn.Module) -> None:
+        self.shadow = [parameter.detach().clone() for parameter in module.parameters()]
+
+    def update(self, module: nn.Module, *args: Any) -> None:
+        for mean, parameter in zip(self.shadow, module.parameters(), strict=True):
+            mean.lerp_(parameter.detach(), 1 - self.decay)
+
+    def swap(self, module: nn.Module) -> None:
+        self.kept = [parameter.detach().clone() for parameter in module.parameters()]
+        self.write(module, self.shadow)
+
+    def put_back(self, module: nn.Module) -> None:
+        self.write(module, self.kept)
+
+    def write(self, module: nn.Module, values: list[Tensor]) -> None:
+        for parameter, value in zip(module.parameters(), values, strict=True):
+            parameter.data.copy_(value)
+
+    def callback(self, restores: bool) -> On:
+        """It is swapped in for validation."""
+        hooks: dict[str, Hook] = {"on_train_batch_end": self.update, "on_validation_start": self.swap}
+        return On(on_fit_start=self.start, **hooks, **({"on_validation_end": self.put_back} if restores else {}))
+
+
+class Clipped(Classifier):
+    """Its weights are clipped after each step, as those of a critic."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        for parameter in self.net.parameters():
+            parameter.data.clamp_(-0.05, 0.05)
+
+
+class LookaheadSteps(torch.optim.Adam):
+    """Lookahead: slow weights go half of the way to the fast ones every five steps, which go on from there."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr)
+        self.count, self.slow = 0, [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = super().step(closure)
+        self.count += 1
+        if self.count % 5 == 0:
+            for slow, fast in zip(self.slow, (p for group in self.param_groups for p in group["params"]), strict=True):
+                slow.lerp_(fast.detach(), 0.5)
+                fast.data.copy_(slow)
+        return loss
+
+
+class Adapter(nn.Module):
+    """A linear layer that is frozen, with a low-rank one beside it that can be merged into it."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down, self.up = nn.Linear(layer.in_features, 4, bias=False), nn.Linear(4, layer.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.up(self.down(x))
+
+    @torch.no_grad()
+    def merge(self, sign: float = 1.0) -> None:
+        self.layer.weight += sign * self.up.weight @ self.down.weight
+
+
+def adapters() -> nn.Sequential:
+    return nn.Sequential(Adapter(nn.Linear(8, 32)), nn.ReLU(), Adapter(nn.Linear(32, 32)), nn.ReLU(), nn.Linear(32, 3))
+
+
+def merge(module: Any) -> None:
+    for part in module.modules():
+        if isinstance(part, Adapter):
+            part.merge()
+
+
+def unmerge(module: Any) -> None:
+    for part in module.modules():
+        if isinstance(part, Adapter):
+            part.merge(-1.0)
+
+
+def merge_for_good(module: Any) -> None:
+    """As in ReLoRA: the low-rank part starts again."""
+    merge(module)
+    for part in module.modules():
+        if isinstance(part, Adapter):
+            nn.init.zeros_(part.up.weight)
+            part.down.reset_parameters()
+
+
+def fit(module: Any, *callbacks: Any, first: bool = False, epochs: int = 4, **kwargs: Any) -> tuple[list[Alert], list[WeightsSet]]:
+    """Train with others' callbacks behind the monitor, or before it: the alerts, and what was set in each window."""
+    monitor = TrainingMonitor(summary=False)
+    run = trainer([*callbacks, monitor] if first else [monitor, *callbacks], max_epochs=epochs, **kwargs)
+    run.fit(module, loader(n=160), loader(n=16))
+    reports = monitor.history["gradients"]
+    alerts = [alert for report in reports for alert in report.alerts if alert.kind == "set_outside"]
+    return alerts, [report.model_setup.weights_set for report in reports if report.model_setup.weights_set is not None]
+
+
+def classifier(net: nn.Module | None = None, kind: type[Classifier] = Classifier, **kwargs: Any) -> Classifier:
+    torch.manual_seed(0)
+    return kind(mlp() if net is None else net, **{"optimizer": torch.optim.Adam, "lr": 2e-3, **kwargs})
+
+
+class Restored(Classifier):
+    """Its weights are restored where an epoch ends."""
+
+    def on_train_start(self) -> None:
+        self.kept = copy.deepcopy(self.net.state_dict())
+
+    def on_train_epoch_end(self) -> None:
+        self.net.load_state_dict(self.kept)
+
+
+def test_weights_that_are_restored_at_an_epoch_s_end() -> None:
+    alerts, found = fit(classifier(kind=Restored))
+    assert [alert.severity for alert in alerts] == ["warning"] * 3
+    assert [(one.step, one.share, one.undone, one.restored, one.undone_pauses) for one in found] == [
+        (20, 1.0, 1.0, 1.0, 1), (40, 1.0, 1.0, 1.0, 2), (60, 1.0, 1.0, 1.0, 3),
+    ]  # fmt: skip
+    assert (alerts[0].site, alerts[0].message) == (
+        "net",
+        "something else than the optimizer set net.0.weight, net.0.bias, net.2.weight and 3 more at the end of the epoch, after "
+        "step 20: 100% of the trained weights are what training started with again.",
+    )
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_an_average_that_is_copied_in_for_validation_and_not_put_back(first: bool) -> None:
+    alerts, found = fit(classifier(), Average(0.999).callback(restores=False), first=first)
+    assert [(alert.severity, alert.site) for alert in alerts] == [("info", "net"), ("warning", "net"), ("warning", "net")]
+    assert [one.moment for one in found] == ["in validation"] * 3
+    assert all(one.undone > 0.9 and one.restored == 0 for one in found)
+    assert alerts[1].message.endswith(
+        f"{found[1].undone * 100:.3g}% of what they had learned is gone (so it is after 2 of the last pauses)."
+    )
+
+
+def test_the_module_that_has_the_values_is_named() -> None:
+    class Own(Classifier):
+        def __init__(self, net: nn.Module, **kwargs: Any) -> None:
+            super().__init__(net, **kwargs)
+            self.ema = AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999))
+
+        def configure_optimizers(self) -> Any:
+            return self.optimizer(self.net.parameters(), lr=self.lr)
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.ema.update_parameters(self.net)
+
+        def on_validation_start(self) -> None:
+            self.net.load_state_dict(self.ema.module.state_dict())
+
+    alerts, found = fit(classifier(kind=Own))
+    assert [one.source for one in found] == ["ema.module"] * 3
+    assert "100% of the trained weights are those of ema.module, and 9" in alerts[-1].message
+
+
+def test_within_an_epoch() -> None:
+    alerts, found = fit(classifier(), Average(0.999).callback(restores=False), val_check_interval=10, epochs=2)
+    assert [alert.severity for alert in alerts] == ["info", "warning"]
+    assert [one.step for one in found] == [10, 30]
+
+
+def test_in_a_loop_of_one_s_own() -> None:
+    torch.manual_seed(0)
+    net = mlp()
+    kept, optimizer = copy.deepcopy(net.state_dict()), torch.optim.Adam(net.parameters(), 2e-3)
+    with watch(net, optimizer, summary=False) as monitor:
+        for _ in range(3):
+            for x, y in loader(n=160):
+                loss = nn.functional.cross_entropy(net(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                monitor.step(loss)
+            monitor.end_window()
+            net.load_state_dict(kept)
+    assert [alert.kind for alert in monitor.alerts] == ["set_outside"]
+
+
+def swa() -> Any:
+    return StochasticWeightAveraging(swa_lrs=1e-3, swa_epoch_start=1, annealing_epochs=1)
+
+
+def lookahead_at_the_epoch_s_end(module: Any) -> None:
+    slow = module.__dict__.setdefault("slow", copy.deepcopy(module.net.state_dict()))
+    for name, value in module.net.state_dict().items():
+        slow[name].lerp_(value, 0.7)
+    module.net.load_state_dict(slow)
+
+
+def by_hand(module: Any) -> None:
+    """Small weights become zero."""
+    for parameter in module.net.parameters():
+        parameter.data[parameter.data.abs() < 0.1] = 0
+
+
+def spectral() -> nn.Sequential:
+    return nn.Sequential(
+        parametrizations.spectral_norm(nn.Linear(8, 32)), nn.ReLU(), parametrizations.weight_norm(nn.Linear(32, 3))
+    )
+
+
+LEGITIMATE: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "an average that is swapped in and put back": (classifier, lambda: Average().callback(restores=True)),
+    "stochastic weight averaging": (classifier, swa),
+    "lookahead": (lambda: classifier(optimizer=LookaheadSteps), Callback),
+    "lookahead at an epoch's end": (classifier, lambda: On(on_train_epoch_end=lookahead_at_the_epoch_s_end)),
+    "pruning": (classifier, lambda: ModelPruning("l1_unstructured", amount=0.2, use_lottery_ticket_hypothesis=False)),
+    "pruning that rewinds": (classifier, lambda: ModelPruning("l1_unstructured", amount=0.2)),
+    "pruning by hand": (classifier, lambda: On(on_train_epoch_end=by_hand)),
+    "a merge that is taken back": (
+        lambda: classifier(adapters()), lambda: On(on_validation_start=merge, on_validation_end=unmerge),
+    ),
+    "a merge for good": (lambda: classifier(adapters()), lambda: On(on_train_epoch_end=merge_for_good)),
+    "weights that are clipped": (lambda: classifier(kind=Clipped), Callback),
+    "a parametrization": (lambda: classifier(spectral()), Callback),
+    "a search of a learning rate": (classifier, lambda: LearningRateFinder(num_training_steps=5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEGITIMATE)
+@pytest.mark.parametrize("first", [False, True])
+def test_no_warning_where_it_is_meant(name: str, first: bool) -> None:
+    module, callback = LEGITIMATE[name]
+    alerts, _ = fit(module(), callback(), first=first)
+    assert [alert for alert in alerts if alert.severity != "info"] == []
+
+
+@pytest.mark.parametrize("name", ["an average that is swapped in and put back", "a merge that is taken back", "lookahead"])
+def test_what_is_put_back_is_not_seen(name: str) -> None:
+    module, callback = LEGITIMATE[name]
+    assert fit(module(), callback()) == ([], [])
+
+
+def test_it_costs_ten_calls_a_window() -> None:
+    counts: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event != "call":
+            return
+        ours = code.co_filename.endswith("setup/outside.py") or code.co_qualname in ("Session.pause", "_pause.<locals>.call")
+        guard = code.co_qualname == "guarded.__call__" and frame.f_locals["self"].site == "weights between steps"
+        counts[code.co_qualname] += ours or guard
+
+    watched = On(on_train_start=lambda _: sys.setprofile(count), on_train_end=lambda _: sys.setprofile(None))
+    fit(classifier(), watched, epochs=5)
+    assert 0 < counts.total() <= 5 * 10, counts
