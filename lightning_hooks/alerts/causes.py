@@ -102,28 +102,36 @@ Heads = Mapping[tuple[int, str], Problem]
 
 
 def one_cause(roots: Iterable[Problem], earlier: Iterable[Problem]) -> Heads:
-    """Of the alerts that one cause explains, the one that stands for them: an earlier one, or the first.
+    """Of the alerts that one cause explains, the one that stands for them: an earlier one, or that for which most speaks for it.
 
     Args:
         roots: Root causes that are new, with their causes, first causes first.
-        earlier: Those that are open since earlier windows.
+        earlier: Those that are open since earlier windows. What is graver than these is a problem of its own, and what these may
+            be consequences of.
 
     Returns:
         The kinds that have no alert of their own. One without a decisive cause belongs to an alert whose decisive cause is among
         those that its kind may have.
     """
-    heads = [(problem, _decisive(problem[1])) for problem in earlier]
     found: dict[tuple[int, str], Problem] = {}
+    heads = [(problem, _decisive(problem[1])) for problem in earlier]
+    first = len(heads)
     new = [(problem, _decisive(problem[1])) for problem in roots if problem[1].severity != "info"]
-    for problem, causes in sorted(new, key=lambda entry: not entry[1]):
-        own = problem[0], problem[1].kind
-        able = causes or {one.name for one in kind_of(own[1]).hypotheses}
-        head = next((one for one, known in heads if known & able and (one[0], one[1].kind) != own), None)
-        if head is None:
-            heads.append((problem, causes))
+    for (place, alert), causes in sorted(new, key=lambda new: (not new[1], gravity(new[0][1].severity), -_score(new[0][1]))):
+        able = causes or {one.name for one in kind_of(alert.kind).hypotheses}
+        for number, (head, known) in enumerate(heads):
+            other = (head[0], head[1].kind) != (place, alert.kind)
+            fits = number >= first or alert.kind not in links().get(head[1].kind, ())
+            if known & able and other and fits and gravity(head[1].severity) <= gravity(alert.severity):
+                found[place, alert.kind] = head
+                break
         else:
-            found[own] = head
+            heads.append(((place, alert), causes))
     return found
+
+
+def _score(alert: Alert) -> float:
+    return alert.causes[0].score if alert.causes else 0.0
 
 
 def _decisive(alert: Alert) -> set[str]:

@@ -38,6 +38,18 @@ def test_without_a_decisive_cause() -> None:
     assert not one_cause([(1, vague), (0, alert("spike", bad_batch=0.9))], [])
 
 
+def test_what_is_graver_or_an_earlier_cause_is_a_problem_of_its_own() -> None:
+    earlier = alert("exploding", rate_too_high=0.9)
+    assert not one_cause([(0, alert("nonfinite", "net.1", "critical", rate_too_high=0.9))], [(0, earlier)])
+    assert not one_cause(
+        [(0, alert("not_updated", "net.fc.weight", written_back=0.6))], [(0, alert("update_too_small", written_back=0.6))]
+    )
+    both = [(0, earlier), (0, alert("nonfinite", "net.1", "critical", rate_too_high=0.6))]
+    assert names(one_cause(both, [])) == {(0, "exploding"): "nonfinite at net.1"}
+    surer = [(0, earlier), (1, alert("dead", "net.1", rate_too_high=0.95))]
+    assert names(one_cause(surer, [])) == {(0, "exploding"): "dead at net.1"}
+
+
 def test_other_causes_and_infos_are_other_problems() -> None:
     first = alert("spike", bad_batch=0.9)
     assert not one_cause([(0, first), (1, alert("dead", "net.1", offset_bias=0.9))], [])

@@ -89,14 +89,6 @@ def target_network(seed: int) -> Built:
     return Built(Bootstrap(), data.loaders(data.digits(), 64, seed), EPOCHS, WELL)
 
 
-@healthy("MLP", "a regression on raw targets around 2e5, with Adam: on its way to them", reaches=-5.0)
-def raw_targets(seed: int) -> Built:
-    x, y, v, w = data.diabetes()
-    module = Supervised(nets.mlp((10, 32, 32, 1)), adam(0.05), F.mse_loss, explained)
-    raw = (x, y * 5e4 + 2e5, v, w * 5e4 + 2e5)
-    return Built(module, data.loaders(raw, 16, seed), {"max_epochs": 6}, WELL)
-
-
 class Theta(nn.Module):
     """One layer under two names, as N-BEATS has its thetas."""
 

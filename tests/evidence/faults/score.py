@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_hooks import Alert
 from tests.evidence.faults.peers import PEERS
 from tests.evidence.faults.recorder import Recording
 from tests.evidence.faults.training import History, TimedAlert
@@ -45,9 +46,11 @@ def judge(alerts: Sequence[TimedAlert], expected: Expected, history: History) ->
     loud = [t for t in alerts if t.alert.severity in SERIOUS]
     early = [t for t in loud if t.batches <= planted]
     rest = [t for t in loud if t.batches > planted]
-    right = [t for t in rest if t.alert.kind in expected.kinds and t.batches <= deadline(planted, history)]
-    layers = [t for t in right if t.alert.site.partition("/")[0] in history.places]  # a call is of the module that makes it
-    site = None if expected.sites is None else bool(layers) and expected.right_site(layers[0].alert.site)
+    right = [t for t in rest if sites_of(t.alert, expected) and t.batches <= deadline(planted, history)]
+    named = (
+        [s for s in sites_of(t.alert, expected) if s.partition("/")[0] in history.places] for t in right
+    )  # a call is of its module
+    site = None if expected.sites is None else any(map(expected.right_site, next(filter(None, named), ())))
     first = bool(right) and rest[0] is right[0] and (expected.sites is None or bool(site))
     hints = [t for t in alerts if t.alert.severity == "info" and t.alert.kind in expected.kinds and t.batches > planted]
     return {
@@ -60,6 +63,12 @@ def judge(alerts: Sequence[TimedAlert], expected: Expected, history: History) ->
         "alerts": serious(loud),
         "info": not right and bool(hints),
     }
+
+
+def sites_of(alert: Alert, expected: Expected) -> list[str]:
+    """The sites at which an alert, or what it stands for, is of a right kind."""
+    names = ((alert.kind, alert.site), *((kind, site) for kind, _, site in (one.partition(" at ") for one in alert.consequences)))
+    return [site for kind, site in names if kind in expected.kinds]
 
 
 def serious(alerts: Sequence[TimedAlert]) -> list[list[Any]]:
