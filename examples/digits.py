@@ -168,7 +168,8 @@ def lines(alert: Alert) -> str:
 
 def print_findings(fault: Fault, alerts: list[Alert]) -> bool:
     """Print what was found; return whether the planted fault is among it."""
-    match = next((a for a in alerts if a.kind == fault.kind and f"{a.site}.".startswith(f"{fault.site}.")), None)
+    wanted = f"{fault.kind} at {fault.site}."
+    match = next((a for a in alerts if any(f"{name}.".startswith(wanted) for name in (a.name, *a.consequences))), None)
     print(f"Found:   {f'no {fault.kind} alert at {fault.site}.' if match is None else lines(match)}")
     if others := [f"{alert.kind} at {alert.where}" for alert in alerts if alert is not match]:
         print(f"Also:    {', '.join(dict.fromkeys(others))}.")

@@ -24,7 +24,7 @@ BELOW: dict[str, set[str]] = {
     "quantization": {"hooks", "statistics"},
     "transforms": {"hooks", "statistics", "extraction"},
     "declare": {"hooks", "statistics", "trackers"},
-    "checkpoints": {"hooks", "declare"},
+    "checkpoints": {"hooks", "trackers", "declare"},
     "profiling": {"hooks", "declare"},
     "pruning": {"hooks", "statistics", "extraction", "declare"},
     "plots": {"hooks", "trackers", "declare", "profiling"},
@@ -39,7 +39,7 @@ BELOW["metrics"] = {"hooks", "statistics"}
 BELOW["session"] = ENGINE
 BELOW["hosts"] = ENGINE | {"session"}
 BELOW["callbacks"] = set(BELOW)
-BELOW["__init__"] = {"hooks", "statistics", "alerts", "hosts", "callbacks"}
+BELOW["__init__"] = {"hooks", "statistics", "checkpoints", "alerts", "hosts", "callbacks"}
 BELOW["demo"] = {"declare", "callbacks"}
 BELOW["environment"] = {"callbacks"}
 BELOW["__main__"] = {"run_report", "replay", "sinks", "demo"}

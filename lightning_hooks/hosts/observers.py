@@ -76,7 +76,9 @@ def arguments_of_each(groups: Sequence[Collectors], others: type[Any] | None = N
 
 def members_of(kinds: Collectors, arguments: Sequence[Mapping[str, Any]]) -> list[Member]:
     """Make the members of some collectors, each with its arguments; none for metrics without any."""
-    wanted = (pair for pair in zip(kinds, arguments, strict=True) if pair[0] is not MetricCollector or pair[1].get("metrics"))
+    wanted = (
+        pair for pair in zip(kinds, arguments, strict=True) if pair[0] is not MetricCollector or pair[1].get("metrics") is not None
+    )
     return [Member(kind.monitor, kind, Settings(**given)) for kind, given in wanted]
 
 

@@ -183,7 +183,7 @@ class TrainersLoss(LoopStepAgain):
         @wraps(train)
         def trained(*args: Any, **kwargs: Any) -> Any:
             loss = train(*args, **kwargs)
-            if loop.running:  # what follows, such as clipping, computes with each gradient
+            if loop.running:  # clipping, for one, computes with each gradient
                 loop.events.last_backward()
             return loss
 

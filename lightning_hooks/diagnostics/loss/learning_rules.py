@@ -199,10 +199,10 @@ class ValidationApart(Rule):
         if report.epoch > 1 or loss is None or not guessing or not (loss.optimized and report.loss_sign):
             return
         last = loss.validations[-2:]
-        apart = [
+        unlike = [
             one for one in last if one.loss > self.worse * guessing and min(one.training, loss.latest) < self.better * one.loss
         ]
-        if len(apart) == 2:
+        if len(unlike) == 2:
             validation, training = last[-1].loss, min(last[-1].training, loss.latest)
             yield self.alert(
                 report, VALIDATION_SITE, validation / guessing, self.worse, "warning",

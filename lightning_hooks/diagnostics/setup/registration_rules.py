@@ -120,7 +120,7 @@ class FrozenSince(Rule):
                     report, around(names), float(len(names)), 0.0, "info",
                     f"{some(names, 3)} {'were' if len(names) > 1 else 'was'} {'un' * trains}frozen between steps {before.step} and "
                     f"{report.step}.",
-                    since_step=before.step,
+                    since_step=before.step, advice=("Check that it is on purpose",),
                 )  # fmt: skip
 
 

@@ -82,7 +82,11 @@ class Unfreezing(Supervised):
 @fault("ResNet", "a body that is unfrozen in the second epoch, but not given to the optimizer", reaches=0.8, hurts=worse(0.05))
 def frozen_by_mistake(seed: int, planted: bool = True) -> Built:
     expected = Expected(("not_optimized",), ("net.stem*", "net.norm*", "net.blocks.*"), batch=22, epoch=1)
-    return Built(Unfreezing(nets.ResNet(), joins=not planted), data.loaders(data.images(), 64, seed), EPOCHS, expected)
+    net = nets.ResNet()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))  # no longer as PyTorch does it: it stands for a body that was loaded
+    return Built(Unfreezing(net, joins=not planted), data.loaders(data.images(), 64, seed), EPOCHS, expected)
 
 
 @fault("MLP", "one layer four times, by [layer] * 4, where four layers were meant", reaches=0.8, hurts=None)
