@@ -133,7 +133,8 @@ class RunAlerts:
             The window with its alerts in order, and the root causes that are new, with the actions of the affected members.
         """
         books = [member.alerting.book for member in members]
-        earlier = [alert for book in books for alert in book.open]
+        opened = [(place, alert) for place, book in enumerate(books) for alert in book.open]
+        earlier = [alert for _, alert in opened]
         lead = None
         if (found := self._lead(members, window)) is not None:
             place, lead = found
@@ -151,7 +152,7 @@ class RunAlerts:
         roots, alerts = in_order()
         fresh = {(place, alert.name): alert for place, book in enumerate(books) for alert in book.fresh(alerts[place])}
         new = [(place, fresh[place, root.name]) for place, root in roots if (place, root.name) in fresh]
-        if heads := one_cause(new, [(place, alert) for place, book in enumerate(books) for alert in book.open]):
+        if heads := one_cause(new, opened):
             roots, alerts = in_order(heads)
         complete = window.with_alerts(book.grouped(found) for book, found in zip(books, alerts, strict=True))
         fresh = {

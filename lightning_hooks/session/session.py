@@ -106,8 +106,7 @@ class Session:
         finally:
             self.hooks.suspension.suspend(self.host.model)
         self.members.append(member)
-        self._pausing = [(member.live.pause, member.live.resumes) for member in self.members if member.live.pause is not None]
-        self._batches.follow(self.members)
+        self._follow_members()
         open_record(member, self.host, self.sinks)
         if self.evidence.on:  # after all others: what they have read of the gradients is not read again
             self.probe.subscribe(self.evidence, {"gradients": self.evidence.gradients})
@@ -118,6 +117,9 @@ class Session:
         self.probe.unsubscribe(context)
         self.hooks.release(context)
         self.members = [member for member in self.members if member.session is self]
+        self._follow_members()
+
+    def _follow_members(self) -> None:
         self._pausing = [(member.live.pause, member.live.resumes) for member in self.members if member.live.pause is not None]
         self._batches.follow(self.members)
 

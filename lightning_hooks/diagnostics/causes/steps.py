@@ -15,7 +15,7 @@ from lightning_hooks.diagnostics.causes.rates import (
     unusual_setting,
     wrong_schedule,
 )
-from lightning_hooks.diagnostics.causes.remedies import SOON, rounded
+from lightning_hooks.diagnostics.causes.remedies import SOON, replace, rounded
 from lightning_hooks.diagnostics.excuses import is_scale_free
 
 # Clipping.
@@ -138,16 +138,8 @@ def wrong_sign(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     found.add(max(recent[-4:]) < 0, 0.6, f"the loss is {recent[-1]:.3g}, and {known[0]}, which is part of it, is never below 0")
     found.add(max(recent[-4:]) < 0 and recent[-1] < recent[0], 0.1, "and it falls")
-    remedy = Remedy(
-        "replace",
-        f"the sign of what is added to {known[0]}",
-        None,
-        "its opposite",
-        "",
-        "a loss above 0",
-        SOON,
-        "loss = loss + weight * penalty",
-    )
+    term = f"the sign of what is added to {known[0]}"
+    remedy = replace(term, "its opposite", "a loss above 0", "loss = loss + weight * penalty")
     return f"A term that is added to {known[0]} makes the loss negative: it grows without a bound.", [remedy]
 
 

@@ -133,7 +133,7 @@ class NoProgress(Rule):
 def _over_constant(report: GradientFlowReport) -> float:
     """The median of the last losses over that of the best constant answer, where they are nothing but that distance; else 0."""
     best = None if report.learning is None else report.learning.constant_loss
-    known = [] if report.loss is None else [value for value in report.loss.recent if math.isfinite(value)][-BLOCK:]
+    known = [] if report.loss is None else report.loss.finite[-BLOCK:]
     return statistics.median(known) / best if len(known) == BLOCK and report.loss_sign and best else 0.0
 
 

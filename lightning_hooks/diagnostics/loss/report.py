@@ -85,6 +85,11 @@ class LossReport:
         """The first loss, before any step, where that is known, if it is lower than ``start``: steps may have raised that."""
         return min(self.recent[0] if 0 < len(self.recent) < RECENT else math.inf, self.start)
 
+    @property
+    def finite(self) -> list[float]:
+        """Those of ``recent`` that are finite."""
+        return [value for value in self.recent if math.isfinite(value)]
+
     def change(self, least: int = FEWEST) -> tuple[float, float] | None:
         """The change of the mean from the second to the last quarter of ``recent``, and two standard errors of it, as shares.
 

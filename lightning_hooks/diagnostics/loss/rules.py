@@ -131,7 +131,7 @@ class LossDiverging(Rule):
         loss = report.loss
         if loss is None or not rises(loss, self.noise, self.min_steps):
             return
-        known = _finite(loss)
+        known = loss.finite
         now, fall = statistics.median(known[-BLOCK:]), _fall(loss)
         rise, trends = now - loss.lowest, (rising(known[-BEFORE:]), rising(known[-2 * BLOCK :]))
         if fall > _noise(known) and rise > self.lost * fall and trends[0] > self.trend and trends[1] > -1:
@@ -176,10 +176,6 @@ def _fall(loss: LossReport) -> float:
     return max(0.0, loss.start - loss.lowest)
 
 
-def _finite(loss: LossReport) -> list[float]:
-    return [value for value in loss.recent if math.isfinite(value)]
-
-
 def _noise(losses: Sequence[float]) -> float:
     """The standard deviation from batch to batch, of differences of neighbours, which no trend enters."""
     steps = [abs(later - earlier) for earlier, later in pairwise(losses)]
@@ -218,7 +214,7 @@ def rises(loss: LossReport, noise: float, min_steps: int = 64) -> bool:
         noise: How many times.
         min_steps: Losses that must be known.
     """
-    known = _finite(loss)
+    known = loss.finite
     judged = loss.optimized and len(known) >= min_steps
     return judged and statistics.median(known[-BLOCK:]) - loss.lowest > noise * _noise(known)
 

@@ -46,7 +46,7 @@ class EvalMode(Rule):
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield a warning per outermost module in eval mode, and an info for modules that were switched one by one."""
-        modes = report.model_setup.eval_modes
+        modes, changed = report.model_setup.eval_modes, report.model_setup.eval_since
         elements, trained = _elements(report) if modes else (Counter[str](), Counter[str]())
         parts: dict[str, list[str]] = {}
         single: list[str] = []
@@ -59,9 +59,7 @@ class EvalMode(Rule):
             else:
                 single.append(site)
         for part, sites in parts.items():
-            since = min(
-                (report.model_setup.eval_since[site] for site in sites if site in report.model_setup.eval_since), default=None
-            )
+            since = min((changed[site] for site in sites if site in changed), default=None)
             yield self.alert(
                 report, part or THE_MODEL, len(sites), 0, "warning",
                 f"it trains in eval mode{'' if since is None else f', since step {since}'}: "

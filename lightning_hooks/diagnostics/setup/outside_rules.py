@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
@@ -14,7 +13,7 @@ from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.excuses import had_gradient
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.mode_rules import THE_MODEL
-from lightning_hooks.trackers import some
+from lightning_hooks.trackers.console import shared_prefix, some
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,8 +137,7 @@ class NotLoaded(Rule):
 
 def around(names: Sequence[str]) -> str:
     """The innermost module around parameters, or the only one."""
-    shared = takewhile(lambda parts: len({*parts}) == 1, zip(*(name.split(".") for name in names), strict=False))
-    return ".".join(parts[0] for parts in shared) or THE_MODEL
+    return names[0] if len(names) == 1 else shared_prefix(names).removesuffix(".") or THE_MODEL
 
 
 __all__ = ["CopyFollows", "NotLoaded", "SetOutside"]
