@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,15 +40,14 @@ class LoadedNames:
 
     def lines(self) -> list[str]:
         """It as lines for a terminal."""
-        known = len(self.fits) + len(self.missing) + len(self.shapes)
-        lines = [f"{len(self.fits)} of the model's {known} names fit."]
+        lines = [f"{len(self.fits)} of the model's {len(self.fits) + len(self.missing) + len(self.shapes)} names fit."]
         for what, names in (("Missing", self.missing), ("Passed over", self.unexpected)):
             lines += [f"{what} ({len(names)}): {some(names, 5)}."] * bool(names)
         lines += [f"{name} is {list(ours)} in the model and {list(theirs)} here." for name, (ours, theirs) in self.shapes.items()]
         if self.prefix is not None:
             old, new = self.prefix
             how = f"'{old}' is to be '{new}'" if old and new else f"'{old}' is too much" if old else f"'{new}' is missing"
-            new_name = f"{new!r} + name.removeprefix({old!r})" if new else f"name.removeprefix({old!r})"
+            new_name = f"{new!r} + " * bool(new) + f"name.removeprefix({old!r})"
             lines.append(f"{self.renamed} more fit if names begin otherwise: {how}. {{{new_name}: value for name, value in …}}")
         return lines
 
@@ -66,23 +65,23 @@ def check_loaded(model: nn.Module, state_dict: Mapping[str, Any]) -> LoadedNames
     ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if hasattr(tensor, "shape")}
     theirs = {name: tuple(tensor.shape) for name, tensor in weights_in(state_dict)}
     missing, unexpected = (tuple(name for name in one if name not in other) for one, other in ((ours, theirs), (theirs, ours)))
-    ends: dict[str, list[str]] = {}  # of missing names, by each of their ends
+    ends = defaultdict[str, list[str]](list)  # of missing names, by each of their ends
     for name in missing:
         for end in _ends(name):
-            ends.setdefault(end, []).append(name)
+            ends[end].append(name)
     votes: Counter[tuple[str, str]] = Counter()
     for name in unexpected:
         end = next((end for end in _ends(name) if end in ends), "")
         fitting = [other for other in ends.get(end, ()) if ours[other] == theirs[name]]
         votes.update((name.removesuffix(end), other.removesuffix(end)) for other in fitting)
     prefix, renamed = next(iter(votes.most_common(1)), (None, 0))
+    known = {name: (shape, theirs[name]) for name, shape in ours.items() if name in theirs}
     return LoadedNames(
-        tuple(name for name in ours if ours[name] == theirs.get(name)),
+        tuple(name for name, (one, other) in known.items() if one == other),
         missing,
         unexpected,
-        {name: (ours[name], theirs[name]) for name in ours if name in theirs and ours[name] != theirs[name]},
-        prefix if renamed > 1 else None,
-        renamed if renamed > 1 else 0,
+        {name: shapes for name, shapes in known.items() if shapes[0] != shapes[1]},
+        *((prefix, renamed) if renamed > 1 else ()),
     )
 
 

@@ -183,18 +183,14 @@ def _verify(options: argparse.Namespace) -> Done:
 
 
 def _check(options: argparse.Namespace) -> Done:
-    from lightning_hooks.checkpoints import (  # it imports torch, which the other commands do not need
-        check_checkpoint,
-        check_loaded,
-        load_checkpoint,
-    )
-
-    found = check_checkpoint(options.checkpoint)
-    if options.model is None:
-        return found.lines(), int(found.wrong)
+    from lightning_hooks import checkpoints  # it imports torch, which the other commands do not need
     from lightning_hooks.declare.factory import made_by
 
-    names = check_loaded(made_by(options.model, "--model"), load_checkpoint(options.checkpoint))
+    found = checkpoints.check_checkpoint(options.checkpoint)
+    if options.model is None:
+        return found.lines(), int(found.wrong)
+    model, content = made_by(options.model, "--model"), checkpoints.load_checkpoint(options.checkpoint)
+    names = checkpoints.check_loaded(model, content)
     return [*found.lines(), *names.lines()], int(found.wrong or names.wrong)
 
 

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, takewhile
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -96,13 +96,10 @@ class WeightsWatch:
     """
 
     def __init__(self, context: Context, copies: Sequence[ModuleCopy]) -> None:
-        self._context, self._device = context, context.host.setup.device
-        self._sharded, self._of_copies, self.batches = context.steps.shards is not None, copies, 2 if copies else 1
-        self.look = context.guard(self._look, "weights between steps")
-        self.follow = context.guard(self._follow, "weights between steps")
-        self.window_end = context.guard(self._window_end, "weights between steps")
-        self._known: dict[str, Tensor] = {}
-        self._strides: list[tuple[Tensor, int]] = []
+        self._context, self._of_copies, self.batches = context, copies, 2 if copies else 1
+        self.look, self.follow, self.window_end = (
+            context.guard(call, "weights between steps") for call in (self._look, self._follow, self._window_end)
+        )
         self._undone: deque[bool] = deque(maxlen=PAUSES)
         self.set: WeightsSet | None = None
         self.copies: dict[str, CopyStats] = {}
@@ -110,71 +107,65 @@ class WeightsWatch:
 
     def release(self) -> None:
         """The run is over: let go of the parameters."""
-        self._known, self._strides = {}, []
+        self._known = dict[str, Tensor]()
 
     def _follow(self) -> None:
         """There are new parameters: start again."""
-        known = [] if self._sharded else [(clean_name(name), p) for name, p in self._context.host.model.named_parameters()]
-        self._known = {name: p for name, p in known if is_known(p) and p.is_floating_point() and p.numel()}
-        self._strides = [(parameter, max(1, parameter.numel() // VALUES)) for parameter in self._known.values()]
-        self._counts = [min(VALUES, parameter.numel()) for parameter in self._known.values()]
-        ends = zip(self._known, self._counts, accumulate(self._counts), strict=True)
-        self._places = {name: slice(end - count, end) for name, count, end in ends}
+        known = [] if self._context.steps.shards is not None else self._context.host.model.named_parameters()
+        self._known = {clean_name(name): p for name, p in known if is_known(p) and p.is_floating_point() and p.numel()}
         self._before: tuple[str, Tensor] | None = None  # where training has paused: the moment, and the values
         self._between: Tensor | None = None  # the values at a window's end within the pause
         self._steps: list[Tensor] = []  # the values at the starts of the first batches after the last pause
         self._pauses: list[_Pause] = []
-        self._first = self._base = self._start = self._look()
+        self._first = self._base = self._start = self._look(keep=False)
 
-    def _look(self, moment: str = "") -> Tensor:
+    def _look(self, moment: str = "", keep: bool = True) -> Tensor:
         """Take the values at a moment at which training pauses; without one, when one of the first batches after it starts."""
-        parts = []
-        for parameter, stride in self._strides:
-            if not parameter.untyped_storage().nbytes():
-                continue  # what was freed has no values; those of another number are compared with none
-            parts.append(parameter.detach().reshape(-1)[::stride][:VALUES].to(self._device, torch.float32))
+        device, parts = self._context.host.setup.device, []
+        for parameter in self._known.values():
+            if parameter.untyped_storage().nbytes():  # what was freed has no values; those of another number are compared with none
+                values = parameter.detach().reshape(-1)
+                parts.append(values[:: max(1, len(values) // VALUES)][:VALUES].to(device, torch.float32))
         now = torch.cat(parts) if parts else torch.zeros(0)
-        if moment:
+        if keep and moment:
             self._before, self._between = (moment, now), None
-            return now
-        if self._before is not None:
-            moment, before = self._before
-            between = before if self._between is None else self._between
-            self._pauses = [*self._pauses[1 - PAUSES :], (moment, self._context.host.position.global_step, before, between, now)]
-            self._before, self._steps = None, []
-        self._steps.append(now)
+        elif keep:
+            if self._before is not None:
+                moment, before = self._before
+                between = before if self._between is None else self._between
+                pause = (moment, self._context.host.position.global_step, before, between, now)
+                self._pauses, self._before, self._steps = [*self._pauses[1 - PAUSES :], pause], None, []
+            self._steps.append(now)
         return now
 
     def _window_end(self, setups: Mapping[str, ParameterSetup]) -> None:
         """Find out what was set in the window, and how far copies are behind. One copy from the device."""
-        self.set, before, steps = None, self._before, [*self._steps]
-        self._before = None
-        now = self._between = self._look()
-        self._before, self._steps = before, steps
-        end, taken = now if before is None else before[1], [self._first, self._base, self._start]
+        self.set, self._between = None, self._look(keep=False)
+        end = self._between if self._before is None else self._before[1]
+        taken = [self._first, self._base, self._start, end]
         for pause in self._pauses:
             taken += pause[2:]
-        if not self._known or len({*map(len, taken), len(now)}) > 1:
+        taken += self._steps
+        if not self._known or len({*map(len, taken), len(self._between)}) > 1:
             self.follow()
             return
-        first, base, start, last, *rest = torch.stack([*taken[:3], end, *taken[3:], *steps]).cpu().double()
-        for pause, before, between, after in zip(self._pauses, rest[::3], rest[1::3], rest[2::3], strict=False):
-            found = None if torch.equal(before, after) else self._set_at(pause, first, base, (before, between, after), setups)
+        first, base, start, last, *rest = torch.stack(taken).cpu().double()
+        for pause, *values in zip(self._pauses, rest[::3], rest[1::3], rest[2::3], strict=False):
+            found = None if torch.equal(values[0], values[2]) else self._set_at(pause, first, base, values, setups)
             self._undone.append(found is not None and found.share >= UNDONE <= found.undone)
             if found is not None:
-                self.set, base, self._base = replace(found, undone_pauses=sum(self._undone)), after, pause[-1]
+                self.set, base, self._base = replace(found, undone_pauses=sum(self._undone)), values[2], pause[-1]
         steps = rest[3 * len(self._pauses) :]
         self._pauses, self._start = [], end
-        if self._of_copies:
-            self.copies = {copy.copy: self._compared(copy, first, start, last, steps) for copy in self._of_copies}
+        for copy in self._of_copies:
+            self.copies = {**self.copies, copy.copy: self._compared(copy, first, start, last, steps)}
 
     # On the host.
 
     def _set_at(
         self, pause: _Pause, first: Tensor, base: Tensor, values: Sequence[Tensor], setups: Mapping[str, ParameterSetup]
     ) -> WeightsSet | None:
-        before, between, after = map(self._by_name, values)
-        began, origin = map(self._by_name, (first, base))
+        began, origin, before, between, after = map(self._by_name, (first, base, *values))
         masks = {clean_name(name) for name, _ in self._context.host.model.named_buffers() if name.endswith("_mask")}
         sizes = {name: s.elements for name, s in setups.items() if s.trains and s.optimizers and name in after}
         found = [
@@ -193,7 +184,7 @@ class WeightsWatch:
         )
         others = {after[name].numpy().tobytes(): name for name in after if name not in sizes}
         same = [(name, others.get(after[name].numpy().tobytes(), "")) for name in found if name in drawn]
-        in_validation = between is before or any(_differ(before[name], between[name]) for name in found)
+        in_validation = pause[2] is pause[3] or any(_differ(before[name], between[name]) for name in found)
         return WeightsSet(
             pause[1],
             tuple(found),
@@ -205,20 +196,20 @@ class WeightsWatch:
         )
 
     def _by_name(self, values: Tensor) -> dict[str, Tensor]:
-        return {name: values[place] for name, place in self._places.items()}
+        return dict(zip(self._known, torch.split(values, [min(VALUES, p.numel()) for p in self._known.values()]), strict=True))
 
     def _compared(self, copy: ModuleCopy, first: Tensor, start: Tensor, now: Tensor, steps: Sequence[Tensor]) -> CopyStats:
         inside = [name.removeprefix(copy.copy) for name in self._known if name.startswith(f"{copy.copy}.")]
         ours, theirs = ([f"{module}{name}" for name in inside] for module in (copy.copy, copy.original))
-        then, began, now_here, *here = (self._joined(values, ours) for values in (first, start, now, *steps))
-        there, *originals = (self._joined(values, theirs) for values in (now, *steps))
+        taken = [self._by_name(values) for values in (now, *steps, first, start)]
+        now_here, *here, then, began = (torch.cat([values[name] for name in ours]) for values in taken)
+        there, *originals = (torch.cat([values[name] for name in theirs]) for values in taken[:-2])
         size, decay = float(torch.linalg.vector_norm(there)), None
         if len(steps) > 1:
-            before, after = here[:2]
-            ways = (each - before for each in originals)  # it is updated before the step, or after it
-            way = max(ways, key=lambda each: _cosine(after - before, each))
-            part = float((after - before) @ way / (way @ way))
-            decay = 1 - part if _cosine(after - before, way) > ALONG and part < HARD else None
+            change, ways = here[1] - here[0], [each - here[0] for each in originals]  # it is updated before the step, or after it
+            way = max(ways, key=lambda each: _cosine(change, each))
+            part = float(change @ way / (way @ way))
+            decay = 1 - part if _cosine(change, way) > ALONG and part < HARD else None
         return CopyStats(
             copy.original,
             float(torch.linalg.vector_norm(now_here - there)) / size if size else math.nan,
@@ -227,9 +218,6 @@ class WeightsWatch:
             decay,
             all(self._known[one].data_ptr() == self._known[other].data_ptr() for one, other in zip(ours, theirs, strict=True)),
         )
-
-    def _joined(self, values: Tensor, names: Sequence[str]) -> Tensor:
-        return torch.cat([values[self._places[name]] for name in names])
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

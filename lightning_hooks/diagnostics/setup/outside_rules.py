@@ -84,26 +84,23 @@ class CopyFollows(Rule):
                 diagnosis = "Common cause: copy.data = parameter.data, which shares memory. Write with copy.data.copy_."
             elif stats.toward < self.away:
                 value, limit = stats.toward, self.away
-                message = (
-                    f"it moves away from {of}, of which it is a copy: the cosine of its change and of the way to {of} is "
-                    f"{value:.2g} (limit {limit:g}), and the distance is {percent(stats.distance)} of the norm."
-                )
+                message = f"it moves away from {of}, of which it is a copy: the cosine of its change and of the way to {of} is "
+                message += f"{value:.2g} (limit {limit:g}), and the distance is {percent(stats.distance)} of the norm."
                 diagnosis = "Common cause: a moving average that is updated with the wrong sign."
             elif stats.decay is not None and stats.decay < self.decay and warm:
                 value, limit = stats.decay, self.decay
                 message = (
-                    f"it is an average of {of} that keeps {percent(value)} of itself at a step (limit {percent(limit)}): it is no "
-                    "more than the last few steps' weights."
+                    f"it is an average of {of} that keeps {percent(value)} of itself at a step (limit {percent(limit)}): it is "
                 )
+                message += "no more than the last few steps' weights."
                 diagnosis = "Common causes: a decay that is overwritten, decay and 1 - decay in each other's place."
             elif not stats.changed and stats.distance > 0:
                 message = (
-                    f"it has the weights that {of} had when training started, and {of} has changed since: nothing updates the copy."
+                    f"it has the weights that {of} had when training started, and {of} has changed since: nothing updates the "
                 )
-                diagnosis = (
-                    "A reference model stands still on purpose. Common causes elsewhere: a target network or a moving average "
-                    "whose update is not called, a module that was copied where it was to be shared."
-                )
+                message += "copy."
+                diagnosis = "A reference model stands still on purpose. Common causes elsewhere: a target network or an average "
+                diagnosis += "whose update is not called, a module that was copied where it was to be shared."
             else:
                 continue
             severity: Severity = "warning" if stats.changed or stats.shares_memory else "info"

@@ -20,7 +20,7 @@ from lightning_hooks.trackers import some
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NotOptimized(Rule):
-    """Parameters that get a gradient and that no optimizer holds, optimizers of frozen parameters only, and no optimizer at all.
+    """Parameters that get a gradient and are in no optimizer, optimizers of frozen parameters, no optimizer, and a frozen new head.
 
     Attributes:
         most: Share of the elements that require a gradient from which on the diagnosis adds how many no optimizer holds.
@@ -33,6 +33,8 @@ class NotOptimized(Rule):
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield a warning per parameter that has a gradient, an info per one that only requires it."""
+        yield from self._changed(report)
+        yield from self._head(report)
         held: dict[str, list[str]] = {}
         for name, setup in report.setups.items():
             for optimizer in setup.optimizers:
@@ -100,22 +102,14 @@ class NotOptimized(Rule):
                 advice=advice,
             )  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FrozenSince(Rule):
-    """Parameters that are frozen or unfrozen in mid-run, as an event."""
-
-    kind: ClassVar[str] = "not_optimized"
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an info for those that are frozen since the last window, and one for those that train since."""
+    def _changed(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """An info for what was frozen since the last window, and one for what was unfrozen."""
         before = report.previous()
-        if before is None:
-            return
-        both = {name: (before.setups[name].trains, setup) for name, setup in report.setups.items() if name in before.setups}
+        known = {} if before is None else before.setups
+        both = [(name, known[name].trains, setup) for name, setup in report.setups.items() if name in known]
         for trains in (False, True):
-            names = [name for name, (then, now) in both.items() if then is not trains is now.trains and not now.stepped]
-            if names:
+            names = [name for name, then, now in both if then is not trains is now.trains and not now.stepped]
+            if names and before is not None:
                 yield self.alert(
                     report, around(names), float(len(names)), 0.0, "info",
                     f"{some(names, 3)} {'were' if len(names) > 1 else 'was'} {'un' * trains}frozen between steps {before.step} and "
@@ -123,28 +117,13 @@ class FrozenSince(Rule):
                     since_step=before.step, advice=("Check that it is on purpose",),
                 )  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FrozenHead(Rule):
-    """A last layer that is frozen as it was initialised while layers before it train.
-
-    That a layer has not been trained is known where its bias is exactly 0, or its weights and bias are uniform within the bounds
-    of PyTorch's default; a head without a bias that was initialised otherwise is not judged.
-    """
-
-    kind: ClassVar[str] = "not_optimized"
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert at the layer nearest the loss."""
+    def _head(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """A warning for a last layer that is frozen as it was initialised, where its bias or its bounds show that."""
         site = next((site for site in report.order if f"{site}.weight" in report.setups), "")
         if site not in report.model_setup.untrained or had_gradient(report, f"{site}.weight"):
             return
-        layers = {name.rpartition(".")[0] for name in report.setups} & {*report.order}  # a picture that is fitted is none
-        trains = [
-            name
-            for name, setup in report.setups.items()
-            if setup.trains and setup.optimizers and setup.has_gradient and name.rpartition(".")[0] in layers
-        ]
+        inside = {name: setup for name, setup in report.setups.items() if name.rpartition(".")[0] in report.order}
+        trains = [name for name, setup in inside.items() if setup.trains and setup.optimizers and setup.has_gradient]
         if trains:
             yield self.alert(
                 report, site, 0.0, 0.0, "warning",
@@ -225,7 +204,7 @@ def _shapes(report: GradientFlowReport, names: Sequence[str]) -> str:
     return ", ".join(shapes[:3]) + ", …" * (len(shapes) > 3)
 
 
-__all__ = ["FrozenHead", "FrozenSince", "NotOptimized", "Shared", "Unregistered"]
+__all__ = ["NotOptimized", "Shared", "Unregistered"]
 
 KINDS = (
     Kind(
@@ -273,4 +252,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (NotOptimized(), FrozenSince(), FrozenHead(), Unregistered(), Shared())
+RULES = (NotOptimized(), Unregistered(), Shared())

@@ -66,19 +66,18 @@ def unloaded(model: nn.Module, optimizers: Iterable[Any], made: Mapping[str, boo
     tables = {clean_name(name) for name, module in model.named_modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
     inputs = matrices[first].shape[1] if first and first not in tables else 0
     fed = inputs and any(inputs % len(matrices[name]) == 0 for name in frozen - targets if name in matrices)
-    if fed and _is_new(body, made):
-        return Unloaded(tuple(name for name in body if made[name]), len(body))
+    found = _as_made(body, made) if fed else None
     for of, rate in highest.items():
         slow = [name for name, (other, own) in trained.items() if other == of and own <= SLOW * rate]
-        inside = [name for name in made if name in slow]
-        if 0 < len(slow) < len(trained) and slow == [*trained][: len(slow)] and _is_new(inside, made):
-            return Unloaded(tuple(name for name in inside if made[name]), len(inside), max(trained[n][1] for n in slow) / rate)
-    return None
+        if 0 < len(slow) < len(trained) and slow == [*trained][: len(slow)]:
+            found = found or _as_made([name for name in made if name in slow], made, max(trained[name][1] for name in slow) / rate)
+    return found
 
 
 def _form(module: nn.Module) -> tuple[Any, ...]:
     return type(module), *((name, parameter.shape) for name, parameter in module.named_parameters() if is_known(parameter))
 
 
-def _is_new(body: list[str], made: Mapping[str, bool]) -> bool:
-    return len(body) >= FEWEST and sum(made[name] for name in body) >= NEARLY_ALL * len(body)
+def _as_made(body: list[str], made: Mapping[str, bool], rate: float = 0.0) -> Unloaded | None:
+    layers = tuple(name for name in body if made[name])
+    return Unloaded(layers, len(body), rate) if len(body) >= FEWEST and len(layers) >= NEARLY_ALL * len(body) else None

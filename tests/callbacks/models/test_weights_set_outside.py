@@ -203,7 +203,7 @@ def test_the_module_that_has_the_values_is_named() -> None:
 def test_within_an_epoch() -> None:
     alerts, found = fit(classifier(), Average(0.999).callback(restores=False), val_check_interval=10, epochs=2)
     assert [alert.severity for alert in alerts] == ["info", "warning"]
-    assert [one.step for one in found] == [10, 30]
+    assert [(one.step, one.moment) for one in found] == [(10, "in validation"), (30, "in validation")]
 
 
 def test_in_a_loop_of_one_s_own() -> None:
