@@ -1,4 +1,4 @@
-"""A capsule: a bad step on disk, in JSON and safetensors. It may hold training samples, and only its owner may read it."""
+"""A capsule: a bad step on disk, in JSON and tensors. It may hold training samples, and only its owner may read it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+import zipfile
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from lightning_hooks.run_report.lines import FOLDER
 
 VERSION = 1
 UNKNOWN = "unknown"
-CAPSULE, TENSORS, STATE, SKIP_ROWS = "capsule.json", "tensors.safetensors", "state.safetensors", "skip_rows.json"
+CAPSULE, TENSORS, STATE, SKIP_ROWS = "capsule.json", "tensors.pt", "state.pt", "skip_rows.json"
 _MOST_JSON = 1 << 26
 _MB = 1_000_000
 _PLAIN: tuple[type, ...] = (bool, int, float, str, tuple, type(None))
@@ -246,21 +247,20 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
 
 
 def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file(dict(tensors), file)
+    whole = {name: tensor.detach() for name, tensor in tensors.items()}
+    torch.save({name: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for name, t in whole.items()}, file)
 
 
 def _load(file: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     check(file.is_file(), f"there is no file {file}: the capsule is not whole.")
+    check(zipfile.is_zipfile(file), f"{file} cannot be read. Was it cut off?")  # loading an older format of torch's can run code
     try:
-        found: dict[str, Tensor] = load_file(file)
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise CapsuleError(f"{file} cannot be read: {error}. Was it cut off?") from None
-    return found
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can make torch raise anything
+        raise CapsuleError(f"{file} cannot be read: {type(error).__name__}. Was it cut off, or changed?") from error
+    tensors = isinstance(found, dict) and all(isinstance(name, str) and type(t) is Tensor for name, t in found.items())
+    check(tensors, f"{file} cannot be read: it holds something else than tensors by name.")
+    return dict(found)
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:
@@ -268,8 +268,7 @@ def _size(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _state(host: Host) -> tuple[dict[str, Tensor], list[Any]]:
-    """The model's and the optimizers' tensors by name, each storage once; and the settings of the optimizers' groups."""
-    found: dict[str, Tensor] = {}
+    """The model's and the optimizers' tensors by name, and the settings of the optimizers' groups."""
     owned = [*host.model.named_parameters(remove_duplicate=False), *host.model.named_buffers(remove_duplicate=False)]
     tensors = [(f"model.{name}", tensor) for name, tensor in owned]
     groups = []
@@ -281,13 +280,7 @@ def _state(host: Host) -> tuple[dict[str, Tensor], list[Any]]:
                     tensors.append((f"optimizer.{place}.{number}.{key}", value))
         plain = [{key: value for key, value in group.items() if isinstance(value, _PLAIN)} for group in optimizer.param_groups]
         groups.append({"class": type(optimizer).__name__, "groups": plain})
-    storages: set[int] = set()
-    for name, tensor in tensors:
-        if copied(tensor) is not None:
-            storage = tensor.untyped_storage()._cdata
-            alone = tensor.is_contiguous() and storage not in storages and tensor.device.type == "cpu"
-            storages.add(storage)
-            found[name] = tensor.detach() if alone else tensor.detach().cpu().contiguous().clone()
+    found = {name: tensor.detach().cpu() for name, tensor in tensors if copied(tensor) is not None}
     return found, groups
 
 

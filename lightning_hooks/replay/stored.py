@@ -1,4 +1,4 @@
-"""A batch in plain types and tensors, which JSON and safetensors can say, and back: no pickle, no code of the batch's is run."""
+"""A batch in JSON's types and tensors, and back: no code of the batch's is run."""
 
 from __future__ import annotations
 

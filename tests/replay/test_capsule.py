@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from lightning_hooks import TrainingMonitor
 from lightning_hooks.__main__ import main
@@ -53,7 +52,7 @@ def test_what_is_in_it(written: Path) -> None:
     record = json.loads((written / "capsule.json").read_text())
     assert stat.S_IMODE(written.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in written.iterdir()} == {0o600}
-    assert {file.suffix for file in written.iterdir()} == {".json", ".safetensors"}
+    assert {file.suffix for file in written.iterdir()} == {".json", ".pt"}
     assert (record["kind"], record["version"], record["accumulation"], record["loss_scale"]) == ("nonfinite", 1, 1, None)
     assert record["bad_samples"] == [BAD]
     assert record["loop"]["precision"] == "32-true"
@@ -83,7 +82,7 @@ def test_the_state_is_the_one_before_the_update(tmp_path: Path) -> None:
     fit([states, TrainingMonitor(summary=False, capsule=tmp_path)])
     [path] = tmp_path.iterdir()
     step = json.loads((path / "capsule.json").read_text())["step"]
-    stored = load_file(path / "state.safetensors")
+    stored = torch.load(path / "state.pt")
     for name, value in states.model[step].items():
         assert torch.equal(stored[f"model.{name}"], value)
     for number, state in enumerate(states.optimizer[step]):
@@ -106,7 +105,7 @@ def test_a_capsule_of_rows_has_no_samples_and_is_replayed_with_the_data(tmp_path
     monkey = TrainingMonitor(summary=False, capsule="rows", report_dir=tmp_path)
     fit([monkey])
     [path] = (tmp_path / "lightning_hooks" / "capsules").iterdir()
-    assert not [name for name in load_file(path / "tensors.safetensors") if name.startswith("batch")]
+    assert not [name for name in torch.load(path / "tensors.pt") if name.startswith("batch")]
     assert main(["replay", str(path), "--model", MODEL]) == 2
     assert "--data package.module:dataset" in capsys.readouterr().err
     assert main(["replay", str(path), "--model", MODEL, "--data", DATA]) == 0
@@ -115,12 +114,12 @@ def test_a_capsule_of_rows_has_no_samples_and_is_replayed_with_the_data(tmp_path
 
 
 def test_a_step_that_does_not_reproduce_exits_with_1(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tensors = load_file(copied / "tensors.safetensors")
+    tensors = torch.load(copied / "tensors.pt")
     tensors = {
         name: torch.ones_like(value) if name.startswith("batch") and value.is_floating_point() else value
         for name, value in tensors.items()
     }
-    save_file(tensors, copied / "tensors.safetensors")
+    torch.save(tensors, copied / "tensors.pt")
     assert main(["replay", str(copied), "--model", MODEL]) == 1
     assert "was finite" in capsys.readouterr().out
 
@@ -134,11 +133,14 @@ def test_a_step_that_does_not_reproduce_exits_with_1(copied: Path, capsys: pytes
         (lambda path: (path / "capsule.json").write_text("{}"), "not that of a capsule"),
         (lambda path: change(path, version=7), "of version 7; this lightning_hooks reads version 1"),
         (
-            lambda path: (path / "tensors.safetensors").write_bytes((path / "tensors.safetensors").read_bytes()[:300]),
+            lambda path: (path / "tensors.pt").write_bytes((path / "tensors.pt").read_bytes()[:300]),
             "cannot be read",
         ),
-        (lambda path: (path / "tensors.safetensors").write_bytes(b"\x80\x04cos\nsystem\n"), "cannot be read"),
-        (lambda path: (path / "state.safetensors").write_bytes(b"\xff" * 64), "cannot be read"),
+        (lambda path: (path / "tensors.pt").write_bytes(b"\x80\x04cos\nsystem\n"), "cannot be read"),
+        (lambda path: (path / "state.pt").write_bytes(b"\xff" * 64), "cannot be read"),
+        (lambda path: torch.save({"a": Path("b")}, path / "state.pt"), "cannot be read"),
+        (lambda path: torch.save({"a": 1}, path / "state.pt"), "something else than tensors by name"),
+        (lambda path: torch.save({"a": torch.ones(1)}, path / "state.pt", _use_new_zipfile_serialization=False), "cannot be read"),
         (lambda path: change(path, batch_at_hand={"is": "call", "function": "os.system"}), "a batch cannot hold 'call'"),
         (lambda path: change(path, batch_at_hand={"is": "tensor", "name": "../../secret"}), "is missing"),
         (
@@ -173,7 +175,7 @@ def test_what_does_not_fit_is_left_out_and_the_file_says_so(tmp_path: Path) -> N
     path = capsule(tmp_path, max_capsule_mb=0.017)
     record = json.loads((path / "capsule.json").read_text())
     assert any("the optimizer's state" in text for text in record["left_out"])
-    assert sum(file.stat().st_size for file in path.glob("*.safetensors")) < 25_000
+    assert sum(file.stat().st_size for file in path.glob("*.pt")) < 25_000
 
 
 def test_a_full_disk_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_a_spike_names_its_batch_and_has_a_capsule_of_its_own(kept: int, tmp_pat
     record = json.loads((path / "capsule.json").read_text())
     assert record["samples"] == list(range(200, 208))
     assert record["batch_at_hand"]["entries"][0][1]["is"] == ("list" if kept else "plain")
-    assert not (path / "state.safetensors").exists()  # the weights are later ones
+    assert not (path / "state.pt").exists()  # the weights are later ones
     assert any("the batch" in text for text in record["left_out"]) is not bool(kept)
 
 

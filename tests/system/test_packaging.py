@@ -47,8 +47,8 @@ def listed(section: str, name: str) -> list[str]:
 
 
 def test_all_is_every_extra_that_a_user_may_want() -> None:
-    assert listed("project.optional-dependencies", "all") == ["lightning-hooks[plots,trackers,files]"]
-    for extra in ("plots", "trackers", "files"):
+    assert listed("project.optional-dependencies", "all") == ["lightning-hooks[tensorboard,plots,trackers,files]"]
+    for extra in ("tensorboard", "plots", "trackers", "files"):
         assert listed("project.optional-dependencies", extra)
 
 
@@ -92,7 +92,6 @@ def test_a_source_distribution_holds_the_package_and_no_other_readme(tmp_path: P
 
 
 def test_without_tensorboard_other_loggers_have_all_they_had(tmp_path: Path) -> None:
-    """It is a dependency, and may be missing all the same, where an environment was put together by hand."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-W", "ignore", "-c", WITHOUT_TENSORBOARD], cwd=tmp_path, env=environment, check=True)
     assert "features/layer/rms" in (tmp_path / "run/version_0/metrics.csv").read_text()
