@@ -11,7 +11,7 @@ CORE   := tests/hooks tests/statistics tests/clipping tests/alerts \
 # These two compare with transformers, which wants newer versions.
 CORE   += --ignore tests/hooks/test_tensors.py --ignore tests/statistics/test_units.py
 
-.PHONY: demo check test test-min gpu lint docs docs-serve bench bench-tables bench-check faults exam population browser clean
+.PHONY: demo check test test-min gpu lint dist docs docs-serve bench bench-tables bench-check faults exam population browser clean
 
 $(READY): pyproject.toml constraints.txt hatch_build.py lightning_hooks/statistics/kernels/native.c
 	$(PYTHON) -m venv $(VENV)
@@ -45,6 +45,14 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+dist: $(READY)  ## what is uploaded, in dist/: sdist and wheels, with the C library and without, each installed in an empty environment and run
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[release]'
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	CC=/nonexistent $(BIN)/python -m build --no-isolation --wheel
+	$(BIN)/twine check --strict dist/*
+	DIST=dist $(BIN)/python -m pytest tests/system/test_installation.py
 
 docs: $(READY)  ## build the documentation site into site/, offline; a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -81,4 +89,4 @@ browser:  ## a browser for the tests that look at pages, where one can be instal
 	.ci/browser
 
 clean:
-	rm -rf $(VENV) $(MIN) runs site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(MIN) runs site dist .pytest_cache .mypy_cache .ruff_cache

@@ -52,7 +52,7 @@ class Setup:
     def repaired(self, remedy: Mapping[str, Any]) -> Setup | None:
         """The set-up with a remedy of health.json; None for one that this program cannot apply."""
         op, target, to = (remedy.get(key) for key in ("op", "target", "to"))
-        if (op, target) == ("set", "optimizer.lr"):
+        if (op, target) == ("set", "optimizer.lr") and isinstance(to, float):
             return replace(self, learning_rate=to)
         if op == "set" and str(target).startswith("trainer."):
             return replace(self, trainer={**self.trainer, str(target).removeprefix("trainer."): to})
@@ -69,7 +69,7 @@ class DigitsNet(LightningModule):
         self.learning_rate = setup.learning_rate
         self.net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
         if setup.bias is not None:
-            nn.init.constant_(self.net[0].bias, setup.bias)
+            nn.init.constant_(self.get_parameter("net.0.bias"), setup.bias)
         for name, number in setup.filled.items():
             nn.init.constant_(self.get_parameter(name), number)
 

@@ -99,9 +99,8 @@ class CharacterModel(LightningModule):
     @torch.no_grad()
     def enlarge_queries(self, factor: float) -> None:
         """Make queries and keys of block 1 too large: logits grow by the square of ``factor``."""
-        layer = self.blocks[1].attention.queries_keys_values
-        layer.weight[: 2 * WIDTH] *= factor
-        layer.bias[: 2 * WIDTH] *= factor
+        for name in ("weight", "bias"):
+            self.get_parameter(f"blocks.1.attention.queries_keys_values.{name}")[: 2 * WIDTH] *= factor
 
     @torch.no_grad()
     def write(self, start: str, length: int) -> str:

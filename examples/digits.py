@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
@@ -42,8 +43,9 @@ class DigitsNet(LightningModule):
     def __init__(self, learning_rate: float, epochs: int) -> None:
         super().__init__()
         self.learning_rate, self.epochs = learning_rate, epochs
-        scores = {"accuracy": MulticlassAccuracy(10, average="micro"), "f1": MulticlassF1Score(10)}
-        self.val_scores = MetricCollection(scores, prefix="val_")
+        self.val_scores = MetricCollection(
+            {"accuracy": MulticlassAccuracy(10, average="micro"), "f1": MulticlassF1Score(10)}, prefix="val_"
+        )
         self.features = nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(1, 16, 3, padding=1, bias=False),
@@ -77,7 +79,7 @@ class DigitsNet(LightningModule):
         self.val_scores.update(self(images), digits)
         self.log_dict(self.val_scores)
 
-    def configure_optimizers(self) -> dict:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
@@ -102,14 +104,15 @@ def plant_vanishing(net: DigitsNet, _: Tensor) -> None:
 
 def plant_dying_relu(net: DigitsNet, _: Tensor) -> None:
     """A bias so negative that no unit of the rectifier after it ever fires."""
-    nn.init.constant_(net.head.fc1.bias, -20.0)
+    nn.init.constant_(net.get_parameter("head.fc1.bias"), -20.0)
 
 
 def plant_exploding(net: DigitsNet, _: Tensor) -> None:
     """Eight layers that start from N(0, 1) instead of N(0, 2/64): each makes the gradient nearly six times as large."""
-    net.head.stack = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.ReLU())))
-    for layer in net.head.stack[::2]:
+    layers = [nn.Linear(64, 64) for _ in range(8)]
+    for layer in layers:
         nn.init.normal_(layer.weight)
+    net.head.stack = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
 
 
 def plant_nan(_: DigitsNet, images: Tensor) -> None:

@@ -32,7 +32,7 @@ def main() -> int:
     fabric = Fabric(accelerator="cpu", devices=1, callbacks=[monitor], loggers=CSVLogger(arguments.log_dir, "fabric_loop"))
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     if arguments.dead:
-        nn.init.constant_(net[2].bias, -20.0)
+        nn.init.constant_(net.get_parameter("2.bias"), -20.0)
     model, optimizer = fabric.setup(net, torch.optim.Adam(net.parameters(), lr=3e-3))
     images, digits = (torch.tensor(array) for array in load_digits(return_X_y=True))
     loader = fabric.setup_dataloaders(DataLoader(TensorDataset(images.float() / 16, digits), 32, shuffle=True))

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
@@ -96,7 +97,7 @@ def load_data(digits: range) -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(train_x, train_y), TensorDataset(val_x, val_y)
 
 
-def fit(model: DigitsNet, digits: range, epochs: int, **settings: object) -> Trainer:
+def fit(model: DigitsNet, digits: range, epochs: int, **settings: Any) -> Trainer:
     """Train and validate on some of the digits."""
     train_set, val_set = load_data(digits)
     trainer = Trainer(

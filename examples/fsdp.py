@@ -63,6 +63,7 @@ class DigitsModel(LightningModule):
 
     def configure_model(self) -> None:
         """Shard each block by itself, and then what is left. Lightning calls this when the processes have found each other."""
+        assert self.device_mesh is not None
         mesh = self.device_mesh["data_parallel"]
         for block in self.net.blocks:
             fully_shard(block, mesh=mesh)
@@ -147,8 +148,10 @@ def main() -> int:
     start = time.perf_counter()
     trainer.fit(model, DataLoader(data, BATCH, shuffle=True))
 
-    held = gathered(sum(parameter.to_local().numel() for parameter in model.parameters()))
-    reports = gathered([dataclasses.replace(monitor.report, overhead=None) for monitor in trio])  # but for the time they took
+    held = gathered(sum(parameter.to_local().numel() for parameter in model.parameters()))  # type: ignore[attr-defined]
+    reports = gathered(
+        [dataclasses.replace(monitor.report, overhead=None) for monitor in trio if monitor.report]
+    )  # but for the time they took
     halves, shards = gathered(torch.cat(half.outputs).double()), gathered(statistics.mean(shard.shards))
     features, flow = (monitor.report for monitor in trio[:2])
     std, true_std = features.sites[SITE].std, torch.cat(halves).std(correction=0).item()

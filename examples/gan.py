@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -50,7 +51,8 @@ class GAN(LightningModule):
 
     def training_step(self, batch: tuple[Tensor], batch_idx: int) -> None:
         (real,) = batch
-        discriminator, generator = self.optimizers()
+        optimizers: Any = self.optimizers()
+        discriminator, generator = optimizers
 
         self.toggle_optimizer(discriminator)  # the other one's parameters need no gradient here
         verdict = self.discriminator(torch.cat((real, self.draw(len(real)).detach())))
@@ -63,14 +65,14 @@ class GAN(LightningModule):
         self.step(generator, binary_cross_entropy_with_logits(verdict, torch.ones_like(verdict)))
         self.untoggle_optimizer(generator)
 
-    def step(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    def step(self, optimizer: Any, loss: Tensor) -> None:
         optimizer.zero_grad()
         self.manual_backward(loss)  # not loss.backward(): Lightning calls the monitors' hooks in this one
         self.clip_gradients(optimizer, gradient_clip_val=self.clip, gradient_clip_algorithm="norm")
         optimizer.step()
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        settings = {"lr": 1e-3, "betas": (0.5, 0.99)}
+        settings: dict[str, Any] = {"lr": 1e-3, "betas": (0.5, 0.99)}
         return [torch.optim.Adam(net.parameters(), **settings) for net in (self.discriminator, self.generator)]
 
 

@@ -1,21 +1,34 @@
-"""The package as pip installs it: a wheel with the C library, and one without where there is no compiler."""
+"""What is uploaded: a source distribution, a wheel with the C library and a pure one, each installed in an empty environment.
+
+They are built here, or were by ``make dist``, which names their folder in ``DIST``.
+"""
 
 from __future__ import annotations
 
+import email
 import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
+from collections.abc import Mapping
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = """
+LIBRARY, CODE = "lightning_hooks/statistics/kernels/libnative.so", "lightning_hooks/statistics/kernels/native.c"
+
+pytestmark = [
+    pytest.mark.example,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
+]
+
+KERNELS = """
 import json, torch, lightning_hooks
 from lightning_hooks.statistics import empty_table
 from lightning_hooks.statistics.kernels import kernels_for
@@ -27,63 +40,117 @@ finite = [number for number in table[0].tolist() if abs(number) < 1e30]
 print(json.dumps([lightning_hooks.__file__, lightning_hooks.kernels(), finite]))
 """
 
+ENTRY_POINTS = """
+import sys
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import TensorBoardLogger
 
-def wheel_of(source: Path, folder: Path, **environment: str) -> tuple[Path, str]:
-    """Build the wheel; its path, and what was printed."""
+options = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+Trainer(max_epochs=1, accelerator="cpu", logger=TensorBoardLogger(sys.argv[1]), **options).fit(BoringModel())
+"""
+
+TAB = """
+import json, sys, urllib.request
+from tensorboard import default, program
+
+server = program.TensorBoard(default.get_plugins())
+server.configure(logdir=sys.argv[1], port=0, load_fast="false")
+address = server.launch()
+listing = json.load(urllib.request.urlopen(f"{address}data/plugins_listing", timeout=60))
+module = urllib.request.urlopen(f"{address}data/plugin/health/index.js", timeout=60).read()
+print(listing["health"]["tab_name"], listing["health"]["enabled"], b"export" in module)
+"""
+
+
+def run(*command: str | Path, code: int = 0, **options: object) -> str:
+    """What a command prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = folder.glob("*.whl")
-    return wheel, done.stdout + done.stderr
+        command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, **options,  # type: ignore[call-overload]
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout
+    return str(done.stdout)
 
 
-def run_from(wheel: Path, folder: Path) -> list[object]:
-    """What the program prints in a clean environment that has this wheel, and the packages of this one for the rest."""
+def built(folder: Path) -> Path:
+    """Build what is uploaded: the wheels from the source distribution, once with a C compiler and once without."""
+    build = [sys.executable, "-m", "hatchling", "build", "-d", folder, "-t"]
+    run(*build, "sdist", cwd=ROOT)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder / "source", filter="data")
+    (source,) = (folder / "source").iterdir()
+    run(*build, "wheel", cwd=source)
+    notice = run(*build, "wheel", cwd=source, env={**os.environ, "CC": "/nonexistent"})
+    assert "without its C library, and uses torch's kernels: no C compiler (/nonexistent) was found" in notice
+    assert not [*source.rglob("*.so")], "a wheel leaves its source as it is"
+    return folder
+
+
+def installed(wheel: Path, folder: Path) -> Path:
+    """The programs of an environment that has the packages of this one but for ours, and then this wheel."""
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    ZipFile(wheel).extractall(packages)
-    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
-    home = folder / "home"
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if each.suffix != ".pth" and not each.name.lstrip("_").startswith("lightning_hooks"):
+            (packages / each.name).symlink_to(each)
+    pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-index", "--no-cache-dir"]
+    run(*pip, f"{wheel}[tensorboard]", cwd=folder)  # without an index: all that it needs is there
+    return folder / "bin"
+
+
+def check_contents(dist: Path, pure: Path, compiled: Path) -> None:
+    """The source distribution has all that a wheel is built of and no other README, and one wheel has the library."""
+    (archive,) = dist.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = [name.partition("/")[2] for name in opened.getnames()]
+    files = {"hatch_build.py", "README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "PKG-INFO"}
+    assert {name.partition("/")[0] for name in names} - {".gitignore"} == {"lightning_hooks", *files}
+    assert [name for name in names if name.endswith("README.md")] == ["README.md"]
+    templates = [path for path in (ROOT / "lightning_hooks/run_report/templates").rglob("*") if path.is_file()]
+    wanted = {"lightning_hooks/py.typed", CODE, *(path.relative_to(ROOT).as_posix() for path in templates)}
+    inside = ZipFile(pure).namelist()
+    assert wanted <= set(inside) & set(names)
+    assert sorted([*inside, LIBRARY]) == sorted(ZipFile(compiled).namelist())
+    (path,) = (name for name in inside if name.endswith(".dist-info/METADATA"))
+    metadata = email.message_from_bytes(ZipFile(pure).read(path))
+    assert (metadata["Name"], metadata["Description-Content-Type"]) == ("lightning-hooks", "text/markdown")
+    assert metadata.get_payload().startswith("# lightning_hooks")
+    pythons = [name.rpartition(" :: ")[2] for name in metadata.get_all("Classifier", []) if ":: 3." in name]
+    assert (metadata["Requires-Python"], pythons) == (">=3.10", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+
+
+def check_kernels(programs: Mapping[str, Path], folder: Path) -> None:
+    """Both wheels compute the same, one in C and one in torch."""
+    home, found = folder / "home", {}
     home.mkdir()
-    environment = {"PATH": "", "HOME": str(home), "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(
-        [folder / "bin" / "python", "-c", PROGRAM], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    for kind, program in programs.items():
+        environment = {"PATH": "", "HOME": str(home), "OMP_NUM_THREADS": "2"}
+        path, *found[kind] = json.loads(run(program / "python", "-c", KERNELS, cwd=folder, env=environment))
+        assert path.startswith(str(folder / kind))
     assert list(home.iterdir()) == [], "something was written outside the log directory"
-    found: list[object] = json.loads(done.stdout)
-    assert str(found[0]).startswith(str(packages))
-    return found[1:]
+    assert (found["compiled"][0], found["pure"][0]) == ({"cpu": "c"}, {"cpu": "torch"})
+    assert found["compiled"][1] == pytest.approx(found["pure"][1], rel=1e-6)
 
 
-@pytest.mark.example
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_a_wheel_holds_the_library_and_without_a_compiler_torch_does_the_same(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(ROOT / "lightning_hooks", source / "lightning_hooks", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    kept = [path.name for path in source.rglob("*.so")]
+def check_programs(programs: Path, folder: Path) -> None:
+    """The demo, the commands, the monitors by Lightning's entry point, and the tab in TensorBoard."""
+    here: dict[str, object] = {"cwd": folder, "env": {"PATH": os.environ["PATH"], "HOME": str(folder), "LIGHTNING_HOOKS": "1"}}
+    python, command = [programs / "python", "-W", "ignore", "-c"], programs / "lightning-hooks"
+    assert "[critical]" in run(command, "demo", "--output", "demo", **here)
+    (page,) = folder.glob("demo/**/report.html")
+    assert run(command, "report", page.parents[1], "--fail-on", "critical", code=1, **here).startswith("[critical] ")
+    assert "layer" in run(command, "explain", "dead", **here)
+    run(*python, ENTRY_POINTS, "logs", **here)
+    assert [*folder.glob("logs/**/lightning_hooks/report.html")]
+    assert run(*python, TAB, "logs", **here).splitlines()[-1] == "Health True True"
 
-    built, _ = wheel_of(source, tmp_path / "built")
-    pure, notice = wheel_of(source, tmp_path / "pure", CC="/nonexistent")
 
-    assert built.name.startswith("lightning_hooks-")
-    assert "-py3-none-" in built.name
-    assert not built.name.endswith("-any.whl")
-    assert pure.name.endswith("-py3-none-any.whl")
-    assert "without its C library, and uses torch's kernels: no C compiler (/nonexistent) was found" in notice
-    library, code = "lightning_hooks/statistics/kernels/libnative.so", "lightning_hooks/statistics/kernels/native.c"
-    names = ZipFile(built).namelist()
-    assert (names.count(library), code in names, library in ZipFile(pure).namelist()) == (1, True, False)
-    assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob("lightning_hooks/run_report/templates/**/*.*")} <= set(names)
-    assert [path.name for path in source.rglob("*.so")] == kept, "a wheel leaves the checkout as it is"
-
-    (compiled, fast), (fallback, slow) = run_from(built, tmp_path / "one"), run_from(pure, tmp_path / "other")
-    assert (compiled, fallback) == ({"cpu": "c"}, {"cpu": "torch"})
-    assert fast == pytest.approx(slow, rel=1e-6)
+def test_what_is_uploaded_can_be_installed_and_runs(tmp_path: Path) -> None:
+    dist = Path(os.environ["DIST"]).resolve() if "DIST" in os.environ else built(tmp_path)
+    (pure,) = dist.glob("lightning_hooks-*-py3-none-any.whl")
+    (compiled,) = {*dist.glob("lightning_hooks-*-py3-none-*.whl")} - {pure}
+    check_contents(dist, pure, compiled)
+    programs = {kind: installed(wheel, tmp_path / kind) for kind, wheel in (("pure", pure), ("compiled", compiled))}
+    check_kernels(programs, tmp_path)
+    check_programs(programs["compiled"], tmp_path)

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -52,6 +51,12 @@ def test_all_is_every_extra_that_a_user_may_want() -> None:
         assert listed("project.optional-dependencies", extra)
 
 
+def test_the_version_is_the_same_everywhere() -> None:
+    (version,) = re.findall(r'^version = "([\d.]+)"$', PYPROJECT, re.MULTILINE)
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert version in (ROOT / "CHANGELOG.md").read_text().partition("### ")[0]
+
+
 def test_the_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     (target,) = listed("project.scripts", "lightning-hooks")
     module, _, function = target.partition(":")
@@ -60,35 +65,6 @@ def test_the_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert shown.startswith("usage: lightning-hooks ")
     assert re.search(r"^ +report +make a run's", shown, re.MULTILINE)
-
-
-def templates() -> set[str]:
-    """The files that a report is made of."""
-    folder = ROOT / "lightning_hooks/run_report/templates"
-    found = {path.relative_to(ROOT).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert {path.rpartition("/")[2] for path in found} > {"page.html.j2", "compare.html.j2", "report.md.j2", "style.css"}
-    return found
-
-
-def test_a_source_distribution_holds_the_package_and_no_other_readme(tmp_path: Path) -> None:
-    pytest.importorskip("hatchling")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as opened:
-        names = [name.partition("/")[2] for name in opened.getnames()]
-    top = {name.partition("/")[0] for name in names}
-    assert top - {".gitignore"} == {
-        "lightning_hooks",
-        "hatch_build.py",
-        "README.md",
-        "CHANGELOG.md",
-        "LICENSE",
-        "pyproject.toml",
-        "PKG-INFO",
-    }
-    assert {"lightning_hooks/py.typed", *templates()} <= set(names)
-    assert sorted(name for name in names if name.endswith("README.md")) == ["README.md"]
 
 
 def test_without_tensorboard_other_loggers_have_all_they_had(tmp_path: Path) -> None:
