@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from packaging.tags import platform_tags
 
 SOURCE = Path("lightning_hooks", "statistics", "kernels", "native.c")
 LIBRARY = SOURCE.with_name("libnative.so")
+OLDEST = 17  # the version of glibc, 2.17, of manylinux2014: torch needs a newer one
 SECONDS = 120  # the longest that a compiler may take
 
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-shared"]
@@ -49,15 +51,23 @@ class CustomBuildHook(BuildHookInterface[Any]):
         if problem:
             self.app.display_warning(f"lightning_hooks is installed without its C library, and uses torch's kernels: {problem}")
             return
-        plain = next(tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux")))
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{plain}"  # it has neither Python's binary interface nor torch's
+        build_data["tag"] = f"py3-none-{platform_tag(library)}"  # it has neither Python's binary interface nor torch's
         if version != "editable":
             build_data["force_include"][str(library)] = LIBRARY.as_posix()
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """The wheel is written."""
         self._scratch.cleanup()
+
+
+def platform_tag(library: Path) -> str:
+    """The oldest platform that runs the library: of Linux by the newest version of glibc that it names, as PyPI asks for."""
+    tags = [*platform_tags()]
+    plain = next(tag for tag in tags if not tag.startswith(("manylinux", "musllinux")))
+    named = [int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())]
+    tag = f"manylinux_2_{max([OLDEST, *named])}_{plain.removeprefix('linux_')}"
+    return tag if tag in tags else plain
 
 
 def build(source: Path, library: Path) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import email
 import json
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -99,7 +101,7 @@ def installed(wheel: Path, folder: Path) -> Path:
     return folder / "bin"
 
 
-def check_contents(dist: Path, pure: Path, compiled: Path) -> None:
+def check_contents(dist: Path, pure: Path, compiled: Path, folder: Path) -> None:
     """The source distribution has all that a wheel is built of and no other README, and one wheel has the library."""
     (archive,) = dist.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
@@ -112,6 +114,10 @@ def check_contents(dist: Path, pure: Path, compiled: Path) -> None:
     inside = ZipFile(pure).namelist()
     assert wanted <= set(inside) & set(names)
     assert sorted([*inside, LIBRARY]) == sorted(ZipFile(compiled).namelist())
+    if platform.libc_ver()[0] == "glibc":  # PyPI takes no other wheel of Linux
+        symbols = run("objdump", "-T", ZipFile(compiled).extract(LIBRARY, folder))
+        newest = max(int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", symbols))
+        assert compiled.name.endswith(f"-py3-none-manylinux_2_{max(newest, 17)}_{platform.machine()}.whl")
     (path,) = (name for name in inside if name.endswith(".dist-info/METADATA"))
     metadata = email.message_from_bytes(ZipFile(pure).read(path))
     assert (metadata["Name"], metadata["Description-Content-Type"]) == ("lightning-hooks", "text/markdown")
@@ -150,7 +156,7 @@ def test_what_is_uploaded_can_be_installed_and_runs(tmp_path: Path) -> None:
     dist = Path(os.environ["DIST"]).resolve() if "DIST" in os.environ else built(tmp_path)
     (pure,) = dist.glob("lightning_hooks-*-py3-none-any.whl")
     (compiled,) = {*dist.glob("lightning_hooks-*-py3-none-*.whl")} - {pure}
-    check_contents(dist, pure, compiled)
+    check_contents(dist, pure, compiled, tmp_path)
     programs = {kind: installed(wheel, tmp_path / kind) for kind, wheel in (("pure", pure), ("compiled", compiled))}
     check_kernels(programs, tmp_path)
     check_programs(programs["compiled"], tmp_path)
