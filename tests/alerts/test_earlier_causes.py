@@ -187,6 +187,7 @@ def test_causes_are_judged_with_the_reports_of_earlier_windows(monkeypatch: pyte
     assert all(report.earlier == () for reports in monitor.history.values() for report in reports)
 
 
+@pytest.mark.slow
 def test_the_learning_rate_that_came_first_is_the_headline_of_a_collapse(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     monitor = TrainingMonitor(summary=False, every_n_steps=1)

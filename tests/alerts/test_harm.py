@@ -155,6 +155,7 @@ def fitted(kept: int, lr: float = 0.05, **options: Any) -> list[Alert]:
     return [one for one in monitor.features.alerts if one.kind == "dead"]
 
 
+@pytest.mark.slow
 def test_a_dead_part_of_a_training_that_goes_well_is_an_info_with_its_share() -> None:
     (found,) = fitted(kept=32)
     assert found.severity == "info"

@@ -98,6 +98,7 @@ def test_the_text_of_a_spike() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [20, 50, 200])
 @pytest.mark.parametrize("case", ["healthy", "one batch", "two batches", "small", "too early", "heavy tails", "manual", "new data"])
 def test_what_is_no_spike(case: str, window: int) -> None:
@@ -154,6 +155,7 @@ def test_the_text_of_a_rising_loss() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [20, 50, 200, 800])
 @pytest.mark.parametrize("case", ["healthy", "noise", "heavy tails", "leaps and falls again", "manual", "rises from the start"])
 def test_what_does_not_diverge(case: str, window: int) -> None:
@@ -312,6 +314,7 @@ class Guesser(Classifier):
         self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", [True, False])
 def test_labels_that_do_not_belong_to_their_inputs_are_learned_by_heart(planted: bool) -> None:
     generator = torch.Generator().manual_seed(0)

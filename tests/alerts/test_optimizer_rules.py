@@ -249,6 +249,7 @@ def warm_cosine(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine(optimizer)], [2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "interval", "words"),
     [

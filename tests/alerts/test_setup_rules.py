@@ -369,6 +369,7 @@ def in_a_row(*between: nn.Module, width: int = 16) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, width), *between, nn.Linear(width, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("net", "found"),
     [

@@ -164,6 +164,7 @@ def test_a_step_of_lbfgs_is_many() -> None:
     assert list(UpdateTooLarge()(fast.after([report(0.1, loss=LossReport(1, 0.4, 0.1, 0.1, 0.9, 0.4))]))) != []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "largest", "found"), [(3, 1.3, False), (3, 0.6, True), (2, 0.9, True), (3, None, True)])
 def test_one_large_update_is_not_a_large_update_at_every_step(steps: int, largest: float | None, found: bool) -> None:
     given = replace(MEASURED, steps=steps, update_ratio=0.5, update_ratio_max=largest)  # without 1.3 of 3: a mean of 0.1

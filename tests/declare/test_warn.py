@@ -55,6 +55,7 @@ def test_its_level_silences_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert written.getvalue() == "an alert\n"
 
 
+@pytest.mark.slow
 def test_a_level_that_was_set_before_the_import_stays() -> None:
     code = (
         "import logging\nlogging.getLogger('lightning_hooks').setLevel(logging.ERROR)\n"

@@ -178,6 +178,7 @@ def found(reports: list[GradientFlowReport]) -> list[list[tuple[str, str]]]:
     return [[(alert.severity, alert.site) for alert in report.alerts if alert.kind == "module_copy"] for report in reports]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("update", "before_the_step"),
     [(average(decay), before) for decay in (0.9, 0.99, 0.999, 0.9999) for before in (False, True)]

@@ -33,6 +33,7 @@ def data_of(rank: int, layer: int, generator: torch.Generator) -> list[Tensor]:
     return [x, x.relu()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 64, 1024, 4096])
 def test_their_tables_are_that_of_one_process(ranks: int, assert_row: Any) -> None:
     generator = torch.Generator().manual_seed(ranks)

@@ -19,6 +19,7 @@ def program():
     return done.returncode, done.stderr[-500:], found
 
 
+@pytest.mark.slow
 def test_the_program_ends_as_it_should(program):
     returncode, errors, found = program
     assert (returncode, list(found)[-1:]) == (0, list(TRANSFORMS)[-1:]), errors
