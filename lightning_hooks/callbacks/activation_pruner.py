@@ -17,7 +17,7 @@ from lightning_hooks.hooks.checks import check_bools, check_optional_integer
 from lightning_hooks.hooks.selection import compiled_around, compiled_regions, describe_selector
 from lightning_hooks.pruning import PruningReport, UnitSites, target_at, zero_units
 from lightning_hooks.pruning.report import check_schedule
-from lightning_hooks.trackers import show, table_lines
+from lightning_hooks.trackers import show
 
 
 class ActivationPruner(EvaluatedCallback):
@@ -184,13 +184,9 @@ class ActivationPruner(EvaluatedCallback):
         if self._sites is None:
             raise RuntimeError("prune() has no measurements: call it in the block of masking(model), or let a Trainer call it.")
         target = target_at(epoch, self.amount, self.start_epoch, self.end_epoch, self.schedule)
-        found = self._sites.merged()
-        pruned = self._sites.decide(found, target, self.regrow)
-        units, masked = sum(entry.units for entry in pruned.values()), sum(entry.masked for entry in pruned.values())
-        silent = tuple(site.name for site in self._sites.sites if site.name not in found)
-        self.report = PruningReport(epoch, step, target, masked / units if units else 0.0, pruned, silent)
-        self._masks = {site.name: site.kept for site in self._sites.sites if site.kept is not None}
-        return self.report
+        self.report = report = self._sites.end_epoch(epoch, step, target, self.regrow)
+        self._masks = self._sites.masks
+        return report
 
     def _install(self, model: nn.Module, gate: Gate, training_only: bool = False) -> None:
         """Hook the selected modules, and apply existing masks."""
@@ -246,10 +242,7 @@ class ActivationPruner(EvaluatedCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
         if self.summary and self.report is not None and trainer.is_global_zero:
-            of_all = f"{self.report.sparsity:.0%} of the units are masked (target: {self.report.target:.0%})"
-            rows = [(name, site.units, site.masked, site.threshold, site.activity) for name, site in self.report.sites.items()]
-            table = table_lines(("module", "units", "masked", "threshold", "activity of the others"), rows)
-            show(["", f"Pruning, epoch {self.report.epoch}: {of_all}.", *(f"  {line}" for line in table)])
+            show(["", *self.report.summary_lines()])
 
     @override
     def install(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -92,9 +92,9 @@ class GradientClipper(Monitor[ClipReport]):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        names, collector = self.member.steps.names, self.member.live
+        names, collector = self.member.steps.places.names, self.member.live
         assert isinstance(collector, ClipCollector)
-        if isinstance(collector, TensorClipCollector) and self.member.steps.shards is not None:
+        if isinstance(collector, TensorClipCollector) and self.member.steps.places.shards is not None:
             raise RuntimeError(
                 "policy='tensor' clips in hooks of the parameters, and those of sharded parameters are not called. Use "
                 "policy='norm', 'agc', 'zclip', 'autoclip' or 'value'."
@@ -112,7 +112,7 @@ class GradientClipper(Monitor[ClipReport]):
         self._excluded = (0, set())
         collector.limit = None if self._left_alone() else self.policy.limit
         adapts = isinstance(self.policy, FactorPolicy)
-        self._state = {name: self._new_state(name) for name in self.member.steps.optimizer_names} if adapts else {}
+        self._state = {name: self._new_state(name) for name in self.member.steps.places.optimizer_names} if adapts else {}
         self._loaded = {}
         self._hooks.remove_all()
         if isinstance(collector, TensorClipCollector):
@@ -120,7 +120,7 @@ class GradientClipper(Monitor[ClipReport]):
 
     def _left_alone(self) -> set[int]:
         """The indices of the parameters that ``exclude`` names; looked up again when there are new ones."""
-        names = self.member.steps.names
+        names = self.member.steps.places.names
         if self._excluded[0] != len(names):
             found = {i for i, name in enumerate(names) if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude)}
             self._excluded = len(names), found
@@ -128,7 +128,7 @@ class GradientClipper(Monitor[ClipReport]):
 
     def _hook_parameters(self, trainer: Trainer, collector: TensorClipCollector) -> None:
         """Hook the optimizers' parameters that require gradients and have no hook yet."""
-        steps, scaler, excluded = self.member.steps, loss_scaler(trainer), self._left_alone()
+        steps, scaler, excluded = self.member.steps.places, loss_scaler(trainer), self._left_alone()
         for optimizer in trainer.optimizers:
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
                 index = steps.index_of(parameter)
@@ -172,7 +172,7 @@ class GradientClipper(Monitor[ClipReport]):
         if step.shards is not None and isinstance(self.policy, AGC):  # a unit may be spread over processes: torch knows how
             gradients = [parameter.grad for parameter in (step.parameters[place] for place in chosen) if parameter.grad is not None]
         unscaled = gradients if carried is None else [gradient / carried for gradient in gradients]
-        name = self.member.steps.optimizer_names[step.optimizer]
+        name = self.member.steps.places.optimizer_names[step.optimizer]
         state = self._state.get(name) or self._new_state(name)  # of an optimizer that came within the fit
         factors, self._state[name] = self.policy.factors(unscaled, parameters, norms, state)
         for gradient, factor in zip(gradients, factors, strict=True):

@@ -21,12 +21,9 @@ EarlierOptimizers = list[int | None]
 
 
 class OptimizerSteps(Protocol):
-    """The optimizers and their parameters, as the session numbers them."""
+    """The optimizers and their parameters, as the session numbers them; parameters that come later are appended."""
 
-    @property
-    def names(self) -> list[str]:
-        """The parameters, in order; those that come later are appended."""
-
+    names: list[str]
     optimizer_names: list[str]
     shards: Shards | None
 

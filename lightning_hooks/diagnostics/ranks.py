@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.step import Step
-from lightning_hooks.diagnostics.gradients.hooks import MeasuredStep
 from lightning_hooks.hooks.tensors import as_real
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Span, Spans, largest, paired
@@ -192,11 +190,6 @@ class ReplicaWatch:
         self._context = context
         self.table = ReplicaTable(len(context.steps.names), context.host.setup.device)
         self.window_end = context.guard(self._take_weights, "weights (whether they are the same on every rank)")
-
-    def taken(self, step: Step, measured: MeasuredStep) -> None:
-        """A measured step was taken: its gradients were those after the reduction over ranks, and before clipping."""
-        if measured.weights is not None and self._context.host.setup.world_size > 1:
-            self.table.add_gradients(measured.indices, measured.read[0], step.global_step)
 
     def _take_weights(self) -> None:
         """The window ends: record the weights of the parameters that every rank is to hold alike."""

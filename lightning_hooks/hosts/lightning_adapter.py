@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import Any, ClassVar
 from weakref import ref
 
@@ -25,14 +26,15 @@ def _event(name: str, takes: int = 0) -> Callable[..., None]:
     """A method of a callback that hands an event to the session, which no mode of others sees.
 
     Args:
-        name: The session's method.
+        name: The method, from the session on.
         takes: How many arguments it takes of those that Lightning gives behind the trainer and the model.
     """
+    method = attrgetter(name)
 
     def call(self: Adapter, *given: Any) -> None:
         if self.session is None:
             return
-        event = getattr(self.session, name)
+        event = method(self.session)
         if function_modes() or dispatch_modes():
             with outside_modes():
                 event(*given[2 : 2 + takes])
@@ -47,8 +49,8 @@ def _pause(moment: str) -> Callable[..., None]:
 
     def call(self: _First, *_: Any) -> None:
         session = self.adapter.session
-        if session is not None and not session.paused:
-            session.pause(moment)
+        if session is not None:
+            session.pauses.start(moment)
 
     return call
 
@@ -115,10 +117,10 @@ class Adapter(EitherPackage):
     on_before_backward = _event("before_backward", 1)
     on_after_backward = _event("after_backward")
     on_before_optimizer_step = _event("before_optimizer_step", 1)
-    on_before_zero_grad = _event("before_zero_grad", 1)
+    on_before_zero_grad = _event("probe.before_zero_grad", 1)
     on_train_batch_end = _event("batch_end", 1)
-    on_validation_start = _event("validation_start")
-    on_validation_end = _event("validation_end")
+    on_validation_start = _event("pauses.validation_start")
+    on_validation_end = _event("pauses.validation_end")
     on_train_epoch_end = _event("epoch_end")
     on_train_end = _event("finish")
 
@@ -128,7 +130,7 @@ class Adapter(EitherPackage):
     ) -> None:
         if self.session is not None and not dataloader_idx:
             with outside_modes():
-                self.session.validation_batch(batch, batch_idx)
+                self.session.pauses.validation_batch(batch, batch_idx)
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

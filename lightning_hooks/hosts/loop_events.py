@@ -131,7 +131,7 @@ class LoopEvents:
             host.batch += 1
             self.session.batch_end(loss)
             if host.epoch_ends:
-                self.session.pause(VALIDATION)
+                self.session.pauses.start(VALIDATION)
 
     def end_epoch(self) -> None:
         """An epoch is over, and a batch that was not ended with it.
@@ -142,7 +142,7 @@ class LoopEvents:
         self._switch(False)
         self._open, self._host.batch = False, 0
         with outside_modes():
-            self.session.pause(EPOCH_END)
+            self.session.pauses.start(EPOCH_END)
             try:
                 self.session.epoch_end()
             finally:

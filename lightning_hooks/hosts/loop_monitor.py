@@ -163,7 +163,7 @@ class LoopMonitor(TrainingReports):
         """
         session = self.events.session
         self.host.metrics.report(metrics)
-        session.validation_end()
+        session.pauses.validation_end()
 
     @property
     def events(self) -> LoopEvents:

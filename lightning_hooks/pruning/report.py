@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lightning_hooks.declare.plain import PlainReport
 from lightning_hooks.hooks.checks import check_choice, check_count
+from lightning_hooks.trackers import table_lines
 
 SCHEDULES = ("cubic", "linear")
 """The schedules, from 0 to ``amount``."""
@@ -86,3 +87,10 @@ class PruningReport(PlainReport):
             for stat in ("sparsity", "threshold")
         }
         return {**of_sites, f"{prefix}/sparsity": self.sparsity, f"{prefix}/target": self.target}
+
+    def summary_lines(self) -> list[str]:
+        """What the terminal shows."""
+        rows = [(name, site.units, site.masked, site.threshold, site.activity) for name, site in self.sites.items()]
+        table = table_lines(("module", "units", "masked", "threshold", "activity of the others"), rows)
+        of_all = f"{self.sparsity:.0%} of the units are masked (target: {self.target:.0%})"
+        return [f"Pruning, epoch {self.epoch}: {of_all}.", *(f"  {line}" for line in table)]

@@ -15,7 +15,7 @@ from lightning_hooks.extraction.extracted import gather_by_name
 from lightning_hooks.hooks import Gate, Listener
 from lightning_hooks.hooks.attributes import in_training_mode
 from lightning_hooks.hooks.selection import named_sites
-from lightning_hooks.pruning.report import PrunedUnits
+from lightning_hooks.pruning.report import PrunedUnits, PruningReport
 from lightning_hooks.pruning.weights import Layout, activity_sums, known_units, producer_of
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.units import layouts
@@ -172,3 +172,16 @@ class UnitSites:
                 site.decide(found[site.name].means, target, regrow, self.device)
             site.activity = None
         return {site.name: site.report(found.get(site.name)) for site in self.sites if site.kept is not None}
+
+    def end_epoch(self, epoch: int, step: int, target: float, regrow: bool) -> PruningReport:
+        """Make new masks by the epoch's activity, and report them: a collective."""
+        found = self.merged()
+        pruned = self.decide(found, target, regrow)
+        units, masked = sum(entry.units for entry in pruned.values()), sum(entry.masked for entry in pruned.values())
+        silent = tuple(site.name for site in self.sites if site.name not in found)
+        return PruningReport(epoch, step, target, masked / units if units else 0.0, pruned, silent)
+
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        """Which units stay, on the host, by the site."""
+        return {site.name: site.kept for site in self.sites if site.kept is not None}

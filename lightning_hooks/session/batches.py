@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lightning_hooks.declare.context import DETAILED_EVERY, FIRST_DETAILED, Context
+from lightning_hooks.declare.warn import warn_of_faults
 from lightning_hooks.hooks import Gate
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
@@ -68,6 +69,10 @@ class Batches:
 
     def start(self, batch: int) -> BatchPlan:
         """A training batch starts, with this index in the epoch; return what happens in it."""
+        for member in self._members:
+            if not member.sampling.decided:
+                overheads = [sampling.overhead for _, sampling in self._of_members if sampling.overhead is not None]
+                member.sampling.choose(overheads, member.live.agreed)
         self._begin, which, bit = self._now(), 0, 1
         for context, sampling in self._of_members:
             context.batch = batch
@@ -101,11 +106,18 @@ class Batches:
                 getattr(plan, event).append(call)
         return plan
 
-    def stop(self) -> None:
-        """A training batch ends."""
+    def stop(self) -> list[Member]:
+        """A training batch ends; return the members whose window is full."""
         begin, self._begin, end = self._begin, None, self._now()
-        for _, sampling in self._of_members:
+        full: list[Member] = []
+        for member, (context, sampling) in zip(self._members, self._of_members, strict=True):
             gate, overhead = sampling.gate, sampling.overhead
+            if member.unchecked_regions and gate.sampled:
+                member.check_compiled()
+            if member.faults.unreported:
+                warn_of_faults(member.name, member.faults)
+            if member.windows.length is not None and context.batches >= member.windows.length:
+                full.append(member)
             sampled = gate.sampled or sampling.every_step
             if gate.sampled:
                 gate.stop()
@@ -119,6 +131,7 @@ class Batches:
                 overhead.wait_for(sampled, begin, end)
             elif len(times) < KEPT:
                 times.append((end - begin, 0.0 if sampling.meter is None else sampling.meter.seconds))
+        return full
 
 
 def _event() -> Any:

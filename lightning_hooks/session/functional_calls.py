@@ -1,17 +1,14 @@
-"""The calls of functions in a run's sampled batches: their sites, numbered alike on every rank, and who records them."""
+"""The calls of functions in a run's sampled batches, and who records them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch.distributed
 from torch import nn
 
-from lightning_hooks.declare.collector import Events
-from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
+from lightning_hooks.declare.functional import FunctionalCall
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import Once, info, warn
 from lightning_hooks.hooks import Gate, guarded
@@ -20,7 +17,7 @@ from lightning_hooks.hooks.functions import FUSED, is_calling_layer
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hooks.tensors import UnreadableError
 from lightning_hooks.hooks.wrappers import is_transformed, skipping
-from lightning_hooks.statistics.reduction import all_ranks
+from lightning_hooks.session.numbered_sites import NumberedSites
 
 SITES_PER_CALLER = 3
 SPARE_SITES = 16
@@ -45,37 +42,26 @@ class _Subscriber:
     of_sites: dict[int, skipping] = field(default_factory=dict)
 
 
-class FunctionalCalls:
+class FunctionalCalls(NumberedSites):
     """The calls of functions in one run.
-
-    A site is known from its first call on. Ranks agree on the sites' numbers after the first sampled batch. A site that only comes
-    later is recorded once they have agreed on it, at the end of the window in which the first rank called it.
 
     Args:
         host: The training loop.
 
     Attributes:
-        sites: The sites, in the order of their numbers.
-        capacity: The most there can be: tables have as many lines, the same on every rank.
         running: Whether the calls of the training batch under way are seen.
         in_validation: Whether those of the validation batch under way are.
     """
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self.sites: list[FunctionalSite] = []
         self._observer = CallObserver(host.model, guarded(self._record, on_fault=_failed), self._is_wanted)
-        self.capacity = SPARE_SITES + sum(map(_most_sites, self._observer.callers.values()))
-        self._among = all_ranks()
+        super().__init__(SPARE_SITES + sum(map(_most_sites, self._observer.callers.values())))
         self._subscribers: list[_Subscriber] = []
         self._takers: dict[str, list[_Subscriber]] = {}  # by the function that they want
         self._open: list[_Subscriber] = []  # those that record the call under way
-        self._numbers: dict[str, int] = {}
-        self._waiting: dict[str, FunctionalSite] = {}  # called on this rank, and ranks have not agreed
-        self._agreed = self._among is None
         self.running = self.in_validation = False
         self._info_once = Once(info)
-        self._changed: bool | None = None  # numbers, since collectors were notified
         self._batches = 0  # sampled ones
         self._parameters = list(host.model.parameters())
         self._state: list[bool | None] = []
@@ -201,9 +187,11 @@ class FunctionalCalls:
         """A batch whose calls were seen ends: after the first one ranks number its sites alike; return whether they have now."""
         self.running = False
         self._observer.stop()
-        if self._agreed:
+        if self.agreed:
             return False
         self.agree()
+        for subscriber in self._subscribers:
+            subscriber.of_sites.clear()
         return True
 
     def stop(self) -> None:
@@ -232,7 +220,9 @@ class FunctionalCalls:
         if is_calling_layer(call.module):
             takers = [subscriber for subscriber in takers if subscriber.layers]
         number = self._numbers.get(call.name)
-        site = self.sites[number] if number is not None else self._new_site(call) if takers else None
+        site = None if number is None else self.sites[number]
+        if site is None and takers and not self.in_validation:
+            site = self.new_site(call.name, call.function, call.caller)
         if site is None or not takers:
             return
         seen = FunctionalCall(site, call.function, call.arguments, call.output, call.module)
@@ -245,63 +235,6 @@ class FunctionalCalls:
                 recorder.failed(UnreadableError(call.output))
             else:
                 recorder(seen)
-
-    def _new_site(self, call: FunctionCall) -> FunctionalSite | None:
-        """The site of a call that has no number; None where it gets none (yet)."""
-        if self.in_validation:
-            return None
-        site = FunctionalSite(len(self.sites), call.name, call.function, call.caller)
-        if self._agreed and self._among is not None:
-            self._waiting.setdefault(call.name, site)
-            return None
-        return self._add(site)
-
-    def _add(self, site: FunctionalSite) -> FunctionalSite | None:
-        if len(self.sites) == self.capacity:
-            return None
-        self.sites.append(site)
-        self._numbers[site.name] = site.index
-        return site
-
-    # Ranks.
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a function was called at a site that other ranks may not know."""
-        return bool(self._waiting)
-
-    def notify(self, collectors: Iterable[Events]) -> None:
-        """Where ranks have numbered sites since the last time, collectors take them up."""
-        changed, self._changed = self._changed, None
-        for collector in collectors if changed is not None else ():
-            collector.calls_numbered(changed is True)
-
-    def agree(self) -> None:
-        """Number the sites alike on all ranks, which all call this where one of them is waiting."""
-        assert self._among is not None
-        first, self._agreed = not self._agreed, True
-        own = [(site.name, site.function, site.module) for site in (*self.sites, *self._waiting.values())]
-        of_ranks: list[Any] = [None] * self._among.count
-        torch.distributed.all_gather_object(of_ranks, own)
-        known = [] if first else own[: len(self.sites)]
-        self.sites, self._numbers, self._waiting = [], {}, {}
-        for subscriber in self._subscribers if first else ():
-            subscriber.of_sites.clear()
-        for entry in dict.fromkeys((*known, *(entry for entries in of_ranks for entry in entries))):
-            self._add(FunctionalSite(len(self.sites), *entry))
-        self._changed = first and any(entries != of_ranks[0] for entries in of_ranks)
-
-    # Checkpoints.
-
-    def state(self) -> list[tuple[str, str, str]]:
-        """The sites, in plain types."""
-        return [(site.name, site.function, site.module) for site in self.sites]
-
-    def restore(self, state: Sequence[Sequence[str]]) -> None:
-        """Restore the sites of an earlier run, before any other is known."""
-        for name, function, module in state:
-            if name not in self._numbers:
-                self._add(FunctionalSite(len(self.sites), name, function, module))
 
 
 def _most_sites(module: nn.Module) -> int:

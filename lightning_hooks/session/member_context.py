@@ -15,7 +15,7 @@ from lightning_hooks.session.evidence import SessionEvidence
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.logged import MemberLog
 from lightning_hooks.session.module_hooks import ModuleHooks
-from lightning_hooks.session.sampling import Overhead, Sampling
+from lightning_hooks.session.sampling import Sampling
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.step_observers import STEP_EVENTS, StepCalls
 from lightning_hooks.session.step_probe import StepProbe
@@ -29,10 +29,6 @@ class OpenSession(Protocol):
     hooks: ModuleHooks
     calls: FunctionalCalls
     evidence: SessionEvidence
-
-    @property
-    def overheads(self) -> list[Overhead]:
-        """What each member costs."""
 
     def judge_urgent(self) -> bool:
         """Apply the urgent rules of all members."""
@@ -54,7 +50,7 @@ def new_context(
     return Context(
         name=name,
         host=session.host,
-        steps=session.probe,
+        steps=session.probe.places,
         add_hook=session.hooks.add,
         calls=session.calls,
         measure=session.evidence.measure,

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import compress, islice
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hooks.declare.step import Step, versions
+from lightning_hooks.declare.host import Host
+from lightning_hooks.declare.step import Step, loss_scale, small_ones, versions
+from lightning_hooks.hooks.tensors import addresses_of, is_computed, is_freed
+from lightning_hooks.session.parameter_places import ParameterPlaces
+from lightning_hooks.session.step_observers import StepObservers
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -21,6 +26,9 @@ class OptimizerState:
     position: int  # its place among the optimizers
     optimizer: Any
     hooked: bool  # it has step hooks
+    host: Host
+    places: ParameterPlaces
+    observers: StepObservers
     step: Step | None = None
     held: list[Tensor] = field(default_factory=list)  # the parameters of its groups
     members: list[tuple[int, Tensor]] = field(default_factory=list)  # index and parameter of each
@@ -39,6 +47,68 @@ class OptimizerState:
         undo, self.undo = self.undo, None
         if undo is not None:
             undo.undo()
+
+    def _look_at_groups(self, held: list[Tensor]) -> None:
+        """Look up the optimizer's parameters, each once, with their places."""
+        places = self.places
+        if places.update(self.host.model, places.optimizers):
+            self.observers.notify("changed", [*range(len(places.optimizers))])
+        found = places.members(getattr(self.optimizer, "param_groups", ()))
+        self.held, self.members = held, [each for each in found if is_computed(each[1])]
+        self.few = small_ones([parameter for _, parameter in self.members])
+
+    def new_step(self, unscaled: bool) -> Step:
+        """Return the step under way, with the gradients that are there now.
+
+        Args:
+            unscaled: Whether the loss scale has been divided out, unless the optimizer does that itself.
+        """
+        held: list[Tensor] = []
+        for group in getattr(self.optimizer, "param_groups", ()):
+            held += group["params"]
+        if len(held) != len(self.held) or not all(map(is_, held, self.held)):
+            self._look_at_groups(held)
+        self.looks += self.depth > 0
+        before, scaler, shards = self.step, self.host.loss_scaling.scaler, self.places.shards
+        # Lightning leaves the unscaling to optimizers that say they do it themselves; torch has no public flag for it.
+        unscales_itself = scaler is not None and bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
+        present: list[Tensor] = []
+        gradients: list[Tensor] = []
+        indices: list[int] = []
+        missing: list[int] = []
+        for index, parameter in self.members:
+            gradient = parameter.grad
+            if gradient is not None:
+                indices.append(index)
+                present.append(parameter)
+                gradients.append(gradient)
+            elif parameter.requires_grad:
+                missing.append(index)
+        addresses = addresses_of(gradients)
+        if 0 in addresses:  # where one was freed before the step there is a gradient, and nothing to read
+            kept = [not is_freed(gradient) for gradient in gradients]
+            indices, present = [*compress(indices, kept)], [*compress(present, kept)]
+        again = self.looks > 1
+        return Step(
+            optimizer=self.position,
+            n_parameters=len(self.places.names),
+            indices=indices,
+            missing=missing,
+            parameters=present,
+            loss_scale=None if scaler is None else loss_scale(scaler),
+            carries_scale=unscales_itself or not unscaled,
+            skips_nonfinite=unscales_itself,
+            global_step=self.host.position.global_step,
+            addresses=addresses if shards is None and 0 not in addresses else None,
+            few=self.few if len(indices) == len(self.members) else (),
+            shards=shards,
+            again=again,
+            before=before.before if again and before is not None else None,
+            after=before.after if again and before is not None else None,
+            found=gradients if shards is None and 0 not in addresses else (),
+            unzeroed=self.left is not None and self.left.unzeroed and self.left.added_to,
+            wasted=self.left is not None and self.left.wasted,
+        )
 
 
 LOOKED_AT = 4

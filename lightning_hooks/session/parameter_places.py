@@ -1,4 +1,4 @@
-"""The parameters of a training, each with a place that it keeps."""
+"""The optimizers and the parameters of a training, each with a place that it keeps."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor, nn
 
+from lightning_hooks.declare.step import groups_of
 from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.tensors import is_distributed
+from lightning_hooks.statistics.weight_sample import Shards
 
 
 class ParameterPlaces:
@@ -17,32 +21,44 @@ class ParameterPlaces:
     A parameter keeps its place and its name while it lives, wherever it moves in the model. One that replaces another under its
     name takes over its place.
 
+    Args:
+        device: Where training runs.
+
     Attributes:
         names: The name of each place.
+        optimizers: The optimizers.
+        optimizer_names: Their names.
+        shards: Where the parts are that each rank holds; None where it holds whole parameters.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.names: list[str] = []
+        self.optimizers: list[Any] = []
+        self.optimizer_names: list[str] = []
+        self.shards: Shards | None = None
         self._parameters: list[Callable[[], Tensor | None]] = []
         self._index: dict[int, int] = {}
 
-    def update(self, model: nn.Module, optimizers: Sequence[tuple[str, Any]]) -> bool:
+    def update(self, model: nn.Module, optimizers: Sequence[Any]) -> bool:
         """Look at the parameters as they are now.
 
         Args:
             model: Its parameters come first, in its order.
-            optimizers: Each with its label; parameters that are not the model's are named after it.
+            optimizers: Parameters that are not the model's are named after theirs.
 
         Returns:
             Whether there are new places.
         """
-        n_before = len(self.names)
+        n_before, self.optimizers = len(self.names), [*optimizers]
+        of_optimizers = groups_of(optimizers)
+        self.optimizer_names = [label for label, _ in of_optimizers]
         known = {id(parameter): place for place, found in enumerate(self._parameters) if (parameter := found()) is not None}
         current: dict[int, tuple[str, Tensor]] = {}
         for name, parameter in model.named_parameters():
             current[id(parameter)] = clean_name(name), parameter
-        for label, optimizer in optimizers:
-            for group, settings in enumerate(getattr(optimizer, "param_groups", ())):
+        for label, groups in of_optimizers:
+            for group, settings in enumerate(groups):
                 for number, parameter in enumerate(settings["params"]):
                     if id(parameter) not in current:
                         current[id(parameter)] = f"{label}.group{group}.{number}", parameter
@@ -60,15 +76,29 @@ class ParameterPlaces:
             self._parameters[place] = ref(parameter)
             index[key] = place
         self._index = index
-        return len(self.names) > n_before
+        if len(self.names) == n_before:
+            return False
+        in_order = self.tensors()
+        spread = any(parameter is not None and is_distributed(parameter) for parameter in in_order)
+        self.shards = Shards(in_order, self._device) if spread else None
+        return True
 
     def release(self) -> None:
         """Let the parameters go until the next :meth:`update`: torch exchanges no contents of what has a weak reference."""
-        self._parameters, self._index = [_gone for _ in self._parameters], {}
+        self._parameters, self._index, self.optimizers = [_gone for _ in self._parameters], {}, []
 
     def index_of(self, parameter: Tensor) -> int | None:
         """The parameter's place; None if it was not there at the last :meth:`update`."""
         return self._index.get(id(parameter))
+
+    def holders(self) -> dict[int, set[int]]:
+        """By its id, which optimizers hold a parameter."""
+        found: dict[int, set[int]] = {}
+        for position, (_, groups) in enumerate(groups_of(self.optimizers)):
+            for group in groups:
+                for parameter in group["params"]:
+                    found.setdefault(id(parameter), set()).add(position)
+        return found
 
     def members(self, groups: Iterable[dict[str, Any]]) -> list[tuple[int, Tensor]]:
         """The parameters in an optimizer's groups, each once, with their places."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ from lightning_hooks.alerts import AlertError
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import Step
-from lightning_hooks.declare.warn import info, warn_of_faults
+from lightning_hooks.declare.warn import info
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.hooks import guarded
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
@@ -25,10 +25,10 @@ from lightning_hooks.session.evidence import SessionEvidence
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
+from lightning_hooks.session.pauses import Pauses
 from lightning_hooks.session.rank_checks import check_ranks_agree, compared_arguments, named_to_ranks
 from lightning_hooks.session.run_alerts import RunAlerts
 from lightning_hooks.session.run_record import open_record
-from lightning_hooks.session.sampling import Overhead
 from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.terminal import Terminal
@@ -59,11 +59,10 @@ class Session:
         hooks: The forward hooks.
         calls: The calls of functions.
         probe: The optimizers' steps.
-        before_zero_grad: Takes an optimizer whose gradients the loop is about to zero.
         evidence: That of the last steps, and what running a bad one again has shown.
         sinks: What receives the windows and the alerts.
         alerts: The alerts of all members.
-        paused: Whether training pauses, for a validation or at an epoch's end.
+        pauses: The validations and the ends of epochs.
     """
 
     def __init__(self, host: Host) -> None:
@@ -72,7 +71,6 @@ class Session:
         self.hooks = ModuleHooks()
         self.calls = FunctionalCalls(host)
         self.probe = StepProbe(host)
-        self.before_zero_grad = self.probe.before_zero_grad
         self.evidence = SessionEvidence(host, self.calls, self.hooks, self._window_so_far)
         self.sinks = Sinks(TrackerSink(host, lambda: self.members), Terminal(host, lambda: self.members))
         self.alerts = RunAlerts(host, self.evidence, self.sinks)
@@ -80,8 +78,7 @@ class Session:
         self._closed = False
         self._batches, self._plan = Batches(host.setup.device, self.hooks, self.calls), BatchPlan()  # of the batch under way
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
-        self.paused, self._pausing = False, list[tuple[Callable[..., Any], int]]()  # of those that follow pauses
-        self._resuming = 0  # batches to come whose start they follow
+        self.pauses = Pauses(host.model, self.hooks, self.calls, self.members)
         self._tensors_in = guarded(tensors_in, "the batch", self._unread_batch, observes=True)
         _name_unread(host.model)
 
@@ -106,7 +103,7 @@ class Session:
         finally:
             self.hooks.suspension.suspend(self.host.model)
         self.members.append(member)
-        self._follow_members()
+        self._batches.follow(self.members)
         open_record(member, self.host, self.sinks)
         if self.evidence.on:  # after all others: what they have read of the gradients is not read again
             self.probe.subscribe(self.evidence, {"gradients": self.evidence.gradients})
@@ -116,21 +113,12 @@ class Session:
         self.calls.release(context)
         self.probe.unsubscribe(context)
         self.hooks.release(context)
-        self.members = [member for member in self.members if member.session is self]
-        self._follow_members()
-
-    def _follow_members(self) -> None:
-        self._pausing = [(member.live.pause, member.live.resumes) for member in self.members if member.live.pause is not None]
+        self.members[:] = [member for member in self.members if member.session is self]
         self._batches.follow(self.members)
 
     def _window_so_far(self) -> dict[str, Any]:
         """The reports of the window under way by monitor, in plain types."""
         return {member.kind.prefix: member.so_far(member.live.tables.pack()).to_dict() for member in self.members}
-
-    @property
-    def overheads(self) -> list[Overhead]:
-        """What each member costs."""
-        return [member.sampling.overhead for member in self.members if member.sampling.overhead is not None]
 
     # Events of the training loop.
 
@@ -141,17 +129,12 @@ class Session:
     def batch_start(self, batch: Any, batch_idx: int) -> None:
         """A training batch starts."""
         self._batch = batch_idx, batch
-        self.paused = False
-        if self._resuming:
-            self._resuming -= 1
-            for pause, _ in self._pausing:
-                pause()
+        self.pauses.paused = False
+        if self.pauses.resuming:
+            self.pauses.resume()
         self.probe.batch_start()
         if self.evidence.on:
             self.evidence.batch_start(batch_idx)
-        for member in self.members:
-            if not member.sampling.decided:
-                member.sampling.choose(self.overheads, member.live.agreed)
         self._plan = plan = self._batches.start(batch_idx)
         if plan.hooks or not batch_idx or not self.host.setup.automatic_optimization:
             self.host.refresh()
@@ -237,15 +220,7 @@ class Session:
             self.calls.notify(member.live for member in self.members)
         for call in plan.batch_end:
             call(outputs)
-        full: list[Member] = []
-        for member in self.members:
-            if member.unchecked_regions and member.gate.sampled:
-                member.check_compiled()
-            if member.faults.unreported:
-                warn_of_faults(member.name, member.faults)
-            if member.windows.length is not None and member.context.batches >= member.windows.length:
-                full.append(member)
-        self._batches.stop()
+        full = self._batches.stop()
         self.hooks.gate.open = False
         for watch in self.probe.watches:
             if watch.ready:  # announced and not taken by now
@@ -257,35 +232,6 @@ class Session:
             self.hooks.suspension.suspend(self.host.model)  # the last window ends with the epoch, after validation
         elif full and not self.host.position.uneven:
             self._end_windows(full)
-
-    def pause(self, moment: str) -> None:
-        """What comes next is no training batch, and other callbacks have not come to it yet.
-
-        Args:
-            moment: ``in validation`` or ``at the end of the epoch``.
-        """
-        if self.paused:
-            return
-        self.paused = True
-        for pause, batches in self._pausing:
-            pause(moment)
-            self._resuming = batches
-
-    def validation_start(self) -> None:
-        """Validation starts: the model may be exported or replaced there."""
-        self.hooks.suspension.suspend(self.host.model)
-
-    def validation_batch(self, batch: Any, index: int) -> None:
-        """A validation batch of the first loader starts."""
-        self.calls.validation_batch(index)
-        for member in self.members:
-            member.live.validation_batch(batch, index)
-
-    def validation_end(self) -> None:
-        """A validation ends, and its metrics are known."""
-        self.calls.stop()
-        for member in self.members:
-            member.live.validation_end()
 
     def epoch_end(self) -> None:
         """An epoch ends, and with it the window under way.
@@ -334,7 +280,7 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        members: Sequence[Member] = self.members
+        members = [*self.members]
         if error is not None and how == "exception" and not isinstance(error, AlertError):
             self.evidence.crashed(error)
             self.alerts.last_look(members, error, *self._batch)
@@ -342,10 +288,10 @@ class Session:
         self.calls.stop()
         with suppress(ReferenceError):  # a model that is gone has no hooks left
             self.hooks.remove_all(self.host.model)
-        for member in list(members):
+        for member in members:
             member.detach()
         self.probe.unsubscribe(self.evidence)
         self.evidence.close()
         self.calls.close()
-        self.members = list(members)  # which the sinks show
+        self.members[:] = members  # which the sinks show
         self.sinks.end(members, ending(self.host, how, error, self.alerts.stopped_by))

@@ -9,21 +9,16 @@ gradients that were ready and not followed by it are a skipped step.
 
 from __future__ import annotations
 
-from itertools import compress
 from operator import is_
 from typing import Any
 
-from torch import Tensor
-
 from lightning_hooks.declare.host import GradientChanges, Host
-from lightning_hooks.declare.step import EarlierOptimizers, Step, groups_of, loss_scale, small_ones
+from lightning_hooks.declare.step import EarlierOptimizers, Step
 from lightning_hooks.hooks import HookManager
-from lightning_hooks.hooks.tensors import addresses_of, is_computed, is_distributed, is_freed
 from lightning_hooks.session.optimizer_state import GradientTrace, OptimizerState, UndoneUpdate
 from lightning_hooks.session.parameter_places import ParameterPlaces
 from lightning_hooks.session.step_hooks import AfterUpdate, BeforeUpdate, UnseenSteps, has_step_hooks
 from lightning_hooks.session.step_observers import Due, OnFault, StepCalls, StepObservers
-from lightning_hooks.statistics.weight_sample import Shards
 
 
 class StepProbe:
@@ -35,25 +30,18 @@ class StepProbe:
         host: The training loop.
 
     Attributes:
+        places: The optimizers and their parameters.
         watches: What is known of each optimizer.
     """
 
     def __init__(self, host: Host) -> None:
-        self._host, self._places = host, ParameterPlaces()
-        self.optimizer_names: list[str] = []
-        self.shards: Shards | None = None
+        self._host, self.places = host, ParameterPlaces(host.setup.device)
         self._observers = StepObservers()
-        self._optimizers: list[Any] = []
         self.watches: list[OptimizerState] = []  # of each optimizer
         self._watch_of: dict[int, OptimizerState] = {}  # the same by the ids of the optimizers
         self._hooks, self._unseen = HookManager(), UnseenSteps()
         self._backward = self._installed = False
         self._changes: GradientChanges = "any"
-
-    @property
-    def names(self) -> list[str]:
-        """The parameters that have a place. Those that come later are appended."""
-        return self._places.names
 
     def subscribe(self, owner: object, observer: StepCalls, on_fault: OnFault | None = None, due: Due = None) -> None:
         """Add an observer, as :meth:`.StepObservers.add`; the first one installs the hooks."""
@@ -69,54 +57,32 @@ class StepProbe:
             self._hooks.remove_all()
             for watch in self.watches:
                 watch.give_back()
-            self._places.release()
-            self._optimizers, self.watches, self._watch_of, self._backward = [], [], {}, False
+            self.places.release()
+            self.watches, self._watch_of, self._backward = [], {}, False
 
     def _install(self) -> EarlierOptimizers:
         """Hook the optimizers as they are now; return which of them were there before."""
         self._hooks.remove_all()
         self._installed = True
         self._changes = self._host.gradient_changes()
-        before, watches, names = self._optimizers, self.watches, self.optimizer_names
-        self._optimizers = [*self._host.optimizers]  # Lightning steps anything that has what it needs
-        self.optimizer_names = [name for name, _ in groups_of(self._optimizers)]
+        places, watches = self.places, self.watches
+        before, names = places.optimizers, places.optimizer_names
+        places.update(self._host.model, self._host.optimizers)  # Lightning steps anything that has what it needs
         self.watches, self._watch_of = [], {}
+        parts = self._host, places, self._observers
         kept: EarlierOptimizers = []
         with self._hooks.all_or_nothing():
-            for position, (label, optimizer) in enumerate(zip(self.optimizer_names, self._optimizers, strict=True)):
+            for position, (label, optimizer) in enumerate(zip(places.optimizer_names, places.optimizers, strict=True)):
                 kept.append(position if before and names[position : position + 1] == [label] else None)
                 same = position < len(before) and before[position] is optimizer
-                watch = watches[position] if same else OptimizerState(position, optimizer, has_step_hooks(optimizer))
+                watch = watches[position] if same else OptimizerState(position, optimizer, has_step_hooks(optimizer), *parts)
                 self.watches.append(watch)
                 self._watch_of[id(optimizer)] = watch
                 if watch.hooked:
                     starts = BeforeUpdate(watch, self._unseen, self._starts)
                     self._hooks.register(optimizer, starts, "optimizer_step_pre", label=label)
                     self._hooks.register(optimizer, AfterUpdate(watch, self._left), "optimizer_step_post", label=label)
-        self._place_parameters()
         return kept
-
-    def _place_parameters(self) -> bool:
-        """Give every parameter a place; return whether there are new ones."""
-        new = self._places.update(self._host.model, [*zip(self.optimizer_names, self._optimizers, strict=True)])
-        if new:
-            in_order = self._places.tensors()
-            spread = any(parameter is not None and is_distributed(parameter) for parameter in in_order)
-            self.shards = Shards(in_order, self._host.setup.device) if spread else None
-        return new
-
-    def index_of(self, parameter: Tensor) -> int | None:
-        """The parameter's place in ``names``."""
-        return self._places.index_of(parameter)
-
-    def holders(self) -> dict[int, set[int]]:
-        """By its id, which optimizers hold a parameter."""
-        found: dict[int, set[int]] = {}
-        for position, (_, groups) in enumerate(groups_of(self._optimizers)):
-            for group in groups:
-                for parameter in group["params"]:
-                    found.setdefault(id(parameter), set()).add(position)
-        return found
 
     # The events of the training loop.
 
@@ -126,8 +92,8 @@ class StepProbe:
             return
         for watch in self.watches:
             watch.depth, watch.waiting = 0, watch.step is not None  # where a step raised and was caught, it is over
-        now = self._host.optimizers
-        if len(now) != len(self._optimizers) or not all(map(is_, now, self._optimizers)):
+        now, known = self._host.optimizers, self.places.optimizers
+        if len(now) != len(known) or not all(map(is_, now, known)):
             self._observers.notify("changed", self._install())
 
     def before_backward(self) -> None:
@@ -171,7 +137,7 @@ class StepProbe:
         for watch in self.watches:
             if not watch.hooked:
                 continue
-            step = self._step(watch, unscaled=False)
+            step = watch.new_step(unscaled=False)
             if any(parameter.requires_grad for parameter in step.parameters):
                 watch.step = step
                 self._observers.ready(step)
@@ -185,7 +151,7 @@ class StepProbe:
         if watch is None:
             return None
         if not watch.hooked:  # for those who change its gradients; nothing says whether it stepped
-            watch.step = self._step(watch, unscaled=True)
+            watch.step = watch.new_step(unscaled=True)
             watch.step.found = ()
             return watch.step
         self._unseen.seen = True
@@ -194,7 +160,7 @@ class StepProbe:
         watch.ready = True
         step = watch.step
         if step is None or self._host.setup.steps_announced:
-            step = watch.step = self._step(watch, unscaled=True)
+            step = watch.step = watch.new_step(unscaled=True)
             step.late = watch.announced_empty
             self._observers.ready(step)
             if self._changes != "any":
@@ -258,65 +224,3 @@ class StepProbe:
         step, watch.step, watch.ready, watch.announced_empty = watch.step, None, False, False
         if step is not None and step.indices:
             self._observers.notify("skipped", step)
-
-    def _look_at_groups(self, watch: OptimizerState, held: list[Tensor]) -> None:
-        """Look up the optimizer's parameters, each once, with their places."""
-        if self._place_parameters():
-            self._observers.notify("changed", [*range(len(self._optimizers))])
-        found = self._places.members(getattr(watch.optimizer, "param_groups", ()))
-        watch.held, watch.members = held, [each for each in found if is_computed(each[1])]
-        watch.few = small_ones([parameter for _, parameter in watch.members])
-
-    def _step(self, watch: OptimizerState, unscaled: bool) -> Step:
-        """Return the step under way, with the gradients that are there now.
-
-        Args:
-            watch: That of its optimizer.
-            unscaled: Whether the loss scale has been divided out, unless the optimizer does that itself.
-        """
-        held: list[Tensor] = []
-        for group in getattr(watch.optimizer, "param_groups", ()):
-            held += group["params"]
-        if len(held) != len(watch.held) or not all(map(is_, held, watch.held)):
-            self._look_at_groups(watch, held)
-        watch.looks += watch.depth > 0
-        before, scaler = watch.step, self._host.loss_scaling.scaler
-        # Lightning leaves the unscaling to optimizers that say they do it themselves; torch has no public flag for it.
-        unscales_itself = scaler is not None and bool(getattr(watch.optimizer, "_step_supports_amp_scaling", False))
-        present: list[Tensor] = []
-        gradients: list[Tensor] = []
-        indices: list[int] = []
-        missing: list[int] = []
-        for index, parameter in watch.members:
-            gradient = parameter.grad
-            if gradient is not None:
-                indices.append(index)
-                present.append(parameter)
-                gradients.append(gradient)
-            elif parameter.requires_grad:
-                missing.append(index)
-        addresses = addresses_of(gradients)
-        if 0 in addresses:  # where one was freed before the step there is a gradient, and nothing to read
-            kept = [not is_freed(gradient) for gradient in gradients]
-            indices, present = [*compress(indices, kept)], [*compress(present, kept)]
-        again = watch.looks > 1
-        return Step(
-            optimizer=watch.position,
-            n_parameters=len(self._places.names),
-            indices=indices,
-            missing=missing,
-            parameters=present,
-            loss_scale=None if scaler is None else loss_scale(scaler),
-            carries_scale=unscales_itself or not unscaled,
-            skips_nonfinite=unscales_itself,
-            global_step=self._host.position.global_step,
-            addresses=addresses if self.shards is None and 0 not in addresses else None,
-            few=watch.few if len(indices) == len(watch.members) else (),
-            shards=self.shards,
-            again=again,
-            before=before.before if again and before is not None else None,
-            after=before.after if again and before is not None else None,
-            found=gradients if self.shards is None and 0 not in addresses else (),
-            unzeroed=watch.left is not None and watch.left.unzeroed and watch.left.added_to,
-            wasted=watch.left is not None and watch.left.wasted,
-        )

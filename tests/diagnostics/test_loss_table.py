@@ -163,7 +163,7 @@ def test_a_checkpoint_within_a_window(world: int, at: int) -> None:
     again = []
     for rank, table in enumerate(tables):
         resumed = LossTable()
-        resumed.load_state_dict(table.state_dict())
+        resumed.load(table.state())
         if rank == 0:
             resumed.unpack(merged)
         again.append(resumed)
@@ -212,7 +212,7 @@ def test_validations_of_windows_in_a_row_and_of_a_resumed_window() -> None:
     validated(whole, [1.0, 2.0, 7.0])
     assert pairs(LossTable().read(merge_windows((LOSS_SPAN,), first, one.pack()))) == pairs(whole.read(whole.pack()))
     resumed = LossTable()
-    resumed.load_state_dict(whole.state_dict())
+    resumed.load(whole.state())
     resumed.unpack(whole.pack())
     many = [float(value) for value in range(MOST_VALIDATIONS)]
     for table in (whole, resumed):

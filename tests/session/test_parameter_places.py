@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from lightning_hooks.session.parameter_places import ParameterPlaces
@@ -9,7 +10,7 @@ from tests.support.models import mlp
 
 
 def places(net: nn.Module) -> ParameterPlaces:
-    found = ParameterPlaces()
+    found = ParameterPlaces(torch.device("cpu"))
     assert found.update(net, [])
     return found
 

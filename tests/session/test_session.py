@@ -43,7 +43,7 @@ class Loop(PlainHost):
             session.before_optimizer_step(self.optimizer)
             nn.utils.clip_grad_norm_(self.net.parameters(), clip)
             self.optimizer.step()
-            session.before_zero_grad(self.optimizer)
+            session.probe.before_zero_grad(self.optimizer)
             self.optimizer.zero_grad()
             self.global_step += 1
             session.batch_end()
@@ -191,7 +191,7 @@ def test_hooks_are_in_place_in_training_batches_only() -> None:
     assert count() == 3
     session.batch_end()
     assert count() == 3
-    session.validation_start()
+    session.pauses.validation_start()
     assert count() == 0
     session.batch_start(None, 1)
     assert count() == 3

@@ -1,4 +1,4 @@
-"""What is recorded of gradients: at outputs of modules by hooks, and of one optimizer step with the update it made."""
+"""What is recorded of gradients at outputs of modules, by hooks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 from weakref import ref
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import FunctionalCall
-from lightning_hooks.declare.step import OptimizerSteps, Step
-from lightning_hooks.diagnostics.gradients.tables import GradientArrival, GradientTable, ParameterTable
-from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
+from lightning_hooks.declare.step import OptimizerSteps
+from lightning_hooks.diagnostics.gradients.tables import GradientArrival, GradientTable
 from lightning_hooks.hooks import OutputRecorder, float_tensors
 from lightning_hooks.hooks.functions import DIVERGENCE, REGRESSION
 from lightning_hooks.hooks.graph import (
@@ -29,63 +27,6 @@ from lightning_hooks.hooks.graph import (
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import in_memory
 from lightning_hooks.hooks.wrappers import skipping
-from lightning_hooks.statistics.rows import fixed
-from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE, RowSample, ShardedWeightSample, WeightSample
-
-
-class MeasuredStep:
-    """What was read of one optimizer step before its update.
-
-    Args:
-        step: The step.
-        tables: The places of parameters of which a batch touches some rows.
-    """
-
-    def __init__(self, step: Step, tables: set[int | None]) -> None:
-        self.missing = step.missing
-        self.weights: WeightSample | ShardedWeightSample | None = None
-        if not step.indices:
-            return
-        zeros = step.zeros()
-        norms = step.norms()
-        self.parameters, self.places = step.parameters, step.indices
-        self.indices = step.index_tensor(norms.device)
-        self.read = (norms if step.in_order else norms[self.indices], zeros, step.sizes(), step.global_step)
-        self.rows: dict[int, RowSample] = {}
-        if step.shards is not None:
-            self.weights = ShardedWeightSample(step.parameters, self.indices, step.n_parameters, step.shards)
-            return
-        self.weights = WeightSample(step.parameters)
-        for place, (index, parameter) in enumerate(zip(step.indices, step.parameters, strict=True)):
-            gradient = parameter.grad
-            if gradient is None or parameter.numel() <= UPDATE_SAMPLE or parameter.dim() < 2 or parameter.is_complex():
-                continue
-            by_row = gradient.layout == torch.sparse_coo and gradient.sparse_dim() == 1
-            if by_row or (gradient.layout == torch.strided and index in tables):
-                self.rows[place] = RowSample(parameter, gradient)
-
-    def enter(self, table: ParameterTable, optimizers: OptimizerWatch, step: Step, valid: Tensor | None) -> None:
-        """The step was taken: enter it, with the updates it made."""
-        table.add_missing(self.missing)
-        if self.weights is None:
-            return
-        table.add(step.optimizer, self.indices, *self.read, valid)
-        updates = self.weights.updates(self.parameters)
-        for place, rows in self.rows.items():
-            updates[:, place] = rows.updates(self.parameters[place])
-        table.add_updates(self.indices, updates, valid)
-        optimizers.updated(step, self.parameters, updates[0], valid)
-        places = optimizers.rounding(step, self.parameters)
-        if places and isinstance(self.weights, WeightSample):
-            lost = self.weights.lost(self.parameters, places)
-            table.add_lost(fixed(tuple([self.places[place] for place in places])).to(lost.device, non_blocking=True), lost, valid)
-
-
-def embedding_weights(steps: OptimizerSteps, model: nn.Module) -> set[int | None]:
-    """The places of the weights of embeddings."""
-    tables = (module._parameters.get("weight") for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
-    return {steps.index_of(table) for table in tables if table is not None}
-
 
 NO_MODULE = "the loss"
 """Where a loss squashes twice what no module squashed."""
@@ -124,6 +65,16 @@ class FirstLossGraph(NamedTuple):
         found = cls._make(names[number] if isinstance(nothing, str) else number for nothing, number in pairs)
         return found._replace(aligned=bool(found.aligned), sign=(0, 1, -1)[found.sign])
 
+    def fields(self) -> dict[str, Any]:
+        """What the report has of it."""
+        return {
+            "squashed_twice": self.squashed,
+            "loss_aligns": self.aligned,
+            "loss_sign": self.sign,
+            "target_layer": self.target_layer,
+            "linear_layers": (self.first_linear, self.last_linear, self.linear_layers) if self.first_linear else None,
+        }
+
 
 class OutputNodes:
     """Which node of the autograd graph is which module's output: noted in the fit's first sampled batch, until backward.
@@ -143,6 +94,8 @@ class OutputNodes:
         self.compared: list[tuple[Any, Any, Any]] = []
         self._seen = FirstLossGraph()
         self._unheld: dict[ref[nn.Parameter], tuple[int, str]] = {}  # to its numbers, and to the module that uses it
+        if context is not None:
+            self.look_at = context.guard(self._look_at, "the loss's graph")
         if context is not None and context.functional is not None and context.functional.used:
             context.on_call((DIVERGENCE, *REGRESSION), self._take_target)
 
@@ -157,7 +110,7 @@ class OutputNodes:
         if self.open and in_memory(given) and in_memory(target) and given.requires_grad and target.grad_fn is not None:
             self.compared.append((call.output.grad_fn, given.grad_fn, target.grad_fn))
 
-    def look_at(self, loss: Tensor, model: nn.Module, steps: OptimizerSteps, hidden: Collection[int]) -> None:
+    def _look_at(self, loss: Tensor, model: nn.Module, steps: OptimizerSteps, hidden: Collection[int]) -> None:
         """Look for what is wrong with a loss: squashed twice, a wrong sign, a target that learns, parameters that nobody holds.
 
         Args:

@@ -143,8 +143,9 @@ class LossTable:
         self._sums, self._bounds, known = (part.clone() for part in _parts(packed.to(self._sums)))
         self._batches, self._first = (int(count) for count in known[:2].tolist())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return what every rank of a resumed run needs next to the packed table, in plain types."""
+        self.close_page()
         pairs = [(one.loss, one.training) for one in self._earlier_validations]
         return {
             "earlier": list(self._earlier),
@@ -153,8 +154,8 @@ class LossTable:
             "course": self._course,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what :meth:`state_dict` gave."""
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load what :meth:`state` gave."""
         self._earlier = tuple(float(loss) for loss in state.get("earlier", ()))
         self._earlier_validations = tuple(ValidationLoss(*pair) for pair in state.get("validations", ()))
         self._validated_at = [int(place) for place in state.get("validated_at", ())]

@@ -108,10 +108,14 @@ class _Metric:
 
 
 class MetricsWatch:
-    """Follows metrics, which are given by name."""
+    """Follows the metrics of a model.
 
-    def __init__(self, context: Context, metrics: Mapping[str, _Metric]) -> None:
-        self._context, self._metrics = context, metrics
+    Attributes:
+        of: The metrics by name.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context, self.of = context, metrics_of(context.host.model)
         self._phase = ""  # in which they were observed last
         self._before: dict[str, Tensor] = {}
         self._new = deque[tuple[str, dict[str, Tensor]]](maxlen=2 * BATCHES)  # a phase, and what a batch added
@@ -123,16 +127,18 @@ class MetricsWatch:
         """A batch starts or ends, of which the values are compared; in validation one ends where the next starts."""
         self._observe(phase if ends or phase == self._phase else "")
         self._phase = phase
-        if ends and (now := self._moment(before=False)).keys() & self._metrics:
+        if ends and (now := self._moment(before=False)).keys() & self.of:
             self._new.append((phase, {name: row - self._before.get(name, 0) for name, row in now.items()}))
         if starts:
             self._before = self._moment(before=True)
 
     def _end(self) -> None:
         """A validation or a window ends: compare what is logged with what the metrics have."""
+        if not self.of:
+            return
         self._observe("validation" if self._phase == "validation" else "")
         self._phase, logged = "", {id(value) for value in self._context.host.metrics.in_epoch().values()}
-        for metric in self._metrics.values():
+        for metric in self.of.values():
             if id(metric.metric) in logged or stored(metric.metric, "_computed") is not None:
                 metric.use["empty"] = float(not metric.updates)
         flat = [row.to(self._context.host.setup.device) for _, rows in self._new for row in rows.values()]
@@ -141,26 +147,26 @@ class MetricsWatch:
             self._rows[phase].append({name: [*islice(numbers, len(row))] for name, row in rows.items()})
         self._new.clear()
         for place, mean in enumerate(self._means):
-            known = {name: another_number([*chain(*self._rows.values())], mean, name) for name in self._metrics}
+            known = {name: another_number([*chain(*self._rows.values())], mean, name) for name in self.of}
             same = [name for name, another in known.items() if another is not None]
             if same and all(known[name] for name in same):
-                self._metrics[same[0]].use["averaged"] = float(place)
+                self.of[same[0]].use["averaged"] = float(place)
 
     def numbers(self) -> list[float]:
         """What ranks merge."""
-        return [number for metric in self._metrics.values() for number in metric.use.values()]
+        return [number for metric in self.of.values() for number in metric.use.values()]
 
     def read(self, numbers: Iterable[float]) -> dict[str, MetricUse]:
         """How each metric is used, of the numbers of all ranks."""
         left, found, means = iter(numbers), dict[str, MetricUse](), dict(enumerate(self._means))
-        for name, metric in self._metrics.items():
+        for name, metric in self.of.items():
             epochs, shared, empty, mean, size, unregistered = islice(left, len(metric.use))
             logged = means.get(int(mean), "=another name")[1:]
             found[name] = MetricUse(int(epochs), bool(shared), bool(empty), logged, size, bool(unregistered))
         return found
 
     def _observe(self, phase: str) -> None:
-        for metric in self._metrics.values():
+        for metric in self.of.values():
             metric.observe(phase, self._context.host.position.epoch)
 
     def _moment(self, before: bool) -> dict[str, Tensor]:
@@ -168,7 +174,7 @@ class MetricsWatch:
         logged = self._context.host.metrics.in_epoch()
         found = {f"={name}": torch.stack(pair).detach().float() for name, pair in logged.items() if isinstance(pair, tuple)}
         self._means = [*dict.fromkeys([*self._means, *found])]
-        known = ((name, metric.numbers(before)) for name, metric in self._metrics.items())
+        known = ((name, metric.numbers(before)) for name, metric in self.of.items())
         return found | {name: numbers for name, numbers in known if numbers is not None}
 
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.step import groups_of
+from lightning_hooks.declare.step import EarlierOptimizers, OptimizerGroups, groups_of
 from lightning_hooks.diagnostics.batches.hashes import BatchHashes
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.diagnostics.loss_inputs.targets import IGNORED, LabelCounts, LabelTable, label_counts, label_tensors
 from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, first_weights, nonfinite_weights, still_alike
 from lightning_hooks.diagnostics.setup.module_modes import AS_MADE, ModuleModes, unusual_settings, values_per_channel
 from lightning_hooks.diagnostics.setup.outside import CopyStats, WeightsSet, WeightsWatch
-from lightning_hooks.diagnostics.setup.parameters import ParameterSetup, copies_in, held_by
+from lightning_hooks.diagnostics.setup.parameters import SetupWatch, copies_in, held_by
 from lightning_hooks.diagnostics.setup.unloaded import Unloaded, unloaded
 from lightning_hooks.hooks import Recorder
 from lightning_hooks.hooks.attributes import in_training_mode, stored
@@ -146,10 +146,14 @@ class SetupChecks(Tables):
 
     Args:
         context: Of the collector.
+
+    Attributes:
+        parameters: How the parameters are set up.
     """
 
     def __init__(self, context: Context) -> None:
         host, model, device = context.host, context.host.model, context.host.setup.device
+        self.parameters = SetupWatch(context.steps.names, model, host.optimizers, resumed=host.position.global_step > 0)
         self._modes = ModuleModes(model, device, host.position)
         self._host, self._settings, self._first = host, unusual_settings(model), first_weights(model)
         self._nonfinite, self.weights = nonfinite_weights(model), WeightsWatch(context, copies_in(model, host.optimizers))
@@ -162,10 +166,9 @@ class SetupChecks(Tables):
             name: [parameter for module in modules for parameter in own_parameters(module, model)] or tensors[name]
             for name, modules in self._hidden.items()
         }
-        self._reached: set[str] = set()
+        self._reached, self._optimized = set[str](), set[str]()
         self._decay: dict[str, VectorDecay] = {}
         self._foreign: dict[str, tuple[int, ...]] = {}
-        self._optimized: set[str] = set()
         self._hashes, self._of_batches, self._of_losses = BatchHashes(device), LabelTable(device), LabelTable(device)
         super().__init__(
             device,
@@ -181,19 +184,20 @@ class SetupChecks(Tables):
             if isinstance(module, nn.CrossEntropyLoss | nn.NLLLoss):
                 context.listen(clean_name(name), module, _TargetRecorder(self._of_losses))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return what a resumed window needs next to the table."""
         return {"before": self._hashes.before}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Restore the state of an earlier run."""
         before = state.get("before")
         self._hashes.before = None if before is None else before.to(self._device)
 
     # Events.
 
-    def batch_start(self, batch: BatchTensors, detailed: bool) -> None:
+    def batch_start(self, batch: BatchTensors, optimizers: OptimizerGroups, detailed: bool) -> None:
         """A sampled training batch starts."""
+        self.parameters.batch_start(optimizers, self._host.model)
         if detailed or self._hashes.before is not None:
             self._take_batch(batch, detailed)
         self._modes.batch_start()
@@ -211,13 +215,20 @@ class SetupChecks(Tables):
 
     def after_backward(self, inputs: Set[int]) -> None:
         """Gradients are there now; those of tensors that are inputs of a module, by their identities, do not count."""
+        self.parameters.after_backward()
         for name, parameters in self._hidden_parameters.items():
             if name not in self._reached and any(p.grad is not None and id(p) not in inputs for p in parameters):
                 self._reached.add(name)
 
-    def window_end(self, optimizers: Sequence[Any], setups: Mapping[str, ParameterSetup]) -> None:
+    def follow(self, kept: EarlierOptimizers) -> None:
+        """There are new parameters, or other optimizers than before."""
+        self.parameters.follow(kept)
+        self.weights.follow()
+
+    def window_end(self, optimizers: Sequence[Any]) -> None:
         """The window ends: note what the optimizers hold, and what was set from outside."""
-        self.weights.window_end(setups)
+        self.parameters.window_end(optimizers, self._host.model)
+        self.weights.window_end(self.parameters.setups)
         named = groups_of(optimizers)
         held = held_by(named)
         self._optimized = {name for name, parameters in self._hidden_parameters.items() if any(id(p) in held for p in parameters)}
@@ -239,6 +250,10 @@ class SetupChecks(Tables):
 
     def _load_reached(self, flags: list[float]) -> None:
         self._reached.update(name for name, found in zip(self._hidden, flags, strict=False) if found)
+
+    def follows_backward(self) -> bool:
+        """Whether it is noted which parameters get a gradient, since no optimizer holds them, or the model does not know them."""
+        return self.parameters.follows_backward or bool(self.hidden())
 
     def hidden(self) -> set[int]:
         """The identities of the parameters and tensors that the model holds without knowing them."""

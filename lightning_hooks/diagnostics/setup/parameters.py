@@ -74,10 +74,13 @@ class SetupWatch:
         model: The model when training starts, or goes on.
         optimizers: The optimizers, with the state of a checkpoint.
         resumed: Whether training goes on from one: of a model that starts, the weights at zero are noted.
+
+    Attributes:
+        setups: How every parameter of the model was set up in the last window, by its name; a tied one once.
     """
 
     def __init__(self, names: Sequence[str], model: nn.Module, optimizers: Sequence[Any], resumed: bool) -> None:
-        self._names = names
+        self._names, self.setups = names, dict[str, ParameterSetup]()
         named = [(clean_name(name), parameter) for name, parameter in model.named_parameters()]
         self._at_zero: Set[str] = starting_at_zero([] if resumed else named)
         states = [getattr(optimizer, "state", ()) for optimizer in optimizers]
@@ -151,11 +154,8 @@ class SetupWatch:
         self._at_zero = {*self._at_zero, *state.get("at_zero", ())}
         self._never = {place: set(missing) for place, missing in state.get("never", {}).items()}
 
-    def window_end(self, optimizers: Sequence[Any], model: nn.Module) -> dict[str, ParameterSetup]:
-        """The setup of every parameter of the model, by its name, as this rank knows it; a tied one once. Starts a new window.
-
-        Why one without a gradient may be meant to have none is left open: see :func:`with_reasons`.
-        """
+    def window_end(self, optimizers: Sequence[Any], model: nn.Module) -> None:
+        """Note how every parameter is set up, as this rank knows it, without reasons: see :meth:`merge`. Starts a new window."""
         held: dict[int, list[_Held]] = {}
         in_order = ((optimizer, group) for optimizer, groups in groups_of(optimizers) for group in groups)
         for number, (optimizer, group) in enumerate(in_order):
@@ -179,9 +179,34 @@ class SetupWatch:
                 stepped=name in self._stepped,
                 **known,
             )
-        self._unheld = None
+        self.setups, self._unheld = setups, None
         self._reached, self._steps, self._unzeroed, self._never = set(), Counter(), Counter(), {}
-        return setups
+
+    def flags(self) -> list[float]:
+        """1 for each parameter that had a gradient in the window."""
+        return [float(name in self.setups and self.setups[name].has_gradient) for name in self._names]
+
+    def merge(
+        self, flags: Sequence[float], model: nn.Module, called: Sequence[str], recording: Set[str], zeros: Sequence[str]
+    ) -> None:
+        """Take from all ranks together whether a parameter had a gradient, and why it may be meant to have none, or one of zeros.
+
+        Args:
+            flags: Of all ranks: from one rank's alone, one rank could warn where another gives an info.
+            model: The model.
+            called: The modules that were called, in the order of their first calls.
+            recording: Those of them whose output required a gradient.
+            zeros: The parameters whose gradient is exactly zero.
+        """
+        setups, found = dict(self.setups), dict(zip(self._names, map(bool, flags), strict=True))
+        for name in setups.keys() & found.keys():
+            if found[name] != setups[name].has_gradient:
+                setups[name] = dataclasses.replace(setups[name], has_gradient=found[name])
+        named = ((raw, clean_name(raw)) for raw, parameter in model.named_parameters() if parameter.requires_grad)
+        without = {raw: name for raw, name in named if name in setups and not setups[name].has_gradient}
+        of_zeros = of_libraries(model, [name for name in zeros if name in setups])
+        reasons = of_zeros | {without[raw]: why for raw, why in unused_parts(model, without.keys(), called, recording).items()}
+        self.setups = setups | {name: dataclasses.replace(setups[name], spare=why) for name, why in reasons.items()}
 
     def _of_holders(self, holders: Sequence[_Held]) -> dict[str, Any]:
         return {
@@ -193,31 +218,6 @@ class SetupWatch:
             "l2": max((holder.l2 for holder in holders), default=0.0),
             "unzeroed_steps": max((self._unzeroed[holder.optimizer] for holder in holders), default=0),
         }
-
-
-def with_gradients(setups: dict[str, ParameterSetup], found: Mapping[str, bool]) -> dict[str, ParameterSetup]:
-    """The setups, with whether a parameter had a gradient on any rank."""
-    changed = {name: setup for name, setup in setups.items() if found.get(name, setup.has_gradient) != setup.has_gradient}
-    return {**setups, **{name: dataclasses.replace(setup, has_gradient=found[name]) for name, setup in changed.items()}}
-
-
-def with_reasons(
-    setups: dict[str, ParameterSetup], model: nn.Module, called: Sequence[str], recording: Set[str], zeros: Sequence[str]
-) -> dict[str, ParameterSetup]:
-    """The setups, with the reason where a parameter may be meant to have no gradient, or one of zeros.
-
-    Args:
-        setups: Of all ranks together: from one rank's alone, one rank could warn where another gives an info.
-        model: The model.
-        called: The modules that were called, in the order of their first calls.
-        recording: Those of them whose output required a gradient.
-        zeros: The parameters whose gradient is exactly zero.
-    """
-    named = ((raw, clean_name(raw)) for raw, parameter in model.named_parameters() if parameter.requires_grad)
-    without = {raw: name for raw, name in named if name in setups and not setups[name].has_gradient}
-    of_zeros = of_libraries(model, [name for name in zeros if name in setups])
-    reasons = of_zeros | {without[raw]: why for raw, why in unused_parts(model, without.keys(), called, recording).items()}
-    return {**setups, **{name: dataclasses.replace(setups[name], spare=why) for name, why in reasons.items()}}
 
 
 class _Held(NamedTuple):

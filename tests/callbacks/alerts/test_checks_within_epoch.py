@@ -345,7 +345,7 @@ def test_checks_go_on_where_what_is_measured_of_a_step_fails(monkeypatch: pytest
     def broken(*_: Any) -> None:
         raise KeyError("oops")
 
-    monkeypatch.setattr("lightning_hooks.diagnostics.gradients.collector.MeasuredStep", broken)
+    monkeypatch.setattr("lightning_hooks.diagnostics.gradients.sampled_steps.MeasuredStep", broken)
     model, ours = bad(3), quiet(every_n_steps=1)
     with pytest.warns(UserWarning, match=r"optimizer step \(what is measured\).* raised KeyError: 'oops'"):
         trainer(ours).fit(model, loader())

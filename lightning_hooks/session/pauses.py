@@ -1,0 +1,68 @@
+"""What comes between the training batches of a run: validations, and the ends of epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from lightning_hooks.session.functional_calls import FunctionalCalls
+from lightning_hooks.session.member import Member
+from lightning_hooks.session.module_hooks import ModuleHooks
+
+
+class Pauses:
+    """Passes on to members that training pauses, what happens meanwhile, and that it has gone on.
+
+    Args:
+        model: The model.
+        hooks: The forward hooks.
+        calls: The calls of functions.
+        members: Those of the session, in a list that changes with them.
+
+    Attributes:
+        paused: Whether training pauses.
+        resuming: The batches to come at whose start :meth:`resume` is to be called.
+    """
+
+    def __init__(self, model: nn.Module, hooks: ModuleHooks, calls: FunctionalCalls, members: Sequence[Member]) -> None:
+        self._model, self._hooks, self._calls, self._members = model, hooks, calls, members
+        self.paused, self.resuming = False, 0
+
+    def start(self, moment: str) -> None:
+        """What comes next is no training batch, and other callbacks have not come to it yet.
+
+        Args:
+            moment: ``in validation`` or ``at the end of the epoch``.
+        """
+        if not self.paused:
+            self.paused = True
+            for pause, batches in self._followers():
+                pause(moment)
+                self.resuming = batches
+
+    def resume(self) -> None:
+        """A training batch starts, one of the first after a pause."""
+        self.resuming -= 1
+        for pause, _ in self._followers():
+            pause()
+
+    def _followers(self) -> list[tuple[Callable[..., Any], int]]:
+        return [(live.pause, live.resumes) for member in self._members if (live := member.live).pause is not None]
+
+    def validation_start(self) -> None:
+        """Validation starts: the model may be exported or replaced there."""
+        self._hooks.suspension.suspend(self._model)
+
+    def validation_batch(self, batch: Any, index: int) -> None:
+        """A validation batch of the first loader starts."""
+        self._calls.validation_batch(index)
+        for member in self._members:
+            member.live.validation_batch(batch, index)
+
+    def validation_end(self) -> None:
+        """A validation ends, and its metrics are known."""
+        self._calls.stop()
+        for member in self._members:
+            member.live.validation_end()
