@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 Worst = Callable[[str, Sequence[float], float], float]
 
 
-def stat_scalars(prefix: str, names: Iterable[str], found: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, float]:
+def stat_scalars(prefix: str, names: Collection[str], found: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, float]:
     """Name statistics as ``prefix/<name>/<stat>``; NaN where there are none.
 
     Args:
@@ -19,13 +22,17 @@ def stat_scalars(prefix: str, names: Iterable[str], found: Mapping[str, Any], wa
         found: Site to its statistics, where there are some.
         wanted: Which statistics.
     """
-    scalars: dict[str, float] = {}
-    for name in names:
-        stats = found.get(name)
-        for stat in wanted:
-            value = getattr(stats, stat) if stats is not None else None
-            scalars[f"{prefix}/{name}/{stat}"] = math.nan if value is None else float(value)
-    return scalars
+    tags, nothing = _tags(prefix, tuple(names), tuple(wanted)), SimpleNamespace(**dict.fromkeys(wanted))
+    stats = [found.get(name, nothing) for name in names]
+    rows = zip(*(map(attrgetter(stat), stats) for stat in wanted), strict=True)
+    values = [math.nan if value is None else float(value) for row in rows for value in row]
+    return dict(zip(tags, values, strict=True))
+
+
+@lru_cache(maxsize=16)
+def _tags(prefix: str, names: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """The same ones in each window: of a large model they are thousands."""
+    return tuple([f"{prefix}/{name}/{stat}" for name in names for stat in wanted])
 
 
 def model_scalars(prefix: str, found: Iterable[Any], wanted: Sequence[str], worst: Worst | None = None) -> dict[str, float]:
@@ -46,7 +53,7 @@ def model_scalars(prefix: str, found: Iterable[Any], wanted: Sequence[str], wors
     entries = list(found)
     scalars: dict[str, float] = {}
     for stat in wanted:
-        values = [float(value) for entry in entries if (value := getattr(entry, stat)) is not None and math.isfinite(value)]
+        values = [float(value) for value in map(attrgetter(stat), entries) if value is not None and math.isfinite(value)]
         median = statistics.median(values) if values else math.nan
         scalars[f"{prefix}/model/{stat}_median"] = median
         scalars[f"{prefix}/model/{stat}_worst"] = (worst or _worst)(stat, values, median) if values else math.nan
@@ -58,10 +65,9 @@ def _worst(stat: str, values: Sequence[float], median: float) -> float:
         return max(values)
     if stat == "mean":
         return max(values, key=abs)
-    return max(values, key=lambda value: _log_distance(value, median))
-
-
-def _log_distance(value: float, median: float) -> float:
-    if value <= 0 or median <= 0:
-        return 0.0 if value == median else math.inf
-    return abs(math.log(value / median))
+    if median <= 0:
+        return next((value for value in values if value != median), median)
+    ends = sorted({min(values), max(values)}, key=values.index)
+    if min(ends) <= 0:
+        return next(value for value in values if value <= 0)
+    return max(ends, key=lambda value: abs(math.log(value / median)))

@@ -226,8 +226,9 @@ def of_libraries(root: nn.Module, names: Iterable[str]) -> dict[str, str]:
     Returns:
         Name to the reason why the part may be meant as it is, as text.
     """
-    modules = {clean_name(name): module for name, module in root.named_modules()}
-    return {name: reason for name in names if (reason := _by_library(name, modules))}
+    parts = list(names)
+    modules = {clean_name(name): module for name, module in root.named_modules()} if parts else {}
+    return {name: reason for name in parts if (reason := _by_library(name, modules))}
 
 
 def _largest(parameter: str, training: Set[str]) -> str:

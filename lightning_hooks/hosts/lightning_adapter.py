@@ -49,7 +49,7 @@ def _pause(moment: str) -> Callable[..., None]:
 
     def call(self: _First, *_: Any) -> None:
         session = self.adapter.session
-        if session is not None:
+        if session is not None and not session.pauses.paused:
             session.pauses.start(moment)
 
     return call

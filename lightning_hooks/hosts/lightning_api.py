@@ -271,7 +271,7 @@ class EpochLog:
             logged: Those that loggers get.
         """
         known, shown, names = known_metrics(trainer)
-        taken = (scalars.keys() & {*known, *names}) - self._tags
+        taken = ((known.keys() - self._tags) | (names - self._tags)) & scalars.keys()
         if taken:
             named = ", ".join(map(repr, sorted(taken)[:3])) + " and others" * (len(taken) > 3)
             self._warn_once(
@@ -280,7 +280,9 @@ class EpochLog:
             )
         own = {tag: value for tag, value in scalars.items() if tag not in taken} if taken else scalars
         # Of thousands of numbers one tensor, of which these are views: a quarter of the time. Norms can be beyond float32.
-        tensors = dict(zip(own, torch.tensor([*own.values()], dtype=torch.float64).unbind(), strict=True))
+        values = dict.fromkeys(own.values())  # many are 0, or the same
+        made = dict(zip(values, torch.tensor([*values], dtype=torch.float64).unbind(), strict=True))
+        tensors = {tag: made[value] for tag, value in own.items()}
         for tag in watched_tags(trainer).intersection(tensors):
             tensors[tag] = tensors[tag].clone()  # it may be saved in a checkpoint, without all the others
         self._tags.update(tensors)

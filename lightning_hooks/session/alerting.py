@@ -63,10 +63,11 @@ class Alerting:
                 dated = dataclasses.replace(candidate.alert, since_step=checked.since_step, batch=checked.batch)
                 candidate = candidate._replace(alert=dated)
             candidates.append(candidate)
-        waiting = self.rules.kinds_of_epochs if whole is None else frozenset[str]()
+        of_epochs = self.rules.kinds_of_epochs
+        waiting = of_epochs if whole is None else frozenset[str]()
         alerts = tuple(self.book.confirmed([*candidates, *map(Candidate, known.values())], waiting))
         if whole is not None:
-            self._lasting = tuple(alert for alert in alerts if alert.kind in self.rules.kinds_of_epochs)
+            self._lasting = tuple(alert for alert in alerts if alert.kind in of_epochs)
         if self.rules.rules:
             self.history = _with(self.history, report)
             self.long_history = self.long_history if whole is None else _with(self.long_history, whole)

@@ -55,7 +55,10 @@ class LoggedScalars:
 
     def start(self) -> None:
         """A fit starts."""
-        self._parts: dict[str, tuple[str, str, bool]] = {}  # of each tag: its site, its statistic, whether that is one of sites
+        self._tags: tuple[str, ...] = ()  # of the last window, and what they are of
+        self._of_sites: dict[str, list[str]] = {}
+        self._alerts, self._of_model, self._others = list[str](), list[str](), list[str]()
+        self._found: tuple[str, ...] = ()  # the statistics that some site has
         self._sites: set[str] = set()  # that had an alert
         self._risen: set[str] = set()  # tags of alerts and of the whole model that were above 0 so far
         self.written = LoggedStatistics(self._wanted, self._named, self._named)
@@ -68,7 +71,7 @@ class LoggedScalars:
         n_modules: int,
         alerted: Iterable[str] = (),
         watched: Collection[str] = (),
-        not_by_default: Collection[str] = (),
+        not_by_default: Callable[[], Collection[str]] = tuple,
     ) -> dict[str, float]:
         """Return those of the scalars that are logged.
 
@@ -82,35 +85,19 @@ class LoggedScalars:
             n_modules: How many modules the monitor observes.
             alerted: The sites that have an alert now.
             watched: Tags that are logged in any case.
-            not_by_default: Tags that ``auto`` does not log, though their statistic is one of the defaults.
+            not_by_default: Returns tags that ``auto`` does not log, though their statistic is one of the defaults.
         """
-        sites: dict[str, list[str]] = {}
+        tags = tuple(scalars)
+        if tags != self._tags:
+            self._group(tags, prefix, not_by_default())
+        sites, alerts, of_model, others = self._of_sites, self._alerts, self._of_model, self._others
         chosen = {tag for tag in watched if tag in scalars}
-        alerts: list[str] = []
-        of_model: list[str] = []
-        others: list[str] = []
-        for tag in scalars:
-            named = self._parts.get(tag)
-            if named is None:
-                name, _, stat = tag.removeprefix(f"{prefix}/").rpartition("/")
-                named = self._parts[tag] = name, stat, stat in self.ranking and tag.startswith(f"{prefix}/")
-            name, stat, of_site = named
-            if name == "alerts":
-                alerts.append(tag)
-            elif name == "model":
-                of_model += [] if tag in not_by_default else [tag]
-            elif not of_site:
-                others += [] if tag in not_by_default and not self._named else [tag]
-            elif stat in self._wanted and (self._named or tag not in not_by_default):
-                sites.setdefault(name, []).append(tag)
         self._risen.update(tag for tag in (*alerts, *of_model, *others) if scalars[tag] > 0)
         chosen.update(tag for tag in alerts if tag in self._risen)
-        found = {self._parts[tag][1] for tags in sites.values() for tag in tags}
-        all_sites = [tag for tags in sites.values() for tag in tags]
-        of_sites = self._named or (n_modules <= SMALL_MODEL and len(all_sites) <= MOST_SITE_TAGS)
-        self.written = LoggedStatistics(tuple(stat for stat in self._wanted if stat in found), of_sites, self._named)
+        of_sites = self._named or (n_modules <= SMALL_MODEL and sum(map(len, sites.values())) <= MOST_SITE_TAGS)
+        self.written = LoggedStatistics(self._found, of_sites, self._named)
         if of_sites:
-            chosen.update((*all_sites, *others))
+            chosen.update(others, *sites.values())
         else:
             # No card is flat at 0 for a whole run: a fault is logged from the first time on.
             chosen.update(tag for tag in (*of_model, *others) if tag in self._risen or FAULTS.search(tag) is None)
@@ -121,6 +108,25 @@ class LoggedScalars:
                     left -= len(sites[site])
             chosen.update(tag for site in self._sites for tag in sites.get(site, ()))
         return {tag: value for tag, value in scalars.items() if tag in chosen}
+
+    def _group(self, tags: tuple[str, ...], prefix: str, not_by_default: Collection[str]) -> None:
+        """The tags are others than those of the window before: see what they are of."""
+        sites: dict[str, list[str]] = {}
+        self._alerts, self._of_model, self._others = [], [], []
+        found = set[str]()
+        for tag in tags:
+            name, _, stat = tag.removeprefix(f"{prefix}/").rpartition("/")
+            if name == "alerts":
+                self._alerts.append(tag)
+            elif name == "model":
+                self._of_model += [] if tag in not_by_default else [tag]
+            elif stat not in self.ranking or not tag.startswith(f"{prefix}/"):
+                self._others += [] if tag in not_by_default and not self._named else [tag]
+            elif stat in self._wanted and (self._named or tag not in not_by_default):
+                sites.setdefault(name, []).append(tag)
+                found.add(stat)
+        self._tags, self._of_sites = tags, sites
+        self._found = tuple(stat for stat in self._wanted if stat in found)
 
 
 def statistics_by_ranking(logged: Logged, rankings: Sequence[Sequence[str]]) -> list[Logged]:

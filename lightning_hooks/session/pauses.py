@@ -23,12 +23,14 @@ class Pauses:
 
     Attributes:
         paused: Whether training pauses.
-        resuming: The batches to come at whose start :meth:`resume` is to be called.
+        resuming: The batches to come at whose start ``followers`` are called.
+        followers: What follows pauses.
     """
 
     def __init__(self, model: nn.Module, hooks: ModuleHooks, calls: FunctionalCalls, members: Sequence[Member]) -> None:
         self._model, self._hooks, self._calls, self._members = model, hooks, calls, members
         self.paused, self.resuming = False, 0
+        self.followers: list[Callable[..., Any]] = []
 
     def start(self, moment: str) -> None:
         """What comes next is no training batch, and other callbacks have not come to it yet.
@@ -36,20 +38,15 @@ class Pauses:
         Args:
             moment: ``in validation`` or ``at the end of the epoch``.
         """
-        if not self.paused:
-            self.paused = True
-            for pause, batches in self._followers():
+        if self.paused:
+            return
+        self.paused, self.followers = True, []
+        for member in self._members:
+            pause = member.live.pause
+            if pause is not None:
+                self.followers.append(pause)
+                self.resuming = member.live.resumes
                 pause(moment)
-                self.resuming = batches
-
-    def resume(self) -> None:
-        """A training batch starts, one of the first after a pause."""
-        self.resuming -= 1
-        for pause, _ in self._followers():
-            pause()
-
-    def _followers(self) -> list[tuple[Callable[..., Any], int]]:
-        return [(live.pause, live.resumes) for member in self._members if (live := member.live).pause is not None]
 
     def validation_start(self) -> None:
         """Validation starts: the model may be exported or replaced there."""

@@ -131,7 +131,9 @@ class Session:
         self._batch = batch_idx, batch
         self.pauses.paused = False
         if self.pauses.resuming:
-            self.pauses.resume()
+            self.pauses.resuming -= 1
+            for pause in self.pauses.followers:
+                pause()
         self.probe.batch_start()
         if self.evidence.on:
             self.evidence.batch_start(batch_idx)
@@ -261,8 +263,6 @@ class Session:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
         """
         return self.alerts.judge_urgent([member for member in self.members if member.early is not None])
-
-    # The end.
 
     def finish(self) -> None:
         """Training has ended: print the summaries, and close."""

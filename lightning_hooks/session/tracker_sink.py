@@ -90,7 +90,7 @@ class TrackerSink(Sink):
                 member.live.n_modules,
                 (alert.site for alert in member.latest_report.alerts),
                 watched,
-                member.live.not_logged_by_default(),
+                member.live.not_logged_by_default,
             )
             tagged = [{f"{tag}{end}": value for tag, value in tags.items()} if end else tags for tags in (scalars, chosen)]
             self._host.metrics.write(member.name, *tagged)

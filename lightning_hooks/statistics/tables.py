@@ -56,6 +56,7 @@ class HostNumbers:
         over_ranks: How they merge.
         over_windows: How those of consecutive windows merge; None for the same way.
         load: Takes merged ones in a resumed run; None where nothing depends on them.
+        size: Returns how many they are; None to count them.
     """
 
     def __init__(
@@ -64,13 +65,15 @@ class HostNumbers:
         over_ranks: Merge,
         over_windows: Merge | None = None,
         load: Callable[[list[float]], None] | None = None,
+        size: Callable[[], int] | None = None,
     ) -> None:
         self._read, self._merges, self._load = read, (over_ranks, over_windows), load
+        self._size = size or (lambda: len(read()))
 
     @property
     def spans(self) -> Spans:
         """How the packed numbers of ranks and of windows merge."""
-        return (Span(len(self._read()), *self._merges),)
+        return (Span(self._size(), *self._merges),)
 
     def pack(self) -> Tensor:
         """Return the numbers."""
@@ -214,8 +217,11 @@ def positions(called: Iterable[int], n_sites: int) -> list[float]:
     Returns:
         For each site its position from 0, or ``NEVER``.
     """
-    places = {site: position for position, site in enumerate(called)}
-    return [places.get(site, NEVER) for site in range(n_sites)]
+    found = [NEVER] * n_sites
+    for position, site in enumerate(called):
+        if site < n_sites:
+            found[site] = position
+    return found
 
 
 def sites_in_order(numbers: Iterable[float]) -> list[int]:
@@ -230,7 +236,7 @@ def first_calls(calls: FirstCalls, n_sites: int) -> HostNumbers:
     def load(numbers: list[float]) -> None:
         calls.load(sites_in_order(numbers))
 
-    return HostNumbers(lambda: positions(calls, n_sites), merged_positions, latest, load)
+    return HostNumbers(lambda: positions(calls, n_sites), merged_positions, latest, load, lambda: n_sites)
 
 
 def merged_positions(own: Tensor, among: TableIndex) -> Merging:
@@ -284,6 +290,7 @@ def parameters_in_order(names: Iterable[str], order: Sequence[str]) -> list[str]
     place = {site: number for number, site in enumerate(order)}
     placed, last = [], -1
     for name in names:
-        last = next((place[owner] for owner in outwards(name)[1:-1] if owner in place), last)
+        own = place.get(name.rpartition(".")[0])
+        last = own if own is not None else next((place[owner] for owner in outwards(name)[1:-1] if owner in place), last)
         placed.append((last, name))
     return [name for _, name in sorted(placed, key=lambda entry: entry[0])]

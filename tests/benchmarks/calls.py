@@ -21,12 +21,14 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 import lightning_hooks
 from lightning_hooks import AttentionMonitor, FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, TrainingMonitor, watch
+from tests.benchmarks import epoch_end
 from tests.benchmarks.workloads import DigitsCNN, ManyLayers, Task
 
 PACKAGE = str(Path(lightning_hooks.__file__).parent)
@@ -141,6 +143,27 @@ def lightning_steps(model: str, monitor: Any, steps: int, clip: float | None = N
     )
     trainer.fit(Task(net), loader)
     return counter.steps[:-1]
+
+
+def epoch_end_calls(sites: int) -> Calls:
+    """Train linear layers and rectifiers in turn for three epochs, and count what the end of the last one calls."""
+    torch.manual_seed(0)
+    counter = CallCounter()
+    trainer = pl.Trainer(
+        callbacks=[
+            LambdaCallback(on_train_epoch_end=lambda *_: counter.next_step()),
+            TrainingMonitor(every_n_steps=1, summary=False),
+            LambdaCallback(on_train_epoch_end=lambda *_: counter.stop()),
+        ],
+        max_epochs=3,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(epoch_end.Task(epoch_end.Deep(sites)), DataLoader([torch.randn(8, 4)] * 2, batch_size=None))  # type: ignore[arg-type]
+    return counter.steps[-1]
 
 
 def loop_steps(model: str, steps: int, host: str = "watch", **arguments: Any) -> list[Calls]:

@@ -6,7 +6,7 @@ import pytest
 
 from lightning_hooks import GradientClipMonitor, TrainingMonitor
 from lightning_hooks.statistics.kernels import kernels_for
-from tests.benchmarks.calls import HOSTS, lightning_steps, of_kinds
+from tests.benchmarks.calls import HOSTS, epoch_end_calls, lightning_steps, of_kinds
 
 MODULES, PARAMETERS = 10, 8  # of the CNN
 
@@ -37,6 +37,10 @@ def test_a_sampled_step_makes_some_calls_for_each_module_and_parameter(cnn: dict
 
 def test_the_first_step_looks_at_everything_once(cnn: dict[str, int]) -> None:
     assert cnn["first"] <= 800
+
+
+def test_the_end_of_an_epoch_makes_few_calls_for_each_module_and_its_parameter() -> None:
+    assert epoch_end_calls(200).total() - epoch_end_calls(100).total() <= 100 * 36
 
 
 def test_without_the_c_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,10 @@ class FeatureCollector(Collector[FeatureReport]):
         self.set_tables(
             rectifiers=HostNumbers(lambda: [len(self.table.rectifiers)], largest),
             unmeasured=HostNumbers(
-                self.table.unmeasured_flags, flagged, load=lambda flags: self.table.unmeasured.update(self._named(flags))
+                self.table.unmeasured_flags,
+                flagged,
+                load=lambda flags: self.table.unmeasured.update(self._named(flags)),
+                size=lambda: len(self.table.rows),
             ),
             order=first_calls(self.table.order, len(self.table.rows)),
             **self._reported,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from lightning_hooks.diagnostics.features.stats import FeatureStats, feature_stats
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
@@ -169,12 +170,9 @@ class FeatureTable:
         """Return everything as one vector, of the dtype and device of the rows; of one length on ranks that reserve as much."""
         needed = max((len(fired) for fired in self.fired.values()), default=0) if self.reserved is None else self.reserved
         width = -(-needed // 8) * 8  # whole float64s
-        units = torch.zeros((len(self.rectifiers), width), dtype=torch.uint8, device=self.rows.device)
-        for line, index in enumerate(self.rectifiers):
-            known = self.fired.get(index)
-            if known is not None:
-                kept = known[:width].to(self.rows.device, torch.uint8, non_blocking=True)
-                units[line, : kept.shape[0]] = kept
+        widest = torch.zeros(width, dtype=torch.bool, device=self.rows.device)
+        fired = [self.fired.get(index, widest)[:width].to(self.rows.device, non_blocking=True) for index in self.rectifiers]
+        units = pad_sequence([widest, *fired], batch_first=True)[1:].to(torch.uint8)
         return torch.cat((self.rows.flatten(), units.flatten().view(self.rows.dtype)))
 
     def unpack(self, packed: Tensor) -> None:
@@ -220,7 +218,7 @@ class FeatureTable:
         """
         split = self.rows.numel()
         rows = packed[:split].view(-1, N_COLUMNS).tolist()
-        units = packed[split:].view(torch.uint8).view(len(self.rectifiers), -1) if self.rectifiers else None
+        units = packed[split:].view(torch.uint8).view(len(self.rectifiers), -1).numpy() if self.rectifiers else None
         lines = {index: line for line, index in enumerate(self.rectifiers)}
         sites: dict[str, FeatureStats] = {}
         silent: list[str] = []

@@ -79,8 +79,8 @@ class GradientCollector(GradientSites):
         self.set_tables(
             calls=first_calls(self.modules.calls, len(self._sites)),
             arrivals=first_calls(self.modules.order, len(self._sites)),
-            seen=HostNumbers(lambda: self._outputs.numbers(self.modules.names), largest),
-            flags=HostNumbers(self._flags, flagged),
+            seen=HostNumbers(lambda: self._outputs.numbers(self.modules.names), largest, size=FirstLossGraph._fields.__len__),
+            flags=HostNumbers(self._flags, flagged, size=lambda: len(self.names)),
             loss=self._loss.table,
             setup=self._setup,
             replicas=self._sampled.replicas.table,

@@ -274,4 +274,4 @@ class ParameterTable(Tables):
 
 
 def _measured(row: list[float]) -> bool:
-    return any(row[column] for column in ParameterColumn if column != ParameterColumn.FIRST_NONFINITE)
+    return any(row[: ParameterColumn.FIRST_NONFINITE]) or any(row[ParameterColumn.FIRST_NONFINITE + 1 :])

@@ -67,7 +67,8 @@ class Vanishing(Rule):
             return
         flow = GradientCourse(report)
         holders = {name.rpartition(".")[0] for name in report.parameters}
-        counted = [not holders.intersection(flow.sites) or site in holders for site in flow.sites]
+        none_holds = holders.isdisjoint(flow.sites)
+        counted = [none_holds or site in holders for site in flow.sites]
         after = _maxima_after([rms * counts for rms, counts in zip(flow.rms, counted, strict=True)])
         norm_after = _maxima_after([norm * counts for norm, counts in zip(flow.norm, counted, strict=True)])
         before, norm_before = list(accumulate(flow.rms, max)), list(accumulate(flow.norm, max))
@@ -126,8 +127,8 @@ def _largest_alike_after(flow: GradientCourse) -> list[float]:
 def _role_in_block(site: str) -> str:
     """A module's role, with the path to it from its numbered block on: each half of an adapter is called alike (``default``)."""
     role, outer = role_of(site), site.rpartition(".")[0]
-    numbers = [match.end() for match in re.finditer(r"(?:^|\.)\d+(?:\.|$)", outer)]
-    return f"{outer[numbers[-1] :]}.{role}".lstrip(".") if role and numbers else role
+    numbers = [match.end() for match in re.finditer(r"(?:^|\.)\d+(?:\.|$)", outer)] if role else ()
+    return f"{outer[numbers[-1] :]}.{role}".lstrip(".") if numbers else role
 
 
 def _small_part(rule: Zero, alert: Alert, report: GradientFlowReport) -> str:

@@ -83,7 +83,7 @@ class Effects:
                 self._modules = {}
                 break
             module = name.rpartition(".")[0]
-            share, elements, place = self._modules.get(module, (0.0, 0, place_of(module, places)))
+            share, elements, place = self._modules.get(module) or (0.0, 0, place_of(module, places))
             self._modules[module] = share + stats.share, elements + report.setups[name].elements, place
         self._total = sum(elements for _, elements, _ in self._modules.values())
         self._within: dict[str, list[str]] = {}  # by the name of each module, those of its modules that hold parameters, itself too

@@ -227,13 +227,14 @@ class SetupChecks(Tables):
 
     def window_end(self, optimizers: Sequence[Any]) -> None:
         """The window ends: note what the optimizers hold, and what was set from outside."""
-        self.parameters.window_end(optimizers, self._host.model)
+        parameters = [*self._host.model.named_parameters()]
+        self.parameters.window_end(optimizers, parameters)
         self.weights.window_end(self.parameters.setups)
         named = groups_of(optimizers)
         held = held_by(named)
         self._optimized = {name for name, parameters in self._hidden_parameters.items() if any(id(p) in held for p in parameters)}
         self._decay = {name: found for name, groups in named if (found := _vector_decay(groups)) is not None}
-        own = {id(parameter) for parameter in self._host.model.parameters()}
+        own = {id(parameter) for _, parameter in parameters}
         self._foreign = {
             f"{name}.group{number}.{index}": tuple(parameter.shape)
             for name, groups in named
@@ -241,8 +242,6 @@ class SetupChecks(Tables):
             for index, parameter in enumerate(group["params"])
             if parameter.requires_grad and id(parameter) not in own and not nn.parameter.is_lazy(parameter)
         }
-
-    # The tables.
 
     def _flags_of_reached(self) -> list[float]:
         names = [*self._hidden, *[""] * MOST_UNREGISTERED][:MOST_UNREGISTERED]

@@ -81,6 +81,7 @@ class SetupWatch:
 
     def __init__(self, names: Sequence[str], model: nn.Module, optimizers: Sequence[Any], resumed: bool) -> None:
         self._names, self.setups = names, dict[str, ParameterSetup]()
+        self._raw: dict[str, str] = {}  # the name in the model, where it is another
         named = [(clean_name(name), parameter) for name, parameter in model.named_parameters()]
         self._at_zero: Set[str] = starting_at_zero([] if resumed else named)
         states = [getattr(optimizer, "state", ()) for optimizer in optimizers]
@@ -154,7 +155,7 @@ class SetupWatch:
         self._at_zero = {*self._at_zero, *state.get("at_zero", ())}
         self._never = {place: set(missing) for place, missing in state.get("never", {}).items()}
 
-    def window_end(self, optimizers: Sequence[Any], model: nn.Module) -> None:
+    def window_end(self, optimizers: Sequence[Any], parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         """Note how every parameter is set up, as this rank knows it, without reasons: see :meth:`merge`. Starts a new window."""
         held: dict[int, list[_Held]] = {}
         in_order = ((optimizer, group) for optimizer, groups in groups_of(optimizers) for group in groups)
@@ -163,22 +164,26 @@ class SetupWatch:
             for parameter in group["params"]:
                 held.setdefault(id(parameter), []).append(holder)
         never = {self._names[index] for missing in self._never.values() for index in missing}
-        setups: dict[str, ParameterSetup] = {}
+        setups, self._raw = dict[str, ParameterSetup](), {}
+        alike: dict[tuple[Any, ...], ParameterSetup] = {}  # most parameters are set up like others
         of_holders: dict[tuple[_Held, ...], dict[str, Any]] = {}  # what all parameters of the same ones share
-        for raw, parameter in model.named_parameters():
+        for raw, parameter in parameters:
             name, holders = clean_name(raw), tuple(held.get(id(parameter), ()))
+            if name != raw:
+                self._raw[name] = raw
             known = of_holders.get(holders)
             if known is None:
                 known = of_holders[holders] = self._of_holders(holders)
-            setups[name] = ParameterSetup(
-                elements=0 if nn.parameter.is_lazy(parameter) else parameter.numel(),
-                dimensions=parameter.dim() if is_computed(parameter) else 0,
-                trains=parameter.requires_grad,
-                has_gradient=name not in never and known["steps"] > 0 if holders else raw in self._reached,
-                starts_at_zero=name in self._at_zero,
-                stepped=name in self._stepped,
-                **known,
+            own = (
+                0 if nn.parameter.is_lazy(parameter) else parameter.numel(),
+                parameter.dim() if is_computed(parameter) else 0,
+                parameter.requires_grad,
+                name not in never and known["steps"] > 0 if holders else raw in self._reached,
             )
+            key = (*own, name in self._at_zero, name in self._stepped, holders)
+            if key not in alike:
+                alike[key] = ParameterSetup(*own, starts_at_zero=key[4], stepped=key[5], **known)
+            setups[name] = alike[key]
         self.setups, self._unheld = setups, None
         self._reached, self._steps, self._unzeroed, self._never = set(), Counter(), Counter(), {}
 
@@ -202,8 +207,8 @@ class SetupWatch:
         for name in setups.keys() & found.keys():
             if found[name] != setups[name].has_gradient:
                 setups[name] = dataclasses.replace(setups[name], has_gradient=found[name])
-        named = ((raw, clean_name(raw)) for raw, parameter in model.named_parameters() if parameter.requires_grad)
-        without = {raw: name for raw, name in named if name in setups and not setups[name].has_gradient}
+        silent = (name for name, setup in setups.items() if setup.trains and not setup.has_gradient)
+        without = {self._raw.get(name, name): name for name in silent}
         of_zeros = of_libraries(model, [name for name in zeros if name in setups])
         reasons = of_zeros | {without[raw]: why for raw, why in unused_parts(model, without.keys(), called, recording).items()}
         self.setups = setups | {name: dataclasses.replace(setups[name], spare=why) for name, why in reasons.items()}

@@ -638,7 +638,7 @@ def test_windows_merge_to_their_epoch() -> None:
 
     class Halves(Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            checks = monitor.member.collector._setup_checks
+            checks = monitor.member.collector._setup
             if batch_idx in (3, 6):
                 tables.append(checks.pack().clone())
                 checks.reset()

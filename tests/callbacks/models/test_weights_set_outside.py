@@ -285,7 +285,7 @@ def test_it_costs_ten_calls_a_window() -> None:
         code = frame.f_code
         if event != "call":
             return
-        ours = code.co_filename.endswith("setup/outside.py") or code.co_qualname in ("Session.pause", "_pause.<locals>.call")
+        ours = code.co_filename.endswith("setup/outside.py") or code.co_qualname in ("Pauses.start", "_pause.<locals>.call")
         guard = code.co_qualname == "guarded.__call__" and frame.f_locals["self"].site == "weights between steps"
         counts[code.co_qualname] += ours or guard
 
