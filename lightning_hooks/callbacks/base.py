@@ -99,7 +99,7 @@ class HookedCallback(EitherPackage, ABC):
         safe = skipping(hook, name, self.faults, when=self.gate)
         handle = self.hooks.register(module, safe, kind, label=name, **options)
         if isinstance(module, nn.Module):
-            self._suspension.add(module, handle)
+            self._suspension.add(handle)
 
     def detach(self) -> None:
         """Remove the hooks. Harmless when there are none."""

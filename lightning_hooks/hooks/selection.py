@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -179,13 +180,12 @@ def named_sites(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def clean_name(name: str) -> str:
-    """Return a module or parameter name without the parts that wrappers add."""
+    """Return a module or parameter name without the parts that wrappers add; the same string for all who keep it."""
     for prefix in _WRAPPER_PREFIXES:
         if prefix in name:
+            name = ".".join(part for part in name.split(".") if part not in _WRAPPER_PREFIXES)
             break
-    else:
-        return name
-    return ".".join(part for part in name.split(".") if part not in _WRAPPER_PREFIXES)
+    return sys.intern(name)
 
 
 def outwards(name: str) -> list[str]:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import ref
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -53,13 +52,13 @@ class Suspension:
         self.suspended = False
         self._resting = self._compiles = False
         self._handler: Any = None  # of torch.compile's callbacks, once it is asked for them
-        self._hooks: list[tuple[ref[nn.Module], RemovableHandle]] = []
+        self._hooks: list[RemovableHandle] = []
         self._out: list[_Suspended] = []
         self._compiled: Collection[int] = ()
 
-    def add(self, module: nn.Module, handle: RemovableHandle) -> None:
+    def add(self, handle: RemovableHandle) -> None:
         """Add a hook of a module to those that :meth:`suspend` removes."""
-        self._hooks.append((ref(module), handle))
+        self._hooks.append(handle)
 
     def suspend(self, root: nn.Module | None = None) -> None:
         """Remove the hooks, except those inside compiled modules. Idempotent.
@@ -72,10 +71,10 @@ class Suspension:
             return
         self.suspended = True
         if root is not None:
-            self._compiled = {id(module) for module in inside_compiled(root)}
-        for module, handle in self._hooks:
+            self._compiled = {id(held) for module in inside_compiled(root) for held in vars(module).values()}
+        for handle in self._hooks:
             hooks = handle.hooks_dict_ref()
-            if id(module()) in self._compiled or hooks is None or handle.id not in hooks:  # or removed by others
+            if hooks is None or id(hooks) in self._compiled or handle.id not in hooks:  # or removed by others
                 continue
             flags = []
             for reference in handle.extra_dict_ref:

@@ -25,7 +25,9 @@ class SharedHook(Listener):
         faults: Counts the calls that are skipped.
     """
 
-    __slots__ = ("faults", "gate", "recorders")
+    __slots__ = ("faults", "gate", "handle", "recorders")
+
+    handle: RemovableHandle
 
     def __init__(self, gate: Gate, faults: Faults) -> None:
         self.gate, self.faults = gate, faults
@@ -70,33 +72,34 @@ class ModuleHooks:
         self.gate, self.faults = Gate(), Faults()
         self._manager = HookManager()
         self.suspension = Suspension()
-        self._hooks: dict[nn.Module, list[tuple[SharedHook, RemovableHandle]]] = {}
-        self._owners: dict[int, list[tuple[nn.Module, skipping]]] = {}
+        self._hooks: dict[nn.Module, list[SharedHook]] = {}
+        self._owners: dict[int, list[skipping]] = {}
         self._warn_once = Once()
 
     def add(self, owner: object, name: str, module: nn.Module, recorder: skipping) -> None:
         """Call ``recorder`` with each output of a module, after the hooks that it has by now: those of others may change it."""
         ours = self._hooks.setdefault(module, [])
-        if not ours or next(reversed(module._forward_hooks), None) != ours[-1][1].id:
+        if not ours or next(reversed(module._forward_hooks), None) != ours[-1].handle.id:
             hook = SharedHook(self.gate, self.faults)
-            handle = self._manager.register(module, hook, label=name)
-            self.suspension.add(module, handle)
-            ours.append((hook, handle))
-        ours[-1][0].recorders.append(recorder)
-        self._owners.setdefault(id(owner), []).append((module, recorder))
+            hook.handle = self._manager.register(module, hook, label=name)
+            self.suspension.add(hook.handle)
+            ours.append(hook)
+        ours[-1].recorders.append(recorder)
+        self._owners.setdefault(id(owner), []).append(recorder)
 
     def release(self, owner: object) -> None:
         """Remove the recorders of one owner, and the hooks that nobody else needs."""
-        for module, recorder in self._owners.pop(id(owner), ()):
-            for hook, handle in self._hooks.get(module, ()):
-                hook.recorders = [other for other in hook.recorders if other is not recorder]
+        gone = {*map(id, self._owners.pop(id(owner), ()))}
+        for module, ours in self._hooks.items() if gone else ():
+            for hook in ours:
+                hook.recorders = [other for other in hook.recorders if id(other) not in gone]
                 if not hook.recorders:
-                    handle.remove()
-            self._hooks[module] = [entry for entry in self._hooks.get(module, ()) if entry[0].recorders]
+                    hook.handle.remove()
+            self._hooks[module] = [hook for hook in ours if hook.recorders]
 
     def of(self, owner: object) -> list[str]:
         """The names of the recorders of one owner."""
-        return [recorder.site for _, recorder in self._owners.get(id(owner), ())]
+        return [recorder.site for recorder in self._owners.get(id(owner), ())]
 
     def remove_all(self, model: nn.Module | None) -> None:
         """Remove every hook, also those that others, such as ``prepare_qat``, registered again on modules of their own."""

@@ -31,7 +31,8 @@ class OptimizerState:
     observers: StepObservers
     step: Step | None = None
     held: list[Tensor] = field(default_factory=list)  # the parameters of its groups
-    members: list[tuple[int, Tensor]] = field(default_factory=list)  # index and parameter of each
+    members: list[Tensor] = field(default_factory=list)  # those that torch computes with, each once
+    indices: list[int] = field(default_factory=list)  # of these
     few: tuple[int, ...] = ()  # the places of small ones among them
     left: GradientTrace | None = None  # the gradients that the last step left behind
     waiting: bool = False  # gradients of an earlier batch have not been used for a step
@@ -54,8 +55,12 @@ class OptimizerState:
         if places.update(self.host.model, places.optimizers):
             self.observers.notify("changed", [*range(len(places.optimizers))])
         found = places.members(getattr(self.optimizer, "param_groups", ()))
-        self.held, self.members = held, [each for each in found if is_computed(each[1])]
-        self.few = small_ones([parameter for _, parameter in self.members])
+        self.held, self.indices, self.members = held, [], []
+        for index, parameter in found.items():
+            if is_computed(parameter):
+                self.indices.append(index)
+                self.members.append(parameter)
+        self.few = small_ones(self.members)
 
     def new_step(self, unscaled: bool) -> Step:
         """Return the step under way, with the gradients that are there now.
@@ -76,7 +81,7 @@ class OptimizerState:
         gradients: list[Tensor] = []
         indices: list[int] = []
         missing: list[int] = []
-        for index, parameter in self.members:
+        for index, parameter in zip(self.indices, self.members, strict=True):
             gradient = parameter.grad
             if gradient is not None:
                 indices.append(index)

@@ -100,15 +100,15 @@ class ParameterPlaces:
                     found.setdefault(id(parameter), set()).add(position)
         return found
 
-    def members(self, groups: Iterable[dict[str, Any]]) -> list[tuple[int, Tensor]]:
-        """The parameters in an optimizer's groups, each once, with their places."""
+    def members(self, groups: Iterable[dict[str, Any]]) -> dict[int, Tensor]:
+        """The parameters in an optimizer's groups, each once, by their places."""
         found: dict[int, Tensor] = {}
         for group in groups:
             for parameter in group["params"]:
                 index = self._index.get(id(parameter))
                 if index is not None:
                     found.setdefault(index, parameter)
-        return list(found.items())
+        return found
 
     def tensors(self) -> list[Tensor | None]:
         """The parameter at each place; None where it is gone."""

@@ -141,7 +141,7 @@ class StepProbe:
             if any(parameter.requires_grad for parameter in step.parameters):
                 watch.step = step
                 self._observers.ready(step)
-            elif self._host.setup.world_size > 1 and any(parameter.requires_grad for _, parameter in watch.members):
+            elif self._host.setup.world_size > 1 and any(parameter.requires_grad for parameter in watch.members):
                 watch.announced_empty = True  # other ranks may have gradients, and what is done with a step may be a collective
                 self._observers.ready(step)
 

@@ -29,7 +29,7 @@ def suspended(layer, *names, **options):
     """Ours on a layer."""
     hooks, suspension = HookManager(), Suspension()
     for name in names:
-        suspension.add(layer, hooks.register(layer, note(name), **options))
+        suspension.add(hooks.register(layer, note(name), **options))
     return hooks, suspension
 
 

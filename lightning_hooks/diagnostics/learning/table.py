@@ -107,7 +107,7 @@ class GradientSample:
         rows: list[tuple[int, Tensor, Tensor]] = []
         self._counted: dict[int, Tensor] = {}  # by part, which of its elements count for the gain, where not all do
         taken: list[Tensor] = []
-        key: list[tuple[int, int]] = []
+        key: list[int] = []
         for (place, _), gradient in zip(dense, gradients, strict=True):
             numel, shape = gradient.numel(), step.parameters[place].shape
             if not (numel and weights[place].numel()):  # there is nothing, or it was freed
@@ -124,7 +124,7 @@ class GradientSample:
                     rows.append((place, elements, flat.index_select(0, elements)))
                 flat = flat.index_select(0, index)
             taken.append(flat)
-            key.append((step.indices[place], numel))
+            key += step.indices[place], numel
             self._parts.append((place, index, flat.numel(), numel))
         self._n_spread = len(taken)
         for place, entries in sparse:
