@@ -163,7 +163,7 @@ def test_a_capability_in_what_draws_is_found():
     assert capabilities_in("from lightning_hooks.diagnostics.attention.table import AttentionReport") == {"attention"}
 
 
-WITHOUT_TORCH = ["sinks.tab.plugin", "sinks.tab.answers", "sinks.tab.view", "run_report.verdict", "run_report.compare"]
+WITHOUT_TORCH = ["sinks.tab.plugin", "sinks.tab.answers", "run_report.page", "run_report.verdict", "run_report.compare"]
 
 
 @pytest.mark.parametrize("name", WITHOUT_TORCH)

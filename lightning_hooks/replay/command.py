@@ -19,8 +19,10 @@ from lightning_hooks.replay.rerun import StepRerun, without_logging
 from lightning_hooks.replay.rows import BatchRows
 from lightning_hooks.replay.state import NotRestoredError
 from lightning_hooks.replay.stored import CapsuleError, check
+from lightning_hooks.run_report.blocks import section, table
 from lightning_hooks.run_report.lines import write_whole
-from lightning_hooks.run_report.page import render
+from lightning_hooks.run_report.markdown import markdown
+from lightning_hooks.run_report.page import document
 
 _AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _WHOLE = {"16-true": torch.float16, "bf16-true": torch.bfloat16, "64-true": torch.float64}
@@ -106,15 +108,19 @@ def write_page(capsule: Capsule, found: Blame, output: Path | None = None) -> Pa
             "Rows of the batch": "all" if found.all_rows else ", ".join(map(str, found.rows)),
             "Samples": ", ".join(map(str, found.samples)),
         }
-    view = SimpleNamespace(
-        title=f"{capsule.record.get('kind')} at step {capsule.record.get('step')}",
-        text=found.text,
-        reproduced=found.reproduced,
-        facts={name: text for name, text in facts.items() if text},
-        left_out=capsule.record.get("left_out", []),
-        trace=str(found.trace or ""),
-    )
-    return write_whole(output or within / f"replay-{capsule.path.name}.html", render("replay.html.j2", view))
+    known = [(name, text) for name, text in facts.items() if text]
+    card = [table(("", "what was found"), known)] if known else []
+    card += [{"text": f"Not in the capsule: {part}."} for part in capsule.record.get("left_out", [])]
+    trace = [{"code": str(found.trace)}] if found.trace else []
+    headline = "It was not finite again" if found.reproduced else "It was finite this time"
+    verdict = {"status": "critical" if found.reproduced else "unknown", "headline": headline, "details": [found.text]}
+    sections = [section("found", "", [card]), section("step", "The step", [trace])]
+    page = {
+        "title": f"Run again: {capsule.record.get('kind')} at step {capsule.record.get('step')}",
+        "verdicts": [verdict],
+        "sections": [each for each in sections if each["cards"]],
+    }
+    return write_whole(output or within / f"replay-{capsule.path.name}.html", document(page, markdown(page)))
 
 
 def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:

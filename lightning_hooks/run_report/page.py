@@ -1,72 +1,38 @@
-"""The report of a run, and the comparison of two: pages that need nothing else (no network, no script), and Markdown."""
+"""The report of a run, and the comparison of two: a page that needs nothing else, and Markdown.
+
+The page is one module, ``page.js``, which draws what :mod:`lightning_hooks.run_report.data` says. TensorBoard's tab and ``serve``
+answer its requests; here the data is inside the file.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import re
+import base64
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import urlencode
 
-from lightning_hooks.plots.series import FRACTIONS
-from lightning_hooks.run_report.charts import SHOWN_ROWS, Chart, Row, Rows, rows, strip
+from lightning_hooks.run_report.blocks import flat
 from lightning_hooks.run_report.compare import Comparison
-from lightning_hooks.run_report.heat import HEATS
+from lightning_hooks.run_report.data import Page, compared, curve, heat, whole
 from lightning_hooks.run_report.lines import write_whole
+from lightning_hooks.run_report.markdown import SIGNS, markdown
 from lightning_hooks.run_report.recorded import Limits
 from lightning_hooks.run_report.run import Run
-from lightning_hooks.run_report.sections import SECTIONS, compared
-from lightning_hooks.run_report.text import DASH, measured, number, percent
-from lightning_hooks.run_report.training import layers, settings
-from lightning_hooks.run_report.verdict import Verdict, judge
-from lightning_hooks.run_report.view import RunView
-from lightning_hooks.trackers.console import markdown_text, visible
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-
-LAYERS = ("rms", "update_ratio", "std", "dead_fraction", "saturated_fraction", "zero_fraction")
-"""The statistics of which all layers are drawn."""
-CAPTIONS = {stat: caption for _, _, stat, caption in HEATS}
-
-
-@dataclass(frozen=True)
-class ComparisonView:
-    """The comparison of two runs; a section that has nothing to show is empty. Each is computed when a template asks for it."""
-
-    found: Comparison
-    limits: Limits
-
-    @cached_property
-    def layers(self) -> list[tuple[str, Rows, int]]:
-        """The layers of both on one scale: the statistic in words, those that are drawn, how many there are."""
-        found = []
-        for stat in LAYERS:
-            differences, linear = self.found.of(stat), stat in FRACTIONS
-            if not differences or (linear and not any(difference.a or difference.b for difference in differences)):
-                continue
-            kept = set(sorted(differences, key=lambda difference: -difference.size)[: self.limits.rows])
-            lines = [Row(d.name, d.a, other=d.b, shown=d.change) for d in differences if d in kept]
-            found.append((CAPTIONS[stat], rows(lines, "A to B", linear), len(differences)))
-        return found
-
-    @cached_property
-    def declared(self) -> list[tuple[str, list[tuple[str, Chart]]]]:
-        """The sections that capabilities declare: heading, and a curve of both runs for each row."""
-        found, both = [], (self.found.a, self.found.b)
-        for section in SECTIONS:
-            first, _ = next(iter(section.panels[0].curves.values()))
-            names = dict.fromkeys(difference.name for difference in self.found.of(first))
-            found.append((section.title, [(name, compared(*both, section, name)) for name in names]))
-        return [(title, rows) for title, rows in found if rows]
-
+from lightning_hooks.run_report.verdict import Problem, Verdict, judge
+from lightning_hooks.trackers.console import visible
 
 PAGE = "report.html"
 MARKDOWN = "report.md"
+MOST_BYTES = 1_900_000
+"""A page that would be larger draws less of a large run."""
+MOST_NOTEBOOK_BYTES = 400_000
+"""Of the page within a notebook, which is saved with it."""
 
 
 def write_health(run: Run, folder: Path | None = None) -> list[Path]:
@@ -75,72 +41,59 @@ def write_health(run: Run, folder: Path | None = None) -> list[Path]:
     return [write_whole(folder / PAGE, health_page(run)), write_whole(folder / MARKDOWN, health_markdown(run))]
 
 
-MOST_BYTES = 1_900_000
-"""A page that would be larger draws less of a large run."""
-
-
 def health_page(run: Run, most_bytes: int | None = None) -> str:
     """Return the health report of a run: a whole HTML document of less than 2 MB, or of about ``most_bytes``."""
-    return _page("page.html.j2", RunView(run, Limits()), most_bytes)
+    most, limits, text = MOST_BYTES if most_bytes is None else most_bytes, Limits(), health_markdown(run)
+    while True:
+        page = whole(run, 0.0, limits)
+        curves = [problem["curve"] for problem in page["problems"] if problem["curve"]]
+        answers = {f"curve?{urlencode(key)}": curve(run, **key) for key in curves}
+        blocks = (block for section in page["sections"] for card in section["cards"] for block in flat(card))
+        for found in (block["map"] for block in blocks if "map" in block):
+            key = {name: found[name] for name in ("monitor", "table", "stat")}
+            answers[f"heat?{urlencode(key)}"] = heat(run, **key, limits=limits)
+        made = document(page, text, answers)
+        if len(made.encode("utf-8", "backslashreplace")) <= most or limits.rows < 8:
+            return made
+        limits = limits.halved()
 
 
 def compare_page(found: Comparison) -> str:
-    """Return the comparison of two runs: a whole HTML document of less than 2 MB."""
-    return _page("compare.html.j2", ComparisonView(found, Limits()))
+    """Return the comparison of two runs: a whole HTML document."""
+    page = compared(found)
+    return document(page, markdown(page))
 
 
 def health_markdown(run: Run) -> str:
     """Return the same problems and numbers as Markdown, for a terminal, an issue or a tracker's text."""
-    text = render("report.md.j2", RunView(run, Limits(rows=30, alerts=50)))
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    return markdown(whole(run, 0.0, Limits(rows=30, alerts=50)))
 
 
-def _page(template: str, view: RunView | ComparisonView, most_bytes: int | None = None) -> str:
-    most = MOST_BYTES if most_bytes is None else most_bytes
-    while True:
-        page = render(template, view)
-        if len(page.encode("utf-8", "backslashreplace")) <= most or view.limits.rows < 8:
-            return page
-        view = dataclasses.replace(view, limits=view.limits.halved())
+def document(page: Page, text: str, answers: Mapping[str, Any] | None = None) -> str:
+    """Return a whole HTML document: the module, a page and the answers to its requests, and the text for where no script runs.
 
-
-SIGNS = {"failed": "✖", "critical": "✖", "warning": "▲", "info": "●", "healthy": "✔", "unknown": "?"}
-
-
-def render(template: str, view: Any) -> str:
-    """Fill in a template of the folder ``templates`` with a view."""
-    return environment(html=template.endswith(".html.j2")).get_template(template).render(view=view)
-
-
-@cache
-def environment(html: bool) -> Environment:
-    """What templates share: escaping, as HTML or as Markdown, filters, signs; a name that is not there is an error."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup, escape
-
-    written = escape if html else markdown_text
-
-    def escaped(value: Any) -> Markup:
-        return value if isinstance(value, Markup) else Markup(written(visible(str(value))))
-
-    made = Environment(
-        loader=PackageLoader("lightning_hooks.run_report"),
-        autoescape=True,  # that macros return markup, which is not escaped again
-        finalize=escaped,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    The policy lets the module run and nothing else; the data is no HTML, and holds no ``<`` that could end its element.
+    """
+    folder = files("lightning_hooks.run_report")
+    style, module = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    script = f'{module}\nrender(JSON.parse(document.getElementById("data").textContent));\n'
+    digest = base64.b64encode(sha256(script.encode()).digest()).decode()
+    data = json.dumps({"page": page, "answers": answers or {}}, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(visible(page['title']))}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<noscript><pre>{escape(text, quote=False)}</pre></noscript>\n"
+        f'<script type="application/json" id="data">{data}</script>\n<script type="module">{script}</script>\n</body>\n</html>'
     )
-    style = files("lightning_hooks.run_report").joinpath("templates", "style.css").read_text(encoding="utf-8").replace("\n", "")
-    made.filters |= {"number": number, "percent": percent, "measured": measured, "blocks": strip}
-    made.globals |= {"dash": DASH, "signs": SIGNS, "style": style, "shown_rows": SHOWN_ROWS}
-    made.globals |= {"settings": settings, "layers": layers}
-    return made
 
 
-FRAME = 'style="width:100%;height:36rem;border:0;resize:vertical;overflow:auto"'
-MOST_NOTEBOOK_BYTES = 400_000
-"""Of the page within a notebook, which is saved with it."""
+def framed(page: str, title: str) -> str:
+    """A page in a frame, so that its styles and those of the notebook do not meet."""
+    style = "width:100%;height:36rem;border:0;resize:vertical;overflow:auto"
+    return f'<iframe title="{title}" style="{style}" srcdoc="{escape(page)}"></iframe>'
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -165,9 +118,33 @@ class RunReport:
         return f"RunReport({self.verdict.headline!r}, path={None if self.path is None else str(self.path)!r})"
 
     def _repr_html_(self) -> str:
-        """The page in a frame, so that its styles and the notebook's do not meet."""
-        return f'<iframe title="Health report" {FRAME} srcdoc="{escape(health_page(self.run, MOST_NOTEBOOK_BYTES))}"></iframe>'
+        """The page in a frame."""
+        return framed(health_page(self.run, MOST_NOTEBOOK_BYTES), "Health report")
 
     def head(self) -> str:
         """The verdict and the first problems: some kilobytes of HTML in the colours of the notebook that shows it."""
-        return render("head.html.j2", self)
+        verdict = self.verdict
+        serious = [problem for problem in verdict.problems if problem.severity != "info"]
+        first = "The first report is made when the first window of trainer.fit() ends: an epoch, or report_every_n_steps batches."
+        details = verdict.details if self.run.epochs else (first,)
+        lines = [_box(verdict.status, f"{SIGNS[verdict.status]} {verdict.headline}", details)]
+        lines += [_box(problem.severity, _headed(problem), (problem.seen, *problem.advice[:6])) for problem in serious[:5]]
+        lines += [f"<div>and {len(serious) - 5} more problems</div>"] * (len(serious) > 5)
+        lines += [f"<div>Report: <code>{_short(str(self.path))}</code></div>"] * (self.path is not None)
+        return "\n".join(['<div style="max-width:60rem;line-height:1.45;overflow-wrap:anywhere">', *lines, "</div>"])
+
+
+COLOURS = {"failed": "#c2410c", "critical": "#c2410c", "warning": "#c27c00", "info": "#2b83ba", "healthy": "#00785a"}
+
+
+def _box(severity: str, head: str, lines: tuple[str, ...]) -> str:
+    border = f"border-left:.3rem solid {COLOURS.get(severity, '#808890')};padding:.1rem .8rem;margin:.5rem 0"
+    return f'<div style="{border}"><b>{_short(head)}</b>{"".join(f"<br>{_short(line)}" for line in lines)}</div>'
+
+
+def _headed(problem: Problem) -> str:
+    return f"{problem.title} at {problem.where}, {problem.when} ({problem.severity if problem.lasts else 'ended'})"
+
+
+def _short(text: str) -> str:
+    return escape(visible(text[:600]))

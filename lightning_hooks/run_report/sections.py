@@ -1,90 +1,418 @@
-"""The sections that capabilities declare, of a run and of two."""
+"""The sections of a run's page, as blocks: what is shown, in which order, and in which words. It needs no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby, islice
+from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from lightning_hooks.declare.brief import TABLES
+from lightning_hooks.declare.kinds import gravity
+from lightning_hooks.declare.plain import NONFINITE
 from lightning_hooks.declare.section import Panel, Section
 from lightning_hooks.diagnostics import modules
+from lightning_hooks.plots.canvas import within
 from lightning_hooks.plots.series import FRACTIONS
-from lightning_hooks.run_report.charts import Chart, Line, chart
-from lightning_hooks.run_report.recorded import MonitorRecord, Run
-from lightning_hooks.run_report.text import number, percent
+from lightning_hooks.run_report.blocks import MOST_LINES, Block, Card, chart, fold, line, named, row, rows, section, table
+from lightning_hooks.run_report.events import by_names, is_table, place
+from lightning_hooks.run_report.recorded import Limits, MonitorRecord, Run, chosen, number_of, severities
+from lightning_hooks.run_report.text import measured, number, percent, seconds
+from lightning_hooks.run_report.training import batches_of, layers, loss_and_metrics, loss_by_epoch, rates_by_group, settings
+from lightning_hooks.run_report.verdict import Course, courses
 
 SECTIONS: tuple[Section, ...] = tuple(file.SECTION for file in modules(".section"))
 """What capabilities declare, each in a file of that name."""
-COLORS = ("var(--blue)", "var(--amber)")
-ONLY = ("var(--sky)",)
-"""The colour of a curve that is alone with its limit."""
+HEATS = (
+    ("gradient_flow", "modules", "rms", "Gradient RMS at each module's output"),
+    ("gradient_flow", "parameters", "update_ratio", "Update ratio of each parameter"),
+    ("features", "sites", "std", "Spread (std) of each module's output"),
+    ("features", "sites", "zero_fraction", "Share of zeros in each module's output"),
+    ("features", "sites", "dead_fraction", "Share of dead units of each rectifier"),
+    ("features", "sites", "saturated_fraction", "Share of saturated values of each bounded activation"),
+    ("features", "sites", "nonfinite_fraction", "Share of NaN and infinite values in the outputs"),
+    ("gradient_flow", "modules", "nonfinite_fraction", "Share of NaN and infinite values in the gradients"),
+)
+"""The heat maps: prefix, table, statistic, caption."""
+NEEDS_MORE_THAN_ZERO = ("dead_fraction", "saturated_fraction", "nonfinite_fraction")
+SHOWN_MAPS = 3
+SHARES = (
+    ("dead_fraction", "dead", "dead", "Share of each rectifier's units that gave 0 in every sampled batch"),
+    ("saturated_fraction", "saturated", "saturated", "Share of each bounded activation's values that sit at a bound"),
+    ("nonfinite_fraction", "nonfinite", "NaN, inf", "Share of each module's values that are NaN or infinite"),
+)
+"""What may be wrong with outputs: statistic, its rule, a short name, in words."""
+OUTPUTS = {"mean": "mean", "std": "std", "zeros": "zero_fraction", "dead": "dead_fraction", "saturated": "saturated_fraction"}
+SHARE, MOST_SHARES = "share", 30
+THRESHOLDS = (
+    ("harmful below", 0.0, "red"),
+    ("too long below", 0.1, "amber"),
+    ("best length", 0.5, "green"),
+    ("short", 1.0, "soft"),
+)
+"""What a step ratio means: in words, from which ratio, its colour."""
+BOUNDS = (-1.0, 1.5)
+"""Step ratios beyond are drawn at these."""
 
 
-def numbers_of(record: MonitorRecord, section: Section, name: str) -> dict[str, list[float]]:
-    """The statistics of one row, by kept window."""
-    return {stat: record.values(section.table, stat, name) for stat in section.stats}
-
-
-def counts_of(numbers: Mapping[str, Sequence[float]]) -> dict[str, int]:
-    """The counts of steps among them, over all windows."""
-    return {stat: int(np.nansum(values)) for stat, values in numbers.items() if stat.endswith("steps")}
-
-
-def parts_of(run: Run, section: Section, most: int) -> list[dict[str, Any]]:
-    """The first rows of a section, as the templates show them: facts, curves, a note, and the cells of the table in Markdown."""
-    parts = []
-    for record in run.of(section.prefix):
-        for name, stats in list(getattr(record.last, section.table, {}).items())[:most]:
-            numbers = numbers_of(record, section, name)
-            facts, note = section.facts(counts_of(numbers), stats, run.window)
-            parts.append(
-                {
-                    "name": name,
-                    "facts": [(text, number(value) if isinstance(value, int) else percent(value)) for text, value in facts],
-                    "charts": [_chart(record, panel, numbers, stats) for panel in section.panels],
-                    "note": note,
-                    "cells": [
-                        (percent if stat in FRACTIONS else number)(getattr(stats, stat)) for stat in section.columns.values()
-                    ],
-                    "drawn": len(record.columns),
-                    "windows": len(record.alerts),
-                }
-            )
-    return parts
-
-
-def _chart(record: MonitorRecord, panel: Panel, numbers: Mapping[str, Sequence[float]], stats: Any) -> Chart:
-    epochs, share = list(record.columns), any(stat in FRACTIONS for stat, _ in panel.curves.values())
-    colors = COLORS if len(panel.curves) > 1 else ONLY
-    lines = [
-        Line(text + " (mean, to the largest)" * bool(top), numbers[stat], color, top=numbers.get(top))
-        for (text, (stat, top)), color in zip(panel.curves.items(), colors, strict=False)
+def sections_of(run: Run, limits: Limits) -> list[dict[str, Any]]:
+    """The sections of a run, without those that have nothing to show."""
+    made = [
+        section("alerts", "Alerts, in order of cause", _alerts(run, limits)),
+        section("training", "Loss and learning rate", _training(run)),
+        section("unusual", "Unusual batches", _unusual(run)),
+        section("gradients", "Gradient flow", (_gradients(run, record, limits) for record in run.of("gradient_flow"))),
+        section("outputs", "Outputs", (_outputs(run, record, limits) for record in run.of("features"))),
+        section("maps", f"Over the {run.window}s", _maps(run)),
+        section("shares", "Shares of learning", (card for record in run.monitors for card in _shares(record))),
+        *(section(each.title.lower(), each.title, _declared(run, each, limits)) for each in SECTIONS),
+        section("silent", "Silent", _silent(run)),
+        section("model", "Model and set-up", _model(run, limits)),
+        section("coverage", "Coverage", _coverage(run)),
+        section("cost", "Cost", _cost(run)),
     ]
-    limit = getattr(stats, panel.limit) if panel.limit else None
-    limits = {f"configured limit {number(limit)}": limit} if limit else {}
+    return [found for found in made if found["cards"]]
+
+
+def rows_of(record: MonitorRecord, name: str) -> dict[str, dict[str, Any]]:
+    """The rows of a table of the last report, as plain data: the reports' classes need torch."""
+    found: Any = record.fields.get(name)
+    return by_names(found) if is_table(found) else {}
+
+
+def in_order_of_cause(found: Iterable[Course]) -> list[Course]:
+    """Root causes, those that last and the most severe first, each with its consequences behind it."""
+    ordered = sorted(found, key=lambda course: (gravity(course.severity), not course.lasts, course.since))
+    names = {course.alert.name for course in ordered}
+    effects: dict[str, list[Course]] = {}
+    for course in ordered:
+        if course.alert.cause in names and course.alert.cause != course.alert.name:
+            effects.setdefault(course.alert.cause, []).append(course)
+    placed = {id(course) for group in effects.values() for course in group}
+    roots = [course for course in ordered if id(course) not in placed]
+    line = [course for root in roots for course in (root, *effects.pop(root.alert.name, ()))]
+    return [*line, *(course for group in effects.values() for course in group)]
+
+
+def _alerts(run: Run, limits: Limits) -> Iterator[Card]:
+    found = in_order_of_cause(courses(run))
+    left = len(found) - limits.alerts
+    if found:
+        drawn = {
+            "alerts": [_course(run, course) for course in found[: limits.alerts]],
+            "windows": len(run.epochs),
+            "unit": run.unit,
+        }
+        yield [drawn, *[{"text": f"{left} more alerts are in reports.jsonl."}] * (left > 0)]
+
+
+def _course(run: Run, course: Course) -> dict[str, Any]:
+    value, limit = measured(course.alert)
+    with_it = groupby(enumerate(epoch in course.epochs for epoch in run.epochs), itemgetter(1))
+    active = [[at for at, _ in stretch] for shows, stretch in with_it if shows]
+    return {
+        "id": course.alert.name,
+        "kind": course.alert.kind,
+        "site": course.alert.site,
+        "severity": course.severity,
+        "cause": course.alert.cause,
+        "since": course.since,
+        "until": course.until,
+        "lasts": course.lasts,
+        "value": value,
+        "limit": limit,
+        "active": [[stretch[0], len(stretch)] for stretch in active],
+    }
+
+
+def _training(run: Run) -> Iterator[Card]:
+    epochs, _ = loss_by_epoch(run)
+    rates = rates_by_group(run)
+    drawn = {**loss_and_metrics(run), "Learning rate": rates}
+    card = [
+        chart(title, epochs, run.unit, [line(*curve) for curve in islice(curves.items(), MOST_LINES)])
+        for title, curves in drawn.items()
+        if curves
+    ]
+    if len(rates) > MOST_LINES:
+        card.append({"text": f"{len(rates) - MOST_LINES} more parameter groups are in reports.jsonl."})
+    yield card + learning_charts(run)
+
+
+def learning_charts(run: Run) -> list[Block]:
+    """The shares by layer, and the step ratio; what was not measured is left out."""
+    found = []
+    for record in run.of("gradient_flow"):
+        series, ratios = record.series("learning", "share"), np.asarray(record.values("steps", "step_ratio", "model"))
+        inner = {name.rpartition(".")[0] for name in series.names}  # modules that hold others
+        known = [
+            (f"{name}: share", values)
+            for name, values in zip(series.names, series.values, strict=True)
+            if name not in inner and np.isfinite(values).any()
+        ]
+        largest = sorted(known, key=lambda curve: -float(np.nanmean(np.abs(curve[1]))))[:MOST_LINES]
+        epochs = list(record.columns)
+        if largest:
+            found.append(
+                chart("Which layers the loss falls by", epochs, record.unit, [line(*curve) for curve in largest], kind="linear")
+            )
+        if np.isfinite(ratios).any():
+            lines = [line(text, [at] * len(epochs), dashed=True, color=color) for text, at, color in THRESHOLDS]
+            lines.append(line("gain of a step over its predicted gain", within(ratios, *BOUNDS).tolist(), color="blue"))
+            found.append(chart("Step ratio", epochs, record.unit, lines, kind="linear", height=130))
+    return found
+
+
+def _unusual(run: Run) -> Iterator[Card]:
+    card: Card = [
+        {
+            "text": "The five batches of the run with the largest value; in a healthy run they are often the first ones. A sample "
+            "that is in several of them is worth a look."
+        }
+    ]
+    for found in batches_of(run):
+        heads = ("loss" if found.measure == "loss" else "norm", "epoch", "batch", "step", "samples")
+        cells = [(one.value, one.epoch, one.batch, one.step, samples) for one, samples in found.rows]
+        card += [{"title": found.title}, table(heads, cells)]
+    if len(card) > 1:
+        yield card
+
+
+def _head(run: Run, record: MonitorRecord) -> Card:
+    """Which of several monitors of a kind this is."""
+    return [{"title": record.modules, "name": True}] * (len(run.of(record.prefix)) > 1)
+
+
+def _when(record: MonitorRecord) -> str:
+    return f"{record.unit} {place(record.latest or {})}"
+
+
+def _of(kept: int, total: int, noun: str) -> Card:
+    """What to say of a list that is not whole."""
+    return [{"text": f"{kept} of {total} {noun} are shown: those with an alert, and every so many of the others."}] * (kept < total)
+
+
+def _gradients(run: Run, record: MonitorRecord, limits: Limits) -> Card:
+    found, updates, affected = rows_of(record, "modules"), rows_of(record, "parameters"), severities(record)
+    if not found and not updates:
+        return []
+    card = _head(run, record)
+    if found:
+        lines, cells = [], []
+        for site in chosen(list(found), affected, limits.rows):
+            rms, mean, low, high = (number_of(found[site].get(stat)) for stat in ("rms", "mean", "min", "max"))
+            largest = max((abs(end) for end in (low, high) if not math.isnan(end)), default=math.nan)
+            title = f"{site}: RMS {number(rms)}, mean {number(mean)}, from {number(low)} to {number(high)}"
+            lines.append(row(site, rms, abs(mean), largest, severity=affected.get(site, ""), title=title))
+            cells.append((site, rms, number_of(found[site].get("norm")), affected.get(site, "")))
+        total = number(number_of(record.fields.get("total_norm")))
+        lead = (
+            f"RMS of the loss's gradient at each module's output in {_when(record)}, from the input to the loss: the dot; the band "
+            f"reaches from the mean's magnitude to the largest value. Total norm: {total}."
+        )
+        card += [{"text": lead}, rows(lines, "RMS", limits=[record.limit("exploding")]), *_of(len(lines), len(found), "modules")]
+        card.append(fold("Numbers", [table(("module", "RMS", "norm", "alert"), cells)]))
+    else:
+        card.append({"text": "No gradient arrived at any module."})
+    if updates:
+        lines = []
+        for site in chosen(list(updates), affected, limits.rows):
+            ratio = updates[site].get("update_ratio")
+            note = "not measured" if ratio is None else ""
+            lines.append(row(site, number_of(ratio), severity=affected.get(site, ""), note=note))
+        lead = "Norm of an optimizer step's update over the norm of the weight; often near 1e-3 in healthy runs."
+        limit = [record.limit(kind) for kind in ("update_too_small", "update_too_large")]
+        drawn = [
+            {"text": lead},
+            rows(lines, "ratio", shades=(1e-4, 1e-2), limits=limit),
+            *_of(len(lines), len(updates), "parameters"),
+        ]
+        card.append(fold(f"Updates of the {len(updates)} parameters", drawn))
+    return card
+
+
+def _outputs(run: Run, record: MonitorRecord, limits: Limits) -> Card:
+    found, affected = rows_of(record, "sites"), severities(record)
+    if not found:
+        return []
+    card = _head(run, record)
+    for stat, rule, what, text in SHARES:
+        shares = {site: number_of(stats[stat]) for site, stats in found.items() if stats.get(stat) is not None}
+        if not shares or (stat == "nonfinite_fraction" and not any(shares.values())):
+            continue
+        limit = record.limit(rule)
+        at = f"; the line is the rule's limit, {percent(limit)}" if limit else ""
+        lines = [row(site, shares[site], severity=affected.get(site, "")) for site in chosen(list(shares), affected, limits.rows)]
+        card += [{"text": f"{text}, in {_when(record)}{at}."}, rows(lines, what, share=True, limits=[limit])]
+        card += _of(len(lines), len(shares), "modules")
+    kept = chosen(list(found), affected, limits.rows)
+    columns = {**OUTPUTS, "non-finite": "nonfinite_fraction"}
+    cells = [(site, *(_cell(found[site], stat) for stat in columns.values()), affected.get(site, "")) for site in kept]
+    return [*card, fold("Numbers", [table(("module", *columns, "alert"), cells), *_of(len(kept), len(found), "modules")])]
+
+
+def _cell(stats: Mapping[str, Any], stat: str) -> Any:
+    value = stats.get(stat)
+    if value is None or isinstance(value, int):
+        return value if stat not in FRACTIONS else percent(value)
+    return percent(number_of(value)) if stat in FRACTIONS else number_of(value)
+
+
+def heats_of(run: Run) -> Iterator[dict[str, Any]]:
+    """The heat maps of a run: the place of a monitor, table, statistic, caption."""
+    for prefix, name, stat, caption in HEATS:
+        for at, record in enumerate(run.monitors):
+            series = record.series(name, stat) if record.prefix == prefix else None
+            if series and series.names and (stat not in NEEDS_MORE_THAN_ZERO or np.nansum(series.values)):
+                yield {"monitor": at, "table": name, "stat": stat, "caption": caption}
+
+
+def _maps(run: Run) -> Iterator[Card]:
+    lead = (
+        f"Layers from the input (above) to the loss (below), {run.window}s from left to right; hatched where nothing was "
+        f"measured. Sizes are relative to the layer's own first {run.window}, since layers of different types differ a "
+        "thousandfold in healthy runs; shares are absolute."
+    )
+    maps = [{"map": found} for found in heats_of(run)]
+    more = maps[SHOWN_MAPS:]
+    if maps:
+        yield [{"text": lead}, *maps[:SHOWN_MAPS], *[fold(f"{len(more)} more", more)] * bool(more)]
+
+
+def _shares(record: MonitorRecord) -> Iterator[Card]:
+    """The largest shares of a whole that a monitor's last window gives by layer, such as those of what was learned."""
+    for name, (sites, stats) in next(reversed(record.columns.values()), {}).items():
+        if SHARE in stats:
+            known = [(site, float(value)) for site, value in zip(sites, stats[SHARE], strict=True) if math.isfinite(value)]
+            largest = sorted(known, key=lambda share: -abs(share[1]))[:MOST_SHARES]
+            title = {"title": f"{record.prefix}: share of each {TABLES.get(name, 'layer')}"}
+            yield [title, rows([row(*share) for share in largest], SHARE, share=True)]
+
+
+def _declared(run: Run, each: Section, limits: Limits) -> Iterator[Card]:
+    """The rows of a section that a capability declares: facts, curves, a note; and the numbers of the last window."""
+    cells = []
+    for record in run.of(each.prefix):
+        for name, found in islice(rows_of(record, each.table).items(), limits.rows):
+            known = {stat: record.values(each.table, stat, name) for stat in each.stats}
+            counts = {stat: int(np.nansum(values)) for stat, values in known.items() if stat.endswith("steps")}
+            stats = SimpleNamespace(**{key: _finite(value) for key, value in found.items()})
+            facts: list[tuple[str, float]] = []
+            note = ""
+            with suppress(TypeError, ValueError, AttributeError):  # of a damaged file
+                facts, note = each.facts(counts, stats, run.window)
+            cells.append((name, *(_cell(found, stat) for stat in each.columns.values())))
+            shown = [[what, number(value) if isinstance(value, int) else percent(value)] for what, value in facts]
+            drawn, windows = len(record.columns), len(record.alerts)
+            thinned = f"{drawn} of {windows} {run.window}s are drawn and counted."
+            yield [
+                {"title": name, "name": True},
+                *[{"facts": shown}] * bool(shown),
+                *(_panel(record, panel, known, stats) for panel in each.panels),
+                *({"text": text} for text in (note, thinned * (drawn < windows)) if text),
+            ]
+    if cells:
+        yield [fold(f"The last {run.window} in numbers", [table((each.table.removesuffix("s"), *each.columns), cells)])]
+
+
+def _finite(value: Any) -> Any:
+    """A value of the run's file with the numbers that JSON has no words for."""
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return NONFINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _panel(record: MonitorRecord, panel: Panel, known: Mapping[str, Sequence[float]], stats: Any) -> Block:
+    epochs, share = list(record.columns), any(stat in FRACTIONS for stat, _ in panel.curves.values())
+    lines = [
+        line(text + " (mean, to the largest)" * bool(top), known[stat], known.get(top))
+        for text, (stat, top) in panel.curves.items()
+    ]
+    limit = number_of(getattr(stats, panel.limit, None)) if panel.limit else math.nan
+    limits = {f"configured limit {number(limit)}": limit} if limit > 0 else {}
     if panel.rule:
         limits[f"limit of {panel.rule}"] = record.limit(panel.rule)
-    lines += [Line(text, [at] * len(epochs), "var(--soft)", dashed=True) for text, at in limits.items()]
-    return chart(lines, epochs, 90 if share else 170, "share" if share else panel.kind, record.unit)
+    lines += [line(text, [at] * len(epochs), dashed=True, color="soft") for text, at in limits.items()]
+    return chart("", epochs, record.unit, lines, kind="share" if share else panel.kind, height=90 if share else 170)
 
 
-def compared(a: Run, b: Run, section: Section, name: str) -> Chart:
-    """The first curve of a section's row in two runs."""
-    text, (stat, _) = next(iter(section.panels[0].curves.items()))
-    known = [
-        {
-            epoch: value
-            for record in run.of(section.prefix)
-            if name in record.series(section.table, stat).names
-            for epoch, value in zip(record.columns, record.values(section.table, stat, name), strict=True)
-        }
-        for run in (a, b)
+def _silent(run: Run) -> Iterator[Card]:
+    found = {
+        text: [site for record in run.of(prefix) for site in record.silent]
+        for prefix, text in (("features", "Never called in a sampled batch"), ("gradient_flow", "Reached by no gradient"))
+    }
+    parameters = [rows_of(record, "parameters") for record in run.of("gradient_flow")]
+    found["Parameters without a gradient"] = [
+        site for each in parameters for site, stats in each.items() if stats.get("missing_steps") and not stats.get("steps")
     ]
-    epochs = sorted({epoch for values in known for epoch in values})
-    lines = [
-        Line(f"{letter}: {text}", [values.get(epoch, math.nan) for epoch in epochs], color)
-        for letter, values, color in zip("AB", known, COLORS, strict=True)
+    lists = [named(f"{text} ({len(names)})", list(dict.fromkeys(names))) for text, names in found.items() if names]
+    why = (
+        "A module is silent if its hooks do not run: it is not used in forward, called as module.forward(x), replaced by a "
+        "function (F.relu), frozen or detached, or compiled before the hooks were registered. Silent does not mean dead: it was "
+        "not measured."
+    )
+    if lists:
+        yield [*lists, {"text": why}]
+
+
+def _model(run: Run, limits: Limits) -> Iterator[Card]:
+    found, known = settings(run), layers(run)
+    versions = [(key, run.fit[key]) for key in ("lightning", "torch", "package") if key in run.fit]
+    card: Card = [{"facts": [[what, str(value)] for what, value in (*found, *versions)]}] if found or versions else []
+    if known:
+        cells = table(("layer", "type", "shape", "parameters"), known[: limits.rows])
+        left = len(known) - limits.rows
+        card.append(fold(f"The {len(known)} layers", [cells, *[{"text": f"{left} more are in reports.jsonl."}] * (left > 0)]))
+    yield card
+
+
+def _coverage(run: Run) -> Iterator[Card]:
+    """What each monitor recorded, and how much of training that is."""
+    cells = [
+        (
+            f"{record.prefix} ({record.modules})",
+            " + ".join(str(len(names)) for names in record.names.values()) or None,
+            len(record.silent),
+            f"{record.fields.get('sampled_batches')} of {record.fields['batches']}"
+            if record.fields.get("batches")
+            else "every step",
+            len(record.epochs),
+        )
+        for record in run.monitors
+        for sampled, batches in [map(record.fields.get, ("sampled_batches", "batches"))]
     ]
-    return chart(lines, epochs, unit=a.unit)
+    why = (
+        f"Batches: how many of the last {run.window}'s batches were sampled. What happens between two of them shows only if its "
+        "effects last."
+    )
+    yield [table(("monitor", "observed", "silent", "batches", f"{run.window}s"), cells), {"text": why}]
+
+
+def _cost(run: Run) -> Iterator[Card]:
+    """What the monitors took, as far as it is known."""
+    window = run.window
+    ends: dict[int, float] = {}
+    for epoch, took in (item for record in run.monitors for item in record.seconds.items()):
+        if math.isfinite(took):
+            ends[epoch] = ends.get(epoch, 0.0) + took
+    durations = {epoch: number_of(event.get("seconds")) for epoch, event in run.timing.items()}
+    durations = {epoch: took for epoch, took in durations.items() if 0 < took < math.inf}
+    parts = [ends[epoch] / durations[epoch] for epoch in durations if epoch in ends]
+    added = [share for record in run.monitors if math.isfinite(share := number_of(record.fields.get("overhead")))]
+    sizes = [size for event in run.timing.values() if 0 < (size := number_of(event.get("bytes"))) < math.inf]
+    found = (
+        (f"per {window}'s end: merging, judging, logging (median)", seconds, [*ends.values()]),
+        (f"per {window} (median)", seconds, [*durations.values()]),
+        (f"of {'an' if window == 'epoch' else 'a'} {window}'s time is its end in the monitors", percent, parts),
+        (f"of a training batch's time added by the monitors, last {window}", percent, [sum(added)] if added else []),
+        ("of tables on the device", lambda size: f"{number(size / 1000)} kB", sizes[-1:]),
+    )
+    facts = [[what, shown(statistics.median(values))] for what, shown, values in found if values]
+    if facts:
+        yield [{"facts": facts}, {"text": "Measured in the first process."}]

@@ -1,28 +1,26 @@
-"""The parts of a health report about training itself: loss, learning rates, set-up, layers, and the most unusual batches."""
+"""What a run's file says about training itself: loss, learning rates, set-up, layers, and the most unusual batches."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from lightning_hooks.declare.alert import MOST_SAMPLES
-from lightning_hooks.declare.plain import to_plain
+from lightning_hooks.declare.plain import from_plain, to_plain
 from lightning_hooks.diagnostics.unusual import UnusualBatch
-from lightning_hooks.plots.canvas import within
-from lightning_hooks.run_report.charts import Chart, Line, chart, numbered
-from lightning_hooks.run_report.recorded import MonitorRecord, number_of
+from lightning_hooks.run_report.recorded import number_of
 from lightning_hooks.run_report.run import MOST_EPOCHS, Run
 from lightning_hooks.run_report.text import DASH
 
 T = TypeVar("T")
 
-COLORS = ("var(--blue)", "var(--amber)", "var(--green)", "var(--red)", "var(--sky)")
 SETTINGS = (
     ("optimizers", "optimizers"),
     ("precision", "precision"),
@@ -32,40 +30,11 @@ SETTINGS = (
     ("max_epochs", "epochs planned"),
 )
 MEAN_LOSS = "mean loss of the training batches"
-MOST_CHARTS, MOST_COLUMNS = 12, 8
+MOST_CHARTS = 12
 """Of the user's metrics."""
 _PHASE = re.compile(r"(?<![^_\-./ ])(train(ing)?|val(id(ation)?)?|eval(uation)?|test)(?![^_\-./ ])", re.IGNORECASE)
 Curves = dict[str, list[float]]
 """Name to a number for each epoch."""
-WIDE_RANGE = 20.0
-"""A loss that spans more than this factor is drawn on a logarithmic scale."""
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """The loss and the learning rates over the epochs."""
-
-    charts: list[tuple[str, Chart]]  # a title and curves of each that is known: loss, metrics, rates, what of it learns
-    groups_left: int  # how many parameter groups are not drawn
-    columns: list[str]  # of the table, behind the epoch
-    table: list[list[float]]  # an epoch, its loss, rates and metrics, of ten epochs or fewer
-
-
-def training(run: Run) -> Training:
-    """The loss and the learning rates over the epochs."""
-    epochs, losses = loss_by_epoch(run)
-    rates, drawn = rates_by_group(run), loss_and_metrics(run)
-    charts = [(title, curves_chart(curves, epochs, run.unit)) for title, curves in drawn.items()]
-    shown = list(rates.items())[: len(COLORS)]
-    if shown:
-        log = all(rate > 0 for _, values in shown for rate in values if math.isfinite(rate))
-        charts.append(("Learning rate", curves_chart(dict(shown), epochs, run.unit, 110, log)))
-    charts += learning_charts(run)
-    columns = {"loss": losses, **{f"learning rate of {group}": values for group, values in rates.items()}}
-    of_metrics = {name: values for curves in drawn.values() for name, values in curves.items() if name != MEAN_LOSS}
-    columns |= dict(islice(of_metrics.items(), MOST_COLUMNS))
-    table = [[epochs[place], *(column[place] for column in columns.values())] for place in numbered(len(epochs), 10)]
-    return Training(charts, len(rates) - len(shown), list(columns), table)
 
 
 def loss_and_metrics(run: Run) -> dict[str, Curves]:
@@ -77,16 +46,6 @@ def loss_and_metrics(run: Run) -> dict[str, Curves]:
         found.setdefault("Loss" if title == "loss" else title, {})[name] = [run.metric(name, epoch) for epoch in epochs]
     known = {title: {n: values for n, values in curves.items() if np.isfinite(values).any()} for title, curves in found.items()}
     return dict(islice(((title, curves) for title, curves in known.items() if curves), MOST_CHARTS))
-
-
-def curves_chart(curves: Curves, epochs: Sequence[int], unit: str, height: int = 170, log: bool | None = None) -> Chart:
-    """A chart of curves; None for a logarithmic scale where they span much, as their names say then."""
-    finite = [value for values in curves.values() for value in values if math.isfinite(value)]
-    wide = log is None and min(finite) > 0 and max(finite) > WIDE_RANGE * min(finite)
-    lines = [
-        Line(name + ", log scale" * wide, values, color) for (name, values), color in zip(curves.items(), COLORS, strict=False)
-    ]
-    return chart(lines, epochs, height, kind="log" if log or wide else "linear", unit=unit)
 
 
 def loss_by_epoch(run: Run) -> tuple[Sequence[int], list[float]]:
@@ -119,44 +78,6 @@ def layers(run: Run) -> Sequence[tuple[str, str, str, int]]:
     return list(zip(*(columns.get(key, ()) for key in ("name", "type", "detail", "parameters")), strict=False))
 
 
-THRESHOLDS = (
-    ("harmful below", 0.0, "var(--red)"),
-    ("too long below", 0.1, "var(--amber)"),
-    ("best length", 0.5, "var(--green)"),
-    ("short", 1.0, "var(--soft)"),
-)
-"""What a step ratio means: in words, from which ratio, its colour."""
-BOUNDS = (-1.0, 1.5)
-"""Ratios beyond are drawn at these."""
-
-
-def learning_charts(run: Run) -> list[tuple[str, Chart]]:
-    """A title and curves of the shares by layer, and of the step ratio; what was not measured is left out."""
-    found = []
-    for record in run.of("gradient_flow"):
-        shares, ratios = _shares(record), record.values("steps", "step_ratio", "model")
-        epochs = list(record.columns)
-        if shares:
-            found.append(("Which layers the loss falls by", chart(shares, epochs, kind="linear", unit=record.unit)))
-        if np.isfinite(ratios).any():
-            lines = [Line(text, [at] * len(epochs), color, dashed=True) for text, at, color in THRESHOLDS]
-            lines.append(
-                Line("gain of a step over its predicted gain", within(np.asarray(ratios), *BOUNDS).tolist(), "var(--blue)")
-            )
-            found.append(("Step ratio", chart(lines, epochs, 130, kind="linear", unit=record.unit)))
-    return found
-
-
-def _shares(record: MonitorRecord) -> list[Line]:
-    """The layers with the largest shares: modules that hold no others."""
-    series = record.series("learning", "share")
-    inner = {name.rpartition(".")[0] for name in series.names}
-    rows = [(name, values) for name, values in zip(series.names, series.values, strict=True) if name not in inner]
-    known = [(name, values) for name, values in rows if np.isfinite(values).any()]
-    largest = sorted(known, key=lambda row: -float(np.nanmean(np.abs(row[1]))))[: len(COLORS)]
-    return [Line(f"{name}: share", values.tolist(), color) for (name, values), color in zip(largest, COLORS, strict=False)]
-
-
 @dataclass(frozen=True, slots=True)
 class UnusualBatches:
     """The batches with the largest of a number, the largest first."""
@@ -187,6 +108,17 @@ def unusual_batches(reports: Iterable[Any]) -> list[UnusualBatches]:
     ]
     found = {(one.measure, one.optimizer): one for one in (*losses, *norms) if one.batches}
     return list(found.values())
+
+
+def batches_of(run: Run) -> list[UnusualBatches]:
+    """The same of a run that was read from its file, without the reports' classes, which need torch."""
+    known = []
+    for fields in (record.fields for record in run.monitors):
+        with suppress(TypeError, ValueError, KeyError):  # of a damaged file
+            losses = from_plain(tuple[UnusualBatch, ...], fields.get("largest_losses", []))
+            norms = from_plain(dict[str, tuple[UnusualBatch, ...]], fields.get("largest_norms", {}))
+            known.append(SimpleNamespace(largest_losses=losses, largest_norms=norms))
+    return unusual_batches(known)
 
 
 def plain_batches(reports: Iterable[Any]) -> list[dict[str, Any]]:

@@ -16,9 +16,11 @@ from lightning_hooks.diagnostics import unusual
 from lightning_hooks.diagnostics.loss import table
 from lightning_hooks.diagnostics.unusual import MOST_SAMPLES, LargestBatches, UnusualBatch
 from lightning_hooks.run_report import read_run
+from lightning_hooks.run_report.data import whole
 from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.training import listed_samples, unusual_batches
 from tests.support.models import Classifier, trainer
+from tests.support.pages import of_kind, section_of
 
 FOUND = tuple[float, int, int, int, tuple[int, ...]]
 """A value, its epoch, batch and step, and the samples."""
@@ -86,11 +88,10 @@ def test_the_largest_of_a_run_whatever_the_windows_and_the_sampling(options: dic
     check([UnusualBatch(**{k: v if k != "samples" else tuple(v) for k, v in one.items() if k not in ("measure", "optimizer")})
            for one in plain], five(module.noted) + five(module.norms), rel=1e-4)  # fmt: skip
     assert json.loads((tmp_path / "lightning_hooks" / "health.json").read_text())["unusual_batches"] == plain
-    page = (tmp_path / "lightning_hooks" / "report.html").read_text(encoding="utf-8")
-    first = losses.batches[0]
-    assert '<h2 id="unusual">Unusual batches</h2>' in page
-    cells = "".join(f'<td class="n">{number}</td>' for number in (first.epoch, first.batch, first.step))
-    assert f"{cells}<td><small>{first.samples[0]}, " in page
+    (shown, of_norms), first = of_kind(section_of(whole(run, 0.0), "unusual"), "table"), losses.batches[0]
+    assert shown["rows"][0][1:4] == [first.epoch, first.batch, first.step]
+    assert shown["rows"][0][4].startswith(f"{first.samples[0]}, ")
+    assert (shown["heads"][0], of_norms["heads"][0], len(of_norms["rows"])) == ("loss", "norm", 5)
 
 
 def test_a_loss_that_is_not_finite_is_none_of_them_and_an_accumulated_step_is_at_its_last_batch() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from lightning_hooks.__main__ import main
 from tests.hosts.loops import EPOCHS, LOOPS, Result
+from tests.support.pages import data_of, of_kind, section_of, texts
 
 OWN = {"overhead", "planned_steps", "limit", "lr_initial", "samples"}
 """A measured time, what not every loop knows (the samples of a batch among it), and what a scheduler enters."""
@@ -51,10 +52,10 @@ KNOWN_OF_A_TRAINER = ("configured limit 0.05", "32-true", "precision", "CPUAccel
 
 def page(folder: Path) -> list[str]:
     """What the report page says, without names, measured times, samples, and what a loop knows of its settings."""
-    text = (folder / "lightning_hooks" / "report.html").read_text()
-    text = re.sub(r"<(script|style).*?</\1>", "", text[text.index("<body") :], flags=re.DOTALL)
-    text = text.replace("; configured limit 0.05: 0.05", "")
-    lines = [line.strip() for line in re.sub(r"<[^>]+>", "\n", text).splitlines()]
+    found = data_of((folder / "lightning_hooks" / "report.html").read_text())["page"]
+    for chart in of_kind(section_of(found, "clipping"), "chart"):
+        chart["lines"] = [line for line in chart["lines"] if not line["label"].startswith("configured limit ")]
+    lines = [line for part in ("verdicts", "problems", "sections") for line in texts(found[part])]
     passed_over = re.compile(r"|Health report: .*|Made by .*|[\d.]+ (ms|s|%)|\u2013|(\d+, )+\d+( and \d+ more)?")
     return [line for line in lines if line not in KNOWN_OF_A_TRAINER and not passed_over.fullmatch(line)]
 

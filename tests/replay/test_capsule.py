@@ -16,6 +16,7 @@ from lightning_hooks.replay import capsule as capsules
 from lightning_hooks.replay.capsule import read_capsule
 from lightning_hooks.replay.stored import CapsuleError, NotStorableError, from_stored, to_stored
 from tests.replay.planted import BAD, Net, capsule, data, fit
+from tests.support.pages import data_of, of_kind, section_of
 
 MODEL, DATA = "tests.replay.test_capsule:made", "tests.replay.planted:data"
 
@@ -96,9 +97,10 @@ def test_the_command_reproduces_it(written: Path, tmp_path: Path, capsys: pytest
     assert "log of 0 gives -inf in Net.training_step, planted.py" in printed
     assert f"Samples: {BAD}." in printed
     assert "BatchNorm1d" in printed
-    page = (tmp_path / "page.html").read_text()
-    assert "log (forward)" in page
-    assert f"<code>{BAD}</code>" in page
+    page = data_of((tmp_path / "page.html").read_text())["page"]
+    (table,) = of_kind(section_of(page, "found"), "table")
+    assert dict(table["rows"])["Operation"] == "log (forward)"
+    assert dict(table["rows"])["Samples"] == str(BAD)
 
 
 def test_a_capsule_of_rows_has_no_samples_and_is_replayed_with_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_hooks import Alert, TrainingMonitor
 from tests.replay.planted import Fault
 from tests.support.models import trainer
+from tests.support.pages import data_of
 
 PAGE = Path(__file__).parents[2] / "docs/guides/operations.md"
 BAD = 77
@@ -280,8 +281,8 @@ def test_the_report_folds_what_the_message_leaves_out(tmp_path: Path) -> None:
     x[3, 0] = 0
     monitor = TrainingMonitor(summary=False, report_dir=tmp_path)
     trainer([monitor]).fit(Net(CASES["log"].operation), DataLoader(TensorDataset(x), batch_size=8))
-    page = (tmp_path / "lightning_hooks" / "report.html").read_text()
-    folded = page.partition("<summary>What speaks for it</summary>")[2].partition("</details>")[0]
+    page = data_of((tmp_path / "lightning_hooks" / "report.html").read_text())["page"]
+    folded = " ".join(page["problems"][0]["evidence"])
     assert "log was given float32[8, 1] from 0 to" in folded
     assert "torch.log(x[:, :1])" in folded
     assert "float32[8, 1]" not in monitor.alerts[0].text

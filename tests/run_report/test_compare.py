@@ -11,9 +11,10 @@ from lightning_hooks.diagnostics.optimizer.table import GroupSettings, Optimizer
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.cli import compare_lines
 from lightning_hooks.run_report.compare import Difference, compare
+from lightning_hooks.run_report.data import compared
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
-from lightning_hooks.run_report.page import compare_page
 from tests.support.made_reports import FIT, features, flow, layer_names
+from tests.support.pages import of_kind, section_of
 
 NAMES = layer_names(9)
 
@@ -159,8 +160,10 @@ def test_it_begins_with_the_set_up_and_the_losses(make_run):
     assert lines[8] == "Loss and metrics:"
     assert [row.split() for row in lines[10:12]] == [["loss,", "epoch", "0", "2.3", "2.3"], ["loss,", "epoch", "4", "0.4", "2.3"]]
     assert lines.index("Loss and metrics:") < lines.index("All numbers of epoch 4 that both runs have are the same.")
-    page = compare_page(found)
-    assert page.index("learning rate of 0-AdamW") < page.index("loss, epoch 4") < page.index("Largest differences")
+    page = compared(found)
+    assert [section["id"] for section in page["sections"]][:3] == ["set-up", "losses", "differences"]
+    (set_up,) = of_kind(section_of(page, "set-up"), "table")
+    assert [row[0] for row in set_up["rows"]] == ["learning rate of 0-AdamW", "betas of 0-AdamW", "loss, epoch 0", "loss, epoch 4"]
 
 
 def test_settings_of_several_groups_and_a_schedule(make_run):
@@ -187,7 +190,7 @@ def test_where_no_loss_is_known_there_is_no_table(make_run):
     found = compare(read_run(make_run("a")), read_run(make_run("b")))
     assert found.losses == ()
     assert compare_lines(found)[3] == "The set-up is the same, as far as it is known."
-    assert "The set-up is the same" in compare_page(found)
+    assert "The set-up is the same, as far as it is known." in of_kind(section_of(compared(found), "set-up"), "text")
 
 
 def test_runs_of_other_lengths_show_where_each_ended(make_run):

@@ -45,7 +45,7 @@ start = time.process_time()
 import lightning_hooks.sinks.tab.plugin
 took = time.process_time() - start
 ours = {name.partition(".")[0] for name in set(sys.modules) - before}
-assert not ours & {"torch", "lightning", "numpy", "jinja2", "jsonargparse", "werkzeug"}, ours
+assert not ours & {"torch", "lightning", "numpy", "jsonargparse", "werkzeug"}, ours
 print(took)
 """
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}

@@ -1,6 +1,5 @@
 """The runs of a log directory: found, listed, read again when they grow; and a hostile log directory."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -8,17 +7,18 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from lightning_hooks.run_report import judge, read_run
+from lightning_hooks.run_report import data, judge, read_run
 from lightning_hooks.run_report.events import KnownNames
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
 from lightning_hooks.run_report.run import RunFile
-from lightning_hooks.sinks.tab import view
 from lightning_hooks.sinks.tab.answers import PATHS, answer
 from lightning_hooks.sinks.tab.runs import Runs
 from tests.support import kinds_file
-from tests.support.made_reports import FIT, HOSTILE, alert, features, flow, layer_names
+from tests.support.made_reports import FIT, HOSTILE, features, flow, layer_names
+from tests.support.pages import of_kind, section_of, unpacked
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,37 +123,17 @@ def test_all_windows_of_a_long_run_are_not_kept(make_run):
     assert len(reader.run.epochs) == 700
 
 
-def test_a_heat_map_is_thinned_and_keeps_layers_with_an_alert(make_run):
-    names = layer_names(1000)
-    folder = make_run(names=names, epochs=2)
-    found = view.heat(read_run(folder), 1, "modules", "rms")
-    assert found["of"] == [1000, 2]
-    assert len(found["names"]) <= 1.3 * view.MOST_ROWS
-    assert len(found["values"]) == len(found["names"]) == len(found["rows"])
-    marked = {found["names"][row] for row, *_ in found["marks"]}
-    assert marked == set(names[:200])
-
-
 def test_numbers_are_those_of_the_reports(make_run):
     names = layer_names(9)
     run = read_run(make_run(names=names, epochs=4))
     expected = [[float(f"{flow(epoch, names).modules[name].rms:.4g}") for epoch in range(4)] for name in names]
-    found = view.heat(run, 1, "modules", "rms")
-    assert found["values"] == [pytest.approx(row, rel=1e-3) for row in expected]
-    one = view.curve(run, 1, "modules", "rms", 3)
+    found = data.heat(run, 1, "modules", "rms")
+    np.testing.assert_allclose(unpacked(found), expected, rtol=1e-3)
+    one = data.curve(run, 1, "modules", "rms", 3)
     assert one["values"] == pytest.approx(expected[3], rel=1e-3)
     assert (one["name"], one["epochs"]) == (names[3], [0, 1, 2, 3])
-    assert view.names(run, 1, "modules", "rms") == names
-    assert view.curve(run, 1, "modules", "rms", 0)["marks"] == [[0, 3, "warning", "vanishing at model.embed"]]
-
-
-def test_alerts_are_in_order_of_cause(make_run):
-    file = make_run(epochs=1, healthy=True, end=None) / FOLDER / REPORTS
-    roots = [alert("zero", "b", 1), alert("dead", "a", 1, "critical")]
-    effect = dataclasses.replace(alert("vanishing", "c", 1, "info"), cause="dead at a")
-    append(file, report_line("features", "every leaf", features(1, layer_names(9), dead=[0] * 9, alerts=(effect, *roots)), 0.01))
-    found = view.whole(read_run(file), 0.0)
-    assert [(one["kind"], one["cause"]) for one in found["alerts"]] == [("dead", ""), ("vanishing", "dead at a"), ("zero", "")]
+    assert data.names(run, 1, "modules", "rms") == names
+    assert data.curve(run, 1, "modules", "rms", 0)["marks"] == [[0, 3, "warning", "vanishing at model.embed"]]
 
 
 def test_two_runs_are_compared(make_run, logs):
@@ -164,10 +144,10 @@ def test_two_runs_are_compared(make_run, logs):
     runs.ask(patience=30)
     status, found = asked(runs, "/compare", a="a", b="b")
     assert status == 200
-    assert found["alerts"][0][0] == "Only in A"
+    assert section_of(found, "alerts")[0]["title"].startswith("Only in A (")
     status, found = asked(runs, "/compare", a="a", b="c")
-    assert status == 404
-    assert "cannot compare" in found["error"]
+    assert [verdict["name"] for verdict in found["verdicts"]] == ["a", "c"]
+    assert "cannot compare: a and c have no epoch in common." in section_of(found, "differences")[0]["text"]
 
 
 # A hostile log directory.
@@ -305,7 +285,7 @@ def test_hostile_names_stay_text(make_run, logs):
     for key in found:
         status, page = asked(runs, "/run", run=key)
         assert status == 200, key
-        for one in page["maps"]:
+        for one in of_kind(section_of(page, "maps"), "map"):
             assert asked(runs, "/heat", run=key, monitor=one["monitor"], table=one["table"], stat=one["stat"])[0] == 200
 
 

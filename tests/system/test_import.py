@@ -75,16 +75,6 @@ assert lightning_hooks.monitors and "lightning" in sys.modules
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_templates_are_imported_when_a_report_is_written():
-    code = """
-import sys, torch
-before = "jinja2" in sys.modules
-import lightning_hooks.run_report.page
-assert ("jinja2" in sys.modules) == before
-"""
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
 @pytest.mark.parametrize(
     "part",
     [

@@ -67,6 +67,28 @@ def test_the_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^ +report +make a run's", shown, re.MULTILINE)
 
 
+def test_a_source_distribution_holds_the_package_and_no_other_readme(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = [name.partition("/")[2] for name in opened.getnames()]
+    top = {name.partition("/")[0] for name in names}
+    assert top - {".gitignore"} == {
+        "lightning_hooks",
+        "hatch_build.py",
+        "README.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        "pyproject.toml",
+        "PKG-INFO",
+    }
+    page = {f"lightning_hooks/run_report/page.{kind}" for kind in ("js", "css")}
+    assert {"lightning_hooks/py.typed", *page} <= set(names)
+    assert sorted(name for name in names if name.endswith("README.md")) == ["README.md"]
+
+
 def test_without_tensorboard_other_loggers_have_all_they_had(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-W", "ignore", "-c", WITHOUT_TENSORBOARD], cwd=tmp_path, env=environment, check=True)

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
-from lightning_hooks.sinks.notebook import page_of
+from lightning_hooks.run_report.page import MOST_NOTEBOOK_BYTES, framed, health_page
 from tests.support.browser import chromium
 from tests.support.health_tab import Tab, tensorboard_with_tab
 from tests.support.made_reports import HOSTILE, features, flow, layer_names
@@ -31,7 +31,7 @@ def test_the_tab_lists_runs_and_leads_to_an_alert(make_run: Any, tmp_path: Path)
         tab.open()
         tab.shows("2 runs: 1 warning, 1 healthy", "5 epochs, no rule broken", "Dead units at model.encoder.layers.0.attn.out_proj")
         driver.find_element("partial link text", "Vanishing gradients").click()
-        tab.shows("What to try", "Alerts, in order of cause", "Clip events", "rms of model.embed")
+        tab.shows("What to try", "Alerts, in order of cause", "Clipping", "rms of model.embed")
         assert tab.outer() == f"#health&run=a&alert={quote('vanishing at model.embed')}"
         marks = driver.execute_script("return document.querySelectorAll('.chosen .chart .at.warning').length")
         assert marks == 1
@@ -108,12 +108,13 @@ def test_nothing_is_wider_than_the_screen(make_run: Any, tmp_path: Path, width: 
             assert wide <= 0, place
 
 
-def test_the_notebook_page_needs_no_server(make_run: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_the_page_in_the_frame_of_a_notebook(make_run: Any, tmp_path: Path) -> None:  # noqa: F811
     run = read_run(make_run("a", names=[*NAMES, "</script><script>window.broken=1</script>"]))
     page = tmp_path / "page.html"
-    page.write_text(page_of(run), encoding="utf-8")
+    page.write_text(framed(health_page(run, MOST_NOTEBOOK_BYTES), "Health"), encoding="utf-8")
     with chromium(1000, 800) as driver:
         driver.get(page.as_uri())
+        driver.switch_to.frame(driver.find_element("css selector", "iframe"))
         wait_for(lambda: "Alerts, in order of cause" in driver.execute_script("return document.body.innerText"), "the page")
         wait_for(lambda: driver.find_elements("css selector", ".heat canvas"), "a heat map")
         driver.find_element("partial link text", "Link to this alert").click()

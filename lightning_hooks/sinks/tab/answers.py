@@ -15,10 +15,7 @@ from lightning_hooks.sinks.tab.runs import Runs
 
 VERSION = 1
 """Of the answers."""
-STATIC = {
-    "/index.js": ("lightning_hooks.sinks.tab", "health.js", "text/javascript"),
-    "/style.css": ("lightning_hooks.run_report", "templates/style.css", "text/css"),
-}
+STATIC = {"/index.js": ("page.js", "text/javascript"), "/style.css": ("page.css", "text/css")}
 Query = Mapping[str, str]
 
 
@@ -37,8 +34,8 @@ def answer(runs: Runs, path: str, query: Query) -> Answer:
     """
     try:
         if path in STATIC:
-            package, name, kind = STATIC[path]
-            return Answer(200, kind, files(package).joinpath(name).read_bytes())
+            name, kind = STATIC[path]
+            return Answer(200, kind, files("lightning_hooks.run_report").joinpath(name).read_bytes())
         return _json(200, ANSWERS[path](runs, query))
     except (LookupError, ValueError) as error:
         text = str(error) if isinstance(error, ValueError) else "There is no such run or statistic."
@@ -51,10 +48,10 @@ def _json(status: int, value: Any) -> Answer:
     return Answer(status, "application/json", json.dumps({"version": VERSION, **value}, allow_nan=False).encode())
 
 
-def _view() -> Any:
-    from lightning_hooks.sinks.tab import view  # with numpy, which TensorBoard does without until somebody asks
+def _data() -> Any:
+    from lightning_hooks.run_report import data  # with numpy, which TensorBoard does without until somebody asks
 
-    return view
+    return data
 
 
 def _of(query: Query) -> tuple[int, str, str]:
@@ -63,11 +60,11 @@ def _of(query: Query) -> tuple[int, str, str]:
 
 ANSWERS: dict[str, Callable[[Runs, Query], dict[str, Any]]] = {
     "/runs": lambda runs, query: runs.listing(int(query.get("known", "-1"))),
-    "/run": lambda runs, query: _view().whole(*runs.run(query["run"])),
-    "/heat": lambda runs, query: _view().heat(runs.run(query["run"])[0], *_of(query)),
-    "/curve": lambda runs, query: _view().curve(runs.run(query["run"])[0], *_of(query), int(query["row"])),
-    "/names": lambda runs, query: {"names": _view().names(runs.run(query["run"])[0], *_of(query))},
-    "/compare": lambda runs, query: _view().both(runs.run(query["a"])[0], runs.run(query["b"])[0]),
+    "/run": lambda runs, query: _data().whole(*runs.run(query["run"])),
+    "/heat": lambda runs, query: _data().heat(runs.run(query["run"])[0], *_of(query)),
+    "/curve": lambda runs, query: _data().curve(runs.run(query["run"])[0], *_of(query), int(query["row"])),
+    "/names": lambda runs, query: {"names": _data().names(runs.run(query["run"])[0], *_of(query))},
+    "/compare": lambda runs, query: _data().both(runs.run(query["a"])[0], runs.run(query["b"])[0]),
 }
 PATHS = (*STATIC, *ANSWERS)
 

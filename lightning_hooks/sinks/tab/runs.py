@@ -171,8 +171,8 @@ class Runs:
 
     def _read(self, key: str, path: Path) -> dict[str, Any] | None:
         """A run in short; None if it is as before."""
+        from lightning_hooks.run_report.data import entry
         from lightning_hooks.run_report.run import RunFile
-        from lightning_hooks.sinks.tab.view import entry
 
         file = self._lists.setdefault(key, RunFile(path, key, tables=False))
         if not self._holds(path):

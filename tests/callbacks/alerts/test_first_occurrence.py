@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import logging
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from lightning_hooks import Alert, FeatureStatsMonitor, monitors
 from lightning_hooks.alerts import FeatureReport, Rule
 from lightning_hooks.run_report import judge, read_run
 from tests.support.models import Classifier, loader, trainer
+from tests.support.pages import data_of, texts
 
 
 class Breaks(nn.Module):
@@ -60,7 +60,7 @@ def test_batch_step_and_value_are_those_of_the_first_occurrence_everywhere(
         assert (plain["batch"], plain["since_step"], plain["message"]) == (alert.batch, alert.since_step, alert.message)
         assert plain["value"] == pytest.approx(alert.value, rel=1e-3)
 
-    page = html.unescape((folder / "report.html").read_text())
+    page = "\n".join(texts(data_of((folder / "report.html").read_text())))
     assert "since epoch 0, batch 3" in page
     assert alert.message[1:60] in page
 
@@ -150,7 +150,7 @@ def test_a_problem_that_comes_back_is_shown_as_it_is_then(
     for plain in (raised[1], problem.first.record()):
         assert {key: plain[key] for key in alert.record()} == alert.record()
 
-    page = html.unescape((folder / "report.html").read_text())
+    page = "\n".join(texts(data_of((folder / "report.html").read_text())))
     assert "since epoch 6, batch 5 (also in epoch 0)" in page
     assert "75% of its output is odd." in page
     assert "25% of its output is odd." not in page

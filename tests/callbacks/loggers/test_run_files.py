@@ -29,6 +29,7 @@ from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.events import read_lines
 from tests.support.models import Classifier, ElsewhereLogger, loader, mlp, trainer
+from tests.support.pages import data_of, texts
 
 ALL = [FeatureStatsMonitor, GradientFlowMonitor, GradientClipMonitor, GradientClipper, ActivationRangeObserver]
 FILES = ["health.json", "report.html", "report.md", "reports.jsonl"]
@@ -178,7 +179,8 @@ def test_after_an_exception_the_report_says_so(tmp_path: Path, when: str, first:
         return
     assert (run.end["how"], run.end["error"]) == ("exception", "ValueError: the <disk> is gone")
     assert run.epochs == ([0] if when == "on_train_batch_end" else [0, 1])
-    assert "Training ended with ValueError: the &lt;disk&gt; is gone (epoch " in (ours(tmp_path) / "report.html").read_text()
+    (verdict,) = data_of((ours(tmp_path) / "report.html").read_text())["page"]["verdicts"]
+    assert "Training ended with ValueError: the <disk> is gone (epoch " in verdict["headline"]
 
 
 def test_after_an_interruption_the_report_says_so(tmp_path: Path) -> None:
@@ -374,8 +376,8 @@ def test_modules_of_any_name_stay_in_their_files(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["Verdict", *FILES, "sites"]
     text = (folder / "report.html").read_text()
     assert "<script>" not in text
-    assert "&lt;script&gt;" in text
-    assert "&lt;b&gt;name/&lt;i&gt;v" in text
+    assert any("<script>alert(1)</script>" in said for said in texts(data_of(text)))
+    assert "<b>name/<i>v" in data_of(text)["page"]["title"]
 
 
 def test_only_the_first_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,13 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from lightning_hooks import TrainingMonitor, watch
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.compare import compare
+from lightning_hooks.run_report.data import compared, whole
 from lightning_hooks.run_report.lines import REPORTS
-from lightning_hooks.run_report.page import compare_page, health_markdown, health_page
+from lightning_hooks.run_report.page import health_markdown
 from lightning_hooks.run_report.recorded import Run
 from lightning_hooks.session.run_record import MOST_METRICS
-from lightning_hooks.sinks.tab.view import whole
 from tests.support.models import Classifier, loader, mlp, trainer
+from tests.support.pages import of_kind, section_of
 
 
 class Logged(Classifier):
@@ -90,8 +91,11 @@ def test_every_epoch_has_the_numbers_that_the_logger_has(tmp_path: Path) -> None
 
 def test_they_are_drawn_next_to_the_loss(tmp_path: Path) -> None:
     run = fitted(tmp_path / "run")
-    charts = whole(run, 0.0)["training"]["charts"]
-    assert {title: [*curves] for title, curves in charts.items()} == {
+    found = of_kind(section_of(whole(run, 0.0), "training"), "chart")
+    charts = {chart["title"]: {line["label"]: line["values"] for line in chart["lines"]} for chart in found}
+    titles = [*charts]
+    assert titles.index("Loss") < titles.index("acc") < titles.index("Learning rate")
+    assert {title: [*charts[title]] for title in titles[: titles.index("Learning rate")]} == {
         "Loss": ["mean loss of the training batches", "val_loss", "train/loss"],
         "acc": ["train_acc", "val_acc"],
         "of_step": ["of_step"],
@@ -100,11 +104,7 @@ def test_they_are_drawn_next_to_the_loss(tmp_path: Path) -> None:
     }
     assert next(iter(charts)) == "Loss"
     assert charts["acc"]["val_acc"] == pytest.approx([run.metric("val_acc", epoch) for epoch in range(3)], rel=1e-3)
-    page, text = health_page(run), health_markdown(run)
-    assert page.index("<h3>Loss</h3>") < page.index("<h3>acc</h3>") < page.index("<h3>Learning rate</h3>")
-    assert f"val_acc: {run.metric('val_acc', 2):.3g}" in page
-    assert "| epoch | loss | learning rate of 0-SGD |" in text
-    assert r"| val\_acc |" in text
+    assert r"| epoch | train\_acc | val\_acc |" in health_markdown(run)
 
 
 def test_two_runs_are_compared_by_them(tmp_path: Path) -> None:
@@ -112,7 +112,8 @@ def test_two_runs_are_compared_by_them(tmp_path: Path) -> None:
     rows = {what: values for what, *values in compare(a, b).losses}
     assert rows["val_acc, epoch 1"] == [a.metric("val_acc", 1), b.metric("val_acc", 1)]
     assert rows["val_acc, last epoch"] == [a.metric("val_acc", 2), b.metric("val_acc", 1)]
-    assert "<td>val_acc, last epoch</td>" in compare_page(compare(a, b))
+    (set_up,) = of_kind(section_of(compared(compare(a, b)), "set-up"), "table")
+    assert "val_acc, last epoch" in [row[0] for row in set_up["rows"]]
 
 
 def test_shorter_windows_keep_what_is_known_at_their_end(tmp_path: Path) -> None:
@@ -127,7 +128,8 @@ def test_shorter_windows_keep_what_is_known_at_their_end(tmp_path: Path) -> None
 def test_of_very_many_the_first_are_kept(tmp_path: Path) -> None:
     run = fitted(tmp_path / "run", Logged(more=100), epochs=2)
     assert len(run.metrics) == MOST_METRICS
-    assert health_page(run).count("<h3>more_") < 12
+    titles = [chart["title"] for chart in of_kind(section_of(whole(run, 0.0), "training"), "chart")]
+    assert 0 < sum(title.startswith("more_") for title in titles) < 12
 
 
 def test_a_damaged_line_has_none(tmp_path: Path) -> None:

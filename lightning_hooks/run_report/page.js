@@ -1,41 +1,16 @@
-// The Health page: the runs of a log directory, live. TensorBoard's tab, `lightning-hooks serve` and notebooks show the same.
+// The Health page: a run, two compared, or the runs of a log directory. TensorBoard's tab and `lightning-hooks serve` answer its requests;
+// report.html and notebooks have the data in the page.
 //
 // Everything that comes from a run is set as text, never as markup. Nothing is requested but the addresses next to this module.
 
 const POLL_SECONDS = 2.5;
 const SIGNS = { failed: "✖", critical: "✖", warning: "▲", info: "●", healthy: "✔", unknown: "?" };
 const RANK = { failed: 0, critical: 1, warning: 2, unknown: 3, healthy: 4 };
+// Viridis (Smith and van der Walt, 2015), and from blue (less) over grey to vermillion (more): for any colour vision.
+const VIRIDIS = "440154 481a6c 472f7d 414487 39568c 31688e 2a788e 23888e 1f988b 22a884 35b779 54c568 7ad151 a5db36 d2e21b fde725".split(" ");
+const DIVERGING = "0a3d6b 0072b2 56a5d0 a9cfe4 e6e6e6 f3c6a5 e8935b d55e00 7f2d00".split(" ");
 const COLORS = ["var(--blue)", "var(--amber)", "var(--green)", "var(--red)", "var(--sky)"];
 const SVG = "http://www.w3.org/2000/svg";
-const STYLE = `
-main{max-width:100rem}
-button,select,input{font:inherit;color:inherit;background:var(--card);border:1px solid var(--line);border-radius:.4rem;padding:.25rem .5rem;max-width:100%}
-button{cursor:pointer}button:disabled{cursor:default;opacity:.55}
-input[type=checkbox]{width:1.15rem;height:1.15rem;accent-color:var(--blue)}
-:focus-visible{outline:3px solid var(--blue);outline-offset:2px}
-.bar{display:flex;flex-wrap:wrap;gap:.5rem 1rem;align-items:center;margin:.8rem 0}
-.bar label{display:flex;gap:.4rem;align-items:center;font-size:.9rem;min-width:0}
-.bar select{min-width:0}
-.title{display:flex;flex-wrap:wrap;gap:.2rem 1rem;justify-content:space-between;align-items:baseline}
-.title h1{font-size:1.15rem;color:var(--ink)}
-.runs td{vertical-align:middle}.runs td:nth-child(2){min-width:10rem}.runs a .mark{margin-right:.35rem}.runs .headline{max-width:34rem}.runs svg{width:9rem;height:2rem;display:block}
-.runs polyline,.runs line{fill:none;stroke:var(--blue);stroke-width:2;vector-effect:non-scaling-stroke}
-.live{color:var(--green);font-weight:600}
-.problem.chosen{outline:2px solid var(--blue)}
-.wideset{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,34rem),1fr));gap:0 1.6rem;align-items:start}
-.effect{padding-left:1.4rem}
-.cells canvas{width:100%;display:block;image-rendering:pixelated;background:repeating-linear-gradient(45deg,var(--track) 0 4px,var(--hatch) 4px 5px)}
-.cells svg{position:absolute;inset:0;width:100%;height:100%;pointer-events:none;overflow:visible}
-.cells .cursor{fill:none;stroke:var(--ink);stroke-width:2;vector-effect:non-scaling-stroke}
-.at{stroke-width:3;vector-effect:non-scaling-stroke;stroke-linecap:round}
-.at.critical{stroke:var(--red)}.at.warning{stroke:var(--amber)}.at.info{stroke:var(--sky)}
-.chart svg .span{opacity:.16;stroke:none}.span.critical{fill:var(--red)}.span.warning{fill:var(--amber)}.span.info{fill:var(--sky)}
-.readout{min-height:1.4em;font-size:.85rem;color:var(--soft)}
-.hidden{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
-@media(max-width:50rem){.runs thead{position:absolute;clip-path:inset(50%)}.runs tr{display:grid;grid-template-columns:auto 1fr auto;gap:.1rem .6rem;
-padding:.5rem 0;border-bottom:1px solid var(--line)}.runs td{border:0;padding:0;min-width:0}.runs td.headline,.runs td.open{grid-column:2/-1}
-.runs td.loss{grid-column:2}.runs td:empty{display:none}}
-`;
 
 // ---- Elements -----------------------------------------------------------------------------------------------------------------
 
@@ -93,7 +68,7 @@ function part(key, data, build) {
 // ---- Numbers ------------------------------------------------------------------------------------------------------------------
 
 function number(value) {
-  if (value === null || value === undefined) return "–";
+  if (typeof value !== "number") return value ?? "–";
   if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
   const text = Math.abs(value) >= 1e5 || Math.abs(value) < 1e-4 ? value.toExponential(2) : value.toPrecision(3);
   return text.replace(/(\.\d*?)0+(e|$)/, "$1$2").replace(/\.(e|$)/, "$1");
@@ -117,10 +92,12 @@ function axis(values, kind) {
   low -= room;
   high += room;
   const place = (value) => Math.min(1, Math.max(0, (map(value) - low) / (high - low)));
-  if (kind === "log" && high - low > 2) {
+  if (kind === "log" && high - low > 0.9) {
     const step = Math.max(1, Math.ceil((high - low) / 6));
-    const powers = Array.from({ length: Math.floor(high) - Math.ceil(low) + 1 }, (_, i) => Math.ceil(low) + i);
-    return { place, ticks: powers.filter((power) => power % step === 0).map((power) => 10 ** power), show: (tick) => `1e${Math.round(Math.log10(tick))}` };
+    const powers = Array.from({ length: Math.floor(high) - Math.floor(low) + 1 }, (_, i) => Math.floor(low) + i);
+    const isWide = high - low > 2; // else numbers between the powers of ten
+    const ticks = powers.filter((power) => power % step === 0).flatMap((power) => (isWide ? [1] : [1, 2, 5]).map((digit) => digit * 10 ** power));
+    return { place, ticks: ticks.filter((tick) => map(tick) >= low && map(tick) <= high), show: isWide ? (tick) => `1e${Math.round(map(tick))}` : number };
   }
   const [from, to] = kind === "log" ? [10 ** low, 10 ** high] : [low, high];
   const raw = (to - from) / 5;
@@ -142,71 +119,140 @@ function epochsBelow(epochs, unit, place) {
   return h("div", { class: `epochs${shown.length === 1 ? " alone" : ""}` }, spans);
 }
 
+/** Which kind of axis suits numbers. */
+function kindOf(values) {
+  const known = values.filter((value) => value !== null);
+  const positive = known.length > 0 && Math.min(...known) > 0;
+  return positive && Math.max(...known) > 20 * Math.min(...known) ? "log" : "linear";
+}
+
 /**
- * Curves over the windows. A line is {label, values, color, dashed}; a mark is [since, until, severity, text], drawn where it began
- * and as long as it lasted.
+ * Curves over the windows. A line is {label, values, top, color, dashed}: `top` is the upper edge of a band, and a dashed line is a limit.
+ * A mark is [since, until, severity, text], drawn where it began and as long as it lasted.
  */
-function chart(lines, epochs, unit, { kind = "linear", height = 170, marks = [] } = {}) {
-  const all = lines.flatMap((line) => line.values);
-  const scale = axis(all, kind);
-  const shows = (value) => value !== null && (kind !== "log" || value > 0);
+function chart({ title, epochs, unit, lines, kind, height = 170, marks = [] }) {
+  const all = lines.flatMap((line) => [...line.values, ...(line.top ?? [])]);
+  const scale = axis(all, kind ?? kindOf(all));
+  const isLog = (kind ?? kindOf(all)) === "log";
+  const shows = (value) => value !== null && (!isLog || value > 0);
+  const text = (value) => (kind === "share" ? percent : number)(value);
   const first = epochs[0];
   const range = epochs[epochs.length - 1] - first || 1;
   const x = (epoch) => (epochs.length === 1 ? 50 : Math.min(100, Math.max(0, (100 * (epoch - first)) / range)));
   const y = (value) => 100 - 100 * scale.place(value);
-  const drawn = lines.map((line) => {
-    const runs = [[]];
-    line.values.forEach((value, i) => (shows(value) ? runs[runs.length - 1].push(`${x(epochs[i])},${y(value)}`) : runs.push([])));
-    const marked = epochs.length <= 40 && !line.dashed;
-    return s("g", { style: `color:${line.color}`, class: line.dashed ? "dashed" : undefined },
-      runs.filter((run) => run.length).map((run) => [
-        run.length > 1 && s("polyline", { class: "curve", points: run.join(" ") }),
-        (marked || run.length === 1) && run.map((point) => s("polyline", { class: "dot", points: `${point} ${point}` })),
-      ]));
+  const color = (line, place) => (line.color ? `var(--${line.color})` : COLORS[place]);
+  const drawn = lines.map((line, place) => {
+    const point = (values) => (i) => `${x(epochs[i])},${y(values[i])}`;
+    const dot = (at) => s("polyline", { class: "dot", points: `${at} ${at}` }); // round ends: a circle would be stretched to an ellipse
+    const stretches = [[]];
+    line.values.forEach((value, i) => (shows(value) ? stretches[stretches.length - 1].push(i) : stretches.push([])));
+    return s("g", { style: `color:${color(line, place)}`, class: line.dashed ? "dashed" : undefined }, line.dashed
+      ? shows(line.values[0]) && s("line", { class: "level", x1: 0, x2: 100, y1: y(line.values[0]), y2: y(line.values[0]) })
+      : stretches.filter((stretch) => stretch.length).map((stretch) => {
+        const points = stretch.map(point(line.values));
+        const band = stretch.filter((i) => line.top && shows(line.top[i])).reverse().map(point(line.top));
+        return [
+          band.length > 0 && s(points.length > 1 ? "polygon" : "polyline", { class: points.length > 1 ? "" : "bar", points: [...points, ...band].join(" ") }),
+          points.length > 1 && s("polyline", { class: "curve", points: points.join(" ") }),
+          (epochs.length <= 40 || points.length === 1) && points.map(dot),
+        ];
+      }));
   });
   const label = `${lines.map((line) => line.label).join(", ")} over ${unit}s ${first} to ${epochs[epochs.length - 1]}`
     + marks.map((each) => `; ${each[2]} ${each[3]} since ${unit} ${each[0]}`).join("");
   const zones = epochs.map((epoch, i) => {
     const left = i ? (x(epochs[i - 1]) + x(epoch)) / 2 : 0;
     const right = i < epochs.length - 1 ? (x(epochs[i + 1]) + x(epoch)) / 2 : 100;
-    const text = lines.map((line) => `; ${line.label}: ${(kind === "share" ? percent : number)(line.values[i])}`).join("");
-    return s("rect", { x: left, y: 0, width: right - left, height: 100 }, s("title", {}, `${unit} ${epoch}${text}`));
+    return s("rect", { x: left, y: 0, width: right - left, height: 100 },
+      s("title", {}, `${unit} ${epoch}${lines.map((line) => `; ${line.label}: ${text(line.values[i])}`).join("")}`));
   });
-  return [
+  return h("div", {},
+    title && h("h3", {}, title),
     h("div", { class: "chart" },
       h("div", { class: "ticks" }, scale.ticks.map((tick) => h("span", { style: `top:${y(tick)}%` }, scale.show(tick)))),
       s("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", style: `height:${height}px`, role: "img", "aria-label": label },
         scale.ticks.map((tick) => s("line", { class: "grid", x1: 0, x2: 100, y1: y(tick), y2: y(tick) })),
         marks.map(([since, until, severity]) => s("rect", { class: `span ${severity}`, x: x(since), y: 0, width: Math.max(0.4, x(until) - x(since)), height: 100 })),
         drawn,
-        marks.map(([since, , severity, text]) => s("line", { class: `at ${severity}`, x1: x(since), x2: x(since), y1: 0, y2: 100 }, s("title", {}, text))),
+        marks.map(([since, , severity, what]) => s("line", { class: `at ${severity}`, x1: x(since), x2: x(since), y1: 0, y2: 100 }, s("title", {}, what))),
         s("g", { class: "zones" }, zones)),
       epochsBelow(epochs, unit, (at) => x(epochs[at]) / 100)),
     h("ul", { class: "key" },
-      lines.map((line) => h("li", {}, h("i", { style: `background:${line.color}` }), line.label)),
-      marks.map(([since, , severity, text]) => h("li", {}, mark(severity), ` ${text}, since ${unit} ${since}`))),
-    h("details", { "data-key": `numbers ${label.slice(0, 60)}` }, h("summary", {}, "Numbers"),
-      table([unit, ...lines.map((line) => line.label)],
-        labelledRows(epochs.length).map((i) => [epochs[i], ...lines.map((line) => (kind === "share" ? percent : number)(line.values[i]))]))),
-  ];
+      lines.map((line, place) => h("li", {}, h("i", { style: `background:${color(line, place)}` }), line.label)),
+      isLog && h("li", {}, "log scale"),
+      marks.map(([since, , severity, what]) => h("li", {}, mark(severity), ` ${what}, since ${unit} ${since}`))),
+    fold("Numbers", () => table({ heads: [unit, ...lines.map((line) => line.label)], rows: some(epochs.length, 100).map((i) => [String(epochs[i]), ...lines.map((line) => text(line.values[i]))]) }), { key: `numbers ${label.slice(0, 60)}` }));
 }
-const labelledRows = (count) => Array.from({ length: Math.min(count, 100) }, (_, i) => Math.round((i * (count - 1)) / Math.max(1, Math.min(count, 100) - 1)));
+/** So many of `count` places, evenly, with the first and the last. */
+const some = (count, most) => Array.from({ length: Math.min(count, most) }, (_, i) => Math.round((i * (count - 1)) / Math.max(1, Math.min(count, most) - 1)));
 
-const table = (heads, rows) => h("div", { class: "wide" },
-  h("table", {}, h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
-    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell) => h("td", {}, cell)))))));
+const isNumber = (cell) => typeof cell === "number" || cell === null || /^[-+–×÷]?\s?[\d.,e+-]+( %|x)?$|^–$/.test(cell);
+/** A table whose first column names what a row is of. */
+function table({ heads, rows }) {
+  const right = heads.map((_, place) => place > 0 && rows.every((row) => isNumber(row[place])));
+  const cell = (tag, text, place) => h(tag, { class: right[place] && "n", scope: tag === "th" && "col" }, text);
+  return h("div", { class: "wide" }, h("table", {},
+    h("thead", {}, h("tr", {}, heads.map((head, place) => cell("th", head, place)))),
+    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((value, place) => cell("td", place || isNumber(value) ? number(value) : name(value), place)))))));
+}
 
-/** Which kind of axis suits numbers. */
-function kindOf(values, share) {
-  if (share) return "share";
-  const known = values.filter((value) => value !== null);
-  const positive = known.length > 0 && Math.min(...known) > 0;
-  return positive && Math.max(...known) > 20 * Math.min(...known) ? "log" : "linear";
+/** Layers on a common scale: logarithmic, in whole decades, or from 0 to 1 with bars. Those beyond the first are folded. */
+function rowsChart({ lines, what, share, shades, limits }) {
+  const shows = (value) => typeof value === "number" && (share || value > 0);
+  const logs = [...lines.flatMap((line) => [line.value, line.high, line.other]), ...shades].filter(shows).map(Math.log10);
+  const low = share ? 0 : Math.floor(logs.length ? Math.min(...logs) : -1);
+  const high = share ? 1 : Math.max(low + 1, Math.ceil(logs.length ? Math.max(...logs) : 1));
+  const place = (value) => 100 * Math.min(1, Math.max(0, ((share ? value : Math.log10(value)) - low) / (high - low)));
+  const step = Math.max(1, Math.ceil((high - low) / 5));
+  const ticks = share ? [0, 0.5, 1] : Array.from({ length: Math.floor((high - low) / step) + 1 }, (_, i) => 10 ** (low + i * step));
+  const text = (value) => (share ? percent(value ?? null) : number(value));
+  const bars = share && lines.every((line) => line.other === undefined);
+  const draw = (line) => h("div", { class: `row ${line.severity ?? ""}`, title: line.title },
+    h("span", { class: "name" }, line.severity && [mark(line.severity), " "], line.name),
+    h("div", { class: "track" },
+      shows(line.high) && h("i", { style: `left:${shows(line.low) ? place(line.low) : 0}%;width:${Math.max(0, place(line.high) - (shows(line.low) ? place(line.low) : 0))}%` }),
+      shows(line.value) ? h("b", bars ? { class: "bar", style: `width:${place(line.value)}%` } : { style: `left:${place(line.value)}%` })
+        : h("s", {}, line.note ?? (line.value === 0 ? "zero" : "no finite value")),
+      shows(line.other) && h("u", { style: `left:${place(line.other)}%` }),
+      limits.filter((limit) => place(limit) > 0 && place(limit) < 100).map((limit) => h("em", { style: `left:${place(limit)}%`, title: `limit of the rule: ${text(limit)}` }))),
+    h("span", { class: "n" }, line.shown ?? text(line.value)));
+  return h("div", { class: "rows", style: `--decades:${share ? 10 : high - low}` },
+    h("div", { class: "row axis" }, h("span", { class: "name" }),
+      h("div", { class: "track" }, ticks.map((tick) => h("span", { style: `left:${place(tick)}%` }, share ? percent(tick) : `1e${Math.round(Math.log10(tick))}`))),
+      h("span", { class: "n" }, what)),
+    folded(lines, 40, draw, what));
+}
+
+/** Something for each, those beyond the first so many folded. */
+const folded = (all, open, draw, key = "") => [all.slice(0, open).map(draw), all.length > open && fold(`${all.length - open} more`, () => all.slice(open).map(draw), { key: `more ${key}` })];
+
+/** What is folded is drawn when it is opened first, or at once where it asks for nothing. */
+function fold(summary, build, { key = summary, open = false } = {}) {
+  const node = h("details", { "data-key": key, open }, h("summary", {}, summary));
+  const draw = () => {
+    if (node.childNodes.length === 1) fill(node, {}, [build()]);
+  };
+  if (open || embedded) draw();
+  node.addEventListener("toggle", draw);
+  return node;
+}
+
+/** The numbers of a heat map, row by row: the upper bytes of float32, null for NaN. */
+function unpacked({ values, names, epochs }) {
+  const bytes = Uint8Array.from(atob(values), (char) => char.charCodeAt(0));
+  const view = new DataView(new ArrayBuffer(4));
+  const at = (place) => {
+    for (let i = 0; i < 3; i++) view.setUint8(i + 1, bytes[3 * place + i]);
+    const value = view.getFloat32(0, true);
+    return Number.isNaN(value) ? null : value;
+  };
+  return names.map((_, row) => epochs.map((_, column) => at(row * epochs.length + column)));
 }
 
 /** A heat map on a canvas, a pixel for each layer and window; arrow keys and the pointer read its numbers, Enter and a click choose a layer. */
 function heatMap(data, caption, choose) {
-  const { names, epochs, unit, values, share, colors } = data;
+  const { names, epochs, unit, share } = data;
+  const values = unpacked(data);
   const relative = !share && epochs.length > 1;
   const firsts = values.map((row) => Math.abs(row.find((value) => value !== null && value !== 0) ?? NaN));
   const shown = relative ? values.map((row, y) => row.map((value) => (value === null || !firsts[y] ? null : Math.abs(value) / firsts[y]))) : values;
@@ -216,7 +262,8 @@ function heatMap(data, caption, choose) {
     high = Math.max(Math.abs(low), Math.abs(high), 0.5);
     low = -high;
   } else if (!share && !(high - low > 1)) [low, high] = [low - 0.5, high + 0.5];
-  const palette = (relative ? colors.diverging : colors.sequential).map((color) => [0, 2, 4].map((i) => parseInt(color.slice(i, i + 2), 16)));
+  const palette = relative ? DIVERGING : VIRIDIS;
+  const channels = palette.map((color) => [0, 2, 4].map((i) => parseInt(color.slice(i, i + 2), 16)));
   const height = `height:${names.length <= 60 ? Math.max(14 * names.length, 28) : 840}px`;
   const canvas = h("canvas", { width: epochs.length, height: names.length, tabindex: 0, role: "img", style: height,
     "aria-label": `${caption}: ${names.length} of ${data.of[0]} layers by ${epochs.length} of ${data.of[1]} ${unit}s; arrow keys read the numbers, Enter draws the curve of a layer` });
@@ -226,17 +273,18 @@ function heatMap(data, caption, choose) {
     if (value === null) return;
     const at = share ? value : value === 0 ? 0 : (Math.log10(Math.abs(value)) - low) / (high - low);
     const exact = Math.min(1, Math.max(0, at)) * (palette.length - 1);
-    const [from, to] = [palette[Math.floor(exact)], palette[Math.ceil(exact)]];
+    const [from, to] = [channels[Math.floor(exact)], channels[Math.ceil(exact)]];
     image.data.set([...from.map((channel, i) => channel + (to[i] - channel) * (exact % 1)), 255], 4 * (y * epochs.length + x));
   }));
   context.putImageData(image, 0, 0);
   const readout = h("p", { class: "readout", "aria-live": "polite" }, "Point at the map, or use the arrow keys, to read its numbers.");
   const cursor = s("rect", { class: "cursor", width: 1, height: 1, visibility: "hidden" });
+  const nearest = (since) => epochs.reduce((best, epoch, x) => (Math.abs(epoch - since) < Math.abs(epochs[best] - since) ? x : best), 0);
   let [column, row] = [epochs.length - 1, 0];
   const read = () => {
     const value = values[row][column];
     const times = relative && shown[row][column] !== null ? `, ${number(shown[row][column])} times the first` : "";
-    const alerts = data.marks.filter(([y]) => y === row).map(([, x, severity, text]) => `; ${severity}: ${text} since ${unit} ${epochs[x]}`).join("");
+    const alerts = data.marks.filter(([y]) => y === row).map(([, since, , severity, text]) => `; ${severity}: ${text} since ${unit} ${since}`).join("");
     readout.replaceChildren(visible(`${names[row]}, ${unit} ${epochs[column]}: ${value === null ? "not measured" : share ? percent(value) : number(value)}${times}${alerts}`));
     for (const [key, at] of [["x", column], ["y", row]]) cursor.setAttribute(key, at);
     cursor.setAttribute("visibility", "visible");
@@ -269,26 +317,34 @@ function heatMap(data, caption, choose) {
         labels.map(([text, y]) => h("span", { style: `top:${(100 * (y + 0.5)) / names.length}%`, title: text }, h("bdi", {}, text)))),
       h("div", {},
         h("div", { class: "cells" }, canvas, s("svg", { viewBox: `0 0 ${epochs.length} ${names.length}`, preserveAspectRatio: "none", "aria-hidden": "true" },
-          data.marks.map(([y, x, severity]) => s("line", { class: `at ${severity}`, x1: x, x2: x, y1: y + 0.15, y2: y + 0.85 })), cursor)),
+          data.marks.map(([y, since, , severity]) => [y, nearest(since), severity]).map(([y, x, severity]) => s("line", { class: `at ${severity}`, x1: x, x2: x, y1: y + 0.15, y2: y + 0.85 })), cursor)),
         epochsBelow(epochs, unit, (place) => (place + 0.5) / epochs.length),
-        h("div", { class: "scale", style: `background:linear-gradient(to right,${(relative ? colors.diverging : colors.sequential).map((color) => `#${color}`).join(",")})` }),
+        h("div", { class: "scale", style: `background:linear-gradient(to right,${palette.map((color) => `#${color}`).join(",")})` }),
         h("div", { class: "ends" }, scale.map((text) => h("span", {}, text))), readout)));
 }
 
 // ---- Addresses ----------------------------------------------------------------------------------------------------------------
 
-let embedded = null; // answers that came with the page, in a notebook
+let embedded = null; // {page, answers} that came with the page
 const base = /^https?:/.test(import.meta.url) ? new URL(".", import.meta.url) : null;
 
 async function ask(path, query) {
-  const address = `${path}?${new URLSearchParams(query)}`;
-  if (embedded) {
-    if (address in embedded) return embedded[address];
-    throw new Error("It is in the log directory, not in this notebook.");
-  }
-  const answer = await fetch(new URL(address, base), { cache: "no-store" });
+  if (embedded) return answerWithin(path, query);
+  const answer = await fetch(new URL(`${path}?${new URLSearchParams(query)}`, base), { cache: "no-store" });
   const found = await answer.json();
   if (!answer.ok) throw new Error(found.error ?? `${answer.status}`);
+  return found;
+}
+
+/** What came with the page; the curve of a layer is a row of its heat map. */
+function answerWithin(path, { run, ...key }) {
+  const known = (what, about) => embedded.answers[`${what}?${new URLSearchParams(about)}`];
+  const { row, ...map } = key;
+  const heat = known("heat", map);
+  const at = heat ? heat.rows.indexOf(row) : -1;
+  const curve = at < 0 ? undefined : { ...heat, name: heat.names[at], values: unpacked(heat)[at], marks: heat.marks.filter(([y]) => y === at).map(([, ...mark]) => mark) };
+  const found = known(path, key) ?? curve;
+  if (!found) throw new Error("It is in the log directory, and not on this page.");
   return found;
 }
 
@@ -301,7 +357,7 @@ const outer = (() => {
   }
 })();
 const own = (hash) => (outer ? hash.replace(/^#health&?/, "") : hash.replace(/^#/, ""));
-let place = {}; // what the page shows: run and alert, or a and b
+let place = {}; // what the page shows: run, and alert or section; or a and b
 const wellFormed = (text) => text.replace(/\p{Cs}/gu, "\ufffd");
 const written = (to) => Object.entries(to).map(([key, value]) => `${key}=${encodeURIComponent(wellFormed(value))}`).join("&");
 
@@ -310,7 +366,7 @@ function parsed(text) {
   for (const each of text.split("&")) {
     const [key, value] = each.split("=", 2);
     try {
-      if (["run", "alert", "a", "b"].includes(key) && value !== undefined) found[key] = decodeURIComponent(value);
+      if (["run", "alert", "section", "a", "b"].includes(key) && value !== undefined) found[key] = decodeURIComponent(value);
     } catch {
       continue; // no address of ours
     }
@@ -318,10 +374,13 @@ function parsed(text) {
   return found;
 }
 
+/** Whether the page is in a frame that has no address of its own, as in a notebook. */
+const hasAddress = location.protocol !== "about:";
+
 /** A link within the page that can be shared, copied and opened elsewhere. */
 function link(to, ...children) {
   const page = outer ? outer.location : location;
-  const href = embedded ? "#" : `${page.href.replace(/#.*/, "")}#${outer ? "health&" : ""}${written(to)}`;
+  const href = !hasAddress ? "#" : `${page.href.replace(/#.*/, "")}#${outer ? "health&" : ""}${written(to)}`;
   const go = (event) => {
     if (event.metaKey || event.ctrlKey || event.shiftKey) return;
     event.preventDefault(); // in TensorBoard the frame's base is another address
@@ -331,14 +390,18 @@ function link(to, ...children) {
 }
 
 function show(to) {
-  if (embedded) {
+  if (!hasAddress) {
     place = to;
     update();
   } else if (own(location.hash) !== written(to) || !location.hash) location.hash = written(to);
+  else {
+    main.dataset.at = "";
+    reveal();
+  }
 }
 
 function follow() {
-  place = embedded ? place : parsed(location.hash.replace(/^#/, ""));
+  place = hasAddress ? parsed(location.hash.replace(/^#/, "")) : place;
   if (outer && /^#health(&|$)/.test(outer.location.hash)) {
     const text = written(place);
     outer.history.replaceState(outer.history.state, "", `#health${text ? `&${text}` : ""}`);
@@ -412,7 +475,7 @@ function listPage(found) {
   return [head, body];
 }
 
-// ---- A run --------------------------------------------------------------------------------------------------------------------
+// ---- A page -------------------------------------------------------------------------------------------------------------------
 
 /** A section that fills itself when its answer comes. */
 function later(promise, build) {
@@ -422,176 +485,157 @@ function later(promise, build) {
   return node;
 }
 
-const curveOf = (run, key) => later(ask("curve", { run: run.id, ...key }), (found) => [
+/** A link within the page of a run, or of two. */
+const within = (page, to, ...children) => link({ ...(embedded ? {} : page.id === undefined ? { a: place.a, b: place.b } : { run: page.id }), ...to }, ...children);
+
+const curveOf = (page, key) => later(ask("curve", { run: page.id, ...key }), (found) => [
   h("h3", {}, `${found.stat} of `, name(found.name)),
-  chart([{ label: found.stat, values: found.values, color: COLORS[0] }], found.epochs, found.unit, { kind: kindOf(found.values, found.share), marks: found.marks }),
+  chart({ ...found, lines: [{ label: found.stat, values: found.values }], kind: found.share ? "share" : undefined }),
 ]);
 
-function problemCard(run, problem) {
+function problemCard(page, problem) {
   const isChosen = place.alert === wellFormed(problem.id) || place.alert === problem.id;
   return h("article", { class: `card problem ${problem.severity}${problem.lasts ? "" : " past"}${isChosen ? " chosen" : ""}`, "data-alert": problem.id, tabindex: -1 },
-    h("h3", {}, mark(problem.severity), ` ${problem.title}`, h("span", { class: `pill ${problem.lasts ? problem.severity : "past"}` }, problem.lasts ? problem.severity : "passed")),
+    h("h3", {}, mark(problem.severity), ` ${problem.title}`, h("span", { class: `pill ${problem.lasts ? problem.severity : "past"}` }, problem.lasts ? problem.severity : "passed"),
+      typeof problem.probability === "number" && h("span", { class: "pill" }, `${percent(problem.probability)} probable`)),
     h("p", {}, name(problem.sites[0]), ` · ${problem.when}`, problem.value ? ` · ${problem.value} against a limit of ${problem.limit}` : ""),
     h("p", {}, problem.seen),
-    problem.advice.length > 0 && h("div", { class: "try" }, h("b", {}, "What to try"), h("ul", {}, problem.advice.map((step) => h("li", {}, step)))),
+    problem.advice.length > 0 && h("div", { class: "try" }, h("b", {}, "What to try"), h("ul", {}, problem.advice.map((step) => h("li", {}, step))),
+      problem.rules && soft("Its rules and their limits: ", h("code", {}, problem.rules), `. ${problem.record}`)),
     problem.evidence.length > 0 && h("details", { class: "soft" }, h("summary", {}, "What speaks for it"), h("ul", {}, problem.evidence.map((text) => h("li", {}, text)))),
     problem.sites.length > 1 && soft("Also at ", listed(problem.sites.slice(1)), problem.others ? ` and ${problem.others} more` : "", "."),
     problem.consequences.length > 0 && soft("Consequences: ", listed(problem.consequences), "."),
-    isChosen ? problem.curve && curveOf(run, problem.curve)
-      : h("p", {}, link({ run: run.id, alert: problem.id }, problem.curve ? "Link to this alert, with its curve" : "Link to this alert")));
+    isChosen ? problem.curve && curveOf(page, problem.curve)
+      : h("p", {}, within(page, { alert: problem.id }, problem.curve ? "Link to this alert, with its curve" : "Link to this alert")));
 }
 
-function alertLine(run, alert) {
-  const when = `${run.unit}${alert.since === alert.until ? ` ${alert.since}` : `s ${alert.since} to ${alert.until}`}${alert.lasts ? ", lasts" : ""}`;
+function alertLine(alert, windows, unit) {
+  const when = `${unit}${alert.since === alert.until ? ` ${alert.since}` : `s ${alert.since} to ${alert.until}`}${alert.lasts ? ", lasts" : ""}`;
   return h("div", { class: `alert${alert.cause ? " effect" : ""}` },
     h("span", {}, mark(alert.severity), ` ${alert.kind}`),
     h("span", { class: "where" }, name(alert.site), h("br"), h("small", {}, alert.value ? `${alert.value} against a limit of ${alert.limit}` : "",
       alert.value && alert.cause ? "; " : "", alert.cause ? `follows from ${alert.cause}` : "")),
-    h("span", {}, h("span", { class: "when" }, when), s("svg", { viewBox: `0 0 ${Math.max(1, run.windows)} 1`, preserveAspectRatio: "none", class: `strip ${alert.severity}`, "aria-hidden": "true" },
+    h("span", {}, h("span", { class: "when" }, when), s("svg", { viewBox: `0 0 ${Math.max(1, windows)} 1`, preserveAspectRatio: "none", class: `strip ${alert.severity}`, "aria-hidden": "true" },
       alert.active.map(([start, width]) => s("rect", { x: start, y: 0, width, height: 1 })))));
 }
 
-const section = (title, ...content) => h("section", {}, h("h2", {}, title), ...content);
+function alertLines({ alerts, windows, unit }) {
+  const draw = (alert) => alertLine(alert, windows, unit);
+  const [serious, infos] = [alerts.filter((alert) => alert.severity !== "info"), alerts.filter((alert) => alert.severity === "info")];
+  const follow = infos.filter((alert) => alert.cause).length;
+  const which = follow && serious.length ? `, ${follow} of which follow from the above` : "";
+  return [folded(serious, 20, draw, "alerts"), infos.length > 0 && fold(plural(infos.length, "info") + which, () => infos.map(draw), { key: "infos", open: !serious.length })];
+}
+
+function heatOf(page, { caption, ...key }) {
+  const curve = h("div");
+  return [later(ask("heat", { run: page.id, ...key }), (data) => heatMap(data, caption, (row) => sync(curve, [curveOf(page, { ...key, row })]))), curve];
+}
+
+/** How each kind of block is drawn; of those of a block, the first. */
+const BLOCKS = {
+  text: ({ text }) => soft(text),
+  names: ({ title, names, more }) => [h("h3", {}, title), h("p", {}, listed(names), more > 0 && ` and ${more} more`)],
+  title: (block) => h("h3", {}, block.name ? name(block.title) : block.title),
+  facts: ({ facts }) => h("div", { class: "facts" }, facts.map(([what, value]) => h("div", {}, h("b", {}, value), h("span", {}, what)))),
+  table: (block) => table(block.table),
+  code: ({ code }) => h("pre", { class: "wide" }, code.split("\n").map((line, at) => [at ? h("br") : "", line])),
+  chart: (block) => chart(block.chart),
+  rows: (block) => rowsChart(block.rows),
+  map: ({ map }, page) => heatOf(page, map),
+  alerts: alertLines,
+  fold: ({ fold: summary, blocks, open }, page) => fold(summary, () => drawn(blocks, page), { open }),
+};
+/** The blocks of a card, charts next to each other where there is room. */
+function drawn(blocks, page) {
+  const nodes = [];
+  for (const block of blocks) {
+    const node = BLOCKS[Object.keys(BLOCKS).find((kind) => kind in block)](block, page);
+    if (!block.chart) nodes.push(node);
+    else if (nodes.at(-1)?.className === "wideset") nodes.at(-1).append(node);
+    else nodes.push(h("div", { class: "wideset" }, node));
+  }
+  return nodes;
+}
+
 const pick = (label, options, value, change) => {
   const select = h("select", { "aria-label": label, id: `pick ${label}`, onchange: (event) => change(Number(event.target.value)) },
     options.map((text, i) => h("option", { value: i, selected: i === value }, text)));
   return h("label", {}, label, select);
 };
 
-/** Any statistic of any layer: a heat map of all layers, and the curve of one. */
-const picked = { map: 0, table: 0, stat: 0, row: 0, of: "" };
-function explorer(run) {
-  if (picked.of !== run.id) Object.assign(picked, { map: 0, table: 0, stat: 0, row: 0, of: run.id });
-  const maps = run.maps.map((map) => map.caption);
-  const heat = h("div");
-  const curve = h("div");
-  const bar = h("div", { class: "bar" });
-  const drawCurve = (key) => sync(curve, [curveOf(run, key)]);
-  const drawHeat = (key, caption) =>
-    sync(heat, [later(ask("heat", { run: run.id, ...key }), (data) => heatMap(data, caption, (row) => drawCurve({ ...key, row })))]);
-  const drawMap = () => {
-    const map = run.maps[picked.map];
-    if (map) drawHeat({ monitor: map.monitor, table: map.table, stat: map.stat }, map.caption);
-  };
-  const drawBar = () => {
-    const from = run.tables[picked.table];
-    if (!from) return;
-    const key = () => ({ monitor: from.monitor, table: from.table, stat: from.stats[picked.stat] });
-    const layer = later(ask("names", { run: run.id, ...key() }), (found) => pick("Layer", found.names, picked.row, (row) => { picked.row = row; drawCurve({ ...key(), row }); }));
+/** Any statistic of any layer: a heat map of all layers, or the curve of one. */
+const picked = { table: 0, stat: 0, row: 0, of: "" };
+function explorer(page) {
+  if (picked.of !== page.id) Object.assign(picked, { table: 0, stat: 0, row: 0, of: page.id });
+  const [bar, shown] = [h("div", { class: "bar" }), h("div")];
+  const draw = () => {
+    const from = page.tables[picked.table];
+    const key = { monitor: from.monitor, table: from.table, stat: from.stats[picked.stat] };
+    const curve = () => sync(shown, [curveOf(page, { ...key, row: picked.row })]);
     sync(bar, [
-      pick("Table", run.tables.map((each) => `${each.prefix} ${each.table}`), picked.table, (value) => { Object.assign(picked, { table: value, stat: 0, row: 0 }); drawBar(); }),
-      pick("Statistic", from.stats, picked.stat, (value) => { picked.stat = value; picked.row = 0; drawBar(); }),
-      layer,
-      h("button", { onclick: () => drawCurve({ ...key(), row: picked.row }) }, "Curve"),
-      h("button", { onclick: () => drawHeat(key(), `${key().stat} of ${from.table}`) }, "Heat map"),
+      pick("Table", page.tables.map((each) => `${each.prefix} ${each.table}`), picked.table, (value) => { Object.assign(picked, { table: value, stat: 0, row: 0 }); draw(); }),
+      pick("Statistic", from.stats, picked.stat, (value) => { Object.assign(picked, { stat: value, row: 0 }); draw(); }),
+      later(ask("names", { run: page.id, ...key }), (found) => pick("Layer", found.names, picked.row, (row) => { picked.row = row; curve(); })),
+      h("button", { onclick: curve }, "Curve"),
+      h("button", { onclick: () => sync(shown, heatOf(page, { ...key, caption: `${key.stat} of ${from.table}` })) }, "Heat map"),
     ]);
   };
-  drawMap();
-  if (!embedded) drawBar();
-  return section(`Over the ${run.unit === "epoch" ? "epochs" : "windows"}`, h("div", { class: "card" },
-    maps.length > 0 && h("div", { class: "bar" }, pick("Heat map", maps, picked.map, (value) => { picked.map = value; drawMap(); })), heat, bar, curve));
+  draw();
+  return h("div", { class: "card" }, h("h3", {}, "Any other statistic"), bar, shown);
 }
 
-function trainingSection(run) {
-  const { epochs, charts, rates } = run.training;
-  const drawn = Object.entries({ ...charts, "Learning rate": rates }).filter(([, curves]) => Object.keys(curves).length);
-  return drawn.length > 0 && section("Loss and learning rate", h("div", { class: "card wideset" }, drawn.map(([title, curves]) => curvesChart(title, curves, epochs, run.unit))));
+function verdictCard(verdict) {
+  const letter = verdict.letter && h("p", {}, h("b", { class: verdict.letter.toLowerCase() }, `${verdict.letter}  `),
+    embedded ? verdict.name : link({ run: place[verdict.letter.toLowerCase()] }, name(verdict.name)));
+  return h("div", { class: `card verdict ${verdict.status}`, role: "status" }, letter,
+    h("div", { class: "headline" }, mark(verdict.status), ` ${verdict.headline}`), verdict.details.map((text) => h("p", {}, text)));
 }
 
-function curvesChart(title, curves, epochs, unit) {
-  const lines = Object.entries(curves).slice(0, COLORS.length).map(([label, values], i) => ({ label, values, color: COLORS[i] }));
-  return h("div", {}, h("h3", {}, title), chart(lines, epochs, unit, { kind: kindOf(lines.flatMap((line) => line.values), false) }));
-}
-
-const clippingSection = (run) => section("Clip events", run.clipping.map((clip) => h("div", { class: "card" },
-  h("h3", {}, clip.name),
-  h("div", { class: "facts" }, Object.entries(clip.counts).map(([what, count]) => h("div", {}, h("b", {}, count), h("span", {}, what.replace("_", " "))))),
-  h("div", { class: "wideset" },
-    h("div", {}, chart([{ label: "norm before clipping (mean)", values: clip.norm_before, color: COLORS[0] }, { label: "largest", values: clip.norm_before_max, color: COLORS[4], dashed: true },
-      { label: "norm after", values: clip.norm_after, color: COLORS[1] }], clip.epochs, clip.unit, { kind: kindOf([...clip.norm_before, ...clip.norm_after], false) })),
-    h("div", {}, chart([{ label: "share of steps clipped", values: clip.rate, color: COLORS[2] }], clip.epochs, clip.unit, { kind: "share" }))))));
-
-/** Shares of a whole, such as each parameter's share of what was learnt, in the last window: the largest first. */
-const sharesSection = (run) => section("Shares of learning", run.shares.map((share) => h("div", { class: "card" },
-  h("h3", {}, share.title),
-  h("div", { class: "rows", style: "--decades:10" }, share.rows.map(([text, value]) => h("div", { class: "row" },
-    name(text), h("div", { class: "track" }, h("b", { class: "bar", style: `width:${Math.min(100, Math.max(0, 100 * value))}%` })), h("span", { class: "n" }, percent(value))))))));
-
-const setupSection = (run) => section("Set-up", h("div", { class: "card" },
-  h("div", { class: "facts" }, run.settings.map(([what, value]) => h("div", {}, h("b", {}, value), h("span", {}, what)))),
-  run.silent.length > 0 && h("details", { "data-key": "silent" }, h("summary", {}, `Never seen in a sampled batch (${run.silent.length})`), h("p", {}, listed(run.silent))),
-  run.layers.length > 0 && h("details", { "data-key": "layers" }, h("summary", {}, `Layers (${run.layers.length})`), table(["layer", "type", "shape", "elements"], run.layers.map(([text, ...rest]) => [name(text), ...rest])))));
-
-function runPage(run, now) {
-  const back = part("back", run.id, () => h("nav", { "aria-label": "Runs" }, embedded ? null : link({}, "← all runs")));
-  const title = `Health: ${run.model || "training"}`;
-  const head = part("verdict", [run.id, run.status, run.headline, run.details, run.state, until(run), Math.floor(now / 30)], () => h("div", {},
-    h("div", { class: "title" }, h("h1", {}, title, " · ", run.id === "." ? "this directory" : run.id), h("small", {}, stateOf(run, now), " · ", until(run), ` · ${ago(now - run.updated)}`)),
-    h("div", { class: `card verdict ${run.status}`, role: "status" },
-      h("div", { class: "headline" }, mark(run.status), ` ${run.headline}`), run.details.map((text) => h("p", {}, text)),
-      run.damaged > 0 && h("p", {}, `${plural(run.damaged, "line")} of its file could not be read, and what they hold is left out.`))));
-  const serious = run.problems.filter((problem) => problem.severity !== "info");
-  const infos = run.problems.filter((problem) => problem.severity === "info");
-  const key = [run.id, place.alert, run.last];
+/** A page: verdicts, problems, and sections of cards of blocks. */
+function pageNodes(page, now) {
+  const state = page.state && [stateOf(page, now), " · ", until(page), embedded ? "" : ` · ${ago(now - page.updated)}`];
+  const problems = page.problems ?? [];
+  const card = (problem) => problemCard(page, problem);
+  const infos = problems.filter((problem) => problem.severity === "info");
+  const key = [page.id, place.alert, page.last];
   return [
-    back, head,
-    part("problems", [key, serious], () => h("div", {}, serious.map((problem) => problemCard(run, problem)))),
-    infos.length > 0 && part("infos", [key, infos], () => h("details", { "data-key": "infos", open: infos.some((problem) => problem.id === place.alert) }, h("summary", {}, `Worth knowing (${infos.length})`), infos.map((problem) => problemCard(run, problem)))),
-    run.alerts.length > 0 && part("alerts", [run.id, run.alerts, run.windows], () => section("Alerts, in order of cause", h("div", { class: "card" },
-      run.alerts.slice(0, 20).map((alert) => alertLine(run, alert)),
-      run.alerts.length > 20 && h("details", { "data-key": "alerts" }, h("summary", {}, `${run.alerts.length - 20} more`), run.alerts.slice(20).map((alert) => alertLine(run, alert)))))),
-    (run.maps.length > 0 || run.tables.length > 0) && part("explorer", [run.id, run.last, run.maps, run.tables], () => explorer(run)),
-    run.shares?.length > 0 && part("shares", [run.id, run.shares], () => sharesSection(run)),
-    part("training", [run.id, run.training], () => trainingSection(run) || h("div")),
-    run.clipping.length > 0 && part("clipping", [run.id, run.clipping], () => clippingSection(run)),
-    run.settings.length + run.layers.length > 0 && part("setup", [run.id, run.settings, run.layers, run.silent], () => setupSection(run)),
-  ].filter(Boolean);
+    part("head", [page.id, page.title, page.verdicts, page.state, until(page), Math.floor(now / 30)], () => h("header", {},
+      embedded ? null : h("nav", { "aria-label": "Runs" }, link({}, "← all runs")),
+      h("div", { class: "title" }, h("h1", {}, page.title), state && h("small", {}, state)),
+      h("div", { class: page.verdicts.length > 1 ? "wideset" : "" }, page.verdicts.map(verdictCard)),
+      page.damaged > 0 && soft(`${plural(page.damaged, "line")} of its file could not be read, and what they hold is left out.`))),
+    part("contents", [page.id, page.sections.map((each) => each.id)], () => h("nav", { "aria-label": "Contents" },
+      page.sections.map((each) => each.title && within(page, { section: each.id }, each.title)))),
+    part("problems", [key, problems], () => h("div", {}, problems.filter((problem) => problem.severity !== "info").map(card),
+      infos.length > 0 && fold(`Worth knowing (${infos.length})`, () => infos.map(card), { key: "worth", open: infos.some((problem) => problem.id === place.alert) }))),
+    ...page.sections.map((each) => part(`section ${each.id}`, [page.id, each.id === "maps" && page.last, each], () => h("section", {},
+      each.title && h("h2", { id: `section ${each.id}`, tabindex: -1 }, each.title),
+      each.cards.map((blocks) => h("div", { class: "card" }, drawn(blocks, page)))))),
+    ...(!embedded && page.tables?.length ? [part("explorer", [page.id, page.last, page.tables], () => explorer(page))] : []),
+    ...(page.footer ? [part("footer", page.footer, () => h("footer", {}, page.footer.map((text) => h("p", {}, text))))] : []),
+  ];
 }
 
-// ---- Two runs -----------------------------------------------------------------------------------------------------------------
-
-function comparePage(a, b, found) {
-  const of = (letter, run) => h("div", { class: `card verdict ${run.status}` }, h("b", { class: letter.toLowerCase() }, `${letter}  `), link({ run: run.id }, name(run.id)),
-    h("p", {}, mark(run.status), ` ${run.headline}`));
-  const epochs = [...new Set([...a.training.epochs, ...b.training.epochs])].sort((x, y) => x - y);
-  const [ofA, ofB] = [a, b].map((run) => Object.assign({}, ...Object.values(run.training.charts)));
-  const over = (run, values) => epochs.map((epoch) => values[run.training.epochs.indexOf(epoch)] ?? null);
-  const drawn = Object.keys(ofA).filter((what) => what in ofB).map((what) => curvesChart(what, { [`A: ${what}`]: over(a, ofA[what]), [`B: ${what}`]: over(b, ofB[what]) }, epochs, a.unit));
-  return [part("compare", [a, b, found], () => h("div", {},
-    h("nav", { "aria-label": "Runs" }, link({}, "← all runs")),
-    h("h1", {}, "Two runs compared"), h("div", { class: "wideset" }, of("A", a), of("B", b)),
-    drawn.length > 0 && section("Loss and metrics", h("div", { class: "card wideset" }, drawn)),
-    found.error ? soft(found.error) : [
-      found.alerts.length > 0 && section("Alerts at the end", h("div", { class: "card wideset" }, found.alerts.map(([title, alerts]) => h("div", {}, h("h3", {}, title),
-        alerts.map((alert) => h("div", {}, mark(alert.severity), " ", name(alert.id), ` since ${found.unit} ${alert.since}`)))))),
-      section(`Largest differences, ${found.unit} ${found.at}`, found.groups.length === 0 ? soft("All numbers that both runs have are the same.") : found.groups.map((group) => h("div", { class: "card" },
-        group.title && h("h3", {}, group.title), table(["layer", "of it", "A", "B", "A to B"], group.cells.map(([text, ...rest]) => [name(text), ...rest])), group.more > 0 && soft(`and ${group.more} more`)))),
-      found.settings.length > 0 && section("Set-up", h("div", { class: "card" }, table(["what", "A", "B"], found.settings))),
-      found.only.some((names) => names.length) && section("Layers of only one", h("div", { class: "card" }, ["A", "B"].map((letter, i) => found.only[i].length > 0 && h("p", {}, `Only in ${letter}: `, listed(found.only[i]))))),
-    ]))];
-}
-
-// ---- The page -----------------------------------------------------------------------------------------------------------------
+// ---- The document -------------------------------------------------------------------------------------------------------------
 
 const main = h("main");
 const problem = h("p", { class: "soft", role: "alert" });
 let listing = null; // the last answer with runs
-let shownRun = null; // {id, updated, run} that was fetched last
+let shownRun = null; // {id, revision, run} that was fetched last
 let updating = false;
 let again = false;
 
 async function nodes() {
+  if (embedded) return pageNodes(embedded.page, embedded.page.updated ?? 0);
   const answer = await ask("runs", { known: listing?.revision ?? -1 });
   listing = { ...listing, ...answer };
-  if (place.a !== undefined && place.b !== undefined) {
-    const [a, b, found] = await Promise.all([ask("run", { run: place.a }), ask("run", { run: place.b }), ask("compare", { a: place.a, b: place.b }).catch((error) => ({ error: error.message }))]);
-    return comparePage({ ...a, id: place.a }, { ...b, id: place.b }, found);
-  }
+  if (place.a !== undefined && place.b !== undefined) return pageNodes(await ask("compare", { a: place.a, b: place.b }), listing.now);
   if (place.run === undefined) return listPage(listing);
   const known = listing.runs.find((run) => wellFormed(run.id) === place.run);
   const id = known?.id ?? place.run;
   if (shownRun?.id !== id || shownRun.revision !== listing.revision) shownRun = { id, revision: listing.revision, run: { ...(await ask("run", { run: id })), id } };
-  return runPage(shownRun.run, listing.now);
+  return pageNodes(shownRun.run, listing.now);
 }
 
 async function update() {
@@ -609,53 +653,48 @@ async function update() {
     } while (again);
     problem.textContent = "";
     reveal();
-    if (listing.runs.some((run) => run.state === "reading")) setTimeout(() => isSeen() && update(), 300);
+    if (listing?.runs.some((run) => run.state === "reading")) setTimeout(() => isSeen() && update(), 300);
   } catch (error) {
-    problem.textContent = visible(`${error.message} (asked again every ${POLL_SECONDS} s)`);
+    problem.textContent = visible(`${error.message}${embedded ? "" : ` (asked again every ${POLL_SECONDS} s)`}`);
     if (place.run !== undefined || place.a !== undefined) sync(main, [h("nav", {}, link({}, "← all runs")), h("h1", {}, "Health")]);
   } finally {
     updating = false;
   }
 }
 
-/** After a change of place: the chosen alert, or the top. */
+/** After a change of place: the chosen alert or section, or the top. */
 function reveal() {
   const at = JSON.stringify(place);
   if (main.dataset.at === at) return;
   main.dataset.at = at;
-  const card = [...main.querySelectorAll("[data-alert]")].find((each) => each.classList.contains("chosen"));
-  if (card) {
-    card.focus({ preventScroll: true });
-    card.scrollIntoView({ block: "start" });
+  const target = document.getElementById(`section ${place.section}`) ?? main.querySelector(".chosen");
+  if (target) {
+    target.focus({ preventScroll: true });
+    target.scrollIntoView({ block: "start" });
   } else if (!embedded) window.scrollTo(0, 0);
 }
 
 const isSeen = () => !document.hidden && window.innerWidth > 0;
 
-/** Show the page. `answers`, by address, are those that come with it, in a notebook; otherwise they are asked for, again and again. */
-export function render(answers) {
-  embedded = answers ?? null;
-  document.documentElement.lang = "en";
-  document.title = "Health";
-  if (!embedded) document.head.append(h("link", { rel: "stylesheet", href: new URL("style.css", base) }));
-  document.head.append(h("meta", { name: "viewport", content: "width=device-width,initial-scale=1" }), h("style", {}));
-  document.head.lastChild.textContent = STYLE;
+/** Show the page. What comes with it is `page` and, by address, `answers`; without, it is asked for, again and again. */
+export function render(within) {
+  embedded = within ?? null;
   document.body.append(main, problem);
-  if (embedded) {
-    place = { run: embedded["runs?known=-1"].runs[0].id };
-    follow();
-    return;
-  }
-  if (outer) {
-    const shared = parsed(own(outer.location.hash));
-    if (Object.keys(shared).length) history.replaceState(null, "", `${location.pathname}${location.search}#${written(shared)}`);
-    outer.addEventListener("hashchange", () => {
-      const wanted = parsed(own(outer.location.hash));
-      if (/^#health&/.test(outer.location.hash) && written(wanted) !== written(place)) show(wanted);
-    });
-  }
   window.addEventListener("hashchange", follow);
-  document.addEventListener("visibilitychange", () => isSeen() && update());
+  if (!embedded) {
+    document.documentElement.lang = "en";
+    document.title = "Health";
+    document.head.append(h("link", { rel: "stylesheet", href: new URL("style.css", base) }), h("meta", { name: "viewport", content: "width=device-width,initial-scale=1" }));
+    if (outer) {
+      const shared = parsed(own(outer.location.hash));
+      if (Object.keys(shared).length) history.replaceState(null, "", `${location.pathname}${location.search}#${written(shared)}`);
+      outer.addEventListener("hashchange", () => {
+        const wanted = parsed(own(outer.location.hash));
+        if (/^#health&/.test(outer.location.hash) && written(wanted) !== written(place)) show(wanted);
+      });
+    }
+    document.addEventListener("visibilitychange", () => isSeen() && update());
+    setInterval(() => isSeen() && update(), 1000 * POLL_SECONDS);
+  }
   follow();
-  setInterval(() => isSeen() && update(), 1000 * POLL_SECONDS);
 }

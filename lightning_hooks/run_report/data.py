@@ -1,0 +1,310 @@
+"""A run, and two compared, as the page shows them: plain JSON types. It needs no torch."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from lightning_hooks.declare.brief import TABLES
+from lightning_hooks.plots.series import FRACTIONS
+from lightning_hooks.run_report.blocks import Block, Card, chart, fold, line, named, numbers, row, rows, section, table
+from lightning_hooks.run_report.compare import Comparison, compare
+from lightning_hooks.run_report.recorded import Limits, MonitorRecord, Run, chosen, severities
+from lightning_hooks.run_report.sections import HEATS, SECTIONS, sections_of
+from lightning_hooks.run_report.text import DASH, measured
+from lightning_hooks.run_report.training import loss_and_metrics, loss_by_epoch, thinned
+from lightning_hooks.run_report.verdict import Problem, Verdict, courses, judge
+
+MOST_NAMES = 9
+"""Of sites of one problem."""
+MOST_POINTS = 60
+"""Of the loss in the list of runs."""
+MOST_ALERTS = 20
+"""Of two runs that are compared, for each of them."""
+LAYERS = ("rms", "update_ratio", "std", "dead_fraction", "saturated_fraction", "zero_fraction")
+"""The statistics of two runs of which all layers are drawn."""
+OPEN_LAYERS = 2
+Page = dict[str, Any]
+
+
+def entry(run: Run, updated: float) -> Page:
+    """A run in the list of runs."""
+    if not run.fit and not run.monitors:
+        raise ValueError("it holds no run.")
+    verdict = judge(run)
+    known = (event.get("seconds") for event in run.timing.values())
+    durations = [float(seconds) for seconds in known if isinstance(seconds, int | float) and math.isfinite(seconds)]
+    return {
+        **_verdict(verdict),
+        "state": "running" if run.end is None else str(run.end.get("how", "ended")),
+        "model": str(run.fit.get("model", "")),
+        "updated": updated,
+        "window": max(durations[-20:], default=0.0),
+        "unit": run.unit,
+        "last": max(run.epochs, default=None),
+        "planned": run.fit.get("max_epochs") if run.unit == "epoch" else None,
+        "loss": numbers(thinned(loss_by_epoch(run)[1], MOST_POINTS)),
+        "open": [_short(problem) for problem in verdict.problems if problem.lasts and problem.severity != "info"],
+        "damaged": run.damaged,
+    }
+
+
+def whole(run: Run, updated: float, limits: Limits | None = None) -> Page:
+    """A run's page; the numbers of heat maps and of single curves are asked for one by one."""
+    verdict = judge(run)
+    versions = (("lightning_hooks", "package"), ("torch", "torch"), ("Lightning", "lightning"))
+    made = ", ".join(f"{what} {run.fit[key]}" for what, key in versions if key in run.fit) or "lightning_hooks"
+    again = (
+        "To make it again: lightning-hooks report RUN_DIR; to compare two runs: lightning-hooks compare RUN_A RUN_B."
+        if run.fit
+        else ""
+    )
+    started = f" Training started {run.fit['started']}." if "started" in run.fit else ""
+    return {
+        **(entry(run, updated) if run.fit or run.monitors else {}),
+        "title": f"Health report: {run.fit.get('model', 'training')} · {run.name}",
+        "verdicts": [{**_verdict(verdict), "details": list(verdict.details)}],
+        "problems": [_problem(run, problem) for problem in verdict.problems],
+        "sections": sections_of(run, limits or Limits()),
+        "tables": list(_tables(run)),
+        "footer": [text for text in (f"Made by {made}.{started}", again) if text],
+    }
+
+
+def _verdict(verdict: Verdict) -> Page:
+    return {"status": verdict.status, "headline": verdict.headline}
+
+
+def _short(problem: Problem) -> Page:
+    return {"id": problem.first.name, "severity": problem.severity, "title": problem.title, "where": problem.where}
+
+
+def _problem(run: Run, problem: Problem) -> Page:
+    value, limit = measured(problem.first)
+    return {
+        **_short(problem),
+        "probability": getattr(problem.first, "probability", None),
+        "sites": problem.sites[:MOST_NAMES],
+        "others": max(len(problem.sites) - MOST_NAMES, 0),
+        "when": problem.when,
+        "lasts": problem.lasts,
+        "seen": problem.seen,
+        "advice": problem.advice,
+        "rules": problem.rules,
+        "record": problem.record,
+        "evidence": problem.evidence,
+        "consequences": problem.consequences[:MOST_NAMES],
+        "value": value,
+        "limit": limit,
+        "curve": _curve_of(run, problem),
+    }
+
+
+def _curve_of(run: Run, problem: Problem) -> Page | None:
+    """The curve that shows a problem: of the statistic with its kind's name, or with the alert's value, else of a heat map."""
+    alert = problem.first
+    at = alert.epoch if problem.unit == "epoch" else alert.step
+    for place, record in enumerate(run.monitors):
+        if not any(found.name == alert.name for found in record.alerts.get(at, ())):
+            continue
+        for of, (names, stats) in record.columns.get(at, {}).items():
+            if alert.site in names:
+                values = {stat: float(column[names.index(alert.site)]) for stat, column in stats.items()}
+                usual = [stat for prefix, name, stat, _ in HEATS if (prefix, name) == (record.prefix, of)]
+                equal = [stat for stat, value in values.items() if value and math.isclose(value, alert.value, rel_tol=1e-3)]
+                order = [*(stat for stat in stats if stat.startswith(alert.kind)), *equal, *usual, *stats]
+                stat = next((stat for stat in order if math.isfinite(values.get(stat, math.nan))), None)
+                if stat is not None:
+                    at_row = record.series(of, stat).names.index(alert.site)
+                    return {"monitor": place, "table": of, "stat": stat, "row": at_row}
+    return None
+
+
+def _tables(run: Run) -> Iterable[Page]:
+    """What can be drawn: a monitor's table with its statistics."""
+    for place, record in enumerate(run.monitors):
+        columns = next(reversed(record.columns.values()), {})
+        for of, (names, stats) in columns.items():
+            if stats and names and of in TABLES:
+                yield {"monitor": place, "prefix": record.prefix, "table": of, "stats": list(stats)}
+
+
+def _marks(run: Run, record: MonitorRecord) -> list[tuple[str, list[Any]]]:
+    """The alerts of a monitor: the site, then since when, until when, severity, name."""
+    found = [course for course in courses(run) if course.prefix == record.prefix]
+    return [(course.alert.site, [course.since, course.until, course.severity, course.alert.name]) for course in found]
+
+
+def heat(run: Run, monitor: int, table: str, stat: str, limits: Limits | None = None) -> Page:
+    """A statistic of all layers over the windows, thinned to what a screen shows.
+
+    Raises:
+        LookupError: If there is no such monitor or statistic.
+    """
+    limits, record = limits or Limits(), run.monitors[monitor]
+    series = record.series(table, stat)
+    if not series.names or not series.epochs:
+        raise LookupError("no such statistic")
+    kept = set(chosen(series.names, severities(record), limits.rows))
+    at = [number for number, name in enumerate(series.names) if name in kept]
+    every = max(1, -(-len(series.epochs) // limits.heat_columns))
+    columns = sorted({0, *range(len(series.epochs) - 1, 0, -every)})  # with the first and the last
+    place = {series.names[number]: index for index, number in enumerate(at)}
+    marks = ([place[site], *mark] for site, mark in _marks(run, record) if site in place and mark[2] != "info")
+    return {
+        "stat": stat,
+        "share": stat in FRACTIONS,
+        "names": [series.names[number] for number in at],
+        "rows": at,
+        "epochs": [series.epochs[column] for column in columns],
+        "unit": series.unit,
+        "of": [len(series.names), len(series.epochs)],
+        "values": packed(series.values[np.ix_(at, columns)]),
+        "marks": list(marks),
+    }
+
+
+def packed(values: np.ndarray) -> str:
+    """Numbers row by row in Base64: the three upper bytes of each little-endian float32, which are four digits; NaN for none."""
+    bits = np.where(np.isfinite(values), values, np.nan).astype("<f4").view("<u4") + np.uint32(0x80)
+    return base64.b64encode(np.ascontiguousarray(bits).view(np.uint8).reshape(-1, 4)[:, 1:].tobytes()).decode()
+
+
+def curve(run: Run, monitor: int, table: str, stat: str, row: int) -> Page:
+    """A statistic of one layer over the windows, with its alerts.
+
+    Raises:
+        LookupError: If there is no such monitor, statistic or layer.
+    """
+    record = run.monitors[monitor]
+    series = record.series(table, stat)
+    return {
+        "name": series.names[row],
+        "stat": stat,
+        "share": stat in FRACTIONS,
+        "unit": series.unit,
+        "epochs": list(series.epochs),
+        "values": numbers(series.values[row].tolist()),
+        "marks": [mark for site, mark in _marks(run, record) if site == series.names[row]],
+    }
+
+
+def names(run: Run, monitor: int, table: str, stat: str) -> list[str]:
+    """The layers that have a statistic; the place of each is its row.
+
+    Raises:
+        LookupError: If there is no such monitor.
+    """
+    return list(run.monitors[monitor].series(table, stat).names)
+
+
+def both(a: Run, b: Run) -> Page:
+    """Two runs compared; without a window in common, their verdicts and losses."""
+    try:
+        return compared(compare(a, b))
+    except ValueError as error:
+        sections = [_losses(a, b), section("differences", "Largest differences", [[{"text": str(error)}]])]
+        return {**_head_of_two(a, b, judge(a), judge(b)), "sections": sections}
+
+
+def _head_of_two(a: Run, b: Run, *verdicts: Verdict) -> Page:
+    heads = [
+        {"letter": letter, "name": run.name, **_verdict(verdict), "details": list(verdict.details)}
+        for letter, run, verdict in zip("AB", (a, b), verdicts, strict=True)
+    ]
+    return {"title": f"Two runs compared: {a.name} and {b.name}", "verdicts": heads}
+
+
+def compared(found: Comparison, limits: Limits | None = None) -> Page:
+    """A comparison of two runs."""
+    limits, a, b = limits or Limits(), found.a, found.b
+    settings = [(what, *(DASH if value is None else str(value) for value in values)) for what, *values in found.settings]
+    set_up = [table(("", "A", "B"), [*settings, *found.losses])] if settings or found.losses else []
+    if not settings:
+        set_up.append({"text": "The set-up is the same, as far as it is known."})
+    groups: Card = []
+    for group in found.groups:
+        groups += [{"title": group.title}] * bool(group.title)
+        groups.append(table(("layer", "of it", "A", "B", "A to B"), group.cells))
+        groups += [{"text": f"and {group.more} more"}] * (group.more > 0)
+    made = [
+        section("set-up", "Set-up and loss", [set_up]),
+        _losses(a, b),
+        section("differences", f"Largest differences, {a.unit} {found.epoch}", [groups or [{"text": SAME}]]),
+        section("alerts", "Alerts at the end", _alerts_of(found)),
+        section("layers", "Layer by layer", [_layers(found, limits)]),
+        *(section(each.title.lower(), each.title, [_declared(found, each)]) for each in SECTIONS),
+        section("only", "Only in one", ([named(f"Only in {letter} ({len(names)})", names)] for letter, names in found.only)),
+    ]
+    return {**_head_of_two(a, b, *found.verdicts), "sections": [each for each in made if each["cards"]]}
+
+
+SAME = "All numbers that both runs have are the same."
+
+
+def _losses(a: Run, b: Run) -> Page:
+    """The losses and metrics that both runs have, in one chart each."""
+    (of_a, at_a), (of_b, at_b) = ((loss_and_metrics(run), loss_by_epoch(run)[0]) for run in (a, b))
+    curves = [dict(pair for of in found.values() for pair in of.items()) for found in (of_a, of_b)]
+    epochs = sorted({*at_a, *at_b})
+
+    def over(letter: str, what: str, at: Iterable[int], values: Iterable[float]) -> Block:
+        known = dict(zip(at, values, strict=True))
+        return line(f"{letter}: {what}", [known.get(epoch, math.nan) for epoch in epochs])
+
+    drawn = [
+        chart(what, epochs, a.unit, [over("A", what, at_a, curves[0][what]), over("B", what, at_b, curves[1][what])])
+        for what in curves[0]
+        if what in curves[1]
+    ]
+    return section("losses", "Loss and metrics", [drawn])
+
+
+def _alerts_of(found: Comparison) -> Iterable[Card]:
+    for title, alerts in found.alerts:
+        cells = [(course.alert.site, course.alert.kind, course.severity, course.since) for course in alerts[:MOST_ALERTS]]
+        left = len(alerts) - MOST_ALERTS
+        heads = ("where", "alert", "severity", f"since {found.a.unit}")
+        yield [{"title": f"{title} ({len(alerts)})"}, table(heads, cells), *[{"text": f"and {left} more"}] * (left > 0)]
+
+
+def _layers(found: Comparison, limits: Limits) -> Card:
+    """The layers of both on one scale, of too many those that differ most."""
+    captions = {stat: caption for _, _, stat, caption in HEATS}
+    card: Card = []
+    for stat in LAYERS:
+        differences, share = found.of(stat), stat in FRACTIONS
+        if not differences or (share and not any(difference.a or difference.b for difference in differences)):
+            continue
+        kept = set(sorted(differences, key=lambda difference: -difference.size)[: limits.rows])
+        drawn = rows([row(d.name, d.a, other=d.b, shown=d.change) for d in differences if d in kept], "A to B", share)
+        more = [{"text": f"The {len(kept)} of {len(differences)} that differ most."}] * (len(kept) < len(differences))
+        card.append(fold(captions[stat], [drawn, *more], len(card) < OPEN_LAYERS))
+    return [{"text": "Dot: A. Diamond: B. The number is the change."}, *card] if card else []
+
+
+def _declared(found: Comparison, each: Any) -> Card:
+    """The first curve of each row of a section that a capability declares, in both runs."""
+    text, (stat, _) = next(iter(each.panels[0].curves.items()))
+    card: Card = []
+    for name in dict.fromkeys(difference.name for difference in found.of(stat)):
+        known = [
+            {
+                epoch: value
+                for record in run.of(each.prefix)
+                if name in record.series(each.table, stat).names
+                for epoch, value in zip(record.columns, record.values(each.table, stat, name), strict=True)
+            }
+            for run in (found.a, found.b)
+        ]
+        epochs = sorted({epoch for values in known for epoch in values})
+        lines = [
+            line(f"{letter}: {text}", [values.get(epoch, math.nan) for epoch in epochs])
+            for letter, values in zip("AB", known, strict=True)
+        ]
+        card.append(chart(name, epochs, found.a.unit, lines, kind=each.panels[0].kind))
+    return card
