@@ -7,7 +7,6 @@ import io
 import json
 import os
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from lightning_hooks.alerts.explain import explain
 from lightning_hooks.run_report.compare import Comparison, compare
 from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.lines import write_whole
-from lightning_hooks.run_report.page import compare_page, write_health
+from lightning_hooks.run_report.page import compare_page, verdict_lines, write_health
 from lightning_hooks.run_report.run import Run, read_run
 from lightning_hooks.run_report.text import DASH, number
 from lightning_hooks.run_report.verdict import judge
@@ -54,7 +53,6 @@ def setting(value: Any) -> str:
     return DASH if value is None else shortened(str(value), 60)
 
 
-SIGNS = {"failed": "[failed]", "critical": "[critical]", "warning": "[warning]", "healthy": "[ok]", "unknown": "[?]"}
 FAILS = {"warning": ("warning", "critical", "failed"), "critical": ("critical", "failed")}
 """``--fail-on`` to the statuses with which ``report`` returns 1."""
 
@@ -133,19 +131,6 @@ def _parser() -> argparse.ArgumentParser:
     live.add_argument("logdir", type=Path, help="the log directory, such as lightning_logs")
     live.add_argument("--port", type=int, default=6007, help="the port on this machine's loopback address (default: 6007)")
     return parser
-
-
-def verdict_lines(run: Run) -> list[str]:
-    """A run's verdict as lines for a terminal."""
-    verdict = judge(run)
-    lines = [f"{SIGNS[verdict.status]} {verdict.headline}", *(f"  {detail}" for detail in verdict.details)]
-    for problem in verdict.problems:
-        if problem.severity != "info":
-            state = problem.severity if problem.lasts else "passed"
-            seen = f"[{state}] {problem.what} at {problem.where}, {problem.when}. {problem.seen}"
-            text = " ".join([seen, *(f"{step}." for step in problem.advice)])
-            lines += ["", *textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="    ", break_long_words=False)]
-    return lines
 
 
 def _read(path: Path) -> Run:

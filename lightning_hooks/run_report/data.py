@@ -11,12 +11,12 @@ import numpy as np
 
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.plots.series import FRACTIONS
-from lightning_hooks.run_report.blocks import Block, Card, chart, fold, line, named, numbers, row, rows, section, table
+from lightning_hooks.run_report.blocks import Block, Card, chart, flat, fold, named, numbers, row, rows, section, table
 from lightning_hooks.run_report.compare import Comparison, compare
 from lightning_hooks.run_report.recorded import Limits, MonitorRecord, Run, chosen, severities
-from lightning_hooks.run_report.sections import HEATS, SECTIONS, sections_of
+from lightning_hooks.run_report.sections import HEATS, sections_of
 from lightning_hooks.run_report.text import DASH, measured
-from lightning_hooks.run_report.training import loss_and_metrics, loss_by_epoch, thinned
+from lightning_hooks.run_report.training import loss_by_epoch, thinned
 from lightning_hooks.run_report.verdict import Problem, Verdict, courses, judge
 
 MOST_NAMES = 9
@@ -207,7 +207,7 @@ def both(a: Run, b: Run) -> Page:
     try:
         return compared(compare(a, b))
     except ValueError as error:
-        sections = [_losses(a, b), section("differences", "Largest differences", [[{"text": str(error)}]])]
+        sections = [*_of_both(a, b), section("differences", "Largest differences", [[{"text": str(error)}]])]
         return {**_head_of_two(a, b, judge(a), judge(b)), "sections": sections}
 
 
@@ -233,11 +233,10 @@ def compared(found: Comparison, limits: Limits | None = None) -> Page:
         groups += [{"text": f"and {group.more} more"}] * (group.more > 0)
     made = [
         section("set-up", "Set-up and loss", [set_up]),
-        _losses(a, b),
+        *_of_both(a, b),
         section("differences", f"Largest differences, {a.unit} {found.epoch}", [groups or [{"text": SAME}]]),
         section("alerts", "Alerts at the end", _alerts_of(found)),
         section("layers", "Layer by layer", [_layers(found, limits)]),
-        *(section(each.title.lower(), each.title, [_declared(found, each)]) for each in SECTIONS),
         section("only", "Only in one", ([named(f"Only in {letter} ({len(names)})", names)] for letter, names in found.only)),
     ]
     return {**_head_of_two(a, b, *found.verdicts), "sections": [each for each in made if each["cards"]]}
@@ -246,22 +245,30 @@ def compared(found: Comparison, limits: Limits | None = None) -> Page:
 SAME = "All numbers that both runs have are the same."
 
 
-def _losses(a: Run, b: Run) -> Page:
-    """The losses and metrics that both runs have, in one chart each."""
-    (of_a, at_a), (of_b, at_b) = ((loss_and_metrics(run), loss_by_epoch(run)[0]) for run in (a, b))
-    curves = [dict(pair for of in found.values() for pair in of.items()) for found in (of_a, of_b)]
-    epochs = sorted({*at_a, *at_b})
+def _curves(run: Run) -> dict[tuple[str, str], tuple[Block, list[float | None]]]:
+    """The curves of a run's page, by section and by heading and label, without limits."""
+    found, heading = {}, ""
+    for each in sections_of(run, Limits()):
+        for block in (block for card in each["cards"] for block in flat(card)):
+            drawn, heading = block.get("chart", {}), block.get("title", heading)
+            for one in drawn.get("lines", ()):
+                if not one.get("dashed"):
+                    found[each["title"], f"{drawn['title'] or heading}: {one['label']}"] = drawn, one["values"]
+    return found
 
-    def over(letter: str, what: str, at: Iterable[int], values: Iterable[float]) -> Block:
-        known = dict(zip(at, values, strict=True))
-        return line(f"{letter}: {what}", [known.get(epoch, math.nan) for epoch in epochs])
 
-    drawn = [
-        chart(what, epochs, a.unit, [over("A", what, at_a, curves[0][what]), over("B", what, at_b, curves[1][what])])
-        for what in curves[0]
-        if what in curves[1]
-    ]
-    return section("losses", "Loss and metrics", [drawn])
+def _of_both(a: Run, b: Run) -> list[Page]:
+    """The sections with curves that both runs have, each in one chart."""
+    of_a, of_b = _curves(a), _curves(b)
+    sections: dict[str, Card] = {}
+    for key in (key for key in of_a if key in of_b):
+        known = [dict(zip(drawn["epochs"], values, strict=True)) for drawn, values in (of_a[key], of_b[key])]
+        epochs = sorted({epoch for values in known for epoch in values})
+        lines = [{"label": letter, "values": [*map(values.get, epochs)]} for letter, values in zip("AB", known, strict=True)]
+        drawn, _ = of_a[key]
+        kind = {"kind": drawn["kind"]} if "kind" in drawn else {}
+        sections.setdefault(key[0], []).append(chart(key[1], epochs, a.unit, lines, **kind))
+    return [section(title.lower(), title, [card]) for title, card in sections.items()]
 
 
 def _alerts_of(found: Comparison) -> Iterable[Card]:
@@ -285,26 +292,3 @@ def _layers(found: Comparison, limits: Limits) -> Card:
         more = [{"text": f"The {len(kept)} of {len(differences)} that differ most."}] * (len(kept) < len(differences))
         card.append(fold(captions[stat], [drawn, *more], len(card) < OPEN_LAYERS))
     return [{"text": "Dot: A. Diamond: B. The number is the change."}, *card] if card else []
-
-
-def _declared(found: Comparison, each: Any) -> Card:
-    """The first curve of each row of a section that a capability declares, in both runs."""
-    text, (stat, _) = next(iter(each.panels[0].curves.items()))
-    card: Card = []
-    for name in dict.fromkeys(difference.name for difference in found.of(stat)):
-        known = [
-            {
-                epoch: value
-                for record in run.of(each.prefix)
-                if name in record.series(each.table, stat).names
-                for epoch, value in zip(record.columns, record.values(each.table, stat, name), strict=True)
-            }
-            for run in (found.a, found.b)
-        ]
-        epochs = sorted({epoch for values in known for epoch in values})
-        lines = [
-            line(f"{letter}: {text}", [values.get(epoch, math.nan) for epoch in epochs])
-            for letter, values in zip("AB", known, strict=True)
-        ]
-        card.append(chart(name, epochs, found.a.unit, lines, kind=each.panels[0].kind))
-    return card

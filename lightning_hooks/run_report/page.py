@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -17,14 +18,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from lightning_hooks.declare.brief import lines_html
 from lightning_hooks.run_report.blocks import flat
 from lightning_hooks.run_report.compare import Comparison
 from lightning_hooks.run_report.data import Page, compared, curve, heat, whole
 from lightning_hooks.run_report.lines import write_whole
-from lightning_hooks.run_report.markdown import SIGNS, markdown
+from lightning_hooks.run_report.markdown import markdown
 from lightning_hooks.run_report.recorded import Limits
 from lightning_hooks.run_report.run import Run
-from lightning_hooks.run_report.verdict import Problem, Verdict, judge
+from lightning_hooks.run_report.verdict import Verdict, judge
 from lightning_hooks.trackers.console import visible
 
 PAGE = "report.html"
@@ -96,6 +98,22 @@ def framed(page: str, title: str) -> str:
     return f'<iframe title="{title}" style="{style}" srcdoc="{escape(page)}"></iframe>'
 
 
+SIGNS = {"failed": "[failed]", "critical": "[critical]", "warning": "[warning]", "healthy": "[ok]", "unknown": "[?]"}
+
+
+def verdict_lines(run: Run) -> list[str]:
+    """A run's verdict as lines for a terminal."""
+    verdict = judge(run)
+    lines = [f"{SIGNS[verdict.status]} {verdict.headline}", *(f"  {detail}" for detail in verdict.details)]
+    for problem in verdict.problems:
+        if problem.severity != "info":
+            state = problem.severity if problem.lasts else "passed"
+            seen = f"[{state}] {problem.what} at {problem.where}, {problem.when}. {problem.seen}"
+            text = " ".join([seen, *(f"{step}." for step in problem.advice)])
+            lines += ["", *textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="    ", break_long_words=False)]
+    return lines
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class RunReport:
     """The health report of a run, as far as its windows have ended. A notebook shows its page.
@@ -122,29 +140,15 @@ class RunReport:
         return framed(health_page(self.run, MOST_NOTEBOOK_BYTES), "Health report")
 
     def head(self) -> str:
-        """The verdict and the first problems: some kilobytes of HTML in the colours of the notebook that shows it."""
-        verdict = self.verdict
-        serious = [problem for problem in verdict.problems if problem.severity != "info"]
-        first = "The first report is made when the first window of trainer.fit() ends: an epoch, or report_every_n_steps batches."
-        details = verdict.details if self.run.epochs else (first,)
-        lines = [_box(verdict.status, f"{SIGNS[verdict.status]} {verdict.headline}", details)]
-        lines += [_box(problem.severity, _headed(problem), (problem.seen, *problem.advice[:6])) for problem in serious[:5]]
-        lines += [f"<div>and {len(serious) - 5} more problems</div>"] * (len(serious) > 5)
-        lines += [f"<div>Report: <code>{_short(str(self.path))}</code></div>"] * (self.path is not None)
-        return "\n".join(['<div style="max-width:60rem;line-height:1.45;overflow-wrap:anywhere">', *lines, "</div>"])
+        """The verdict and the first problems, in the colours of the notebook that shows it."""
+        lines = verdict_lines(self.run)
+        if not self.run.epochs:
+            lines = [*lines[:1], FIRST]
+        lines = [*lines[:MOST_LINES], *[f"and {len(lines) - MOST_LINES} more lines"] * (len(lines) > MOST_LINES)]
+        where = [f"Report: {self.path}"] if self.path else []
+        return lines_html([visible(line[:MOST_CHARACTERS]) for line in (*lines, *where)])
 
 
-COLOURS = {"failed": "#c2410c", "critical": "#c2410c", "warning": "#c27c00", "info": "#2b83ba", "healthy": "#00785a"}
-
-
-def _box(severity: str, head: str, lines: tuple[str, ...]) -> str:
-    border = f"border-left:.3rem solid {COLOURS.get(severity, '#808890')};padding:.1rem .8rem;margin:.5rem 0"
-    return f'<div style="{border}"><b>{_short(head)}</b>{"".join(f"<br>{_short(line)}" for line in lines)}</div>'
-
-
-def _headed(problem: Problem) -> str:
-    return f"{problem.title} at {problem.where}, {problem.when} ({problem.severity if problem.lasts else 'ended'})"
-
-
-def _short(text: str) -> str:
-    return escape(visible(text[:600]))
+FIRST = "The first report is made when the first window of trainer.fit() ends: an epoch, or report_every_n_steps batches."
+MOST_LINES, MOST_CHARACTERS = 40, 400
+"""Of the head of a report."""

@@ -24,14 +24,13 @@ from lightning_hooks.run_report.events import is_table, report_of
 class Limits:
     """How much of a large run is drawn, so that the page stays small."""
 
-    rows: int = 300  # layers in a list
-    heat_rows: int = 400  # layers in a heat map
+    rows: int = 300  # layers in a list and in a heat map
     heat_columns: int = 300  # epochs in a heat map
     alerts: int = 150  # lines in the list of alerts
 
     def halved(self) -> Limits:
         """Half as much of everything."""
-        return Limits(self.rows // 2, self.heat_rows // 2, self.heat_columns // 2, self.alerts // 2)
+        return Limits(self.rows // 2, self.heat_columns // 2, self.alerts // 2)
 
 
 def severities(record: MonitorRecord) -> dict[str, str]:

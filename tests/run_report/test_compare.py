@@ -161,7 +161,7 @@ def test_it_begins_with_the_set_up_and_the_losses(make_run):
     assert [row.split() for row in lines[10:12]] == [["loss,", "epoch", "0", "2.3", "2.3"], ["loss,", "epoch", "4", "0.4", "2.3"]]
     assert lines.index("Loss and metrics:") < lines.index("All numbers of epoch 4 that both runs have are the same.")
     page = compared(found)
-    assert [section["id"] for section in page["sections"]][:3] == ["set-up", "losses", "differences"]
+    assert [section["id"] for section in page["sections"]][:3] == ["set-up", "loss and learning rate", "clipping"]
     (set_up,) = of_kind(section_of(page, "set-up"), "table")
     assert [row[0] for row in set_up["rows"]] == ["learning rate of 0-AdamW", "betas of 0-AdamW", "loss, epoch 0", "loss, epoch 4"]
 

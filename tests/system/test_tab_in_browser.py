@@ -56,7 +56,7 @@ def test_the_users_metrics_are_drawn_next_to_the_loss(make_run: Any, tmp_path: P
         tab.open("run=a")
         tab.shows("Loss and learning rate", "acc", "train_acc", "val_acc", "val_loss")
         tab.open("a=a&b=b")
-        tab.shows("Loss and metrics", "A: train_acc", "B: val_acc", "A: val_loss")
+        tab.shows("Loss and learning rate", "acc: train_acc", "acc: val_acc", "Loss: val_loss")
 
 
 def test_a_run_that_is_being_written_is_followed(make_run: Any, tmp_path: Path) -> None:  # noqa: F811
