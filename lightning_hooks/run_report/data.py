@@ -13,7 +13,7 @@ from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.blocks import Block, Card, chart, flat, fold, named, numbers, row, rows, section, table
 from lightning_hooks.run_report.compare import Comparison, compare
-from lightning_hooks.run_report.recorded import Limits, MonitorRecord, Run, chosen, severities
+from lightning_hooks.run_report.recorded import Limits, Run, chosen, severities
 from lightning_hooks.run_report.sections import HEATS, sections_of
 from lightning_hooks.run_report.text import DASH, measured
 from lightning_hooks.run_report.training import loss_by_epoch, thinned
@@ -87,16 +87,10 @@ def _problem(run: Run, problem: Problem) -> Page:
     value, limit = measured(problem.first)
     return {
         **_short(problem),
+        **{name: getattr(problem, name) for name in ("when", "lasts", "seen", "advice", "rules", "record", "evidence")},
         "probability": getattr(problem.first, "probability", None),
         "sites": problem.sites[:MOST_NAMES],
         "others": max(len(problem.sites) - MOST_NAMES, 0),
-        "when": problem.when,
-        "lasts": problem.lasts,
-        "seen": problem.seen,
-        "advice": problem.advice,
-        "rules": problem.rules,
-        "record": problem.record,
-        "evidence": problem.evidence,
         "consequences": problem.consequences[:MOST_NAMES],
         "value": value,
         "limit": limit,
@@ -133,28 +127,21 @@ def _tables(run: Run) -> Iterable[Page]:
                 yield {"monitor": place, "prefix": record.prefix, "table": of, "stats": list(stats)}
 
 
-def _marks(run: Run, record: MonitorRecord) -> list[tuple[str, list[Any]]]:
-    """The alerts of a monitor: the site, then since when, until when, severity, name."""
-    found = [course for course in courses(run) if course.prefix == record.prefix]
-    return [(course.alert.site, [course.since, course.until, course.severity, course.alert.name]) for course in found]
-
-
-def heat(run: Run, monitor: int, table: str, stat: str, limits: Limits | None = None) -> Page:
-    """A statistic of all layers over the windows, thinned to what a screen shows.
+def heat(run: Run, monitor: int, table: str, stat: str, row: int | None = None, limits: Limits | None = None) -> Page:
+    """A statistic of all layers over the windows, thinned to what a screen shows, or of the layer in one row, with its alerts.
 
     Raises:
-        LookupError: If there is no such monitor or statistic.
+        LookupError: If there is no such monitor, statistic or layer.
     """
     limits, record = limits or Limits(), run.monitors[monitor]
     series = record.series(table, stat)
     if not series.names or not series.epochs:
         raise LookupError("no such statistic")
-    kept = set(chosen(series.names, severities(record), limits.rows))
+    kept = {series.names[row]} if row is not None else set(chosen(series.names, severities(record), limits.rows))
     at = [number for number, name in enumerate(series.names) if name in kept]
     every = max(1, -(-len(series.epochs) // limits.heat_columns))
     columns = sorted({0, *range(len(series.epochs) - 1, 0, -every)})  # with the first and the last
     place = {series.names[number]: index for index, number in enumerate(at)}
-    marks = ([place[site], *mark] for site, mark in _marks(run, record) if site in place and mark[2] != "info")
     return {
         "stat": stat,
         "share": stat in FRACTIONS,
@@ -164,7 +151,11 @@ def heat(run: Run, monitor: int, table: str, stat: str, limits: Limits | None = 
         "unit": series.unit,
         "of": [len(series.names), len(series.epochs)],
         "values": packed(series.values[np.ix_(at, columns)]),
-        "marks": list(marks),
+        "marks": [
+            [place[course.alert.site], course.since, course.until, course.severity, course.alert.name]
+            for course in courses(run)
+            if course.alert.site in place and course.prefix == record.prefix and (course.serious or row is not None)
+        ],
     }
 
 
@@ -172,25 +163,6 @@ def packed(values: np.ndarray) -> str:
     """Numbers row by row in Base64: the three upper bytes of each little-endian float32, which are four digits; NaN for none."""
     bits = np.where(np.isfinite(values), values, np.nan).astype("<f4").view("<u4") + np.uint32(0x80)
     return base64.b64encode(np.ascontiguousarray(bits).view(np.uint8).reshape(-1, 4)[:, 1:].tobytes()).decode()
-
-
-def curve(run: Run, monitor: int, table: str, stat: str, row: int) -> Page:
-    """A statistic of one layer over the windows, with its alerts.
-
-    Raises:
-        LookupError: If there is no such monitor, statistic or layer.
-    """
-    record = run.monitors[monitor]
-    series = record.series(table, stat)
-    return {
-        "name": series.names[row],
-        "stat": stat,
-        "share": stat in FRACTIONS,
-        "unit": series.unit,
-        "epochs": list(series.epochs),
-        "values": numbers(series.values[row].tolist()),
-        "marks": [mark for site, mark in _marks(run, record) if site == series.names[row]],
-    }
 
 
 def names(run: Run, monitor: int, table: str, stat: str) -> list[str]:

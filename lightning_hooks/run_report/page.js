@@ -336,14 +336,11 @@ async function ask(path, query) {
   return found;
 }
 
-/** What came with the page; the curve of a layer is a row of its heat map. */
+/** What came with the page; for the curve of a layer, its heat map will do. */
 function answerWithin(path, { run, ...key }) {
-  const known = (what, about) => embedded.answers[`${what}?${new URLSearchParams(about)}`];
+  const known = (about) => embedded.answers[`${path}?${new URLSearchParams(about)}`];
   const { row, ...map } = key;
-  const heat = known("heat", map);
-  const at = heat ? heat.rows.indexOf(row) : -1;
-  const curve = at < 0 ? undefined : { ...heat, name: heat.names[at], values: unpacked(heat)[at], marks: heat.marks.filter(([y]) => y === at).map(([, ...mark]) => mark) };
-  const found = known(path, key) ?? curve;
+  const found = known(key) ?? known(map);
   if (!found) throw new Error("It is in the log directory, and not on this page.");
   return found;
 }
@@ -488,10 +485,14 @@ function later(promise, build) {
 /** A link within the page of a run, or of two. */
 const within = (page, to, ...children) => link({ ...(embedded ? {} : page.id === undefined ? { a: place.a, b: place.b } : { run: page.id }), ...to }, ...children);
 
-const curveOf = (page, key) => later(ask("curve", { run: page.id, ...key }), (found) => [
-  h("h3", {}, `${found.stat} of `, name(found.name)),
-  chart({ ...found, lines: [{ label: found.stat, values: found.values }], kind: found.share ? "share" : undefined }),
-]);
+const curveOf = (page, key) => later(ask("heat", { run: page.id, ...key }), (found) => {
+  const at = found.rows.indexOf(key.row);
+  const marks = found.marks.filter(([row]) => row === at).map(([, ...mark]) => mark);
+  return [
+    h("h3", {}, `${found.stat} of `, name(found.names[at])),
+    chart({ ...found, marks, lines: [{ label: found.stat, values: unpacked(found)[at].map((value) => value && Number(value.toPrecision(4))) }], kind: found.share ? "share" : undefined }),
+  ];
+});
 
 function problemCard(page, problem) {
   const isChosen = place.alert === wellFormed(problem.id) || place.alert === problem.id;

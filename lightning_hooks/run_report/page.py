@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 from lightning_hooks.declare.brief import lines_html
 from lightning_hooks.run_report.blocks import flat
 from lightning_hooks.run_report.compare import Comparison
-from lightning_hooks.run_report.data import Page, compared, curve, heat, whole
+from lightning_hooks.run_report.data import Page, compared, heat, whole
 from lightning_hooks.run_report.lines import write_whole
 from lightning_hooks.run_report.markdown import markdown
 from lightning_hooks.run_report.recorded import Limits
@@ -48,12 +48,10 @@ def health_page(run: Run, most_bytes: int | None = None) -> str:
     most, limits, text = MOST_BYTES if most_bytes is None else most_bytes, Limits(), health_markdown(run)
     while True:
         page = whole(run, 0.0, limits)
-        curves = [problem["curve"] for problem in page["problems"] if problem["curve"]]
-        answers = {f"curve?{urlencode(key)}": curve(run, **key) for key in curves}
         blocks = (block for section in page["sections"] for card in section["cards"] for block in flat(card))
-        for found in (block["map"] for block in blocks if "map" in block):
-            key = {name: found[name] for name in ("monitor", "table", "stat")}
-            answers[f"heat?{urlencode(key)}"] = heat(run, **key, limits=limits)
+        maps = [{name: block["map"][name] for name in ("monitor", "table", "stat")} for block in blocks if "map" in block]
+        curves = [problem["curve"] for problem in page["problems"] if problem["curve"]]
+        answers = {f"heat?{urlencode(key)}": heat(run, **key, limits=limits) for key in (*maps, *curves)}
         made = document(page, text, answers)
         if len(made.encode("utf-8", "backslashreplace")) <= most or limits.rows < 8:
             return made

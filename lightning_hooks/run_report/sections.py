@@ -24,7 +24,15 @@ from lightning_hooks.run_report.blocks import MOST_LINES, Block, Card, chart, fo
 from lightning_hooks.run_report.events import by_names, is_table, place
 from lightning_hooks.run_report.recorded import Limits, MonitorRecord, Run, chosen, number_of, severities
 from lightning_hooks.run_report.text import measured, number, percent, seconds
-from lightning_hooks.run_report.training import batches_of, layers, loss_and_metrics, loss_by_epoch, rates_by_group, settings
+from lightning_hooks.run_report.training import (
+    batches_of,
+    layers,
+    listed_samples,
+    loss_and_metrics,
+    loss_by_epoch,
+    rates_by_group,
+    settings,
+)
 from lightning_hooks.run_report.verdict import Course, courses
 
 SECTIONS: tuple[Section, ...] = tuple(file.SECTION for file in modules(".section"))
@@ -178,7 +186,7 @@ def _unusual(run: Run) -> Iterator[Card]:
     ]
     for found in batches_of(run):
         heads = ("loss" if found.measure == "loss" else "norm", "epoch", "batch", "step", "samples")
-        cells = [(one.value, one.epoch, one.batch, one.step, samples) for one, samples in found.rows]
+        cells = [(one.value, one.epoch, one.batch, one.step, listed_samples(one)) for one in found.batches]
         card += [{"title": found.title}, table(heads, cells)]
     if len(card) > 1:
         yield card

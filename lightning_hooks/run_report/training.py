@@ -91,11 +91,6 @@ class UnusualBatches:
         """What they are, for a heading."""
         return f"Largest gradient norms before clipping, {self.optimizer}" if self.optimizer else "Largest losses"
 
-    @property
-    def rows(self) -> list[tuple[UnusualBatch, str]]:
-        """Each with its samples in a few words."""
-        return [(one, listed_samples(one)) for one in self.batches]
-
 
 def unusual_batches(reports: Iterable[Any]) -> list[UnusualBatches]:
     """The losses, then the gradient norms of each optimizer, in the last report of each monitor, as far as they are known."""

@@ -129,11 +129,11 @@ def test_numbers_are_those_of_the_reports(make_run):
     expected = [[float(f"{flow(epoch, names).modules[name].rms:.4g}") for epoch in range(4)] for name in names]
     found = data.heat(run, 1, "modules", "rms")
     np.testing.assert_allclose(unpacked(found), expected, rtol=1e-3)
-    one = data.curve(run, 1, "modules", "rms", 3)
-    assert one["values"] == pytest.approx(expected[3], rel=1e-3)
-    assert (one["name"], one["epochs"]) == (names[3], [0, 1, 2, 3])
+    one = data.heat(run, 1, "modules", "rms", 3)
+    np.testing.assert_allclose(unpacked(one), expected[3:4], rtol=1e-3)
+    assert (one["names"], one["rows"], one["epochs"]) == (names[3:4], [3], [0, 1, 2, 3])
     assert data.names(run, 1, "modules", "rms") == names
-    assert data.curve(run, 1, "modules", "rms", 0)["marks"] == [[0, 3, "warning", "vanishing at model.embed"]]
+    assert data.heat(run, 1, "modules", "rms", 0)["marks"] == [[0, 0, 3, "warning", "vanishing at model.embed"]]
 
 
 def test_two_runs_are_compared(make_run, logs):
@@ -304,7 +304,7 @@ def test_a_request_that_makes_no_sense_is_not_found(make_run, logs, query):
     runs = Runs({"": logs})
     runs.ask(patience=30)
     assert asked(runs, "/heat", run="a", **query)[0] == 404
-    assert asked(runs, "/curve", run="a", row=10**9, **query)[0] == 404
+    assert asked(runs, "/heat", run="a", row=10**9, **query)[0] == 404
 
 
 def test_static_files_are_the_module_and_the_report_style():
@@ -312,7 +312,7 @@ def test_static_files_are_the_module_and_the_report_style():
     assert answer(runs, "/index.js", {}).kind == "text/javascript"
     assert b"export function render" in answer(runs, "/index.js", {}).content
     assert answer(runs, "/style.css", {}).content.startswith(b":root{")
-    assert set(PATHS) == {"/index.js", "/style.css", "/runs", "/run", "/heat", "/curve", "/names", "/compare"}
+    assert set(PATHS) == {"/index.js", "/style.css", "/runs", "/run", "/heat", "/names", "/compare"}
 
 
 def test_the_module_sets_no_markup_and_asks_nobody_else():
@@ -354,7 +354,7 @@ runs.ask(patience=60)
 assert answer(runs, "/run", {{"run": "a"}}).content.decode() == {page!r}
 for path, query in (
     ("/runs", {{}}), ("/run", {{"run": "a"}}), ("/heat", {{"run": "a", "monitor": "1", "table": "modules", "stat": "rms"}}),
-    ("/curve", {{"run": "a", "monitor": "1", "table": "modules", "stat": "rms", "row": "0"}}), ("/compare", {{"a": "a", "b": "b"}}),
+    ("/heat", {{"run": "a", "monitor": "1", "table": "modules", "stat": "rms", "row": "0"}}), ("/compare", {{"a": "a", "b": "b"}}),
 ):
     found = answer(runs, path, query)
     assert found.status == 200, (path, found.content)
