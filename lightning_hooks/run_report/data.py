@@ -66,7 +66,7 @@ def whole(run: Run, updated: float, limits: Limits | None = None) -> Page:
     started = f" Training started {run.fit['started']}." if "started" in run.fit else ""
     return {
         **(entry(run, updated) if run.fit or run.monitors else {}),
-        "title": f"Health report: {run.fit.get('model', 'training')} · {run.name}",
+        "title": f"Health report: {run.fit.get('model', 'training')} · {'this directory' if run.name == '.' else run.name}",
         "verdicts": [{**_verdict(verdict), "details": list(verdict.details)}],
         "problems": [_problem(run, problem) for problem in verdict.problems],
         "sections": sections_of(run, limits or Limits()),

@@ -424,7 +424,7 @@ function stateOf(run, now) {
 function sparkline(losses) {
   const known = (losses ?? []).filter((loss) => loss !== null);
   if (known.length < 2) return null;
-  const scale = axis(known, kindOf(known, false));
+  const scale = axis(known, kindOf(known));
   const points = losses.map((loss, i) => loss !== null && `${(100 * i) / (losses.length - 1)},${100 - 100 * scale.place(loss)}`).filter(Boolean);
   return s("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img", "aria-label": `loss from ${number(known[0])} to ${number(known[known.length - 1])}` },
     s("polyline", { points: points.join(" ") }));
@@ -623,7 +623,7 @@ function pageNodes(page, now) {
 const main = h("main");
 const problem = h("p", { class: "soft", role: "alert" });
 let listing = null; // the last answer with runs
-let shownRun = null; // {id, revision, run} that was fetched last
+let shownPage = null; // {key, page} that was fetched last
 let updating = false;
 let again = false;
 
@@ -631,12 +631,12 @@ async function nodes() {
   if (embedded) return pageNodes(embedded.page, embedded.page.updated ?? 0);
   const answer = await ask("runs", { known: listing?.revision ?? -1 });
   listing = { ...listing, ...answer };
-  if (place.a !== undefined && place.b !== undefined) return pageNodes(await ask("compare", { a: place.a, b: place.b }), listing.now);
-  if (place.run === undefined) return listPage(listing);
-  const known = listing.runs.find((run) => wellFormed(run.id) === place.run);
-  const id = known?.id ?? place.run;
-  if (shownRun?.id !== id || shownRun.revision !== listing.revision) shownRun = { id, revision: listing.revision, run: { ...(await ask("run", { run: id })), id } };
-  return pageNodes(shownRun.run, listing.now);
+  const isTwo = place.a !== undefined && place.b !== undefined;
+  if (place.run === undefined && !isTwo) return listPage(listing);
+  const [a, b, id] = [place.a, place.b, place.run].map((key) => listing.runs.find((run) => wellFormed(run.id) === key)?.id ?? key);
+  const key = JSON.stringify([isTwo ? [a, b] : id, listing.revision]);
+  if (shownPage?.key !== key) shownPage = { key, page: isTwo ? await ask("compare", { a, b }) : { ...(await ask("run", { run: id })), id } };
+  return pageNodes(shownPage.page, listing.now);
 }
 
 async function update() {

@@ -150,8 +150,10 @@ def test_a_row_that_cannot_be_placed_says_why():
     assert [line["name"] for line in rows(lines[-SHOWN_ROWS:], "dead")["rows"]["lines"]] == [f"net.{i}" for i in range(60, 100)]
 
 
+@pytest.mark.slow
 def test_a_hundred_layers_over_two_hundred_windows_are_less_than_1_mb(make_run):
-    assert len(health_page(read_run(make_run(names=layer_names(100), epochs=200))).encode()) < 1_000_000
+    run = read_run(make_run(names=layer_names(100), epochs=200, broken=lambda epoch: epoch == 7))
+    assert len(health_page(run).encode()) < 1_000_000
 
 
 @pytest.mark.slow
