@@ -31,7 +31,7 @@ test: $(READY)  ## run the suite
 
 $(MIN)/.ready: pyproject.toml constraints-min.txt hatch_build.py lightning_hooks/statistics/kernels/native.c
 	$(PYTHON) -m venv $(MIN)
-	$(MIN)/bin/python -m pip install --quiet --constraint constraints-min.txt --editable '.[tensorboard,plots,files]' 'pytest>=8' pytest-xdist \
+	$(MIN)/bin/python -m pip install --quiet --constraint constraints-min.txt --editable '.[plots,files]' 'pytest>=8' pytest-xdist \
 		hypothesis pytorch-lightning 'jsonargparse[signatures]'
 	touch $@
 

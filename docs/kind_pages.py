@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightning_hooks.alerts import ALERT_KINDS, RULES, Rule, explain
 from lightning_hooks.declare.kinds import KINDS
-from lightning_hooks.declare.records import record_of
+from lightning_hooks.judge.weights import record_of
 
 ROOT = Path(__file__).parents[1]
 ZOO = json.loads((ROOT / "docs/figures/zoo.json").read_text(encoding="utf-8"))
@@ -97,8 +97,7 @@ def page(kind: str) -> str:
         "## How to fix it",
         "\n".join(f"- {step}." for step in explain.advice_of(kind)),
         *_hypotheses(kind),
-        *_causes(kind),
-        "## False alarms",
+        "## Its record",
         _record(kind),
         "## How to change or mute it",
         _change(kind),
@@ -145,20 +144,6 @@ def _figure(kind: str) -> list[str]:
     ]
 
 
-def _causes(kind: str) -> list[str]:
-    causes, effects = explain.causes_of(kind), explain.consequences_of(kind)
-    lines = []
-    if causes:
-        lines.append(f"- It can be a consequence of {_links(causes)}. Fix that first.")
-    if effects:
-        lines.append(f"- It can cause {_links(effects)}. Those are listed as its consequences and not shown separately.")
-    return ["## Causes and consequences", "\n".join(lines)] if lines else []
-
-
-def _links(kinds: list[str]) -> str:
-    return ", ".join(f"[{kind}]({kind}.md)" for kind in kinds)
-
-
 @cache
 def zoo_results() -> tuple[dict[str, tuple[str, str]], str]:
     """From the fault zoo's results: fault to its story and how often it was found, and the false alarms of healthy runs."""
@@ -173,7 +158,7 @@ def _record(kind: str) -> str:
     results, healthy = zoo_results()
     alarms, _, runs = healthy.partition(" of ")
     lines = [f"In the fault zoo's {runs} healthy trainings {'no' if alarms == '0' else alarms} run had a false alarm of any kind."]
-    lines += [f"Over all evidence: {record.text}."] if record is not None else []
+    lines += [f"{record.text}."] if record is not None else []
     faults = [fault for fault, kinds in ZOO["expected"].items() if kind in kinds and fault in results]
     if not faults:
         return f"{' '.join(lines)} The zoo plants no fault of this kind: how often it is found has not been measured."
@@ -181,8 +166,7 @@ def _record(kind: str) -> str:
         "Faults for which this kind is a right answer:\n\n| planted fault | seeds in which a right kind was found |\n|---|---|"
     )
     lines[-1] += "".join(f"\n| {results[fault][0]} (`{fault}`) | {results[fault][1]} |" for fault in faults)
-    cures = ", [cures](../about/cures.md)" if record is not None and record.treated else ""
-    return "\n\n".join([*lines, f"More: [evidence](../about/evidence.md){cures}."])
+    return "\n\n".join([*lines, "More: [evidence](../about/evidence.md), [cures](../about/cures.md)."])
 
 
 def _change(kind: str) -> str:

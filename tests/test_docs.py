@@ -104,7 +104,7 @@ def test_a_kinds_page_has_its_thresholds_and_advice(kind: str) -> None:
         for name in {field.name for field in fields(rule)} - {field.name for field in fields(Rule)}:
             assert explained[name], f"{type(rule).__name__}'s docstring does not explain {name}"
             assert f"| `{name}` | `{getattr(rule, name)!r}` |" in text
-    for section in ("What it means", "Formula and threshold", "How to fix it", "False alarms", "How to change or mute it"):
+    for section in ("What it means", "Formula and threshold", "How to fix it", "Its record", "How to change or mute it"):
         assert f"## {section}" in text
     assert f'"-{kind}"' in text
     assert "{" not in explain.formula(kind) + explain.severities(kind)

@@ -26,15 +26,16 @@ BELOW: dict[str, set[str]] = {
     "declare": {"hooks", "statistics", "trackers"},
     "checkpoints": {"hooks", "trackers", "declare"},
     "profiling": {"hooks", "declare"},
-    "pruning": {"hooks", "statistics", "extraction", "declare"},
+    "pruning": {"hooks", "trackers", "statistics", "extraction", "declare"},
     "plots": {"hooks", "trackers", "declare", "profiling"},
     "diagnostics": {"hooks", "clipping", "trackers", "statistics", "quantization", "declare", "plots"},
-    "alerts": {"declare", "diagnostics"},
-    "run_report": {"trackers", "declare", "checkpoints", "plots", "diagnostics", "alerts"},
+    "judge": {"hooks", "declare", "diagnostics"},
+    "alerts": {"declare", "diagnostics", "judge"},
+    "run_report": {"trackers", "declare", "checkpoints", "plots", "diagnostics", "judge", "alerts"},
     "replay": {"hooks", "statistics", "debugging", "declare", "diagnostics", "run_report"},
     "sinks": {"trackers", "declare", "plots", "run_report"},
 }
-ENGINE = {"hooks", "trackers", "statistics", "declare", "plots", "diagnostics", "alerts", "run_report", "replay", "sinks"}
+ENGINE = {"hooks", "trackers", "statistics", "declare", "plots", "diagnostics", "judge", "alerts", "run_report", "replay", "sinks"}
 BELOW["metrics"] = {"hooks", "statistics"}
 BELOW["session"] = ENGINE
 BELOW["hosts"] = ENGINE | {"session"}

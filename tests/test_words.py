@@ -18,7 +18,7 @@ REPLACED = {
     r"refused?|refuses|unheard of": "unsupported, raises",
     r"rests|resting|bed|asleep|wakes?": "disable, skip, ignore, detach, remove",
     r"spots?|(?<!in )(?<!in-)(?<!in its )(?<!takes )places?(?! of\b)": "site, where",
-    r"news|findings?": "alert",
+    r"news": "alert",
     r"becomes of|anew": "plain English",
 }
 """Patterns of whole words, and what to write. "Word", "head", "say" and "look" have ordinary uses here and are not checked."""

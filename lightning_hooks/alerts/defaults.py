@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.declare.kinds import KINDS, STATES
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.declare.rulebook import reports_of
 from lightning_hooks.diagnostics import modules
@@ -12,17 +12,18 @@ from lightning_hooks.diagnostics import modules
 FILES = modules("rules")
 """The files of rules, each with its ``KINDS`` and ``RULES``."""
 
-KINDS.update((kind.name, kind) for kind in sorted((kind for file in FILES for kind in file.KINDS), key=lambda kind: kind.rank))
-
-RULES: dict[type[Any], tuple[Rule, ...]] = {}
-"""By the report that they read, in the order of causes."""
-
-for _rule in sorted((rule for file in FILES for rule in file.RULES), key=lambda rule: KINDS[rule.kind].rank):
-    for _report in reports_of(_rule):
-        RULES[_report] = (*RULES.get(_report, ()), _rule)
+_kinds = sorted((kind for file in FILES for kind in file.KINDS), key=lambda kind: STATES.index(kind.states))
+KINDS.update((kind.name, kind) for kind in _kinds)
 
 ALERT_KINDS: tuple[str, ...] = tuple(KINDS)
-"""Every kind that the built-in rules raise, in the order of causes."""
+"""Every kind that the built-in rules raise, facts first, then symptoms, then the course of the loss."""
+
+RULES: dict[type[Any], tuple[Rule, ...]] = {}
+"""By the report that they read, in the order of their kinds."""
+
+for _rule in sorted((rule for file in FILES for rule in file.RULES), key=lambda rule: ALERT_KINDS.index(rule.kind)):
+    for _report in reports_of(_rule):
+        RULES[_report] = (*RULES.get(_report, ()), _rule)
 
 
 def rules_of(report: type[Any] | None) -> tuple[Rule, ...]:

@@ -9,12 +9,10 @@ import re
 import textwrap
 from typing import Any
 
-from lightning_hooks.alerts.causes import links
 from lightning_hooks.alerts.defaults import RULES
-from lightning_hooks.alerts.harm import ALONE, SOFT
 from lightning_hooks.declare.kinds import KINDS
-from lightning_hooks.declare.records import record_of
 from lightning_hooks.declare.rule import Excuse, Rule
+from lightning_hooks.judge.weights import record_of
 
 _OF_EVERY_RULE = {field.name for field in dataclasses.fields(Rule)}
 
@@ -62,20 +60,10 @@ def advice_of(kind: str) -> list[str]:
     return list(dict.fromkeys([*KINDS[kind].advice, *(step for rule in rules_that_raise(kind) for step in rule.advice)]))
 
 
-def causes_of(kind: str) -> list[str]:
-    """The kinds that a kind can be a consequence of."""
-    return [*links().get(kind, ())]
-
-
-def consequences_of(kind: str) -> list[str]:
-    """The kinds that can be a consequence of a kind."""
-    return [effect for effect, causes in links().items() if kind in causes]
-
-
 def excuses_of(kind: str) -> list[Excuse]:
     """The conditions under which alerts of a kind are infos, or none."""
     rules = rules_that_raise(kind)
-    return list(dict.fromkeys(excuse for rule in rules for excuse in (*rule.excuses, *((*SOFT, ALONE) if rule.soft else ()))))
+    return list(dict.fromkeys(excuse for rule in rules for excuse in rule.excuses))
 
 
 def effect_of(excuse: Excuse) -> str:
@@ -108,8 +96,6 @@ def explain(kind: str) -> list[str]:
             lines += _wrapped(f"{name} = {default!r}: {explained.get(name, '')}", "  ", "      ")
     record = record_of(kind)
     lines += ["", *_wrapped(f"Record: {record.text}.")] if record is not None else []
-    for title, kinds in (("Can be a consequence of: ", causes_of(kind)), ("Can cause: ", consequences_of(kind))):
-        lines += ["", *_wrapped(title + ", ".join(kinds) + ".")] if kinds else []
     return lines
 
 

@@ -53,6 +53,8 @@ class TrainingMonitor(TrainingReports, SessionCallback):
         rules: Rules to change, mute or add: ``Dead(threshold=0.8, sites="encoder.*")``, ``"-silent"``, a function from a report to
             alerts (the annotation of its first parameter says which report), and so on; see
             :class:`~lightning_hooks.alerts.RuleBook`.
+        min_probability: How probable a problem must be to be a warning. Below it, it is an ``info``, and below 0.5 it is shown in
+            the report only. A fact is near 1; a symptom depends on its size, on whether its cause is known, and on the loss.
         summary: What is printed at the end of training: True for three lines (the verdict, the open alerts, where the report is),
             ``full`` for tables before them, False for nothing.
         logged: Which statistics are logged: ``auto`` for those of every site in models of up to 8 modules, and in larger ones the
@@ -111,6 +113,7 @@ class TrainingMonitor(TrainingReports, SessionCallback):
         report_every_n_steps: ReportEvery = "auto",
         on_alert: OnAlert = "log",
         rules: Rules = (),
+        min_probability: float = 0.8,
         summary: Summary = True,
         logged: Logged = "auto",
         max_overhead: float | None = None,

@@ -13,7 +13,6 @@ from lightning_hooks.declare.brief import lines_html
 from lightning_hooks.declare.hypothesis import Cause, Remedy
 from lightning_hooks.declare.kinds import Severity, inside_a_sentence, kind_of, known_kind
 from lightning_hooks.declare.plain import to_plain
-from lightning_hooks.declare.records import Record, record_of
 from lightning_hooks.declare.site_names import readable
 
 MOST_SAMPLES = 8
@@ -47,6 +46,9 @@ class Alert:
             for several loaders (``b: 17``) and for streams (``worker 1, position 640``). Empty where they are not known.
         causes: What may have caused it, by what is known of the training, the most likely first, at most three.
         remedies: What to do, as operations, those of the most likely cause first.
+        probability: How probable it is that the training is harmed, from 0 to 1, as measured on trainings whose truth is known;
+            None for an info of a rule, and where the user has set the severity, or written the rule.
+        evidence: What speaks for and against that, by name.
     """
 
     kind: str
@@ -68,6 +70,8 @@ class Alert:
     samples: tuple[int | str, ...] = dataclasses.field(default=(), kw_only=True)
     causes: tuple[Cause, ...] = dataclasses.field(default=(), kw_only=True)
     remedies: tuple[Remedy, ...] = dataclasses.field(default=(), kw_only=True)
+    probability: float | None = dataclasses.field(default=None, kw_only=True)
+    evidence: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # frozen for everybody else
@@ -86,11 +90,6 @@ class Alert:
     def fingerprint(self) -> str:
         """What stands for the kind and the site: 16 hexadecimal digits, the same in every run, on every rank and machine."""
         return fingerprint_of(self.kind, self.site)
-
-    @property
-    def evidence(self) -> Record | None:
-        """How often alerts of this kind were right in the trainings of the evidence; None for a kind of the user's own."""
-        return record_of(self.kind)
 
     @property
     def where(self) -> str:

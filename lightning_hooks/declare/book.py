@@ -216,7 +216,8 @@ class AlertBook:
         if (alert.site, alert.epoch) == (known.site, known.epoch):
             severity = max(known.severity, alert.severity, key=SEVERITIES.index)
             return dataclasses.replace(known, also=also, consequences=alert.consequences, step=alert.step, severity=severity)
-        words = ("diagnosis", "advice", "causes", "remedies") if known.causes and known.site == alert.site else ()
+        words = ["diagnosis", "advice", "causes", "remedies"] if known.causes and known.site == alert.site else []
+        words += ["probability", "evidence"] if alert.probability is None else []
         return dataclasses.replace(alert, also=also, since_step=known.since_step, **{name: getattr(known, name) for name in words})
 
     def at_once(self, alerts: Iterable[Alert]) -> list[Alert]:

@@ -88,7 +88,6 @@ class Rule:
     urgent: ClassVar[bool] = False  # whether it runs within an epoch too, where check_every_n_steps is set
     shares: ClassVar[tuple[str, ...]] = ()  # fields that are shares, from 0 to 1
     excuses: ClassVar[tuple[Excuse, ...]] = ()  # conditions under which its alerts are infos, or none
-    soft: ClassVar[bool] = False  # whether it finds symptoms that may do no harm: lightning_hooks.alerts.harm
     superseded_by: ClassVar[tuple[type[Rule], ...]] = ()  # rules whose alerts on a report make those of this one redundant
 
     sites: str | Sequence[str] = "*"

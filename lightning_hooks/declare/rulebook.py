@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
     alert: Alert
     times: int = 1
     of: int = 1
-    soft: bool = False  # whether it may do no harm, and the user has set no severity
+    set_by_user: bool = False  # whether the user has set its severity
 
 
 class RuleBook:
@@ -133,7 +133,7 @@ class RuleBook:
                         raise
                     on_fault(rule, error)
                     continue
-                settled = (rule.times, rule.of, rule.soft and rule.severity is None) if isinstance(rule, Rule) else ()
+                settled = (rule.times, rule.of, rule.severity is not None) if isinstance(rule, Rule) else ()
                 found += [(rule, Candidate(alert, *settled)) for alert in alerts if _decides(group, place, alert.site)]
         found = [(rule, one) for rule, one in found if not any(mute.mutes(one.alert) for mute in self.mutes)]
         raised = {type(rule) for rule, _ in found}

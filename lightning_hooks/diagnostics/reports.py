@@ -169,6 +169,8 @@ class GradientFlowReport(Report):
     def moment_of(self, alert: Alert) -> Moment:
         if alert.site in self.modules:
             return BACKWARD, batch_of(self.modules[alert.site]), 1
+        if alert.site == "loss":  # before all gradients
+            return BACKWARD, None, 1
         known_before = alert.kind == "nonfinite" and alert.site in self.model_setup.nonfinite_weights
         return STEP, -1.0 if known_before else None, 1
 

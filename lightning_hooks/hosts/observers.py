@@ -42,7 +42,7 @@ FEATURES: Collectors = (FeatureCollector, AttentionCollector, RouterCollector, M
 """Those of the monitor of feature statistics: the others join where the model has what they measure, or the user asks for it."""
 OF_TRAINING: Sequence[Collectors] = (FEATURES, (GradientCollector,), (ClipCollector,))
 """Those of each of the three monitors that observe a training together."""
-TAKEN_BY_ALL = ("report_every_n_steps", "on_alert", "summary", "report_dir", "figures", "progress_bar")
+TAKEN_BY_ALL = ("report_every_n_steps", "on_alert", "min_probability", "summary", "report_dir", "figures", "progress_bar")
 """The arguments that all members take; :attr:`Collector.takes` names the others."""
 
 

@@ -12,8 +12,8 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook, Occurrence
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import REARM, gravity, inside_a_sentence, known_kind
-from lightning_hooks.declare.records import record_of
 from lightning_hooks.declare.site_names import readable
+from lightning_hooks.judge.weights import record_of
 from lightning_hooks.plots.series import window_of
 from lightning_hooks.run_report.run import MonitorRecord, Run
 from lightning_hooks.trackers.console import shortened, some
@@ -285,10 +285,8 @@ def _of_monitor(record: MonitorRecord, last: int) -> list[Course]:
     return found
 
 
-def _order(problem: Problem) -> tuple[bool, bool, int, int]:
-    known = known_kind(problem.kind)
-    urgency = 0 if known is None else known.urgency
-    return problem.severity == "info", not problem.lasts, gravity(problem.severity), -urgency
+def _order(problem: Problem) -> tuple[bool, bool, int, float]:
+    return problem.severity == "info", not problem.lasts, gravity(problem.severity), -(problem.first.probability or 0.0)
 
 
 def _shortened(text: str) -> str:

@@ -37,7 +37,7 @@ class Alerting:
             self.book = AlertBook()
             self.history: list[Any] = []  # earlier windows
             self.long_history: list[Any] = []  # earlier reports that rules which judge epochs were given
-            self.soft: set[str] = set()  # the names of alerts that may do no harm
+            self.set_by_user: set[str] = set()  # the names of alerts whose severity the user has set
             self._lasting: tuple[Alert, ...] = ()  # what rules that judge epochs found last
         self.book.of_epoch.clear()
 
@@ -55,8 +55,8 @@ class Alerting:
         found = self.rules.judge(report.after(self.history), self._fault_of_rule, judges=None if whole is report else "window")
         if whole is not report and whole is not None:
             found += self.rules.judge(whole.after(self.long_history), self._fault_of_rule, judges="epoch")
-        self.soft -= {candidate.alert.name for candidate in found}
-        self.soft |= {candidate.alert.name for candidate in found if candidate.soft}
+        self.set_by_user -= {candidate.alert.name for candidate in found}
+        self.set_by_user |= {candidate.alert.name for candidate in found if candidate.set_by_user}
         for candidate in found:
             checked = known.pop((candidate.alert.kind, candidate.alert.site), None)
             if checked is not None:  # the check knows when
@@ -90,7 +90,7 @@ class Alerting:
             **self.book.state_dict(),
             "history": [report.to_dict() for report in self.history],
             "long_history": [report.to_dict() for report in self.long_history],
-            "soft": sorted(self.soft),
+            "set_by_user": sorted(self.set_by_user),
             "lasting": [alert.record() for alert in self._lasting],
         }
 
@@ -100,7 +100,7 @@ class Alerting:
         self.book.load_state_dict(state)
         read = (lambda plain: plain) if report_type is None else report_type.from_dict
         self.history, self.long_history = ([read(plain) for plain in state.get(key, [])] for key in ("history", "long_history"))
-        self.soft = set(state.get("soft", ()))
+        self.set_by_user = set(state.get("set_by_user", ()))
         self._lasting = tuple(from_plain(Alert, plain) for plain in state.get("lasting", []))
 
     def over_lines(self) -> list[str]:

@@ -24,7 +24,7 @@ class Pauses:
     Attributes:
         paused: Whether training pauses.
         resuming: The batches to come at whose start ``followers`` are called.
-        followers: What follows pauses.
+        followers: What is called at pauses.
     """
 
     def __init__(self, model: nn.Module, hooks: ModuleHooks, calls: FunctionalCalls, members: Sequence[Member]) -> None:

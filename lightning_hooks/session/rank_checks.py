@@ -90,7 +90,7 @@ def compared_arguments(member: Member) -> dict[str, Any]:
     return {
         "report_every_n_steps": member.windows.length,
         **{name: getattr(settings, name) for name in ("every_n_steps", "check_every_n_steps", "max_overhead", "learning")},
-        **{name: getattr(settings, name) for name in ("functional", "histograms")},
+        **{name: getattr(settings, name) for name in ("functional", "histograms", "min_probability")},
         "on_alert": " and ".join(sorted(settings.actions & {"stop", "raise"})) or None,  # the others end no training
     }
 

@@ -9,17 +9,16 @@ from contextlib import suppress
 from typing import Any
 
 from lightning_hooks.alerts import Alert, AlertError
-from lightning_hooks.alerts.causes import Heads, Problem, in_order_of_cause, one_cause
-from lightning_hooks.alerts.harm import alone, weighed
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.warn import Once, info
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_range
-from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
+from lightning_hooks.diagnostics.reports import FeatureReport
+from lightning_hooks.judge.diagnosis import Diagnosis
+from lightning_hooks.judge.evidence import POSSIBLE, Judge
+from lightning_hooks.judge.problems import Found, in_problems
 from lightning_hooks.replay.watch import StepWatch
-from lightning_hooks.session.alerting import Alerting
-from lightning_hooks.session.diagnosis import Diagnosis
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.windows import merged
@@ -54,7 +53,7 @@ class RunAlerts:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
         """
         window = Window(self._dated(member.report) for member in members)
-        _, notices = self._enter(members, weighed(window, [member.alerting.soft for member in members]), Member.enter)
+        _, notices = self._enter(members, window, Member.enter)
         ended = [
             Notice(dataclasses.replace(over.passed_on, epoch=member.report.epoch, step=member.report.step), member, over=over)
             for member in members
@@ -133,27 +132,20 @@ class RunAlerts:
             The window with its alerts in order, and the root causes that are new, with the actions of the affected members.
         """
         books = [member.alerting.book for member in members]
-        opened = [(place, alert) for place, book in enumerate(books) for alert in book.open]
-        earlier = [alert for _, alert in opened]
         lead = None
         if (found := self._lead(members, window)) is not None:
             place, lead = found
             window = window.led_by(lead, place)
-        known = Window(
-            report.after([one for one in member.alerting.history if one.step < report.step])
-            for member, report in zip(members, window.reports, strict=True)
-        )
-
-        def in_order(heads: Heads | None = None) -> tuple[list[Problem], list[list[Alert]]]:
-            found = in_order_of_cause(window, books, lead, heads)
-            each = zip(found.of_report, members, strict=True)
-            return found.roots, [self._completed(alerts, member.alerting, known, earlier, lead) for alerts, member in each]
-
-        roots, alerts = in_order()
-        fresh = {(place, alert.name): alert for place, book in enumerate(books) for alert in book.fresh(alerts[place])}
-        new = [(place, fresh[place, root.name]) for place, root in roots if (place, root.name) in fresh]
-        if heads := one_cause(new, opened):
-            roots, alerts = in_order(heads)
+        judged = in_problems(window, books, lead, lambda found: self._explained(found, members, window, lead))
+        judge = Judge(window)
+        alerts = [list(alerts) for alerts in judged.of_report]
+        roots: list[Found] = []
+        for problem in judged.problems:
+            known, member = alerts[problem.report], members[problem.report]
+            place = next(place for place, alert in enumerate(known) if alert.name == problem.alert.name and not alert.cause)
+            stands = problem.lasts or problem.alert.name in member.alerting.set_by_user
+            known[place] = known[place] if stands else judge.judged(known[place], member.settings.min_probability)
+            roots.append((problem.report, known[place]))
         complete = window.with_alerts(book.grouped(found) for book, found in zip(books, alerts, strict=True))
         fresh = {
             (place, alert.name): alert
@@ -163,7 +155,7 @@ class RunAlerts:
         notices = [
             Notice(fresh[place, root.name], members[place], actions_on(root, members, window))
             for place, root in roots
-            if (place, root.name) in fresh
+            if (place, root.name) in fresh and (root.severity != "info" or root.probability is None or root.probability >= POSSIBLE)
         ]
         return complete, notices
 
@@ -177,18 +169,16 @@ class RunAlerts:
         muted = found is not None and any(mute.mutes(found[1]) for mute in members[found[0]].alerting.rules.mutes)
         return None if muted else found
 
-    def _completed(
-        self, alerts: Sequence[Alert], alerting: Alerting, window: Window, earlier: Sequence[Alert], lead: Alert | None
-    ) -> list[Alert]:
-        """Root causes with what running their step again has shown, and those that are to be passed on with their causes."""
-        results = self._evidence.results
-        leads = "" if lead is None else lead.name
-        known = [alert if alert.cause or alert.name == leads else results.explained(alert) for alert in alerts]
-        new, flow = alerting.book.fresh(known), window.report(GradientFlowReport)
-        explained = self._diagnosis.explained(new, window, results.bad_step, earlier)
-        left = [alone(one, flow) if one.name in alerting.soft else one for one in explained]
-        diagnosed = dict(zip(map(id, new), left, strict=True))
-        return [diagnosed.get(id(alert), alert) for alert in known]
+    def _explained(self, found: Sequence[Found], members: Sequence[Member], window: Window, lead: Alert | None) -> list[Alert]:
+        """New alerts with what running their step again has shown, and with their causes."""
+        results, leads = self._evidence.results, "" if lead is None else lead.name
+        known = Window(
+            report.after([one for one in member.alerting.history if one.step < report.step])
+            for member, report in zip(members, window.reports, strict=True)
+        )
+        alerts = [alert if alert.name == leads else results.explained(alert) for _, alert in found]
+        earlier = [alert for member in members for alert in member.alerting.book.open]
+        return self._diagnosis.explained(alerts, known, results.bad_step, earlier)
 
     def _dated(self, report: Any) -> Any:
         return dataclasses.replace(report, alerts=tuple(map(self._evidence.results.dated, report.alerts)))

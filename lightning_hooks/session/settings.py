@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.rule import check_share
 from lightning_hooks.diagnostics.metrics.collector import check_metrics
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.checks import check_bools, check_count
@@ -63,6 +64,7 @@ class Settings:
     every_n_steps: int = 10
     on_alert: OnAlert = "log"
     rules: Rules = ()
+    min_probability: float = 0.8
     summary: Summary = True
     logged: Logged = "auto"
     max_overhead: float | None = None
@@ -91,6 +93,7 @@ class Settings:
             raise TypeError(f"max_overhead must be None or a share of the step's time such as 0.01; got {share!r}.")
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"max_overhead must be above 0 and at most 1 (0.01 is one hundredth); got {share!r}.")
+        check_share(self.min_probability, "min_probability")
         folder = self.report_dir
         if folder is not None and folder is not False and not isinstance(folder, str | os.PathLike):
             raise TypeError(f"report_dir must be 'auto', a directory, or None for nowhere; got {folder!r}.")

@@ -18,8 +18,6 @@ from lightning_hooks.alerts import (
     MaskedRows,
     Rule,
 )
-from lightning_hooks.alerts.causes import in_order_of_cause
-from lightning_hooks.declare.window import Window
 
 HEAD = HeadStats(max_logit=4.0, entropy=0.8, first_token_share=0.1, masked_rows=0.0, nonfinite_rows=0.0)
 STATS = AttentionStats(
@@ -158,11 +156,3 @@ def test_masked_rows(changes: Any, severity: str) -> None:
 def test_masked_rows_message() -> None:
     (alert,) = MaskedRows()(report(masked_rows=0.3, masked_samples=0.25))
     assert alert.seen.startswith("30% of its queries may attend to no key; in 25% of the samples none may.")
-
-
-def test_a_collapse_follows_from_large_logits() -> None:
-    given = report(heads=heads(0.01), max_logit=99.0, half_precision=True)
-    judged = replace(given, alerts=(*AttentionCollapse()(given), *AttentionLogits()(given)))
-    ((root, effect),) = in_order_of_cause(Window([judged])).of_report
-    assert (root.kind, root.consequences) == ("attention_logits", ("attention_collapse at block.attn/sdpa",))
-    assert effect.severity == "info"

@@ -16,9 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_hooks import TrainingMonitor
 from lightning_hooks.alerts import (
     Alert,
-    AlertBook,
-    ClipReport,
-    FeatureReport,
     GradientFlowReport,
     LearnedByHeart,
     LearningReport,
@@ -32,10 +29,7 @@ from lightning_hooks.alerts import (
     Overfitting,
     ValidationApart,
 )
-from lightning_hooks.alerts.causes import in_order_of_cause
-from lightning_hooks.clipping import StepEvents
 from lightning_hooks.declare.rulebook import RuleBook
-from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.loss.report import ValidationLoss
 from lightning_hooks.diagnostics.loss.rules import rising
 from lightning_hooks.diagnostics.loss.table import LossTable
@@ -327,95 +321,6 @@ def test_labels_that_do_not_belong_to_their_inputs_are_learned_by_heart(planted:
     training, validation = (DataLoader(TensorDataset(x[rows], y[rows]), 16) for rows in (slice(300), slice(300, None)))
     trainer([monitor], max_epochs=12, limit_val_batches=1.0).fit(Guesser(net, 3e-3, torch.optim.Adam), training, validation)
     assert [(a.kind, a.site) for a in monitor.alerts if a.severity != "info"] == [("overfitting", "validation loss")] * planted
-
-
-# Causes.
-
-
-def alert(kind: str, site: str, batch: int | None = None, severity: Any = "warning") -> Alert:
-    return Alert(kind, site, 1.0, 0.5, 0, 40, severity, "seen", batch=batch)
-
-
-def roots(
-    features: Any = None, flow: Sequence[Alert] = (), clip: Sequence[Alert] = (), held: str = ""
-) -> dict[str, tuple[str, ...]]:
-    reports: list[Any] = [replace(GradientFlowReport(0, 40, {}, {}, 1.0), alerts=tuple(flow))]
-    reports += [] if features is None else [features]
-    reports.append(ClipReport(0, 40, {}, alerts=tuple(clip), events={"0-SGD": StepEvents()}))
-    books = [AlertBook() for _ in reports]
-    for book, report in zip(books, reports, strict=True):
-        book.new_alerts(found for found in report.alerts if found.kind == held)
-    return {one.name: one.consequences for _, one in in_order_of_cause(Window(reports), books).roots}
-
-
-@pytest.mark.parametrize(
-    ("kind", "batch", "follows"),
-    [
-        ("spike", 20, True),
-        ("spike", 19, True),
-        ("exploding", 15, True),
-        ("exploding", None, True),
-        ("update_too_large", None, True),
-        ("exploding", 21, False),
-    ],
-)
-def test_a_spike_of_the_loss_follows_from_what_came_before(kind: str, batch: int | None, follows: bool) -> None:
-    other = alert(kind, "0-SGD", batch)
-    found = roots(flow=[alert("loss_spike", "loss", 20)], clip=[other])
-    assert found == ({other.name: ("loss_spike at loss",)} if follows else {other.name: (), "loss_spike at loss": ()})
-
-
-def test_a_gradient_that_leaps_after_the_loss_follows_from_it() -> None:
-    found = roots(flow=[alert("loss_spike", "loss", 20), alert("loss_diverging", "loss")], clip=[alert("spike", "0-SGD", 22)])
-    assert found == {"loss_spike at loss": ("spike at 0-SGD", "loss_diverging at loss")} or found == {
-        "loss_spike at loss": ("loss_diverging at loss", "spike at 0-SGD")
-    }
-
-
-@pytest.fixture
-def nonfinite_at(features: Any) -> Any:
-    """A report of modules, of which one gave something that is not finite from a batch on; every tenth batch is sampled."""
-
-    def make(batch: int) -> FeatureReport:
-        report = features({}, {"first_nonfinite_batch": batch})
-        return replace(report, every_n_steps=10, alerts=(alert("nonfinite", "site1", severity="critical"),))
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("module", "loss", "root"),
-    [
-        (20, 20, "nonfinite at site1"),  # the same batch: forward comes before the loss
-        (20, 27, "nonfinite at site1"),
-        (30, 27, "nonfinite at site1"),  # not known: it was not sampled in between
-        (30, 20, "loss_nonfinite at loss"),  # sampled at that batch, and finite
-        (40, 25, "loss_nonfinite at loss"),
-    ],
-)
-def test_what_is_not_finite_has_one_root(nonfinite_at: Any, module: int, loss: int, root: str) -> None:
-    steps = [alert("nonfinite", "0-SGD", loss, "critical")]
-    found = roots(nonfinite_at(module), [alert("loss_nonfinite", "loss", loss, "critical")], steps)
-    assert list(found) == [root]
-    assert len(found[root]) == 2
-
-
-@pytest.mark.parametrize(("held", "root"), [("loss_nonfinite", "loss_nonfinite at loss"), ("nonfinite", "nonfinite at site1")])
-def test_in_later_windows_the_root_is_the_same(nonfinite_at: Any, held: str, root: str) -> None:
-    assert list(roots(nonfinite_at(0), [alert("loss_nonfinite", "loss", 0, "critical")], held=held)) == [root]
-    assert list(roots(nonfinite_at(40), [alert("loss_nonfinite", "loss", 20, "critical")], held=held)) == [root]
-
-
-def test_without_layers_the_loss_is_the_root_of_what_optimizers_do() -> None:
-    found = roots(flow=[alert("loss_nonfinite", "loss", 5, "critical")], clip=[alert("nonfinite", "0-SGD", 5, "critical")])
-    assert found == {"loss_nonfinite at loss": ("nonfinite at 0-SGD",)}
-
-
-def test_a_backward_pass_that_fails_before_comes_first() -> None:
-    found = roots(
-        flow=[alert("loss_nonfinite", "loss", 6, "critical")], clip=[alert("nonfinite", "net.conv.weight", 5, "critical")]
-    )
-    assert found == {"nonfinite at net.conv.weight": ("loss_nonfinite at loss",)}
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_severity_times_and_of_go_with_the_finding(features: Any) -> None:
         ([3], TypeError, r"rules holds rules such as Dead\(threshold=0.8\).*; got 3"),
         (["dead"], ValueError, r"a string mutes a kind, as '-silent' or '-dead at encoder\.\*' do; got 'dead'"),
         (["-daed"], ValueError, r"no rule raises 'daed'\. Did you mean 'dead'\?"),
-        ([{"kind": "ded"}], ValueError, r"needs the 'kind' of a rule of this monitor \(id_out_of_range, .*Did you mean 'dead'\?"),
+        ([{"kind": "ded"}], ValueError, r"needs the 'kind' of a rule of this monitor \(labels_ignored, .*Did you mean 'dead'\?"),
         ([{"kind": "vanishing"}], ValueError, r"needs the 'kind' of a rule of this monitor"),
         ([{"kind": "dead", "limit": 1}], ValueError, r"Dead has the fields .*threshold.*; got 'limit'"),
         ([{"class_path": "lightning_hooks.alerts.Daed"}], ValueError, r"'lightning_hooks.alerts.Daed' cannot be imported: .*Daed"),
@@ -153,7 +153,7 @@ def test_rules_are_handed_to_the_monitors_they_are_for() -> None:
     assert [type(entry).__name__ for entry in handed[ClipReport]] == ["function", "str", "AlwaysClipped"]
     with pytest.raises(ValueError, match=r"<lambda> does not say which report it reads. Annotate its first parameter"):
         rules_by_report([lambda report: ()], RULES)
-    with pytest.raises(ValueError, match=r"\{'kind': 'ded'\} fits none of the monitors, whose kinds are id_out_of_range"):
+    with pytest.raises(ValueError, match=r"\{'kind': 'ded'\} fits none of the monitors, whose kinds are masked_rows, "):
         rules_by_report([{"kind": "ded"}], RULES)
 
 

@@ -11,7 +11,6 @@ from torch import nn
 from lightning_hooks import TrainingMonitor
 from lightning_hooks.alerts import (
     RULES,
-    Alert,
     BatchCounts,
     BatchRepeated,
     EvalMode,
@@ -33,9 +32,7 @@ from lightning_hooks.alerts import (
     UnregisteredModules,
     VectorDecay,
 )
-from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.declare.rulebook import reports_of, rules_by_report
-from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.loss.report import LossReport
 from tests.support.judged import judged
@@ -305,16 +302,6 @@ def test_a_report_with_a_setup_survives_json() -> None:
     assert GradientFlowReport.from_dict(plain).model_setup == ModelSetup()
 
 
-def test_a_loss_over_no_label_follows_from_the_labels() -> None:
-    given = report(loss=NAN, labels=LabelCounts(10, 1, 100, 60))
-    nan = Alert("loss_nonfinite", "the loss", 1.0, 0.0, 0, 40, "critical")
-    (roots,) = in_order_of_cause(Window([replace(given, alerts=(nan, *LabelsIgnored()(given)))])).of_report
-    assert [(alert.kind, alert.cause) for alert in roots] == [
-        ("labels_ignored", ""),
-        ("loss_nonfinite", "labels_ignored at the data"),
-    ]
-
-
 def test_labels_that_are_ignored_are_one_rule_over_two_reports():
     """A limit of the user's own holds for the batches of the one and for the calls of the other."""
     assert reports_of(LabelsIgnored()) == (FeatureReport, GradientFlowReport)
@@ -342,7 +329,7 @@ def test_an_optimizer_that_was_made_before_the_head_is_one_alert() -> None:
     monitor = TrainingMonitor(summary=False)
     trainer([monitor], max_epochs=2).fit(HeadReplaced(planted=True), loader())
     (alert,) = [alert for alert in monitor.alerts if alert.severity != "info"]
-    assert (alert.kind, alert.site, alert.consequences) == ("not_optimized", "net.4.weight", ("not_optimized at net.4.bias",))
+    assert (alert.kind, alert.site, alert.also) == ("not_optimized", "net.4.weight", ("net.4.bias",))
     held = "0-SGD holds 2 tensors (3x16, 3) that are no parameters of the model: it was created before a layer was replaced."
     assert alert.diagnosis.startswith(held)
     assert alert.advice == ("Create the optimizer after the layer, in configure_optimizers",)

@@ -16,10 +16,7 @@ from lightning_hooks.alerts import (
     UpdateSpike,
     WeightsGrowing,
 )
-from lightning_hooks.alerts.causes import in_order_of_cause
-from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
-from lightning_hooks.diagnostics.gradients.update_rules import UpdateTooSmall
 from tests.support.judged import judged
 
 MEASURED = ParameterGradientStats(
@@ -68,14 +65,6 @@ def test_updates_lost_after_convergence_and_its_message() -> None:
         "its values (about 0.4% in bfloat16). Keep the weights in float32: precision='bf16-mixed'. Raise the learning rate. Use an "
         "optimizer that rounds at random or adds up what is lost (Kahan summation)."
     )
-
-
-def test_lost_updates_are_why_updates_are_too_small() -> None:
-    lost = report(lost_fraction=1.0, update_ratio=0.0)
-    given = replace(lost, alerts=(*judged(UpdateTooSmall(), lost), *judged(UpdatesLost(), lost)))
-    ((root, effect),) = in_order_of_cause(Window([given])).of_report
-    assert (root.kind, root.consequences) == ("updates_lost", ("update_too_small at 0-Adam",))
-    assert effect.severity == "info"
 
 
 SPIKE = ("update_spike", "a.weight", "warning")

@@ -7,7 +7,6 @@ import pytest
 
 from lightning_hooks import alerts
 from lightning_hooks.alerts import ALERT_KINDS, RULES, Alert, Rule
-from lightning_hooks.alerts.causes import links
 from lightning_hooks.alerts.defaults import FILES
 from lightning_hooks.alerts.explain import rules_that_raise, thresholds_of
 from lightning_hooks.declare.kinds import KINDS, inside_a_sentence
@@ -50,13 +49,6 @@ def test_a_kind_stands_with_its_rules(file):
     for kind in file.KINDS:
         assert KINDS[kind.name] is kind
         assert sum(kind in other.KINDS for other in FILES) == 1
-
-
-def test_ranks_differ_and_links_are_between_known_kinds():
-    assert len({kind.rank for kind in KINDS.values()}) == len(KINDS)
-    for effect, causes in links().items():
-        assert {effect, *causes} <= set(KINDS)
-        assert effect not in causes
 
 
 def test_a_limit_is_the_default_of_a_rule():

@@ -36,7 +36,7 @@ from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.diagnostics.optimizer.table import ScheduleStats
-from lightning_hooks.session.diagnosis import measured, with_causes
+from lightning_hooks.judge.diagnosis import measured, with_causes
 from tests.support.bad_steps import data_of, failed
 
 NAN = math.nan

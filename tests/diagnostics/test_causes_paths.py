@@ -38,7 +38,7 @@ from lightning_hooks.diagnostics.optimizer.table import ScheduleStats
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 from lightning_hooks.diagnostics.setup.checks import ModelSetup
-from lightning_hooks.session.diagnosis import _places_first
+from lightning_hooks.judge.diagnosis import _places_first
 from tests.support.bad_steps import data_of, failed
 
 MODULES = {"net.a": "Linear", "net.b": "Linear", "net.norm": "BatchNorm1d", "net": "Sequential"}

@@ -17,6 +17,7 @@ from tests.support.models import trainer
 
 EPOCHS, BATCHES, CLIP, RATE = 2, 6, 0.05, 0.5
 ARGUMENTS: dict[str, Any] = {"every_n_steps": 2, "report_every_n_steps": None, "summary": False, "on_alert": "log"}
+ARGUMENTS["min_probability"] = 0.0  # so that there is an alert
 
 
 class Samples(Dataset[Any]):

@@ -146,7 +146,7 @@ def test_trackers_of_report_to_get_the_values(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_alert_may_stop_the_training(tmp_path: Path) -> None:
-    ours = monitor(on_alert="stop")
+    ours = monitor(on_alert="stop", min_probability=0.0)
     trainer = new_trainer(tmp_path, ours, num_train_epochs=5)
     trainer.train()
     assert trainer.state.global_step < 10

@@ -14,6 +14,7 @@ from lightning_hooks.__main__ import main as entry
 from lightning_hooks.alerts import ALERT_KINDS
 from lightning_hooks.alerts.explain import documented, formula, rules_that_raise, severities, thresholds_of
 from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.judge.weights import record_of
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.cli import COMMANDS, main
 from lightning_hooks.run_report.lines import FOLDER, write_whole
@@ -132,7 +133,7 @@ def test_a_reader_that_has_read_enough_and_a_full_disk(command, make_run, monkey
 
 @pytest.mark.parametrize("command", ["report", "check", "replay"])
 def test_a_pipe_in_place_of_a_file_is_an_error(command, tmp_path, capsys):
-    name = {"report": "lightning_hooks/reports.jsonl", "check": "last.ckpt", "replay": "tensors.safetensors"}[command]
+    name = {"report": "lightning_hooks/reports.jsonl", "check": "last.ckpt", "replay": "tensors.pt"}[command]
     (tmp_path / "lightning_hooks").mkdir()
     (tmp_path / "capsule.json").write_text('{"format": "lightning_hooks capsule", "version": 1}')
     os.mkfifo(tmp_path / name)
@@ -188,11 +189,11 @@ def test_explain_prints_what_the_page_of_a_kind_has(kind, capsys):
     assert max(map(len, own)) <= 110
 
 
-def test_explain_prints_causes_and_consequences(capsys):
+def test_explain_prints_the_record(capsys):
     main(["explain", "vanishing"])
-    assert capsys.readouterr().out.endswith(
-        "\nCan be a consequence of: dead, saturated.\n\nCan cause: zero, no_progress, update_too_small, not_updated.\n"
-    )
+    right, wrong, date = record_of("vanishing")
+    found = f"Record: {right} of the {right + wrong} drawn trainings with such an alert were harmed ({date})."
+    assert capsys.readouterr().out.endswith(f"\n\n{found}\n")
 
 
 def test_explain_of_an_unknown_kind_names_the_closest(capsys):

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from lightning_hooks import diagnostics
-from lightning_hooks.alerts import Alert
 from lightning_hooks.run_report import health_page, judge, read_run
 from lightning_hooks.run_report.blocks import SHOWN_ROWS, row, rows
 from lightning_hooks.run_report.compare import compare
@@ -63,17 +62,11 @@ def test_parameters_without_a_gradient_are_in_page_and_markdown(make_run):
     assert f"- Parameters without a gradient ({len(lost)}): {', '.join(lost)}\n" in health_markdown(run)
 
 
-class Probable(Alert):
-    """An alert that says how sure it is."""
-
-    probability = 0.87
-
-
 def test_a_probability_is_shown_where_there_is_one(make_run, monkeypatch):
     run = read_run(make_run())
     verdict = judge(run)
     first = verdict.problems[0].first
-    sure = Probable(**{field.name: getattr(first, field.name) for field in dataclasses.fields(first)})
+    sure = dataclasses.replace(first, probability=0.87)
     problems = (dataclasses.replace(verdict.problems[0], first=sure), *verdict.problems[1:])
     monkeypatch.setattr("lightning_hooks.run_report.data.judge", lambda run: dataclasses.replace(verdict, problems=problems))
     assert [problem["probability"] for problem in whole(run, 0.0)["problems"]] == [0.87, None]

@@ -144,8 +144,8 @@ def test_a_checkpoint_holds_what_was_found():
 def test_the_gravest_comes_first_and_infos_last(verdict_of):
     found = [("silent", "a", "info"), ("constant", "a", "warning"), DEAD, ("nonfinite", "b", "critical")]
     verdict = verdict_of([*found, ("vanishing", "a", "critical")], found)
-    assert [problem.kind for problem in verdict.problems] == ["nonfinite", "dead", "constant", "vanishing", "silent"]
-    assert verdict.headline == "NaN or infinite values at b, since epoch 0; 2 more problems."
+    assert [problem.kind for problem in verdict.problems] == ["dead", "nonfinite", "constant", "vanishing", "silent"]
+    assert verdict.headline == "Dead units at a, since epoch 0; 2 more problems."
 
 
 def test_infos_alone_are_healthy(verdict_of):

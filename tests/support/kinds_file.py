@@ -13,7 +13,7 @@ FILE = Path(__file__).parents[2] / "lightning_hooks" / "declare" / "kinds.json"
 
 def text() -> str:
     """The file as it should be."""
-    lines = [f"  {json.dumps(name)}: {json.dumps([kind.measures, kind.urgency, kind.limit])}" for name, kind in KINDS.items()]
+    lines = [f"  {json.dumps(name)}: {json.dumps([kind.measures, kind.limit])}" for name, kind in KINDS.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 

@@ -46,8 +46,8 @@ def listed(section: str, name: str) -> list[str]:
 
 
 def test_all_is_every_extra_that_a_user_may_want() -> None:
-    assert listed("project.optional-dependencies", "all") == ["lightning-hooks[tensorboard,plots,trackers,files]"]
-    for extra in ("tensorboard", "plots", "trackers", "files"):
+    assert listed("project.optional-dependencies", "all") == ["lightning-hooks[plots,trackers,files]"]
+    for extra in ("plots", "trackers", "files"):
         assert listed("project.optional-dependencies", extra)
 
 
@@ -65,28 +65,6 @@ def test_the_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert shown.startswith("usage: lightning-hooks ")
     assert re.search(r"^ +report +make a run's", shown, re.MULTILINE)
-
-
-def test_a_source_distribution_holds_the_package_and_no_other_readme(tmp_path: Path) -> None:
-    pytest.importorskip("hatchling")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as opened:
-        names = [name.partition("/")[2] for name in opened.getnames()]
-    top = {name.partition("/")[0] for name in names}
-    assert top - {".gitignore"} == {
-        "lightning_hooks",
-        "hatch_build.py",
-        "README.md",
-        "CHANGELOG.md",
-        "LICENSE",
-        "pyproject.toml",
-        "PKG-INFO",
-    }
-    page = {f"lightning_hooks/run_report/page.{kind}" for kind in ("js", "css")}
-    assert {"lightning_hooks/py.typed", *page} <= set(names)
-    assert sorted(name for name in names if name.endswith("README.md")) == ["README.md"]
 
 
 def test_without_tensorboard_other_loggers_have_all_they_had(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
-from lightning_hooks.declare.kinds import Kind, Node, not_later
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
 from lightning_hooks.diagnostics.causes.facts import Facts
@@ -83,7 +82,6 @@ class AttentionLogits(Rule):
     """
 
     kind: ClassVar[str] = "attention_logits"
-    soft: ClassVar[bool] = True
 
     threshold: float = 50.0
     growth: float = 3.0
@@ -128,7 +126,6 @@ class AttentionCollapse(Rule):
     """
 
     kind: ClassVar[str] = "attention_collapse"
-    soft: ClassVar[bool] = True
     shares: ClassVar[tuple[str, ...]] = ("threshold", "share", "sink", "everywhere")
 
     threshold: float = 0.05
@@ -254,23 +251,11 @@ class TargetShown(Rule):
 _MASKS = "Common causes: a mask with the opposite meaning, or samples that are all padding."
 
 
-def _same_layer(effect: Node, cause: Node) -> bool:
-    """Whether two sites belong to one layer: a call to its module, modules to the module around them."""
-    one, other = (node.site.partition("/")[0] for node in (effect, cause))
-    above, around = (site.rpartition(".")[0] for site in (one, other))
-    return one in (other, around) or above == around != ""
-
-
-def _from_a_weight(effect: Node, cause: Node) -> bool:
-    """Whether steps change a weight too much, before or at the same batch; too much weight decay makes no logits grow."""
-    return cause.place < math.inf and not_later(effect, cause)
-
-
 __all__ = ["AttentionCollapse", "AttentionLogits", "AttentionUniform", "MaskedRows", "TargetShown"]
 
 KINDS = (
     Kind(
-        "attention_logits", "Very large attention logits", group="Attention, experts, residual streams", rank=810,
+        "attention_logits", "Very large attention logits", group="Attention, experts, residual streams", states="symptom",
         hypotheses=(group_too_fast, initial_scale, unscaled_scores, rate_too_high),
         meaning="The largest logit of an attention layer, scale times query times key, is too large for half precision or grows "
         "fast. This comes before divergence in large transformers.",
@@ -279,12 +264,10 @@ KINDS = (
         "begin_max_logit and end_max_logit are those of the first and the last sampled call of the window.",
         advice=("Normalise queries and keys (QK-norm), or clip their weights (QK-clip)",
             "Try a lower learning rate or a longer warm-up", "Divide the logits by the root of a head's width"),
-        follows={"poor_init": _same_layer, "update_too_large": _from_a_weight},
-        causes={"saturated": _same_layer},
     ),
     Kind(
         "attention_collapse", "Attention to a single key", group="Attention, experts, residual streams",
-        rank=820, stops_learning=True,
+        states="symptom",
         measures="share",
         hypotheses=(group_too_fast, initial_scale, unscaled_scores, rate_too_high),
         meaning="Most heads of an attention layer attend to a single key, which is not the first one. Their softmax is saturated, "
@@ -295,11 +278,9 @@ KINDS = (
         "      entropy < {AttentionCollapse.everywhere} is enough where that is so in all attention layers, two or more",
         advice=("Normalise queries and keys (QK-norm)", "Try a lower learning rate, a longer warm-up or a smaller initialisation",
             "Divide the logits by the root of a head's width"),
-        follows={"poor_init": _same_layer, "attention_logits": _same_layer, "update_too_large": _from_a_weight},
-        causes={"saturated": _same_layer},
     ),
     Kind(
-        "attention_uniform", "Attention to all keys alike", group="Attention, experts, residual streams", rank=830,
+        "attention_uniform", "Attention to all keys alike", group="Attention, experts, residual streams", states="symptom",
         measures="share",
         hypotheses=(initial_scale, constant_weights),
         meaning="All heads of an attention layer still attend to all keys alike after 1000 steps. The layer only takes a mean.",
@@ -310,7 +291,7 @@ KINDS = (
     ),
     Kind(
         "masked_rows", "A mask that hides every key or shows the target", group="Attention, experts, residual streams",
-        rank=800, stops_learning=True,
+        states="fact",
         about="nonfinite", measures="share",
         hypotheses=(wrong_mask,),
         meaning="Some queries of an attention layer may attend to no key at all. Their output is NaN, zero or the mean of "
@@ -323,7 +304,7 @@ KINDS = (
         severities="critical where rows become NaN; warning where a sample has no key, or the target is shown; else info",
         advice=("Check what True means: nn.MultiheadAttention hides such a key, scaled_dot_product_attention shows it",
             "Leave out samples that are all padding"),
-        causes={"nonfinite": lambda _, cause: cause.severity == "critical"},  # rows without a key gave NaN
+         # rows without a key gave NaN
     ),
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, always, downstream, from_first
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import LABELS_LOST, SAME_BATCHES
 from lightning_hooks.diagnostics.causes.data import large_inputs, placeholder
@@ -221,7 +221,7 @@ __all__ = [
 
 KINDS = (
     Kind(
-        "labels_ignored", "Batches without a label that counts", group="Data", rank=230, stops_learning=True, measures="share",
+        "labels_ignored", "Batches without a label that counts", group="Data", states="fact", measures="share",
         hypotheses=(LABELS_LOST,),
         meaning="All targets of a batch are cross entropy's `ignore_index`. Its mean is over nothing then, which is NaN.",
         formula="share = sampled batches all of whose targets are ignore_index / sampled batches;\n"
@@ -229,10 +229,10 @@ KINDS = (
         "alert if share > 0; a warning if share >= {LabelsIgnored.threshold} or a loss was not finite",
         severities="warning; info where it is a few batches and the loss is finite",
         advice=("Check the labels of a batch as the loss receives them", "Leave out samples without a label"),
-        spreads=from_first(lambda node: node.number),  # as the loss sees them, and as the batch has them
+         # as the loss sees them, and as the batch has them
     ),
     Kind(
-        "batch_repeated", "The same batch again and again", group="Data", rank=240, stops_learning=True, measures="share",
+        "batch_repeated", "The same batch again and again", group="Data", states="fact", measures="share",
         hypotheses=(SAME_BATCHES,),
         meaning="A training batch, or one of its tensors that otherwise changes, is the same as in the batch after it, to the "
         "bit, again and again within an epoch.",
@@ -244,7 +244,7 @@ KINDS = (
             "Compare two batches of the loader", "Where batches are repeated on purpose, mute this with rules=['-batch_repeated']"),
     ),
     Kind(
-        "feature_scale", "One feature much larger than the others", group="Data", rank=245, stops_learning=True,
+        "feature_scale", "One feature much larger than the others", group="Data", states="symptom",
         hypotheses=(placeholder, large_inputs),
         meaning="A linear layer is given data of which one feature is many times as large as the others. It drowns them: outputs "
         "depend on it alone, and a learning rate that is right for its weights is far too small for theirs.",
@@ -252,10 +252,9 @@ KINDS = (
         "alert if max(size) / median(size, of those above 0) > {FeatureScale.ratio}",
         advice=("Normalise the features, each by its mean and standard deviation over the training data",
             "Leave out an index or id, or give it to an nn.Embedding", "Put an nn.BatchNorm1d before the layer"),
-        causes={"representation_collapse": always, "saturated": downstream, "dead": downstream},
     ),
     Kind(
-        "id_out_of_range", "An id beyond the table of an embedding", group="Data", rank=100, about="nonfinite",
+        "id_out_of_range", "An id beyond the table of an embedding", group="Data", states="fact", about="nonfinite",
         quotes_sample=True,
         meaning="Training ended because an embedding was given an id that it has no row for. The alert names the id, the table "
         "and where in the batch the id is. It is read from the exception on the CPU, in training of one process; on CUDA the "
@@ -267,7 +266,7 @@ KINDS = (
             "Replace padding such as -100 before the model is called"),
     ),
     Kind(
-        "ranks_differ", "Ranks that no longer train one model", group="Several processes", rank=200, measures="share",
+        "ranks_differ", "Ranks that no longer train one model", group="Several processes", states="fact", measures="share",
         meaning="Under DDP a parameter, or its gradient after the reduction, is not the same on every rank. Each rank trains a "
         "model of its own, and what is saved is that of rank 0. Local SGD, shards and parameters that DDP ignores are not "
         "compared. It takes two processes, so the fault zoo, whose trainings have one, has no such fault.",
@@ -280,7 +279,7 @@ KINDS = (
             "Change weights, gradients and optimizers on every rank alike, or broadcast what one rank loads"),
     ),
     Kind(
-        "ranks_same_batch", "The same batch on all ranks", group="Several processes", rank=250, measures="nothing",
+        "ranks_same_batch", "The same batch on all ranks", group="Several processes", states="fact", measures="nothing",
         meaning="All ranks of a distributed training get the same batches. Their gradients are the same, so more ranks do not "
         "help.",
         formula="alert if the sampled batches are the same on all ranks, and at least {RanksSameBatch.min_batches} of them differ\n"

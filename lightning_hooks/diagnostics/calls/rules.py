@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, downstream
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import DROPS_IN_EVAL, NOT_CAST, WRONG_DIMENSION
 from lightning_hooks.diagnostics.reports import FeatureReport
@@ -117,7 +117,7 @@ __all__ = ["DropoutInEval", "PrecisionNotApplied", "SoftmaxDim"]
 
 KINDS = (
     Kind(
-        "softmax_dim", "A softmax along the wrong dimension", group="Forward", rank=400, stops_learning=True, measures="share",
+        "softmax_dim", "A softmax along the wrong dimension", group="Forward", states="fact", measures="share",
         hypotheses=(WRONG_DIMENSION,),
         meaning="A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the "
         "queries of an attention whose mask is made for the keys.",
@@ -129,10 +129,9 @@ KINDS = (
         "      or what nll_loss is given has logsumexp = 0 along another dimension than the second, and not along that one",
         advice=("Pass dim=-1 for classes in the last dimension and for attention scores of shape (…, queries, keys)",
             "Where samples are weighted against one another on purpose, mute this with rules=['-softmax_dim']"),
-        causes={"nonfinite": downstream},
     ),
     Kind(
-        "dropout_in_eval", "Dropout that drops in evaluation", group="Forward", rank=410, measures="share",
+        "dropout_in_eval", "Dropout that drops in evaluation", group="Forward", states="fact", measures="share",
         hypotheses=(DROPS_IN_EVAL,),
         meaning="A call of `dropout`, or of `scaled_dot_product_attention` with a `dropout_p`, drops something though the module "
         "that makes it is in eval mode. Validation is noisy, and so is what the model predicts later.",
@@ -143,7 +142,7 @@ KINDS = (
             "Where it is on purpose (Monte Carlo dropout), mute this with rules=['-dropout_in_eval']"),
     ),
     Kind(
-        "precision_not_applied", "Half precision that is not applied", group="Set-up", rank=420, measures="share",
+        "precision_not_applied", "Half precision that is not applied", group="Set-up", states="fact", measures="share",
         hypotheses=(NOT_CAST,),
         meaning="The Trainer's precision is half precision, and most linear and convolution layers compute in float32 all the "
         "same. Training takes the time and memory of float32.",

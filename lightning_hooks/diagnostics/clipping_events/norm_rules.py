@@ -87,7 +87,7 @@ __all__ = ["Diverging", "Spike"]
 
 KINDS = (
     Kind(
-        "spike", "A gradient much larger than any before", group="Backward", rank=700, about="batch",
+        "spike", "A gradient much larger than any before", group="Backward", states="symptom", about="batch",
         hypotheses=(bad_batch, *LARGE_STEP, stretching_recurrence),
         meaning="The gradient of one step is far larger than that of all steps before.",
         formula="alert if norm > {Spike.ratio} * the largest norm before\n"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, not_later
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import fact, half_overflow
 from lightning_hooks.diagnostics.causes.rates import rate_too_high
@@ -209,17 +209,11 @@ class StepsSkipped(Rule):
                 )  # fmt: skip
 
 
-OF_LARGE_STEPS = (
-    "exploding", "spike", "update_too_large", "update_spike", "weights_growing", "loss_spike", "loss_diverging",
-    "dead", "saturated", "constant", "representation_collapse",
-)  # fmt: skip
-"""Kinds that steps along the sum of all gradients so far bring about."""
-
 __all__ = ["AlwaysClipped", "ClipIneffective", "Discarded", "NotZeroed", "StepsSkipped", "WastedClip"]
 
 KINDS = (
     Kind(
-        "always_clipped", "Clipping at nearly every step", group="Clipping", rank=1310, measures="share",
+        "always_clipped", "Clipping at nearly every step", group="Clipping", states="symptom", measures="share",
         limit=AlwaysClipped().threshold,
         hypotheses=(clipped_while_scaled, clip_too_low, *STEP_SIZE),
         meaning="Clipping reduces nearly every step. The clipping threshold, not the learning rate, sets the step size.",
@@ -229,10 +223,9 @@ KINDS = (
         "      or norm after / norm before < {AlwaysClipped.left} and the optimizer depends on the gradient's scale (not Adam)",
         severities="info; warning where it does harm",
         advice=("Raise the clipping threshold above the usual norm, or lower the learning rate",),
-        follows={"exploding": not_later},
     ),
     Kind(
-        "clip_ineffective", "Clipping without effect", group="Clipping", rank=1300,
+        "clip_ineffective", "Clipping without effect", group="Clipping", states="fact",
         hypotheses=(
             fact("clips_in_vain", "gradients are clipped where it has no effect", "replace", "the call that clips",
                 "gradient_clip_val", "Trainer(gradient_clip_val=1.0)"),
@@ -244,7 +237,7 @@ KINDS = (
         advice=("Call self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm) there",),
     ),
     Kind(
-        "not_zeroed", "Gradients that are cleared too late or too early", group="Updates", rank=610, stops_learning=True,
+        "not_zeroed", "Gradients that are cleared too late or too early", group="Updates", states="fact",
         hypotheses=(
             fact("never_zeroed", "gradients add up, or are lost, between steps", "call",
                 "optimizer.zero_grad() once after each step", code="optimizer.zero_grad()"),
@@ -255,10 +248,10 @@ KINDS = (
         "or if those of at least {Discarded.share} of the batches, and {Discarded.min_batches}, were zeroed without a step,\n"
         "      under manual optimisation with one optimizer",
         advice=("Call optimizer.zero_grad() after each step",),
-        causes=dict.fromkeys(OF_LARGE_STEPS, lambda _, cause: cause.value > 1.0),  # kept at steps, not lost in a share of batches
+         # kept at steps, not lost in a share of batches
     ),
     Kind(
-        "steps_skipped", "Skipped optimizer steps", group="Updates", rank=1320, measures="share",
+        "steps_skipped", "Skipped optimizer steps", group="Updates", states="fact", measures="share",
         hypotheses=(half_overflow, rate_too_high),
         meaning="The loss scaler of 16-bit precision skipped many optimizer steps because gradients overflowed. The model learns "
         "from fewer batches than it gets.",

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, always, downstream_of_whole, forward, from_first
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Excuse, Judges, Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import softmax_of_one
 from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, tiny_inputs
 from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
 from lightning_hooks.diagnostics.causes.weights import constant_weights, offset_bias
+from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
 from lightning_hooks.diagnostics.excuses import FIRST_STEP_ONLY, first_called, loss_falls
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
@@ -200,8 +201,10 @@ __all__ = ["Constant", "ConstantTargets", "SameSamples", "SameTargets", "TinyInp
 
 KINDS = (
     Kind(
-        "constant", "Outputs that do not vary", group="Forward", rank=1100, stops_learning=True,
-        hypotheses=(constant_data, tiny_inputs, softmax_of_one, large_inputs, constant_weights, offset_bias, *STEP_SIZE),
+        "constant", "Outputs that do not vary", group="Forward", states="symptom",
+        hypotheses=(
+            constant_data, tiny_inputs, softmax_of_one, compared_in_pairs, large_inputs, constant_weights, offset_bias, *STEP_SIZE,
+        ),
         meaning="A module's output does not vary, or all samples of a batch are equal or next to 0, or all samples have the same "
         "target. The model cannot learn anything about its input.",
         formula="of a module:   alert if std(output) / rms(output) <= {Constant.threshold}\n"
@@ -217,8 +220,6 @@ KINDS = (
         severities="warning; info for the targets of a regression in the first epoch and while the loss falls, and of CTC while "
         "it falls",
         advice=("Check the data that reaches it and the layers before it",),
-        follows={"dead": downstream_of_whole, "output_range": always},
-        spreads=from_first(forward),
     ),
 )  # fmt: skip
 

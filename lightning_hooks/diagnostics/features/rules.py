@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, Node, Severity, downstream, downstream_of_whole, forward, from_first
+from lightning_hooks.declare.kinds import Kind, Severity
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import softmax_of_one
 from lightning_hooks.diagnostics.causes.data import large_inputs
@@ -33,7 +33,6 @@ class Dead(Rule):
     """
 
     kind: ClassVar[str] = "dead"
-    soft: ClassVar[bool] = True
     judges: ClassVar[Judges] = "epoch"
     shares: ClassVar[tuple[str, ...]] = ("threshold", "dying", "growth", "of_few")
 
@@ -79,7 +78,6 @@ class Saturated(Rule):
     """
 
     kind: ClassVar[str] = "saturated"
-    soft: ClassVar[bool] = True
     judges: ClassVar[Judges] = "epoch"
     shares: ClassVar[tuple[str, ...]] = ("threshold", "learned")
 
@@ -131,21 +129,11 @@ class Silent(Rule):
                 )  # fmt: skip
 
 
-def _from_whole_layers(nodes: Sequence[Node], _: Sequence[float]) -> None:
-    """From each layer that is wholly dead, which has a cause of its own, over the layers after it up to the next one."""
-    head, *others = sorted(nodes, key=forward)
-    for node in others:
-        if head.whole or not node.whole:
-            node.cause = head
-        else:
-            head = node
-
-
 __all__ = ["Dead", "Saturated", "Silent"]
 
 KINDS = (
     Kind(
-        "dead", "Dead units", group="Forward", rank=1120, stops_learning=True, measures="share", urgency=2, limit=Dead().threshold,
+        "dead", "Dead units", group="Forward", states="symptom", measures="share", limit=Dead().threshold,
         hypotheses=(offset_bias, constant_weights, initial_scale, *STEP_SIZE, large_inputs),
         meaning="Units of a rectifier (`nn.ReLU`, `nn.ReLU6`) gave 0 for every sampled input of the epoch. They pass no gradient, "
         "so they cannot recover by themselves.",
@@ -157,12 +145,10 @@ KINDS = (
         severities="warning; critical if all units are dead",
         advice=("Try a lower learning rate or a warm-up", "Check the layer's bias and initialisation",
             "Use a LeakyReLU or GELU in its place"),
-        follows={"representation_collapse": lambda effect, _: not effect.whole, "constant": downstream},
-        spreads=_from_whole_layers,
     ),
     Kind(
         "saturated", "Saturated activations", group="Forward",
-        rank=1130, stops_learning=True, measures="share", limit=Saturated().threshold,
+        states="symptom", measures="share", limit=Saturated().threshold,
         hypotheses=(large_inputs, softmax_of_one, initial_scale, offset_bias, *STEP_SIZE),
         meaning="Most values of a bounded activation (sigmoid, tanh, softmax, ReLU6, hardtanh and the flat tail of GELU, SiLU, "
         "ELU, softplus) are at a bound, where the slope is almost zero. Little gradient passes.",
@@ -170,11 +156,9 @@ KINDS = (
         "alert if saturated_fraction > {Saturated.threshold}; > {Saturated.learned} if it was below {Saturated.threshold} in the "
         "first window",
         advice=("Normalise the inputs", "Put a normalisation layer before it", "Try a smaller initialisation"),
-        follows={"constant": downstream, "dead": downstream_of_whole},
-        spreads=from_first(forward),
     ),
     Kind(
-        "silent", "Modules that were not measured", group="Set-up", rank=1430, measures="nothing",
+        "silent", "Modules that were not measured", group="Set-up", states="fact", measures="nothing",
         meaning="A chosen module was never called in a sampled training batch, or it returned no floating-point tensor. Nothing "
         "is known about it: it is neither zero nor dead.",
         formula="alert if calls = 0, or no output holds a floating-point tensor",

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, Severity, backward, from_first, upstream
+from lightning_hooks.declare.kinds import Kind, Severity
 from lightning_hooks.declare.rule import Excuse, Rule
 from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, large_targets, placeholder
 from lightning_hooks.diagnostics.causes.steps import LARGE_STEP
@@ -184,7 +184,7 @@ __all__ = ["Exploding", "Stretching"]
 
 KINDS = (
     Kind(
-        "exploding", "Exploding gradients", group="Backward", rank=900, stops_learning=True, urgency=3, limit=Exploding().absolute,
+        "exploding", "Exploding gradients", group="Backward", states="symptom", limit=Exploding().absolute,
         hypotheses=(
             stretching_start, initial_scale, large_start, *LARGE_STEP, constant_data, placeholder, large_inputs,
             stretching_recurrence, large_targets,
@@ -204,8 +204,6 @@ KINDS = (
         "where nothing of it reaches a weight",
         advice=("Try a lower learning rate", "Set gradient_clip_val=1.0 if nothing clips yet",
             "Use a smaller initialisation or normalisation layers"),
-        follows={"constant": upstream},
-        spreads=from_first(backward),
     ),
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, always, from_first, of_whole
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Excuse, Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import bad_batch, written_back
 from lightning_hooks.diagnostics.causes.steps import LARGE_STEP, SMALL_STEPS, STEP_SIZE
@@ -218,7 +218,7 @@ __all__ = ["UpdateSpike", "UpdateTooLarge", "UpdateTooSmall"]
 KINDS = (
     Kind(
         "update_too_small", "Updates too small to learn from", group="Updates",
-        rank=1400, stops_learning=True, limit=UpdateTooSmall().threshold,
+        states="symptom", limit=UpdateTooSmall().threshold,
         hypotheses=(idle_step, written_back, cut_gradients, *SMALL_STEPS),
         meaning="The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
         "gradient.",
@@ -230,13 +230,10 @@ KINDS = (
         "         unless the last losses of the window are below {UpdateTooSmall.falls} of the first\n"
         "not while the learning rate is below {UpdateTooSmall.scheduled} of its peak",
         advice=("Raise the learning rate", "Find out why the gradients are so small"),
-        follows={"missing": always, "constant": always, "dead": of_whole, "vanishing": always, "zero": always,
-            "always_clipped": always, "updates_lost": always, "not_updated": lambda effect, _: effect.value == 0.0,
-            "lr_zero": always, "optimizer_settings": always, "second_moment_stale": always},
     ),
     Kind(
         "update_too_large", "Updates as large as the weights", group="Updates",
-        rank=720, stops_learning=True, limit=UpdateTooLarge().threshold,
+        states="symptom", limit=UpdateTooLarge().threshold,
         hypotheses=STEP_SIZE,
         meaning="One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
         "step. What the model learned is overwritten.",
@@ -247,10 +244,10 @@ KINDS = (
         "      or learning rate * weight_decay (decoupled) >= {UpdateTooLarge.decay}",
         advice=("Try a lower learning rate, a warm-up, or less weight decay",
             "Check its parameter group if only this weight is named"),
-        spreads=from_first(lambda node: node.number),  # the largest
+         # the largest
     ),
     Kind(
-        "update_spike", "An update much larger than usual", group="Updates", rank=710, about="batch",
+        "update_spike", "An update much larger than usual", group="Updates", states="symptom", about="batch",
         hypotheses=(bad_batch, *LARGE_STEP),
         meaning="One step changed a weight far more than the steps before it did, and its learning rate had not risen. What the "
         "model has learned may be lost in that step.",
@@ -258,7 +255,6 @@ KINDS = (
         "alert if update_ratio_max > {UpdateSpike.factor} * usual, and > {UpdateSpike.least}\n"
         "      and > {UpdateSpike.peak} * the largest update_ratio_max of the last windows",
         advice=("Check the data of this window", "Set gradient_clip_val to limit such a step"),
-        follows={"spike": always},
     ),
 )  # fmt: skip
 

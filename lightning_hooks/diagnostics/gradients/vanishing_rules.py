@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, backward, from_first, in_a_row, of_whole, upstream
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Excuse, Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import activation_before_loss
 from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inputs
@@ -53,7 +53,6 @@ class Vanishing(Rule):
     """
 
     kind: ClassVar[str] = "vanishing"
-    soft: ClassVar[bool] = True
     superseded_by: ClassVar[tuple[type[Rule], ...]] = (Exploding,)  # compared with what explodes any gradient is small
 
     relative: float = 1e-4
@@ -253,7 +252,7 @@ __all__ = ["Missing", "Vanishing", "Zero"]
 
 KINDS = (
     Kind(
-        "vanishing", "Vanishing gradients", group="Backward", rank=1140, stops_learning=True, urgency=1,
+        "vanishing", "Vanishing gradients", group="Backward", states="symptom",
         hypotheses=(
             small_start, squashing_chain, destroyed_inputs, large_inputs, initial_scale, constant_weights, offset_bias,
             module_setting, activation_before_loss, group_too_fast,
@@ -268,21 +267,17 @@ KINDS = (
         "finite,\n"
         "nor where the module's weight moves by at least {Vanishing.learns} of its size at each step of an optimizer like SGD",
         advice=("Try ReLU or GELU", "Use He initialisation", "Add normalisation layers or residual connections"),
-        follows={"dead": upstream, "saturated": upstream},
-        spreads=from_first(backward),
     ),
     Kind(
-        "zero", "Gradients that are exactly zero", group="Backward", rank=1150, stops_learning=True, measures="share",
+        "zero", "Gradients that are exactly zero", group="Backward", states="symptom", measures="share",
         hypotheses=(flat_outputs, no_slope, constant_weights, offset_bias, nonfinite_weights),
         meaning="A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
         formula="zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
         "alert if zero_fraction >= {Zero.threshold}",
         advice=("Check the layers after it: dead units, masks, a multiplication by zero",),
-        follows={"labels_ignored": of_whole, "constant": of_whole, "dead": of_whole, "saturated": upstream, "vanishing": upstream},
-        spreads=in_a_row,
     ),
     Kind(
-        "missing", "Parameters without a gradient", group="Backward", rank=600, stops_learning=True, measures="nothing",
+        "missing", "Parameters without a gradient", group="Backward", states="fact", measures="nothing",
         hypotheses=(
             loss_without_graph, cut_path,
         ),
@@ -290,7 +285,6 @@ KINDS = (
         formula="alert if .grad is None at every measured step of the epoch",
         advice=("Use it in forward", "Remove what breaks the path to the loss",
             "Freeze it with requires_grad_(False) if it is not to learn"),
-        spreads=in_a_row,
     ),
 )  # fmt: skip
 

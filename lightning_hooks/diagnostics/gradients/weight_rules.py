@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, always
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Excuse, Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import half_weights, written_back
 from lightning_hooks.diagnostics.causes.rates import rate_too_low, wrong_schedule
@@ -281,7 +281,7 @@ __all__ = ["GrowthWithoutGain", "NeverStepped", "NotUpdated", "UpdatesLost", "We
 
 KINDS = (
     Kind(
-        "not_updated", "Weights that do not change", group="Updates", rank=1410, stops_learning=True, measures="nothing",
+        "not_updated", "Weights that do not change", group="Updates", states="fact", measures="nothing",
         hypotheses=(another_optimizer, strided_weight, written_back, rate_too_low, wrong_schedule),
         meaning="A weight, or all weights of a module, did not change by one bit, while other weights moved.",
         formula="alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
@@ -291,10 +291,9 @@ KINDS = (
         advice=("Find code that writes weights: an average copied back, a parametrization, a step of your own",
             "Raise its learning rate, or keep the weights in float32",
             "Freeze it with requires_grad_(False) if it is not to learn"),
-        follows={"updates_lost": always, "vanishing": always, "zero": always},
     ),
     Kind(
-        "updates_lost", "Updates lost in rounding", group="Updates", rank=630, stops_learning=True, measures="share",
+        "updates_lost", "Updates lost in rounding", group="Updates", states="fact", measures="share",
         hypotheses=(half_weights, rate_too_low),
         meaning="A weight is stored in half precision, and almost none of its elements change at a step: each change is smaller "
         "than the distance to the next number that bfloat16 or float16 can hold. The weight stands still although the optimizer "
@@ -305,7 +304,7 @@ KINDS = (
             "Use an optimizer that rounds at random or adds up what is lost (Kahan summation)"),
     ),
     Kind(
-        "weights_growing", "Weights that grow fast", group="Updates", rank=730,
+        "weights_growing", "Weights that grow fast", group="Updates", states="symptom",
         hypotheses=STEP_SIZE,
         meaning="The norm of a weight doubled within one window, faster than in the window before, or keeps growing by the same "
         "factor from window to window while the loss rises. Training that goes on like this diverges.",
@@ -316,7 +315,6 @@ KINDS = (
         "      while the median of the last 32 losses > its lowest + {GrowthWithoutGain.noise} * standard deviation from batch to "
         "batch,\n      and the loss does not fall again",
         advice=("Try a lower learning rate", "Add weight decay, or a normalisation layer"),
-        follows={"update_spike": always, "update_too_large": always},
     ),
 )  # fmt: skip
 

@@ -148,7 +148,7 @@ __all__ = ["NoProgress"]
 
 KINDS = (
     Kind(
-        "no_progress", "Steps that bring no progress", group="Loss", rank=1380, measures="number",
+        "no_progress", "Steps that bring no progress", group="Loss", states="outcome", measures="number",
         hypotheses=(
             frozen_by_mistake, wrong_axis, positions_by_sample, inverted_mask, detached_state, cut_gradients, destroyed_inputs,
             large_inputs, unrelated_targets, activation_before_loss, rate_too_low, *STEP_SIZE,
@@ -166,7 +166,6 @@ KINDS = (
         "of the loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
         severities="warning where the loss stands still at that of a constant answer, after {NoProgress.begun} of the planned "
         "steps and the warm-up; else info",
-        follows_any=lambda kind: kind.stops_learning,
         advice=("Check that labels belong to their inputs", "Check that different inputs give different outputs at each layer"),
     ),
 )  # fmt: skip

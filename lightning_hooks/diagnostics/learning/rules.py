@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, always
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.data import large_inputs, large_targets
 from lightning_hooks.diagnostics.causes.rates import rate_too_low
@@ -189,7 +189,7 @@ __all__ = ["PartNotLearning", "StepTooLong", "StepTooShort"]
 
 KINDS = (
     Kind(
-        "step_too_long", "Steps that are too long", group="Updates", rank=1360, stops_learning=True, measures="number",
+        "step_too_long", "Steps that are too long", group="Updates", states="symptom", measures="number",
         hypotheses=(
             stretching_start, initial_scale, large_start, *STEP_SIZE, large_inputs, stretching_recurrence, large_targets,
         ),
@@ -200,16 +200,11 @@ KINDS = (
         "      or mean loss > {StepTooLong.ruined} * the first loss, and is still no better than that,\n"
         "         and median over the weights of the largest update_ratio >= {StepTooLong.size}",
         severities="info; warning where the loss has been above {StepTooLong.ruined} times the first one, and is no better now",
-        follows=dict.fromkeys(("spike", "loss_spike"), lambda effect, _: not effect.held),  # steps were well before the leap
-        causes=dict.fromkeys(
-            ("exploding", "zero", "constant", "representation_collapse", "dead", "saturated", "attention_logits",
-             "attention_collapse", "update_too_large", "update_spike", "weights_growing", "loss_diverging"),
-            always,
-        ) | dict.fromkeys(("spike", "loss_spike"), lambda _, cause: cause.held),
+         # steps were well before the leap
         advice=("Lower the learning rate", "Warm the learning rate up", "Clip gradients"),
     ),
     Kind(
-        "step_too_short", "Steps that are too short", group="Updates", rank=1370, stops_learning=True, measures="number",
+        "step_too_short", "Steps that are too short", group="Updates", states="symptom", measures="number",
         hypotheses=(rate_too_low,),
         meaning="Steps gain all that their gradients predict, point the same way, and each gains next to nothing of the loss.",
         formula="alert if ratio > {StepTooShort.threshold} and coherence > {StepTooShort.coherence}\n"
@@ -218,7 +213,7 @@ KINDS = (
         advice=("Raise the learning rate",),
     ),
     Kind(
-        "part_not_learning", "Parts that do not learn", group="Updates", rank=1390, stops_learning=True, measures="share",
+        "part_not_learning", "Parts that do not learn", group="Updates", states="symptom", measures="share",
         meaning="A module holds many of the parameters, and next to nothing of the predicted fall of the loss comes from it.",
         formula="share = predicted gain of the module's parameters / that of all\n\n"
         "alert if |share| + 2 standard errors < {PartNotLearning.threshold}\n"

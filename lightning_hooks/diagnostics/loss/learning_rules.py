@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, always
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import OTHER_UNITS, activation_before_loss, other_numbers
 from lightning_hooks.diagnostics.causes.rates import rate_too_low
@@ -219,7 +219,7 @@ __all__ = ["LearnedByHeart", "LossPlateau", "Overfitting", "ValidationApart", "V
 
 KINDS = (
     Kind(
-        "loss_plateau", "A loss that stands still", group="Loss", rank=1440, measures="share",
+        "loss_plateau", "A loss that stands still", group="Loss", states="outcome", measures="share",
         hypotheses=(activation_before_loss, wrong_axis, detached_state, rate_too_low, *STEP_SIZE),
         meaning="The loss stays near the value that it began with. The model hardly learns.",
         formula="means = mean loss of this window and the three before, with at least {LossPlateau.min_steps} batches\n\n"
@@ -230,7 +230,7 @@ KINDS = (
             "Check that labels belong to their inputs, on one batch that the model should learn by heart"),
     ),
     Kind(
-        "overfitting", "Validation loss that rises", group="Loss", rank=1450, measures="share",
+        "overfitting", "Validation loss that rises", group="Loss", states="outcome", measures="share",
         meaning="The validation loss rises from validation to validation while the training loss falls, or was never better than "
         "guessing while the training loss is. The metric is one that "
         "you log with `val` and `loss` in its name.",
@@ -244,10 +244,9 @@ KINDS = (
         severities="info; warning where validation was never better than guessing",
         advice=("Stop here, with EarlyStopping, and keep the best checkpoint",
             "Use more data, augmentation, dropout or weight decay, or a smaller model"),
-        follows={"output_range": always},
     ),
     Kind(
-        "validation_shift", "Validation data unlike the training data", group="Data", rank=1420,
+        "validation_shift", "Validation data unlike the training data", group="Data", states="outcome",
         hypotheses=(other_numbers, OTHER_UNITS),
         meaning="The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
         formula="ratio = rms(model input in validation) / rms(model input in training)\n\n"
@@ -255,7 +254,6 @@ KINDS = (
         "or if, in the first two epochs, two validation losses in a row > {ValidationApart.worse} * that of guessing, and training "
         "loss < {ValidationApart.better} * validation loss",
         advice=("Use the same transforms and units for training and validation",),
-        follows={"output_range": always, "loss_diverging": always},
     ),
 )  # fmt: skip
 

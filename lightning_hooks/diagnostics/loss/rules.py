@@ -10,7 +10,7 @@ from itertools import combinations, pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import FORWARD, Kind, Node, not_later
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import NONFINITE, bad_batch
 from lightning_hooks.diagnostics.causes.steps import LARGE_STEP
@@ -231,24 +231,11 @@ def rising(losses: Sequence[float]) -> float:
     return score / math.sqrt(MEANS * (MEANS - 1) * (2 * MEANS + 5) / 18)
 
 
-def _loss_was_first(loss: Node, other: Node) -> bool:
-    """Whether what is not finite began in the loss.
-
-    The loss is seen at every batch, a module at sampled ones. A module that is found at a later batch may have been the first,
-    unless it was sampled in between and finite.
-    """
-    if loss.held != other.held:
-        return loss.held
-    if other.passing == FORWARD:
-        return loss.began <= other.batch - other.every and math.isfinite(other.batch)
-    return loss.began <= other.began
-
-
 __all__ = ["LossDiverging", "LossMaximized", "LossNonfinite", "LossSpiking", "LossWithoutBound"]
 
 KINDS = (
     Kind(
-        "loss_nonfinite", "A loss that is NaN or infinite", group="Loss", rank=940, stops_learning=True, about="nonfinite",
+        "loss_nonfinite", "A loss that is NaN or infinite", group="Loss", states="fact", about="nonfinite",
         hypotheses=NONFINITE,
         meaning="The loss of a training batch is NaN or infinite. Every batch is looked at, also those that are not sampled, so "
         "the batch and the step are exact. If a layer's output was not finite before, that is the cause.",
@@ -257,11 +244,9 @@ KINDS = (
         severities="critical; info where a loss scaler skips the step",
         advice=("Check that batch and the arguments of the loss (log of 0, division by 0, an empty mask)",
             "Set every_n_steps=1 to see which layer was first"),
-        follows={"nonfinite": lambda loss, cause: not _loss_was_first(loss, cause), "labels_ignored": not_later},
-        causes={"nonfinite": lambda effect, loss: _loss_was_first(loss, effect)},
     ),
     Kind(
-        "loss_spike", "A loss far above that before", group="Loss", rank=910, about="batch",
+        "loss_spike", "A loss far above that before", group="Loss", states="outcome", about="batch",
         hypotheses=(*LARGE_STEP, bad_batch),
         meaning="The loss leaps far above that of the batches before and stays there for several batches. What the model learned "
         "is partly lost.",
@@ -274,11 +259,10 @@ KINDS = (
         "anything.",
         advice=("Try a lower learning rate, a longer warm-up or gradient_clip_val=1.0", "Check the data of that batch",
             "Restart from a checkpoint before it if the loss does not come back"),
-        follows={"update_too_large": not_later, "update_spike": not_later, "exploding": not_later, "spike": not_later},
-        causes={"spike": lambda effect, cause: cause.began < effect.began < math.inf},  # at a batch before; both are known
+         # at a batch before; both are known
     ),
     Kind(
-        "loss_diverging", "A loss that rises again", group="Loss", rank=920, stops_learning=True, measures="share",
+        "loss_diverging", "A loss that rises again", group="Loss", states="outcome", measures="share",
         hypotheses=LARGE_STEP,
         meaning="The loss had fallen and rises again, against what the optimizer minimises; or it is a distance of outputs from "
         "targets, such as a cross entropy, and is made larger, by `maximize=True` or a minus before it; or it falls below 0 by a "
@@ -296,8 +280,6 @@ KINDS = (
         "Not under manual optimisation.",
         advice=("Try a lower learning rate, and check what its scheduler does",
             "Check the sign and the weight of each term of the loss"),
-        follows={"update_too_large": not_later, "weights_growing": not_later, "exploding": not_later, "spike": not_later,
-            "loss_spike": not_later},
     ),
 )  # fmt: skip
 

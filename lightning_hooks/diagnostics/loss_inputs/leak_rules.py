@@ -82,7 +82,7 @@ __all__ = ["TargetLeak"]
 
 KINDS = (
     Kind(
-        "target_leak", "Targets that the inputs hold", group="Data", rank=236, measures="share",
+        "target_leak", "Targets that the inputs hold", group="Data", states="fact", measures="share",
         hypotheses=(target_in_input,),
         meaning="What a loss compares outputs with is part of the model's input: one of its columns, or the tokens at the same "
         "positions. The loss falls fast, and says nothing of data whose targets are not known.",

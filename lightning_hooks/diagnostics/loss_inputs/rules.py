@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, always
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss, blank_label, labels_of_zero, viewed_classes
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
@@ -299,7 +299,7 @@ __all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "TargetLearns", "Tar
 
 KINDS = (
     Kind(
-        "output_range", "A loss given what it does not expect", group="Loss", rank=530, stops_learning=True,
+        "output_range", "A loss given what it does not expect", group="Loss", states="fact",
         hypotheses=(compared_in_pairs, viewed_classes, blank_label, labels_of_zero, activation_before_loss, NO_LOGITS),
         meaning="`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
         "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
@@ -334,11 +334,10 @@ KINDS = (
         advice=("Give cross_entropy the output of the last linear layer, without an activation",
             "Give mse_loss and its like outputs and targets of the same shape",
             "Give nll_loss the log_softmax of the logits, or log(p) of probabilities"),
-        follows={"double_softmax": always},
     ),
     Kind(
         "double_softmax", "A softmax before a loss that applies one", group="Loss",
-        rank=520, stops_learning=True, measures="nothing",
+        states="fact", measures="nothing",
         hypotheses=(activation_before_loss,),
         meaning="The loss applies a softmax or sigmoid to the output of a softmax or sigmoid. `cross_entropy` and "
         "`binary_cross_entropy_with_logits` expect logits. Gradients are small and the loss cannot reach 0.",

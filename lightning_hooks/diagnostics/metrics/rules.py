@@ -84,7 +84,7 @@ __all__ = ["MetricMisused"]
 
 KINDS = (
     Kind(
-        "metric_misused", "A metric that is used in a wrong way", group="Set-up", rank=580, measures="nothing",
+        "metric_misused", "A metric that is used in a wrong way", group="Set-up", states="fact", measures="nothing",
         hypotheses=tuple(cause(advice=advice) for _, _, advice, cause in _MISTAKES.values()),
         meaning="A torchmetrics metric of the model computes something else than its name says: one object takes the batches of "
         "training and validation, values of batches are averaged where that for the epoch is another number, nobody resets or "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, from_first
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import NONFINITE
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
@@ -164,7 +164,7 @@ __all__ = ["NonfiniteFeatures", "NonfiniteGradients", "NonfiniteSteps", "Nonfini
 
 KINDS = (
     Kind(
-        "nonfinite", "NaN or infinite values", group="Forward", rank=930, stops_learning=True, about="nonfinite", urgency=4,
+        "nonfinite", "NaN or infinite values", group="Forward", states="fact", about="nonfinite",
         hypotheses=NONFINITE,
         meaning="A module's output, the gradient at a module or the gradient of a parameter holds NaN or infinite values. One "
         "optimizer step with such a gradient ruins the weights.",
@@ -174,7 +174,6 @@ KINDS = (
         "alert if a parameter held such a value before the first step",
         severities="critical; info for a weight at the start while loss and gradients are finite",
         advice=("Check the inputs of that batch and this module's operation", "Try a lower learning rate or gradient clipping"),
-        spreads=from_first(lambda node: (node.moment, node.number)),
     ),
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, always
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Excuse, Rule, percent
 from lightning_hooks.diagnostics.causes.rates import unusual_setting, wrong_schedule
 from lightning_hooks.diagnostics.causes.steps import loss_divided
@@ -296,17 +296,16 @@ __all__ = ["DecayDominates", "LrZero", "OptimizerSettings", "ScheduleLength", "S
 
 KINDS = (
     Kind(
-        "second_moment_stale", "Second moments below eps", group="Updates", rank=1330, measures="share",
+        "second_moment_stale", "Second moments below eps", group="Updates", states="symptom", measures="share",
         hypotheses=(unusual_setting, loss_divided),
         meaning="Adam divides the gradient by the root of its second moment plus eps. Most second moments are below eps², so eps "
         "alone divides: steps shrink with the gradient, and the learning rate no longer says how large they are.",
         formula="stale_fraction = second moments below eps² / second moments, where the gradient is not 0\n\n"
         "alert if stale_fraction > {SecondMomentStale.threshold}; {SecondMomentStale.at_once} in the first window",
         advice=("Scale the loss up if it is divided more than once", "Try a smaller eps, such as 1e-15"),
-        follows={"optimizer_settings": always, "representation_collapse": always},
     ),
     Kind(
-        "lr_zero", "A schedule that does not fit the training", group="Updates", rank=620, stops_learning=True,
+        "lr_zero", "A schedule that does not fit the training", group="Updates", states="fact",
         hypotheses=(wrong_schedule,),
         meaning="The learning rate is zero or almost zero while much of the training is still to come, or a warm-up has hardly "
         "begun when half of it is over: the remaining steps change nothing. Or a schedule is made for another number of steps.",
@@ -321,7 +320,7 @@ KINDS = (
             "Make the schedule as long as the training: T_max, total_steps, num_training_steps"),
     ),
     Kind(
-        "optimizer_settings", "Unusual settings of an optimizer", group="Set-up", rank=550, stops_learning=True,
+        "optimizer_settings", "Unusual settings of an optimizer", group="Set-up", states="fact",
         hypotheses=(unusual_setting,),
         meaning="A setting of an optimizer is far outside of what is usual: a large eps, beta1 above beta2, a momentum next to 1, "
         "a fast decay of Adagrad's rate, or a weight decay that Adam adds to the gradient and that outweighs it.",

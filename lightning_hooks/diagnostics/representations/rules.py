@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, always, downstream_of_whole, forward, from_first
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule
 from lightning_hooks.diagnostics.causes.data import constant_data, destroyed_inputs, large_inputs, nothing_repels
 from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
@@ -142,7 +142,7 @@ __all__ = ["RepresentationCollapse", "SameOutputs"]
 
 KINDS = (
     Kind(
-        "representation_collapse", "Outputs that are the same for every sample", group="Forward", rank=1110, stops_learning=True,
+        "representation_collapse", "Outputs that are the same for every sample", group="Forward", states="symptom",
         hypotheses=(
             flat_between, constant_data, destroyed_inputs, large_inputs, constant_weights, small_start, large_start, offset_bias,
             nothing_repels, squashing_chain, *STEP_SIZE,
@@ -163,8 +163,6 @@ KINDS = (
         "   of the losses between numbers: all samples of its input, of two numbers at least, while the targets differ",
         advice=("Add what makes samples differ: negatives, a stop-gradient and a predictor, a variance term",
             "Check that the part reads its input, and lower the weight of a divergence or penalty", "Try a lower learning rate"),
-        follows={"constant": always, "update_too_large": always, "output_range": always, "dead": downstream_of_whole},
-        spreads=from_first(forward),
     ),
 )  # fmt: skip
 

@@ -76,7 +76,6 @@ class ActivationOutliers(Rule):
     """
 
     kind: ClassVar[str] = "activation_outliers"
-    soft: ClassVar[bool] = True
 
     threshold: float = 100.0
 
@@ -110,7 +109,6 @@ class ResidualGrowth(Rule):
     """
 
     kind: ClassVar[str] = "residual_growth"
-    soft: ClassVar[bool] = True
 
     threshold: float = 100.0
     min_blocks: int = 3
@@ -174,7 +172,7 @@ __all__ = ["ActivationOutliers", "ResidualDoubling", "ResidualGrowth"]
 KINDS = (
     Kind(
         "residual_growth", "A residual stream that grows from block to block", group="Attention, experts, residual streams",
-        rank=1000,
+        states="symptom",
         hypotheses=(scaled_shortcut, initial_scale, rate_too_high, half_overflow),
         meaning="The residual stream is far larger behind a late block than behind the first one: blocks multiply what they are "
         "given, or each block's input is about twice that of the one before. Late blocks then hardly change the stream, and in "
@@ -191,7 +189,7 @@ KINDS = (
     ),
     Kind(
         "activation_outliers", "A few channels far larger than the others", group="Attention, experts, residual streams",
-        rank=1010,
+        states="symptom",
         hypotheses=(offset_bias,),
         meaning="One channel of the residual stream (what a block hands on to the next) is far larger than the others. Trained "
         "language models have such channels (Sun et al. 2024), so it is an info; in float16 they may overflow.",

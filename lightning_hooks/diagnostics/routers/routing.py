@@ -9,8 +9,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from lightning_hooks.declare.window import Report
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import FORWARD
+from lightning_hooks.declare.window import Moment, Report
 from lightning_hooks.hooks.tensors import tensors_in
 from lightning_hooks.statistics.columns import SUM, Columns, RowTable
 
@@ -290,3 +293,7 @@ class RouterReport(Report):
     silent: tuple[str, ...] = ()
     sampled_batches: int = 0
     batches: int = 0
+
+    @override
+    def moment_of(self, alert: Alert) -> Moment:
+        return FORWARD, None, 1

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, at_the_same_site
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high
 from lightning_hooks.diagnostics.causes.steps import wrong_sign
@@ -161,7 +161,7 @@ __all__ = ["DeadExperts", "RouterCollapse"]
 KINDS = (
     Kind(
         "router_collapse", "A router that makes the same few choices", group="Attention, experts, residual streams",
-        rank=1200, stops_learning=True,
+        states="symptom",
         hypotheses=(wrong_sign, offset_bias, group_too_fast, rate_too_high),
         meaning="A router of a mixture of experts sends nearly all tokens to as few experts as it can, or a vector quantiser "
         "chooses the same few codes for everything. The other experts and codes do not train, and the model has the capacity of a "
@@ -177,7 +177,8 @@ KINDS = (
             "Try a lower learning rate for the router, noise on its logits, or a z-loss", "Normalise what it reads"),
     ),
     Kind(
-        "dead_experts", "Experts that get no tokens", group="Attention, experts, residual streams", rank=1210, measures="share",
+        "dead_experts", "Experts that get no tokens", group="Attention, experts, residual streams", states="symptom",
+        measures="share",
         hypotheses=(wrong_sign, offset_bias, group_too_fast, rate_too_high),
         meaning="Some experts of a mixture get no tokens, or next to none, batch after batch. They do not train, and since they "
         "do not train the router has no reason to choose them.",
@@ -189,7 +190,6 @@ KINDS = (
         severities="warning; info for less than a quarter of the experts",
         advice=("Add a loss for balance, or weigh it more (router_aux_loss_coef of transformers, from 0.01 on)",
             "Start the router from smaller weights, or with a lower learning rate", "Use fewer experts"),
-        follows={"router_collapse": at_the_same_site},
     ),
 )  # fmt: skip
 

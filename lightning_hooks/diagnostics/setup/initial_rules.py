@@ -39,7 +39,6 @@ class PoorInit(Rule):
     """
 
     kind: ClassVar[str] = "poor_init"
-    soft: ClassVar[bool] = True
 
     factor: float = 7.0
     textbook: tuple[float, float] = TEXTBOOK
@@ -232,7 +231,7 @@ __all__ = ["ConstantWeights", "FirstLossFar", "FirstLossHigh", "OneSignWeights",
 
 KINDS = (
     Kind(
-        "poor_init", "Initial weights unlike those of similar layers", group="Forward", rank=500, stops_learning=True,
+        "poor_init", "Initial weights unlike those of similar layers", group="Forward", states="symptom",
         hypotheses=(
             placeholder, stretching_start, initial_scale, large_start, small_start, constant_weights, large_inputs, large_targets,
         ),

@@ -150,7 +150,7 @@ __all__ = ["EvalMode", "FrozenStatistics"]
 
 KINDS = (
     Kind(
-        "eval_mode", "Training in eval mode", group="Set-up", rank=220, measures="nothing",
+        "eval_mode", "Training in eval mode", group="Set-up", states="fact", measures="nothing",
         hypotheses=(
             fact("left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {site}", code="{code}.train()"),
         ),
@@ -166,7 +166,7 @@ KINDS = (
         advice=("Call train() on it before training", "Freeze it with requires_grad_(False) if it is not to learn"),
     ),
     Kind(
-        "frozen_statistics", "Batch norm that changes in a frozen part", group="Set-up", rank=310,
+        "frozen_statistics", "Batch norm that changes in a frozen part", group="Set-up", states="fact",
         hypotheses=(
             fact("follows_data", "a frozen batch norm is in training mode", "call", "eval() of {site}", code="{code}.eval()"),
         ),

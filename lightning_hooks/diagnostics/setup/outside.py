@@ -121,16 +121,11 @@ class WeightsWatch:
 
     def _look(self, moment: str = "", keep: bool = True) -> Tensor:
         """Take the values at a moment at which training pauses; without one, when one of the first batches after it starts."""
-        parts = []
-        for parameter, stride in self._strides:
-            if not parameter.untyped_storage().nbytes():
-                continue  # what was freed has no values; those of another number are compared with none
-            values = parameter.detach()
-            if values.is_contiguous():
-                values = values.as_strided((min(VALUES, values.numel()),), (stride,))
-            else:
-                values = values.reshape(-1)[::stride][:VALUES]
-            parts.append(values.to(self._device, torch.float32))
+        device, parts = self._context.host.setup.device, []
+        for parameter in self._known.values():
+            if parameter.untyped_storage().nbytes():  # what was freed has no values; those of another number are compared with none
+                values = parameter.detach().reshape(-1)
+                parts.append(values[:: max(1, len(values) // VALUES)][:VALUES].to(device, torch.float32))
         now = torch.cat(parts) if parts else torch.zeros(0)
         if keep and moment:
             self._before, self._between = (moment, now), None

@@ -141,7 +141,7 @@ __all__ = ["CopyFollows", "NotLoaded", "SetOutside"]
 
 KINDS = (
     Kind(
-        "set_outside", "Weights that are set outside of the optimizer", group="Updates", rank=545, stops_learning=True,
+        "set_outside", "Weights that are set outside of the optimizer", group="Updates", states="fact",
         measures="number",
         hypotheses=(
             fact("written_between_steps", "something else than the optimizer sets the weights", "remove",
@@ -159,7 +159,7 @@ KINDS = (
             "Put the trained weights back after validation", "Update an average at each step, before it is copied in"),
     ),
     Kind(
-        "module_copy", "A copy of a module that does not follow it", group="Set-up", rank=546, measures="number",
+        "module_copy", "A copy of a module that does not follow it", group="Set-up", states="fact", measures="number",
         hypotheses=(
             fact("copy_not_updated", "a copy of a module is not updated as it is to be", "replace", "the update of {site}",
                 "one towards its original", "copy.data.lerp_(parameter.data, 1 - decay)"),
@@ -176,7 +176,7 @@ KINDS = (
             "Assign the module itself, without copy.deepcopy, where both are to be one"),
     ),
     Kind(
-        "not_loaded", "Weights that were not loaded", group="Set-up", rank=215, stops_learning=True, measures="number",
+        "not_loaded", "Weights that were not loaded", group="Set-up", states="fact", measures="number",
         hypotheses=(
             fact("weights_not_loaded", "the weights of the body were not loaded", "replace",
                 "the names in what load_state_dict is given", "those of the model, without a prefix such as 'module.'",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, from_first
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.causes.wiring import frozen_by_mistake, in_no_optimizer, not_registered
@@ -208,7 +207,7 @@ __all__ = ["NotOptimized", "Shared", "Unregistered"]
 
 KINDS = (
     Kind(
-        "not_optimized", "Parameters that no optimizer holds", group="Set-up", rank=540, stops_learning=True, measures="nothing",
+        "not_optimized", "Parameters that no optimizer holds", group="Set-up", states="fact", measures="nothing",
         hypotheses=(frozen_by_mistake, in_no_optimizer),
         meaning="A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is "
         "no optimizer; or the last layer is frozen as it was initialised, while layers before it train.",
@@ -221,10 +220,10 @@ KINDS = (
         severities="warning; info while the parameter gets no gradient, without any optimizer, and for what is frozen in mid-run",
         advice=("Give it to an optimizer (optimizer.add_param_group)",
             "Freeze it with requires_grad_(False) if it is not to learn"),
-        spreads=from_first(lambda node: (node.place if node.place < math.inf else -1.0, node.number)),  # optimizers first
+         # optimizers first
     ),
     Kind(
-        "unregistered", "Modules that the model does not know", group="Set-up", rank=210, stops_learning=True, measures="nothing",
+        "unregistered", "Modules that the model does not know", group="Set-up", states="fact", measures="nothing",
         hypotheses=(not_registered,),
         meaning="The loss depends on modules in a plain Python list, tuple or dictionary, or on a tensor with `requires_grad` "
         "that is no parameter. The model does not know them: no optimizer gets them from `parameters()`, and no checkpoint holds "
@@ -239,7 +238,7 @@ KINDS = (
             "Freeze them with requires_grad_(False) if they are hidden on purpose"),
     ),
     Kind(
-        "shared", "One layer used in several places", group="Set-up", rank=510, measures="nothing",
+        "shared", "One layer used in several places", group="Set-up", states="fact", measures="nothing",
         hypotheses=(
             fact("one_layer_shared", "one layer stands in several places", "replace", "{site}", "layers of their own",
                 "[make_layer() for _ in range(n)]"),

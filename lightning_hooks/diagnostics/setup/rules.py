@@ -191,7 +191,7 @@ __all__ = ["ClassWeights", "LinearNetwork", "ModuleSettings", "OptimizerChoices"
 
 KINDS = (
     Kind(
-        "settings", "An unusual setting of a module or optimizer", group="Set-up", rank=300, stops_learning=True,
+        "settings", "An unusual setting of a module or optimizer", group="Set-up", states="fact",
         hypotheses=(no_activation, small_batches, module_setting, weights_upside_down, unusual_setting),
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
         "momentum 0, a dropout that drops nearly everything, a norm with a large eps, layers "

@@ -102,7 +102,7 @@ def test_severities_decide_what_is_done() -> None:
     monitor.subscribe(lambda alert: seen.append(alert.severity))
     with pytest.raises(AlertError) as raised:
         trainer([monitor]).fit(Classifier(mlp()), loader())
-    assert [alert.severity for alert in raised.value.alerts] == ["warning", "critical"]
+    assert [alert.severity for alert in raised.value.alerts] == ["critical", "warning"]
     assert sorted(seen) == ["critical", "info", "warning"]
 
 

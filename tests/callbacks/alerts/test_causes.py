@@ -163,7 +163,7 @@ def test_facts_that_cannot_be_read_leave_alerts_without_causes(monkeypatch: pyte
     def broken(*_: Any) -> Any:
         raise RuntimeError("no")
 
-    monkeypatch.setattr("lightning_hooks.session.diagnosis.measured", broken)
+    monkeypatch.setattr("lightning_hooks.judge.diagnosis.measured", broken)
     seed_everything(0, verbose=False)
     with pytest.warns(UserWarning, match="The causes of alerts: the facts raised RuntimeError: no; training goes on"):
         found = alerts_of(Net(adam(2.0)), data(), max_epochs=1)

@@ -42,7 +42,8 @@ class Branches(nn.Module):
 def test_a_branch_that_is_not_used_is_the_users_or_a_librarys(library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if library:
         monkeypatch.setattr(Branches, "__module__", installed.__name__)  # as if it came from a library
-    assert found(Classifier(Branches()), "missing") == {"net.spare.0.bias": "info" if library else "warning"}
+    severity = "info" if library else "warning"
+    assert found(Classifier(Branches()), "missing") == {"net.spare.0.bias": severity, "net.spare.0.weight": severity}
 
 
 class Detached(nn.Module):
@@ -59,7 +60,8 @@ class Detached(nn.Module):
 @pytest.mark.parametrize(("runs", "severity"), [(True, "warning"), (False, "info")])
 def test_blocks_of_a_librarys_model_that_run_are_not_spare(runs: bool, severity: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Detached, "__module__", installed.__name__)
-    assert found(Classifier(Detached(runs)), "missing") == {"net.encoder.blocks.0.bias": severity}
+    expected = {f"net.encoder.blocks.0.{name}": severity for name in ("bias", "weight")}
+    assert found(Classifier(Detached(runs)), "missing") == expected
 
 
 class Follows(Classifier):
@@ -78,10 +80,8 @@ class Follows(Classifier):
 
 
 def test_a_target_network_is_distinguished_from_a_part_that_is_cut_off() -> None:
-    (severity,) = found(Follows(), "missing").values()
-    assert severity == "info"
-    (severity,) = found(Follows(copied=False), "missing").values()  # of the same shape, but it follows nobody yet
-    assert severity == "warning"
+    assert {*found(Follows(), "missing").values()} == {"info"}
+    assert {*found(Follows(copied=False), "missing").values()} == {"warning"}  # of the same shape, but it follows nobody yet
 
 
 class Cut(Classifier):
@@ -96,9 +96,10 @@ class Cut(Classifier):
 def test_a_part_that_loses_its_gradient() -> None:
     assert found(Cut(mlp()), "missing", max_epochs=1) == {}
     flow = alerts(GradientFlowMonitor(every_n_steps=1, summary=False), Cut(mlp()), max_epochs=2)
-    (alert,) = (alert for alert in flow if alert.kind == "missing" and not alert.cause)
-    assert alert.severity == "warning"
-    assert "It last had one in epoch 0." in alert.text
+    missing = [alert for alert in flow if alert.kind == "missing" and not alert.cause]
+    assert [alert.site for alert in missing] == ["net.0.weight", "net.0.bias"]
+    assert {alert.severity for alert in missing} == {"warning"}
+    assert all("It last had one in epoch 0." in alert.text for alert in missing)
 
 
 class ByHand(Classifier):
@@ -136,7 +137,7 @@ class HeldFrozen(Classifier):
 
 
 def test_an_optimizer_of_frozen_parameters() -> None:
-    assert found(HeldFrozen(), "not_optimized") == {"0-SGD": "warning"}  # the normalisation, which none holds, follows from it
+    assert found(HeldFrozen(), "not_optimized") == {"0-SGD": "warning", "net.1.weight": "warning", "net.1.bias": "warning"}
 
 
 class Codes(nn.Module):

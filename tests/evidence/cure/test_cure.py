@@ -18,8 +18,7 @@ from tests.evidence.cure.infos import judged as infos_judged
 from tests.evidence.cure.infos import table as infos_table
 from tests.evidence.cure.interpret import any_remedies, apply
 from tests.evidence.cure.planted import CAUSES, REPAIRS
-from tests.evidence.cure.records import cures, rows_of
-from tests.evidence.cure.run import counts, judged, limit_of, run_one, table
+from tests.evidence.cure.run import counts, judged, limit_of, run_one
 from tests.evidence.cure.trainings import trainings
 from tests.evidence.exam.catalogue import CASES as EXAM
 from tests.evidence.faults.catalogue import FAULTS
@@ -234,21 +233,6 @@ def test_the_limit_of_scores_and_of_losses() -> None:
     assert limit_of([0.9, 0.9, 0.9]) == pytest.approx(0.88)  # a standard deviation below 0.01 counts as 0.01
     assert limit_of([-50.0, -50.0]) == pytest.approx(-51.0)  # and one below a hundredth of the mean as that
     assert limit_of([]) == float("inf")
-
-
-def test_the_cures_of_a_kind_are_read_from_the_table() -> None:
-    twins = {"negative_bias": [0.9, 0.92, 0.94]}
-    rows = [
-        ("negative_bias", 0, {"score": 0.3, "alert": "dead at net.0", "first": 0.9}),
-        ("negative_bias", 1, {"score": 0.3, "alert": "dead at net.1", "first": 0.1, "second": 0.9}),
-        ("negative_bias", 2, {"score": 0.3, "alert": "dead at net.2", "random": 0.9, "tenth": 0.9}),
-        ("negative_bias", 3, {"score": 0.9, "alert": "dead at net.3", "first": 0.9}),  # does no harm
-        ("negative_bias", 4, {"score": 0.3, "alert": "zero at net.4 | x"}),
-        ("negative_bias", 5, {"score": 0.3}),  # no alert
-    ]
-    text = f"# Cures\n\n| a | b |\n|---|---|\n| dead at x | yes |\n\n{table(judged(rows, twins))}\n\nThe end.\n"
-    found = cures(rows_of(text), "2026-11-24", "abc")
-    assert found == {"date": "2026-11-24", "commit": "abc", "kinds": {"dead": [2, 3]}}
 
 
 def test_doing_what_an_info_says_is_compared_with_the_training_without_it() -> None:

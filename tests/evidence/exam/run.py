@@ -21,7 +21,7 @@ from tests.evidence.exam.cases import Case
 from tests.evidence.exam.catalogue import CASES
 from tests.evidence.faults.jobs import fingerprint, publish, run_all
 from tests.evidence.faults.recorder import Recorder
-from tests.evidence.faults.score import judge, judge_peers, serious, unreliable
+from tests.evidence.faults.score import judge, judge_peers, serious
 from tests.evidence.faults.training import QUIET, AlertLog, observers
 
 FOLDER = Path("runs/exam")
@@ -55,7 +55,6 @@ def observed(case: Case, planted: bool) -> dict[str, Any]:
     }
     row |= {"story": case.story, "missed": case.missed, "alerts": serious(log.alerts)}
     row |= {"losses": [history.losses[0], history.losses[-1]], "batches": len(history.losses)}
-    row["unreliable"] = unreliable(log.alerts)
     row["infos"] = sorted({(timed.alert.kind, timed.alert.site) for timed in log.alerts if timed.alert.severity == "info"})
     if not case.healthy and planted:
         row |= {"kinds": built.expected.kinds, "sites": built.expected.sites, **judge(log.alerts, built.expected, history)}

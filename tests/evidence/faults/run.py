@@ -26,7 +26,7 @@ from tests.evidence.faults.catalogue import CASES, FAULTS, HEALTHY
 from tests.evidence.faults.jobs import fingerprint, publish, run_all
 from tests.evidence.faults.peers import PEERS
 from tests.evidence.faults.recorder import Recorder
-from tests.evidence.faults.score import judge, judge_peers, peer_found, serious, summary, unreliable
+from tests.evidence.faults.score import judge, judge_peers, peer_found, serious, summary
 from tests.evidence.faults.training import AlertLog, build, observers, train
 from tests.evidence.faults.zoo import CALIBRATION, SEEDS, Outcome
 
@@ -49,7 +49,6 @@ def run_one(job: tuple[str, int, bool]) -> dict[str, Any]:
         "healthy": case.healthy,
         "outcome": vars(outcome),
         "seconds": round(seconds, 2),
-        "unreliable": unreliable(log.alerts),
     }
     if not planted:
         return {**row, "alerts": serious(log.alerts)}

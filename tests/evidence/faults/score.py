@@ -76,11 +76,6 @@ def serious(alerts: Sequence[TimedAlert]) -> list[list[Any]]:
     return [[t.alert.kind, t.alert.site, t.alert.severity, t.batches] for t in alerts if t.alert.severity in SERIOUS]
 
 
-def unreliable(alerts: Sequence[TimedAlert]) -> list[str]:
-    """The kinds that would be warnings but for their record."""
-    return sorted({t.alert.kind for t in alerts if t.alert.severity == "info" and "(often_wrong)" in t.alert.diagnosis})
-
-
 def judge_peers(healthy: bool, expected: Expected, history: History, recording: Recording) -> dict[str, Any]:
     """Of every peer's rules: the largest score of all, the largest in time, and where and when each first fired in time.
 

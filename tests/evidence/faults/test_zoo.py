@@ -16,10 +16,14 @@ SEED = 0  # one of those for calibration
 
 BETWEEN = "it happens between two sampled batches: its step is known, and not the layer; every_n_steps=1 finds it"
 
+UNEXPLAINED = "it is a symptom near its limit that nothing explains, while the loss falls: less probable than 0.8"
+
 MISSED: dict[str, str] = {
     "discriminator_too_strong": "both gradients become small, as where training has converged; nothing says that the nets compete",
     "gan_log_of_zero": BETWEEN,
     "log_of_zero": BETWEEN,
+    "one_large_step": UNEXPLAINED,
+    "scaled_at_each_step": UNEXPLAINED,
     "teacher_stands_still": "a frozen copy of a part that trains may be meant, as the reference of a preference loss is",
 }
 """Faults that are not found, or at another site first, with the reason."""

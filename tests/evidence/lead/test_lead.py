@@ -16,7 +16,7 @@ def test_there_are_enough_of_them() -> None:
 
 
 def test_a_warning_comes_long_before_the_divergence_and_the_twin_is_silent() -> None:
-    rows = with_lead_times([run_one(("decay_with_wrong_sign", 0, planted)) for planted in (True, False)])
+    rows = with_lead_times([run_one(("learning_rate_grows", 0, planted)) for planted in (True, False)])
     faulty, twin = rows
     assert (twin["alerts"], twin["diverged"]) == ([], None)
     assert faulty["lead"] >= 40

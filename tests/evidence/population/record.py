@@ -26,7 +26,8 @@ from lightning_hooks import Alert, monitors
 from lightning_hooks.alerts import AlertBook
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.causes.facts import Facts
-from lightning_hooks.session.diagnosis import measured
+from lightning_hooks.judge.diagnosis import measured
+from lightning_hooks.judge.evidence import POSSIBLE
 from lightning_hooks.session.member import Member
 from tests.evidence.population.findings import findings, judged, known, plain
 
@@ -88,7 +89,8 @@ class Recorder(Callback):
             "kind": alert.kind, "site": alert.site, "severity": alert.severity, "batches": self.batches, "epoch": self.epoch,
             "value": plain(alert.value), "limit": plain(alert.threshold),
             "causes": [[cause.name, cause.score] for cause in alert.causes], "consequences": len(alert.consequences),
-            "often_wrong": "(often_wrong)" in alert.diagnosis, "remedies": [remedy.text[:80] for remedy in alert.remedies[:1]],
+            "remedies": [remedy.text[:80] for remedy in alert.remedies[:1]], "probability": alert.probability,
+            "evidence": list(alert.evidence),
         }  # fmt: skip
         self.alerts.append(entry)
 
@@ -126,6 +128,11 @@ class Recorder(Callback):
         alerting.judge = kept  # type: ignore[method-assign]
 
     def _keep(self, session: Any, members: Sequence[Member]) -> None:
+        noted = {entry["kind"] for entry in self.alerts}
+        for alert in (alert for member in members for alert in member.report.alerts if not alert.cause):
+            if alert.kind not in noted and alert.probability is not None and alert.probability < POSSIBLE:  # not passed on
+                noted.add(alert.kind)
+                self.note(alert)
         window = Window(member.report for member in members)
         books: list[AlertBook] = [member.alerting.book for member in members]
         earlier = [alert for book in books for alert in book.open]

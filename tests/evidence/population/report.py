@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from lightning_hooks.alerts.defaults import KINDS
-from lightning_hooks.declare.records import record_of
 from tests.evidence.population.record import read
 
 TABLES = Path("runs/population")
@@ -160,7 +159,7 @@ def recipes(population: Population) -> list[str]:
     """What the healthy trainings are."""
     lines = ["| drawn | share in % |", "|---|---|"]
     for field in FIELDS:
-        counts = Counter(str(row["recipe"][field]) for row in population.healthy)
+        counts = Counter(str(row["recipe"][field]) or "none" for row in population.healthy)
         shares = [f"{name} {100 * n / len(population.healthy):.1f}" for name, n in counts.most_common()]
         lines.append(f"| {field} | {', '.join(shares)} |")
     return lines
@@ -172,24 +171,21 @@ def naming(causes: Iterable[str]) -> set[str]:
     return {name for name, kind in KINDS.items() if right & {one.name for one in kind.hypotheses}}
 
 
-def agreement(population: Population) -> dict[str, tuple[float, float, float, float]]:
-    """By kind: the share of healthy trainings that it is raised in, here and in the sets; of its faults that it finds, likewise."""
-    false = population.false_kinds()
-    named: Counter[str] = Counter()
-    found: Counter[str] = Counter()
+def rates(population: Population) -> dict[str, tuple[float, float]]:
+    """By kind: the share of healthy trainings that it is raised in, and of its faults that it finds."""
+    false, named, found = population.false_kinds(), Counter[str](), Counter[str]()
     for mutant in population.harmful:
         raised = {alert["kind"] for alert in mutant.new}
         for kind in naming(mutant.row["causes"]):
             named[kind] += 1
             found[kind] += kind in raised
-    result = {}
-    for kind in KINDS:
-        record = record_of(kind)
-        if record is not None and record.healthy and population.healthy:
-            here = found[kind] / named[kind] if named[kind] else math.nan
-            there = record.found / record.faults if record.faults else math.nan
-            result[kind] = false[kind] / len(population.healthy), record.alarms / record.healthy, here, there
-    return result
+    return {kind: (false[kind] / len(population.healthy), found[kind] / named[kind] if named[kind] else math.nan) for kind in KINDS}
+
+
+def agreement(population: Population, sets: Population) -> dict[str, tuple[float, float, float, float]]:
+    """By kind: the share of healthy trainings that it is raised in, here and in the sets; of its faults that it finds, likewise."""
+    here, there = rates(population), rates(sets)
+    return {kind: (here[kind][0], there[kind][0], here[kind][1], there[kind][1]) for kind in KINDS}
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:
@@ -204,8 +200,8 @@ def spearman(pairs: Sequence[tuple[float, float]]) -> float:
 def verdict_of_sets(population: Population, sets: Population) -> list[str]:
     """How well it agrees with what the hand-written sets say of the same rules."""
     lines = []
-    if len(population.healthy) + population.dropped >= FEWEST:
-        by_kind = agreement(population)
+    if sets.healthy and len(population.healthy) + population.dropped >= FEWEST:
+        by_kind = agreement(population, sets)
         raised = {kind: row for kind, row in by_kind.items() if row[0] or row[1]}
         false, found = spearman([row[:2] for row in raised.values()]), spearman([row[2:] for row in by_kind.values()])
         apart = sorted(raised, key=lambda kind: -abs(raised[kind][0] - raised[kind][1]))[:3]

@@ -80,7 +80,7 @@ def test_intervals_are_those_of_scipy() -> None:
 
 
 def test_shares_by_kind(rows: list[dict[str, Any]]) -> None:
-    here = agreement(Population(rows))
+    here = agreement(Population(rows), Population(rows))
 
     assert here["dead"][0] == Fraction(1, 4)
     assert here["exploding"][2] == Fraction(1, 2)  # both faults whose cause it may name

@@ -1,8 +1,7 @@
 """Run all of it: the zoo, the bugs of others, the exam, the lead times; print one table, with confidence intervals.
 
 ``python -m tests.evidence.proof [--quick] [--processes 2]`` writes ``runs/proof.md`` too. Every training's result is kept, so
-that a run that was broken off goes on. It writes the records of kinds (``lightning_hooks/declare/records.json``) too. ``--quick``
-takes one seed of the zoo, and no lead times.
+that a run that was broken off goes on. ``--quick`` takes one seed of the zoo, and no lead times.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from tests.evidence.faults.jobs import publish
 from tests.evidence.faults.zoo import CALIBRATION, SEEDS
 from tests.evidence.lead import run as lead
 from tests.evidence.proof.table import Section, missed, table
-from tests.evidence.records import write
 
 RESULT = Path("runs/proof.md")
 
@@ -41,7 +39,6 @@ def main() -> int:
     of_bugs = bugs.results(list(bugs.CASES), **again)
     print(f"Real trainings ({left} families left out: their libraries are not installed; make exam installs them)")
     of_exam = exam.results(installed, **again)
-    write([*of_zoo, *of_bugs, *of_exam])
     sections = [
         Section("zoo, report seeds", of_zoo),
         Section("bugs of others", of_bugs),

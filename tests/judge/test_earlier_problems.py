@@ -1,4 +1,4 @@
-"""Root causes over time: what an earlier window had is the cause of what lasts."""
+"""Problems over time: what an earlier window had explains what lasts, and what is new."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import Alert, TrainingMonitor
 from lightning_hooks.alerts import AlertBook, AttentionReport, GradientFlowReport
-from lightning_hooks.alerts.causes import in_order_of_cause
+from lightning_hooks.declare.hypothesis import Cause
 from lightning_hooks.declare.window import Window
+from lightning_hooks.judge.diagnosis import Diagnosis
+from lightning_hooks.judge.problems import in_problems
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.verdict import courses
-from lightning_hooks.session.diagnosis import Diagnosis
 from tests.support.models import trainer
 
 RATE, LOGITS, COLLAPSE = "update_too_large at head.weight", "attention_logits at a", "attention_collapse at a"
@@ -49,7 +50,7 @@ def story(
         attention = replace(AttentionReport(epoch, 10, {}), alerts=tuple(a for a in alerts if "attention" in a.kind))
         shown: dict[str, str] = {}
         new: list[str] = []
-        for book, ordered in zip(books, in_order_of_cause(Window([flow, attention]), books).of_report, strict=True):
+        for book, ordered in zip(books, in_problems(Window([flow, attention]), books).of_report, strict=True):
             grouped = book.grouped(ordered)
             new += [alert.name for alert in book.new_alerts(grouped, epoch)]
             shown.update({alert.name: alert.cause for alert in grouped if alert.severity != "info" or alert.cause})
@@ -76,55 +77,77 @@ def test_the_alert_is_the_one_that_was_passed_on_with_what_follows_now() -> None
     book = AlertBook()
     book.new_alerts([replace(found(RATE, 0), message="a step changes it by 131%")])
     report = replace(AttentionReport(3, 10, {}), alerts=(found(COLLAPSE, 3), found("attention_collapse at b", 3)))
-    ordered = in_order_of_cause(Window([replace(GradientFlowReport(3, 10, MODULES, {}, 1.0)), report]), [book, AlertBook()])
+    ordered = in_problems(Window([replace(GradientFlowReport(3, 10, MODULES, {}, 1.0)), report]), [book, AlertBook()])
     ((alert,), _) = ordered.of_report
     assert (alert.message, alert.epoch, alert.since_step, alert.severity) == ("a step changes it by 131%", 0, 10, "warning")
-    assert alert.consequences == (COLLAPSE, "attention_collapse at b")
-    assert [root.name for _, root in ordered.roots] == [RATE]
+    assert {*alert.consequences} == {COLLAPSE, "attention_collapse at b"}
+    assert [problem.alert.name for problem in ordered.problems] == [RATE]
 
 
-def test_a_consequence_of_a_consequence() -> None:
+def test_the_course_of_the_loss_follows_from_it_too() -> None:
     """The loss spikes after too large updates, and goes on to diverge when nothing else is found any more."""
-    assert story([RATE], ["loss_spike at loss"], ["saturated at a"], ["loss_diverging at loss"])[1:] == [
-        ({RATE: "", "loss_spike at loss": RATE}, []),
-        ({"saturated at a": ""}, ["saturated at a"]),
-        ({RATE: "", "loss_diverging at loss": RATE}, []),
-    ]
-    chain = story([RATE, LOGITS], [LOGITS], ["saturated at a"])
-    assert [shown for shown, _ in chain] == [{RATE: "", LOGITS: RATE}, {RATE: "", LOGITS: RATE}, {RATE: "", "saturated at a": RATE}]
+    windows = [RATE], ["loss_spike at loss"], ["saturated at a"], ["loss_diverging at loss"], [RATE, LOGITS]
+    for names, (shown, new) in list(zip(windows, story(*windows), strict=True))[1:]:
+        assert (shown, new) == ({RATE: "", **{name: RATE for name in names if name != RATE}}, [])
 
 
 @pytest.mark.parametrize(
-    "windows",
+    ("windows", "root"),
     [
-        ([COLLAPSE], [RATE, COLLAPSE], [COLLAPSE]),  # it was passed on as a root cause before
-        ([f"info: {RATE}"], [COLLAPSE]),  # an info is the cause of no warning
-        ([RATE], [f"critical: {COLLAPSE}"]),  # nor a warning of what is critical
-        ([RATE], [], [], [COLLAPSE]),  # it had ended
-        (["saturated at b"], [COLLAPSE]),  # the kinds declare no such link
-        (["update_too_large at 0-AdamW"], [COLLAPSE]),  # it is declared for weights alone
+        (([COLLAPSE], [RATE, COLLAPSE], [COLLAPSE]), COLLAPSE),  # it was passed on before, and stays the head
+        (([COLLAPSE], [RATE]), COLLAPSE),
+        (([RATE], ["loss_spike at loss"], ["not_zeroed at 0-SGD"]), "not_zeroed at 0-SGD"),  # a fact stands alone
+        (([f"info: {RATE}"], [COLLAPSE]), COLLAPSE),  # an info explains no warning
+        (([RATE], [f"critical: {COLLAPSE}"]), f"critical: {COLLAPSE}"),  # what is graver is passed on
+        (([RATE], [], [], [COLLAPSE]), COLLAPSE),  # it had ended
     ],
 )
-def test_what_is_no_cause(windows: Sequence[Sequence[str]]) -> None:
-    shown, _ = story(*windows)[-1]
-    assert set(shown.values()) == {""}
-    assert len(shown) == 1
+def test_what_stands_for_a_problem(windows: Sequence[Sequence[str]], root: str) -> None:
+    books = AlertBook(), AlertBook()
+    *_, (shown, new) = story(*windows, books=books)
+    name = root.rpartition(": ")[2]
+    assert shown.pop(name) == ""
+    assert set(shown.values()) <= {name}
+    assert new == ([] if windows[0][0] == root else [name])
+    assert name in {alert.name for book in books for alert in book.open}
 
 
-def test_what_began_in_the_same_window_before_its_cause_stays_a_root_cause() -> None:
-    leap, spike = replace(found("exploding at head", 0), batch=21), replace(found("loss_spike at loss", 0), batch=20)
-    book, roots = AlertBook(), []
-    for epoch, alerts in enumerate([(leap, spike), (spike,)]):
-        report = replace(GradientFlowReport(epoch, 10, {}, {}, 1.0), alerts=alerts)
-        ordered = in_order_of_cause(Window([report]), [book])
-        roots.append({alert.name for _, alert in ordered.roots})
-        book.new_alerts(book.grouped(ordered.of_report[0]))
-    assert roots == [{leap.name, spike.name}, {spike.name}]
+def test_what_grows_graver_is_passed_on_by_what_explains_it() -> None:
+    books = AlertBook(), AlertBook()
+    *_, (shown, new) = story([RATE], [COLLAPSE], [f"critical: {COLLAPSE}"], books=books)
+    assert (shown, new) == ({RATE: "", COLLAPSE: RATE}, [RATE])
+    assert [alert.severity for alert in books[0].open] == ["critical"]
 
 
-def test_infos_follow_from_nothing_earlier() -> None:
+@pytest.mark.parametrize(("cause", "joined"), [("rate_too_high", True), ("constant_weights", False)])
+@pytest.mark.parametrize("began", [0, 2])
+def test_a_new_problem_with_a_cause_belongs_to_an_earlier_one_with_the_same(cause: str, joined: bool, began: int) -> None:
+    """Another monitor's; one that began before is a problem of its own."""
+    causes = [(Cause(name, "It is so.", 0.9),) for name in ("rate_too_high", cause)]
+    head, effect = replace(found(RATE, 1), causes=causes[0]), replace(found(COLLAPSE, 3), causes=causes[1])
+    book = AlertBook()
+    book.new_alerts([head])
+    reports = GradientFlowReport(3, 10, MODULES, {}, 1.0), AttentionReport(3, 10, {})
+    alerts = (replace(effect, since_step=10 * began),)
+    ordered = in_problems(Window([reports[0], replace(reports[1], alerts=alerts)]), [book, AlertBook()])
+    together = joined and began > 1
+    assert [problem.alert.name for problem in ordered.problems] == [RATE if together else COLLAPSE]
+    assert [one.cause for one in ordered.of_report[1]] == [RATE if together else ""]
+
+
+def test_a_problem_that_has_moved_on_has_its_beginning_and_its_causes() -> None:
+    book = AlertBook()
+    book.new_alerts([replace(found(RATE, 0), causes=(Cause("rate_too_high", "It is so.", 0.9),))])
+    moved, same = replace(found(RATE, 3), site="a.weight"), Cause("rate_too_high", "It is so.", 0.9)
+    spike = replace(found("update_spike at head.weight", 3), since_step=20, causes=(same,))
+    report = replace(GradientFlowReport(3, 10, MODULES, {}, 1.0), alerts=(moved, spike))
+    (problem,) = in_problems(Window([report]), [book]).problems
+    assert (problem.alert.name, problem.alert.causes) == (moved.name, ())
+
+
+def test_infos_follow_from_it_as_infos() -> None:
     (_, (shown, new)) = story([RATE], [f"info: {COLLAPSE}"])
-    assert (shown, new) == ({}, [COLLAPSE])
+    assert (shown, new) == ({RATE: "", COLLAPSE: RATE}, [])
 
 
 @pytest.mark.parametrize("cut", [1, 2])
@@ -180,8 +203,11 @@ def test_causes_are_judged_with_the_reports_of_earlier_windows(monkeypatch: pyte
         seen.extend((report.epoch, [earlier.epoch for earlier in report.earlier]) for report in window.reports)
         return list(alerts)
 
+    def another(report: GradientFlowReport) -> list[Alert]:
+        return [Alert(f"own_{report.epoch}", "here", 1.0, 0.5, report.epoch, report.step, "warning", "seen")]
+
     monkeypatch.setattr(Diagnosis, "explained", explained)
-    monitor = TrainingMonitor(summary=False, every_n_steps=8)
+    monitor = TrainingMonitor(summary=False, every_n_steps=8, rules=[another])
     trainer([monitor], max_epochs=3).fit(Attends(0.01), tokens())
     assert set(map(repr, seen)) == {"(0, [])", "(1, [0])", "(2, [0, 1])"}
     assert all(report.earlier == () for reports in monitor.history.values() for report in reports)

@@ -1,0 +1,76 @@
+"""What speaks for and against a problem: of which class it is, how large, whether a cause is known, how the loss goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import KINDS, kind_of
+from lightning_hooks.declare.window import Window
+from lightning_hooks.diagnostics.learning.effect import Effects
+from lightning_hooks.diagnostics.loss.report import falls
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.judge.weights import probability
+
+WHOLE = 0.999
+"""A share from which on it is all."""
+GOES_WELL = 0.9
+"""The last losses over those at the start, below which the loss falls."""
+NEAR, FAR = 1.5, 10.0
+"""How many times its limit a value is, or the limit the value, below which it is near it, and above which it is far from it."""
+POSSIBLE = 0.5
+"""The probability below which a problem is shown in the report only."""
+
+
+class Judge:
+    """Says how probable each problem of a window is.
+
+    Args:
+        window: The reports of all monitors.
+    """
+
+    def __init__(self, window: Window) -> None:
+        flow = window.report(GradientFlowReport)
+        self._effects = None if flow is None else Effects(flow, window.places)
+        self._falls = flow is not None and falls(flow.loss, GOES_WELL)
+
+    def judged(self, alert: Alert, least: float) -> Alert:
+        """A problem with its probability. One of a kind of the user's own stays as it is.
+
+        Args:
+            alert: The one that stands for it.
+            least: The probability from which on it is more than an info.
+        """
+        if alert.kind not in KINDS or alert.severity == "info":
+            return alert
+        evidence = tuple(self.evidence(alert))
+        found = round(probability(evidence), 3)
+        severity = alert.severity if found >= least else "info"
+        return dataclasses.replace(alert, probability=found, evidence=evidence, severity=severity)
+
+    def evidence(self, alert: Alert) -> list[str]:
+        """What holds of a problem, by name."""
+        kind = kind_of(alert.kind)
+        decisive = next((cause.name for cause in alert.causes if cause.decisive), None)
+        found = [kind.states, f"kind {kind.name}", *([] if decisive is None else [f"cause {decisive}"])]
+        if kind.states == "fact":
+            return found
+        found.append(f"{kind.states}, cause {'unknown' if decisive is None else 'known'}")
+        found.append(f"{kind.states}, loss {'falls' if self._falls else 'stands'}")
+        found.append(_size(alert, kind.measures))
+        return [*found, "goes well"] if kind.states == "symptom" and self._goes_well(alert.site) else found
+
+    def _goes_well(self, site: str) -> bool:
+        effects = self._effects
+        effect = None if effects is None else effects.at(site)
+        return bool((effects is not None and effects.solved) or (effect is not None and effect.harmless))
+
+
+def _size(alert: Alert, measures: str) -> str:
+    """How far from its limit a value is."""
+    if measures == "share":
+        return "all of it" if alert.value >= WHOLE else "a part of it"
+    value, limit = abs(alert.value), abs(alert.threshold)
+    times = max(value / limit, limit / value) if 0 < value < math.inf and 0 < limit < math.inf else math.inf
+    return "near its limit" if times < NEAR else "far over its limit" if times > FAR else "over its limit"

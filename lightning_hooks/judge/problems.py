@@ -1,0 +1,263 @@
+"""Problems: the findings of a window, put together where one cause explains them.
+
+One fault makes many symptoms. A rectifier that died passes no gradient, so every parameter before it is ``zero``; a NaN in one
+layer is a NaN in all that come after. What one decisive cause explains is one problem, wherever it is seen; other symptoms belong
+to the one that came first. What a problem has damaged may last longer than the problem: it may have begun in an earlier window.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.book import AlertBook
+from lightning_hooks.declare.kinds import FORWARD, STATES, STEP, Kind, gravity, kind_of
+from lightning_hooks.declare.site_names import place_of
+from lightning_hooks.declare.window import Report, Window, batch_of
+
+Moment = tuple[float, int, float]
+"""When something happened: batch, pass, and place along the pass; backward goes from the last module to the first."""
+Found = tuple[int, Alert]
+"""The place of its report, and the alert."""
+Explain = Callable[[Sequence[Found]], Sequence[Alert]]
+"""Alerts with their causes, given those that stand for their kind."""
+MOST_CONSEQUENCES = 200
+"""What an earlier problem explained, of which the kinds are known again."""
+
+
+@dataclass(slots=True, eq=False)
+class FoundKind:
+    """The alerts of one kind, and what they explain.
+
+    Attributes:
+        report: The place of the report with the alert that stands for them.
+        alert: That alert, with its causes.
+        others: The same kind elsewhere.
+        moment: When the alert happened.
+        lasts: Whether it was passed on in an earlier window and is open.
+        passed_on: The alert by which it was.
+        leads: Whether it is about the first bad step.
+        of: What explains it.
+        effects: What it explains.
+    """
+
+    report: int
+    alert: Alert
+    others: list[Found] = field(default_factory=list)
+    moment: Moment = (-1.0, STEP, 0.0)
+    lasts: bool = False
+    passed_on: Alert | None = None
+    leads: bool = False
+    of: FoundKind | None = None
+    effects: list[FoundKind] = field(default_factory=list)
+
+    @property
+    def kind(self) -> Kind:
+        """Its declaration."""
+        return kind_of(self.alert.kind)
+
+    @property
+    def serious(self) -> bool:
+        """Whether it is more than an info, which explains infos only."""
+        return self.alert.severity != "info"
+
+    @property
+    def first(self) -> Alert:
+        """The alert by which it was passed on, which may be about another site; if it was not, the one of this window."""
+        return self.passed_on or self.alert
+
+    @property
+    def spreads(self) -> bool:
+        """Whether it moves on through the model, so that it is one wherever it is seen."""
+        return self.kind.states == "symptom" or self.kind.about == "nonfinite"
+
+    @property
+    def decisive(self) -> set[str]:
+        """The names of the causes that much speaks for; none for an info."""
+        return {cause.name for cause in self.alert.causes or self.first.causes if cause.decisive} if self.serious else set()
+
+    @property
+    def order(self) -> tuple[bool, bool, int, int, bool, Moment]:
+        """A sort key: what explains others comes first. Of what is not finite it is what was first."""
+        unknown = not self.decisive and self.kind.about != "nonfinite"
+        place = STATES.index(self.kind.states)
+        return not self.leads, not self.serious, place, gravity(self.alert.severity), unknown, self.moment
+
+
+class Judged(NamedTuple):
+    """The alerts of a window in order."""
+
+    of_report: list[tuple[Alert, ...]]  # for each report its alerts: problems first, then what these explain, as infos
+    problems: list[FoundKind]  # those of all reports that nothing else explains
+
+
+def in_problems(
+    window: Window, books: Sequence[AlertBook] = (), lead: Alert | None = None, explain: Explain | None = None
+) -> Judged:
+    """Put the alerts of a window together.
+
+    Args:
+        window: The reports of all monitors.
+        books: The alert book of each, without this window. A problem of an earlier window that no rule finds any more, but that
+            explains something in this one, is among the alerts as it was passed on.
+        lead: The alert of the window about the first bad step: what else is not finite came of it.
+        explain: Names the causes of alerts that are new.
+    """
+    problems = _by_kind(window, books, lead)
+    earlier = list(_earlier(problems, books))
+    heads = sorted((problem for problem in [*problems, *earlier] if problem.lasts), key=lambda problem: _began(problem.first))
+    before = _explained_before(heads, books)
+    new = [problem for problem in problems if not problem.lasts]
+    unknown = [problem for problem in new if problem.alert.kind not in before and not problem.alert.causes]
+    if explain is not None and unknown:
+        found = explain([(problem.report, problem.alert) for problem in unknown])
+        for problem, alert in zip(unknown, found, strict=True):
+            problem.alert = alert
+    for problem in sorted(new, key=lambda problem: problem.order):
+        known = before.get(problem.alert.kind)
+        problem.of = known or next((head for head in heads if _explains(head, problem)), None)
+        if problem.of is None:
+            heads.append(problem)
+        else:
+            problem.of.effects.append(problem)
+    left = [problem for problem in heads if problem in problems or problem.effects]
+    for problem in left:
+        _adopt(problem)
+    ordered: list[list[Alert]] = [[] for _ in window.reports]
+    for problem in sorted(left, key=lambda problem: (not problem.serious, STATES.index(problem.kind.states), problem.moment)):
+        ordered[problem.report].append(_with_effects(problem, window.reports))
+        if not problem.spreads:
+            for report, alert in problem.others:
+                ordered[report].append(dataclasses.replace(alert, cause="", consequences=()))
+    for problem in left:
+        for report, alert in _effects(problem):
+            ordered[report].append(dataclasses.replace(alert, severity="info", cause=problem.alert.name, consequences=()))
+    return Judged([tuple(alerts) for alerts in ordered], left)
+
+
+def _by_kind(window: Window, books: Sequence[AlertBook], lead: Alert | None) -> list[FoundKind]:
+    """One problem a kind: of its alerts the one that lasts from before stands for them, else the gravest, else the first."""
+    groups: dict[tuple[str, bool], list[tuple[int, Alert, Moment]]] = {}
+    for place, report in enumerate(window.reports):
+        for alert in report.alerts:
+            moment = _moment(report, alert, window.places)
+            groups.setdefault((alert.kind, alert.severity != "info"), []).append((place, alert, moment))
+    problems = []
+    for group in groups.values():
+
+        def rank(one: tuple[int, Alert, Moment]) -> tuple[bool, bool, int, Moment]:
+            place, alert, moment = one
+            return alert is not lead, not (books and books[place].holds(alert)), gravity(alert.severity), moment
+
+        (place, alert, moment), *others = sorted(group, key=rank)
+        lasts = bool(books) and books[place].is_open(alert)
+        first, found = books[place].first(alert) if lasts else None, [(report, other) for report, other, _ in others]
+        problems.append(FoundKind(place, alert, found, moment, lasts, first, alert is lead))
+    return problems
+
+
+def _earlier(problems: Sequence[FoundKind], books: Sequence[AlertBook]) -> Iterator[FoundKind]:
+    """What is open since earlier windows and not found in this one; and the causes that what is found again had."""
+    found = {problem.alert.kind for problem in problems if problem.lasts and problem.serious}
+    for place, book in enumerate(books):
+        for alert in book.open:
+            if alert.kind not in found and alert.severity != "info":
+                yield FoundKind(place, alert, lasts=True)
+            for problem in problems:  # one that was not probable may have become so
+                if (problem.alert.kind, problem.alert.site) == (alert.kind, alert.site):
+                    problem.alert = dataclasses.replace(problem.alert, causes=alert.causes, remedies=alert.remedies)
+
+
+def _explained_before(heads: Iterable[FoundKind], books: Sequence[AlertBook]) -> dict[str, FoundKind]:
+    """The kinds that problems of earlier windows explained then."""
+    found: dict[str, FoundKind] = {}
+    by_name = {(head.report, head.alert.kind): head for head in heads if head.serious}
+    for place, book in enumerate(books):
+        for (kind, _), occurrence in book.lasting:
+            if (place, kind) in by_name:
+                effects = (name.partition(" at ")[0] for name in islice(occurrence.consequences, MOST_CONSEQUENCES))
+                found |= dict.fromkeys((effect for effect in effects if effect != kind), by_name[place, kind])
+    return found
+
+
+def _explains(head: FoundKind, effect: FoundKind) -> bool:
+    """Whether one problem explains another: they share a cause that much speaks for, or the second came of what spreads."""
+    if head.serious < effect.serious or head.kind.name == effect.kind.name:
+        return False
+    if head.lasts and gravity(effect.alert.severity) < gravity(head.alert.severity):
+        return False  # what is graver than what was passed on is passed on itself
+    if head.lasts and _began(head.first) > _began(effect.alert):
+        return False
+    if head.kind.about == effect.kind.about == "nonfinite":
+        return True
+    if head.lasts and effect.kind.states == "fact" and head.kind.states != "fact":
+        return False  # it says more than the symptom that was passed on
+    if head.decisive & (effect.decisive or {one.name for one in effect.kind.hypotheses}):
+        return True
+    event = effect.kind.about == "batch" and effect.kind.states == "symptom"
+    if (head.lasts and effect.decisive) or (event and head.kind.about == "window"):
+        return False
+    if effect.kind.states == "outcome" and not effect.decisive:
+        return head.kind.states != "own"
+    return head.spreads and (effect.spreads or effect.kind.states == "outcome")
+
+
+def _adopt(problem: FoundKind) -> None:
+    """Give a problem whose cause is not known that of what it explains, if its kind may have it."""
+    able = {one.name for one in problem.kind.hypotheses}
+    for effect in problem.effects if not problem.decisive and not problem.lasts else ():
+        if effect.decisive & able:
+            words = {name: getattr(effect.alert, name) for name in ("causes", "remedies", "diagnosis", "advice")}
+            problem.alert = dataclasses.replace(problem.alert, **words)
+            return
+
+
+def _effects(problem: FoundKind) -> Iterator[Found]:
+    """What a problem explains, in order."""
+    if problem.spreads:
+        yield from problem.others
+    for effect in problem.effects:
+        yield effect.report, effect.alert
+        yield from effect.others
+
+
+def _with_effects(problem: FoundKind, reports: Sequence[Report]) -> Alert:
+    alert, effects = problem.alert, list(_effects(problem))
+    names = dict.fromkeys(effect.name for _, effect in effects)  # a module's output and its gradient have one name
+    grave = min([alert.severity, *(effect.alert.severity for effect in problem.effects)], key=gravity)
+    diagnosis = f"{alert.diagnosis}{_earlier_step(problem, reports)}".strip()
+    consequences = tuple(name for name in names if name != alert.name)
+    return dataclasses.replace(alert, cause="", consequences=consequences, severity=grave, diagnosis=diagnosis)
+
+
+def _earlier_step(problem: FoundKind, reports: Sequence[Report]) -> str:
+    """Of what is not finite, the step at which that began, if it is before the site was sampled."""
+    steps = (events for report in reports for events in getattr(report, "events", {}).values())
+    first = min(map(batch_of, steps), default=math.inf)
+    passing, sampled, _ = reports[problem.report].moment_of(problem.alert)
+    batch = min((float(batch) for batch in (sampled, problem.alert.batch) if batch is not None), default=math.inf)
+    if problem.kind.about != "nonfinite" or passing == STEP or problem.lasts or not first < batch < math.inf:
+        return ""
+    return (
+        f" A step with such a gradient was taken at training batch {first:.0f}, before this site was sampled: the fault may have "
+        "begun elsewhere. Set every_n_steps=1 to find out."
+    )
+
+
+def _moment(report: Report, alert: Alert, places: Mapping[str, float]) -> Moment:
+    own = math.inf if alert.batch is None else float(alert.batch)
+    passing, batch, every = report.moment_of(alert)
+    batch = own if batch is None else max(batch - every + 1, min(batch, 0.0))  # it may have been so since it was sampled before
+    if passing != STEP:
+        batch = min(batch, own)  # known from the judgement of each step, before the site was sampled
+    site = place_of(alert.site, places)
+    return batch, passing, site if passing == FORWARD else -site
+
+
+def _began(alert: Alert) -> int:
+    return alert.step if alert.since_step is None else alert.since_step

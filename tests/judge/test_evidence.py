@@ -1,0 +1,273 @@
+"""What speaks for and against a problem, and what follows from how probable it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_hooks import Alert, TrainingMonitor, monitors
+from lightning_hooks.alerts import FeatureReport, GradientFlowReport, LearningReport, LossReport, ParameterLearning, ParameterSetup
+from lightning_hooks.declare.hypothesis import Cause
+from lightning_hooks.declare.window import Window
+from lightning_hooks.diagnostics.learning.effect import Effects
+from lightning_hooks.judge.evidence import Judge
+from tests.support.models import Classifier, trainer
+
+PLACES = {"a": 0, "act": 1, "b": 2, "head": 3}
+SIZES = {"a.weight": 300, "a.bias": 100, "b.weight": 500, "head.weight": 100}
+
+
+def flow(gains: dict[str, float] | None = None, loss: float = 0.2, **learning: Any) -> GradientFlowReport:
+    """A window of a training that goes well, in which each parameter brings as much as it has elements."""
+    shares = {name: gain / 1000 for name, gain in {**SIZES, **(gains or {})}.items()}
+    parameters = {name: ParameterLearning(4, share, 0.0, share) for name, share in shares.items()}
+    losses = LossReport(32, loss, 0.0, loss, loss, loss, start=1.0, recent=(1.0,) * 24 + (loss,) * 8)
+    setups = {name: ParameterSetup(size, 2, True, True) for name, size in SIZES.items()}
+    known = LearningReport(**{"steps": 4, "predicted_gain": 0.25, "parameters": parameters, "over_constant": loss, **learning})
+    return GradientFlowReport(0, 32, dict.fromkeys(PLACES), {}, 1.0, setups=setups, loss=losses, learning=known)
+
+
+def harmless(site: str, report: GradientFlowReport) -> str:
+    effect = Effects(report, PLACES).at(site)
+    assert effect is not None
+    return effect.harmless
+
+
+@pytest.mark.parametrize(
+    ("site", "weights", "share", "size"),
+    [("act", "a", 0.4, 0.4), ("a", "a", 0.4, 0.4), ("b.weight", "b", 0.5, 0.5), ("b/sdpa", "b", 0.5, 0.5)],
+)
+def test_the_effect_at_a_site_is_that_of_its_own_weights_or_of_the_last_ones_before_it(
+    site: str, weights: str, share: float, size: float
+) -> None:
+    effect = Effects(flow(), PLACES).at(site)
+    assert effect is not None
+    assert (effect.weights, effect.share, effect.size, effect.before) == (weights, *map(pytest.approx, (share, size, 1.0)))
+    assert effect.fallen == pytest.approx(0.2)
+
+
+def test_the_effect_at_a_call_is_that_of_the_weights_before_it_though_its_module_holds_all() -> None:
+    places = {"net.a": 0, "net/tanh": 1, "net.b": 2, "net": 3}
+    known = flow()
+    assert known.learning is not None
+    parameters = {f"net.{name}": stats for name, stats in known.learning.parameters.items()}
+    setups = {f"net.{name}": setup for name, setup in known.setups.items()}
+    report = replace(known, setups=setups, learning=replace(known.learning, parameters=parameters))
+    effect = Effects(report, places).at("net/tanh")
+    assert effect is not None
+    assert (effect.weights, effect.share) == ("net.a", pytest.approx(0.4))
+    whole = Effects(report, places).at("net/relu")  # whose place is not known
+    assert whole is not None
+    assert whole.weights == "net"
+
+
+def test_where_nothing_is_known_there_is_no_effect() -> None:
+    report = flow()
+    assert Effects(report, PLACES).at("0-Adam") is None
+    assert Effects(replace(report, learning=None), PLACES).at("a") is None
+    unsure = {name: replace(stats, share=None) for name, stats in report.learning.parameters.items()}
+    assert Effects(replace(report, learning=replace(report.learning, parameters=unsure)), PLACES).at("a") is None
+
+
+def test_a_falling_loss_alone_clears_nothing() -> None:
+    assert harmless("act", flow()) == (
+        "the training goes well: 40% of the parameters, in a, bring 40% of the fall of the loss, which is at 20% of its start"
+    )
+    assert not harmless("act", flow({"a.weight": 1.0, "a.bias": 0.0}))  # next to nothing comes from there
+    assert not harmless("act", flow({"a.weight": 6000.0}))  # all comes from there
+    assert not harmless("b", flow({"a.weight": 0.1, "a.bias": 0.1, "b.weight": 51.0}))  # nothing reaches what is before it
+
+
+def test_a_loss_that_rose_at_once_has_not_fallen() -> None:
+    report = flow()
+    assert report.loss is not None
+    rose = replace(report.loss, recent=(0.25, *report.loss.recent[1:]))
+    assert not harmless("act", replace(report, loss=rose))
+    effect = Effects(replace(report, loss=rose), PLACES).at("act")
+    assert effect is not None
+    assert effect.fallen == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("wrong", [{"loss": 0.7}, {"over_constant": 0.9}, {"step_ratio": 0.05}, {"step_ratio": 0.0}])
+def test_shares_alone_clear_nothing(wrong: Any) -> None:
+    assert harmless("act", flow())
+    assert not harmless("act", flow(**wrong))
+
+
+@pytest.mark.parametrize(
+    ("loss", "learning", "clause"),
+    [
+        (0.05, {}, "the training goes well: the loss is 5% of that of the best constant answer"),
+        (0.06, {}, ""),
+        (0.05, {"over_constant": 0.06}, ""),
+        (0.05, {"over_constant": None}, ""),  # the first loss may have been far above chance
+    ],
+)
+def test_a_loss_next_to_nothing_clears_all_sites(loss: float, learning: Any, clause: str) -> None:
+    assert Effects(flow(loss=loss, **learning), PLACES).solved == clause
+
+
+# Evidence.
+
+
+def alert(kind: str = "dead", value: float = 0.75, limit: float = 0.7, severity: Any = "warning", **causes: float) -> Alert:
+    known = tuple(Cause(name, f"It is {name}.", score) for name, score in causes.items())
+    return Alert(kind, "act", value, limit, 0, 32, severity, "seen", causes=known)
+
+
+def evidence(given: Alert, report: Any = None) -> list[str]:
+    return Judge(Window([flow({"a.weight": 1.0, "a.bias": 0.0}, loss=1.0) if report is None else report])).evidence(given)
+
+
+SYMPTOM = ["symptom", "kind dead", "symptom, cause unknown", "symptom, loss stands", "a part of it"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (alert("eval_mode"), ["fact", "kind eval_mode"]),
+        (alert("eval_mode", left_in_eval_mode=0.5), ["fact", "kind eval_mode", "cause left_in_eval_mode"]),
+        (alert("eval_mode", left_in_eval_mode=0.49), ["fact", "kind eval_mode"]),
+        (alert(), SYMPTOM),
+        (alert(rate_too_high=0.49), SYMPTOM),
+        (
+            alert(rate_too_high=0.9, offset_bias=0.5),
+            ["symptom", "kind dead", "cause rate_too_high", "symptom, cause known", "symptom, loss stands", "a part of it"],
+        ),
+        (
+            alert("loss_plateau", 1.0),
+            ["outcome", "kind loss_plateau", "outcome, cause unknown", "outcome, loss stands", "all of it"],
+        ),
+    ],
+)
+def test_the_evidence_of_facts_symptoms_and_outcomes(given: Alert, expected: list[str]) -> None:
+    assert evidence(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "limit", "size"),
+    [
+        ("dead", 0.999, 0.7, "all of it"),
+        ("dead", 0.9989, 0.7, "a part of it"),
+        ("exploding", 1.49, 1.0, "near its limit"),
+        ("exploding", 1.5, 1.0, "over its limit"),
+        ("exploding", -10.0, 1.0, "over its limit"),
+        ("exploding", 10.1, 1.0, "far over its limit"),
+        ("vanishing", 1.0, 1.49, "near its limit"),  # below its limit is what is wrong
+        ("vanishing", 1.0, 10.0, "over its limit"),
+        ("vanishing", 1.0, 10.1, "far over its limit"),
+        ("vanishing", 0.0, 1.0, "far over its limit"),
+        ("exploding", math.inf, 1.0, "far over its limit"),
+        ("exploding", 1.0, 0.0, "far over its limit"),
+    ],
+)
+def test_how_far_from_its_limit_a_value_is(kind: str, value: float, limit: float, size: str) -> None:
+    assert evidence(alert(kind, value, limit))[-1] == size
+
+
+@pytest.mark.parametrize(("loss", "course"), [(0.89, "falls"), (0.9, "stands"), (0.05, "falls")])
+@pytest.mark.parametrize(("kind", "state"), [("dead", "symptom"), ("overfitting", "outcome")])
+def test_the_course_of_the_loss(kind: str, state: str, loss: float, course: str) -> None:
+    given = flow({"a.weight": 1.0, "a.bias": 0.0}, loss=loss, over_constant=1.0)
+    assert evidence(alert(kind), given)[-2:] == [f"{state}, loss {course}", "a part of it"]
+    unknown = FeatureReport(0, 32, {}, ())
+    assert evidence(alert(kind), unknown)[-2] == f"{state}, loss stands"
+
+
+@pytest.mark.parametrize(
+    ("given", "well"),
+    [
+        (flow(), True),  # the weights there bring their share
+        (flow(loss=0.7), False),
+        (flow({"a.weight": 1.0, "a.bias": 0.0}), False),
+        (flow({"a.weight": 1.0, "a.bias": 0.0}, loss=0.05), True),  # nothing is left to learn
+    ],
+)
+def test_whether_it_goes_well_speaks_against_symptoms_only(given: GradientFlowReport, well: bool) -> None:
+    assert (evidence(alert(), given)[-1] == "goes well") is well
+    assert "goes well" not in [*evidence(alert("overfitting"), given), *evidence(alert("eval_mode"), given)]
+
+
+# How probable it is.
+
+
+@pytest.mark.parametrize(("found", "severity"), [(0.8, "critical"), (0.7996, "critical"), (0.7994, "info")])
+def test_a_problem_below_the_least_probability_is_an_info(found: float, severity: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_hooks.judge.evidence.probability", lambda names: found)
+    judge = Judge(Window([flow(loss=1.0)]))
+    judged = judge.judged(alert(severity="critical"), 0.8)
+    assert judged == replace(alert(severity=severity), probability=round(found, 3), evidence=tuple(SYMPTOM))
+    for stays in (alert("own"), alert(severity="info")):
+        assert judge.judged(stays, 0.8) is stays
+
+
+def loud(report: FeatureReport) -> list[Alert]:
+    return [Alert("loud", "net.1", 2.0, 1.0, report.epoch, report.step, "warning", "It is loud.")]
+
+
+def fitted(monkeypatch: pytest.MonkeyPatch, found: float, epochs: int = 1, **options: Any) -> tuple[list[Alert], TrainingMonitor]:
+    """What is passed on of a rectifier of which three quarters are dead, and of the user's own rule."""
+    monkeypatch.setattr("lightning_hooks.judge.evidence.probability", lambda names: found)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
+    with torch.no_grad():
+        net[0].bias[16:] = -20.0  # type: ignore[index]
+    passed: list[Alert] = []
+    rules = [loud, *options.pop("rules", [])]
+    options = {"summary": False, "report_dir": None, "every_n_steps": 1, "on_alert": passed.append, "rules": rules, **options}
+    monitor = TrainingMonitor(**options)
+    x = torch.randn(64, 8)
+    trainer([monitor], max_epochs=epochs).fit(Classifier(net, lr=0.01), DataLoader(TensorDataset(x, x[:, :3].argmax(1)), 16))
+    return [one for one in passed if one.kind in ("dead", "loud")], monitor
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "expected"),
+    [
+        (0.9, {}, {"dead": ("warning", 0.9)}),
+        (0.7, {}, {"dead": ("info", 0.7)}),
+        (0.7, {"min_probability": 0.7}, {"dead": ("warning", 0.7)}),
+        (0.5, {}, {"dead": ("info", 0.5)}),
+        (0.49, {}, {}),  # in the report only
+        (0.4, {"min_probability": 0.4}, {"dead": ("warning", 0.4)}),
+        (0.1, {"rules": [{"kind": "dead", "severity": "warning"}]}, {"dead": ("warning", None)}),
+    ],
+)
+def test_what_is_passed_on_of_a_training(found: float, options: Any, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed, monitor = fitted(monkeypatch, found, **options)
+    assert {one.kind: (one.severity, one.probability) for one in passed} == {**expected, "loud": ("warning", None)}
+    assert monitor.features is not None
+    (dead,) = [one for one in monitor.features.alerts if one.kind == "dead"]
+    assert (dead.severity, dead.probability) == expected.get("dead", ("info", found))
+    assert dead.evidence[:2] == (() if dead.probability is None else ("symptom", "kind dead"))
+
+
+def test_what_was_passed_on_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed, monitor = fitted(monkeypatch, 0.9, epochs=3)
+    assert [one.kind for one in passed] == ["dead", "loud"]
+    for report in monitor.history["features"]:
+        (dead,) = [one for one in report.alerts if one.kind == "dead"]
+        assert (dead.severity, dead.probability, dead.evidence) == ("warning", 0.9, passed[0].evidence)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ("high", TypeError, "min_probability must be a share, from 0 to 1; got 'high'."),
+        (True, TypeError, "min_probability must be a share, from 0 to 1; got True."),
+        (80, ValueError, "min_probability must be a share, from 0 to 1; got 80. 80 % is 0.8."),
+        (-0.1, ValueError, "min_probability must be a share, from 0 to 1; got -0.1."),
+        (math.nan, ValueError, "min_probability must be a share, from 0 to 1; got nan."),
+    ],
+)
+def test_the_least_probability_is_a_share(given: Any, error: type[Exception], words: str) -> None:
+    for make in (TrainingMonitor, monitors):
+        with pytest.raises(error) as raised:
+            make(min_probability=given)
+        assert str(raised.value) == words
