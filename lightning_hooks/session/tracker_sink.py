@@ -50,6 +50,7 @@ ALERT_COLUMNS = (
     "epoch",
     "step",
     "batch",
+    "probability",
     "what was seen, the likely cause, what to try",
 )
 """Of the table of alerts in the trackers."""
@@ -254,11 +255,22 @@ def _sites(model: nn.Module, members: Sequence[Member]) -> list[list[object]]:
 def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
     """Write new alerts to the trackers: a table of them, and a message for each kind where a tracker sends messages."""
     rows: list[tuple[object, ...]] = [
-        (a.severity, a.kind, a.where, a.value, a.threshold, a.epoch, a.since_step, a.batch, f"{a.text} {a.follows}".strip())
+        (
+            a.severity,
+            a.kind,
+            a.where,
+            a.value,
+            a.threshold,
+            a.epoch,
+            a.since_step,
+            a.batch,
+            a.probability,
+            f"{a.text} {a.follows}".strip(),
+        )
         for a in alerts[:MOST_SHOWN]
     ]
     if len(alerts) > MOST_SHOWN:
-        rows.append(("", "", f"… and {len(alerts) - MOST_SHOWN} more", None, None, alerts[0].epoch, None, None, ""))
+        rows.append(("", "", f"… and {len(alerts) - MOST_SHOWN} more", None, None, alerts[0].epoch, None, None, None, ""))
     trackers.table("alerts", ALERT_COLUMNS, rows, step)
     kinds: dict[str, list[Alert]] = {}
     for alert in alerts:

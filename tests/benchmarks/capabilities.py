@@ -22,7 +22,7 @@ from lightning_hooks.diagnostics.batches import hashes
 from lightning_hooks.diagnostics.calls import table as calls
 from lightning_hooks.diagnostics.features import collector as features
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures
-from lightning_hooks.diagnostics.gradients import hooks as measured_step
+from lightning_hooks.diagnostics.gradients import sampled_steps as measured_step
 from lightning_hooks.diagnostics.loss_inputs import leaks, predictions, targets
 from lightning_hooks.diagnostics.loss_inputs import targets as labels
 from lightning_hooks.diagnostics.optimizer import watch as optimizer_watch
