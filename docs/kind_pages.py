@@ -9,18 +9,14 @@ from pathlib import Path
 
 from lightning_hooks.alerts import ALERT_KINDS, RULES, Rule, explain
 from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.hosts.observers import OF_TRAINING
 from lightning_hooks.judge.weights import record_of
 
 ROOT = Path(__file__).parents[1]
 ZOO = json.loads((ROOT / "docs/figures/zoo.json").read_text(encoding="utf-8"))
 """What `make_figures.py` wrote: the kinds that each fault of the zoo expects, and the figure of each kind."""
-MONITORS = {
-    "FeatureReport": "FeatureStatsMonitor",
-    "AttentionReport": "AttentionMonitor",
-    "GradientFlowReport": "GradientFlowMonitor",
-    "ClipReport": "GradientClipMonitor",
-    "RouterReport": "RouterMonitor",
-}
+MONITORS = {kind.report_type.__name__: kind.monitor for group in OF_TRAINING for kind in group if kind.report_type is not None}
+"""The monitor that makes each class of reports."""
 GROUPS = (
     *("Set-up", "Data", "Loss", "Forward", "Backward", "Updates", "Clipping", "Attention, experts, residual streams"),
     "Several processes",
@@ -80,8 +76,7 @@ def page(kind: str) -> str:
     monitors = [MONITORS[report.__name__] for report, rules in RULES.items() if any(rule.kind == kind for rule in rules)]
     parts = [
         f"---\ntitle: {kind}\n---\n\n# {known.title}",
-        f"Kind `{kind}`, raised by {' and '.join(f'`{name}`' for name in monitors)}. Severity: "
-        f"{explain.severities(kind)}{', unless an [excuse](#excuses) holds' if explain.excuses_of(kind) else ''}.",
+        f"Kind `{kind}`, raised by {' and '.join(f'`{name}`' for name in monitors)}. Severity: {explain.severities(kind)}.",
         "## What it means",
         known.meaning,
         "## Formula and threshold",
@@ -92,11 +87,10 @@ def page(kind: str) -> str:
             else []
         ),
         *(_rule(rule) for rule in explain.rules_that_raise(kind)),
-        *_excuses(kind),
         *_figure(kind),
         "## How to fix it",
-        "\n".join(f"- {step}." for step in explain.advice_of(kind)),
-        *_hypotheses(kind),
+        "\n".join(f"- {step}." for step in known.advice),
+        *_causes(kind),
         "## Its record",
         _record(kind),
         "## How to change or mute it",
@@ -112,8 +106,8 @@ def _rule(rule: Rule) -> str:
     return f"### `{type(rule).__name__}` {{ #{type(rule).__name__.lower()} }}\n\n{about}\n\n{table}"
 
 
-def _hypotheses(kind: str) -> list[str]:
-    judged = KINDS[kind].hypotheses
+def _causes(kind: str) -> list[str]:
+    judged = KINDS[kind].causes
     if not judged:
         return []
     rows = "\n".join(f"| `{one.name}` | {one.title} | {'; '.join(one.remedies)} |" for one in judged)
@@ -122,11 +116,6 @@ def _hypotheses(kind: str) -> list[str]:
         "([causes and remedies](../guides/remedies.md)):",
         f"| cause | what it supposes | remedies |\n|---|---|---|\n{rows}",
     ]
-
-
-def _excuses(kind: str) -> list[str]:
-    rows = [f"| `{excuse.name}` | {excuse.because} | {explain.effect_of(excuse)} |" for excuse in explain.excuses_of(kind)]
-    return ["### Excuses", "\n".join(["| excuse | where | then it is |", "|---|---|---|", *rows])] if rows else []
 
 
 def _figure(kind: str) -> list[str]:
@@ -166,7 +155,7 @@ def _record(kind: str) -> str:
         "Faults for which this kind is a right answer:\n\n| planted fault | seeds in which a right kind was found |\n|---|---|"
     )
     lines[-1] += "".join(f"\n| {results[fault][0]} (`{fault}`) | {results[fault][1]} |" for fault in faults)
-    return "\n\n".join([*lines, "More: [evidence](../about/evidence.md), [cures](../about/cures.md)."])
+    return "\n\n".join([*lines, "More: [what you can rely on](../about/evidence.md)."])
 
 
 def _change(kind: str) -> str:

@@ -1,8 +1,8 @@
-"""Write docs/about/architectures.md again: what the monitors see of the architectures that people train.
+"""Generate docs/about/architectures.md: what the monitors record in the models of other libraries.
 
     python -m docs.make_architectures
 
-Each is trained for two steps with and without them; tests/callbacks/models/test_architectures.py does the same and compares.
+Each model is trained for two steps. tests/callbacks/models/test_architectures.py does the same, and compares.
 """
 
 from __future__ import annotations
@@ -26,18 +26,22 @@ HEADER = (
     *("calls of functions", "attention", "routers"),
 )
 
-TEXT = """# Architectures
+TEXT = """# Models of transformers and diffusers
 
-What the monitors see of the architectures of `transformers` and `diffusers`, from tiny configurations with random weights. Each is
-trained for two steps with and without them, every step sampled: weights, losses and the state of the random generator are the same
-to the bit. `python -m docs.make_architectures` writes this page again, and the tests compare it.
+What the monitors record in models of `transformers` and `diffusers`, with tiny configurations and random weights. Each is trained
+for two steps with and without the monitors, and every step is sampled. Weights, losses and the state of the random generator are
+the same, bit for bit. `python -m docs.make_architectures` generates this page, and a test compares it.
 """
-WORDS = """*Inside*: modules that hold a parameter of their own around modules that hold others, such as the class token of a ViT.
-The modules inside and the gradients of all parameters are recorded; `modules=` selects their own output. *Silent*: modules that
-training does not call; a `silent` info names each. *Calls of functions* are sites such as `layers.0.self_attn/sdpa`; *attention*
-are those that `AttentionMonitor` has, *routers* those that `RouterMonitor` finds by itself.
+WORDS = """\
+- *Inside*: modules that have both their own parameter and child modules with parameters, such as the class token of a ViT. The
+  child modules and the gradients of all parameters are recorded. To record the outputs of such modules too, select them with
+  `modules=`.
+- *Silent*: modules that training does not call. A `silent` info names each.
+- *Calls of functions*: sites such as `layers.0.self_attn/sdpa`.
+- *Attention*: the sites of `AttentionMonitor`.
+- *Routers*: the routers that `RouterMonitor` finds by itself.
 
-Silent here:
+The silent modules:
 """
 
 

@@ -1,7 +1,7 @@
-"""A program that repairs a training by what health.json says of it.
+"""A program that repairs a training with the help of health.json.
 
 It trains a small net with a learning rate that is far too high, reads health.json, prints the root cause with its evidence, applies
-the remedies one by one, each to the training as it was, and asks ``lightning-hooks verify`` whether that is a cure:
+the remedies one at a time, each to the original training, and checks with ``lightning-hooks verify`` whether that is a cure:
 
     python examples/agent.py
     python examples/agent.py --learning-rate 0.003 --bias -20   # units that never fire
@@ -35,7 +35,7 @@ from lightning_hooks import Alert, TrainingMonitor
 
 @dataclass(frozen=True)
 class Setup:
-    """What a training is made of, and what remedies may change.
+    """The settings of a training that remedies may change.
 
     Attributes:
         learning_rate: Of AdamW.
@@ -50,7 +50,7 @@ class Setup:
     trainer: Mapping[str, Any] = field(default_factory=dict)
 
     def repaired(self, remedy: Mapping[str, Any]) -> Setup | None:
-        """The set-up with a remedy of health.json; None for one that this program cannot apply."""
+        """The set-up with a remedy of health.json applied; None for a remedy that this program cannot apply."""
         op, target, to = (remedy.get(key) for key in ("op", "target", "to"))
         if (op, target) == ("set", "optimizer.lr") and isinstance(to, float):
             return replace(self, learning_rate=to)
@@ -103,28 +103,28 @@ def train(setup: Setup, epochs: int, log_dir: Path, name: str) -> Path:
 
 
 def read_health(run: Path) -> dict[str, Any]:
-    """What health.json says, in the version that this program knows."""
+    """The content of health.json, if its version is known."""
     health = json.loads((run / "lightning_hooks" / "health.json").read_text(encoding="utf-8"))
-    if health["schema_version"] != 1:
-        raise SystemExit(f"health.json has schema_version {health['schema_version']}; this program reads version 1.")
+    if health["schema_version"] != 2:
+        raise SystemExit(f"health.json has schema_version {health['schema_version']}; this program reads version 2.")
     return health
 
 
 def root_cause(health: dict[str, Any]) -> dict[str, Any] | None:
-    """The first open alert above info that follows from no other."""
+    """The first open alert above info that is not a consequence."""
     serious = (alert for alert in health["alerts"] if alert["open"] and alert["severity"] != "info")
     return next((alert for alert in serious if not any(cause["fingerprint"] for cause in alert["causes"])), None)
 
 
 def with_names(text: str, names: list[str]) -> str:
-    """A sentence with its names put back."""
+    """A sentence with the names filled in."""
     for number, name in enumerate(names):
         text = text.replace(f"{{{number}}}", name)
     return text
 
 
 def describe(alert: dict[str, Any]) -> list[str]:
-    """An alert for people, the names in its sentences put back."""
+    """An alert as text for people."""
 
     def whole(text: str) -> str:
         return with_names(text, alert["names"])
@@ -141,7 +141,7 @@ def describe(alert: dict[str, Any]) -> list[str]:
 
 
 def verify(before: Path, after: Path) -> dict[str, Any]:
-    """What ``lightning-hooks verify`` says; its exit code is 0 for a cure, 1 for none, and 2 where a run cannot be read."""
+    """The result of ``lightning-hooks verify``; its exit code is 0 for a cure, 1 for none, and 2 if a run cannot be read."""
     command = [sys.executable, "-m", "lightning_hooks", "verify", str(before), str(after), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode > 1:

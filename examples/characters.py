@@ -1,6 +1,6 @@
 """Train a small transformer on Python's own manual, character by character, with the monitors on.
 
-    python examples/characters.py                       # about a minute; ends with a text of its own
+    python examples/characters.py                       # about a minute; prints a generated text at the end
     python examples/characters.py --learning-rate 0.3   # a hundred times too high: which alerts come?
     python examples/characters.py --large-queries 12    # queries and keys of block 1 start 12 times too large
 

@@ -1,10 +1,10 @@
-"""Train in two processes on the CPU (DDP over gloo): both report the same numbers, those of all data.
+"""Train in two processes on the CPU (DDP over gloo): both report the statistics of all data.
 
     python examples/ddp.py
 
-Lightning starts the second process by itself. One trains on the thin digits, the other on the bold ones, so that the
-statistics of the two differ. Once an epoch each monitor exchanges one packed table between the processes, and pools it: the
-standard deviation below is that of all outputs together, not the mean of two. OwnHalf keeps those outputs, to check it.
+Lightning starts the second process. One process trains on the thin digits, the other on the bold ones, so that their
+statistics differ. At the end of each epoch the monitors merge the tables of both processes. The standard deviation below is
+that of all outputs together, not the mean of two. OwnHalf keeps the outputs of one process, to check this.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DigitsNet(LightningModule):
 
 
 class OwnHalf(HookedCallback):
-    """Keeps what a module gave for this process's half of the data in the last epoch, which a monitor never does."""
+    """Keeps the outputs of a module for this process's half of the data in the last epoch, which a monitor never does."""
 
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.outputs: list[Tensor] = []

@@ -1,9 +1,9 @@
-"""Train a small CNN on handwritten digits with the monitors on, or plant a fault and see whether they find it.
+"""Train a small CNN on handwritten digits with the monitors on, or with a planted fault that they have to find.
 
     python examples/digits.py                      # a healthy run
     python examples/digits.py --fault dying-relu   # the same net with a fault: vanishing, dying-relu, exploding or nan
 
-The data are scikit-learn's 1797 digits of 8 x 8 pixels: real, and installed with it.
+The data are the 1797 real digits of 8 x 8 pixels that are installed with scikit-learn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fine-tune a net: its backbone, trained on the digits 0 to 4, stays frozen at first while a new head learns 5 to 9.
+"""Fine-tune a net: the backbone, trained on the digits 0 to 4, is frozen at first, while a new head learns the digits 5 to 9.
 
     python examples/finetune.py                    # watch the gradient reach the backbone once it is unfrozen
     python examples/finetune.py --fault detached   # a forgotten detach(): unfrozen, but it does not learn

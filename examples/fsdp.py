@@ -2,9 +2,10 @@
 
     python examples/fsdp.py
 
-Each process holds half of every weight and half of its gradient; a block's weights are gathered while it runs. A module's output is
-whole, and of one process's data: FeatureStatsMonitor pools it over the processes as under DDP. The norm of a gradient is that of
-all its shards: one small sum over the processes for each sampled batch. OwnHalf and OwnShard keep one process's values as a check.
+Each process holds half of every weight and half of its gradient; the weights of a block are gathered while it runs. The output of a
+module is whole, but only for the data of one process: FeatureStatsMonitor pools it over the processes as under DDP. The norm of a
+gradient is that of all its shards, which takes one small sum over the processes for each sampled batch. OwnHalf and OwnShard keep
+the values of one process, to check the results.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class DigitsModel(LightningModule):
 
 
 class OwnHalf(HookedCallback):
-    """Keeps what a module gave for this process's half of the data in the last epoch, which a monitor never does."""
+    """Keeps the outputs of a module for this process's half of the data in the last epoch, which a monitor never does."""
 
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.outputs: list[Tensor] = []

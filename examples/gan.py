@@ -1,4 +1,4 @@
-"""Train a GAN to draw digits: two optimizers, stepped manually, with the clip events of each.
+"""Train a GAN that draws digits: two optimizers under manual optimisation, with the clip events of each.
 
     python examples/gan.py                # about a minute, then a few digits in the terminal
     python examples/gan.py --clip 0.05    # a norm so small that every step is clipped: the monitor raises an alert

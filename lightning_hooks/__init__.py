@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lightning_hooks.checkpoints import check_loaded
     from lightning_hooks.hooks import HookManager, with_hooks
     from lightning_hooks.hosts.watch import watch
-    from lightning_hooks.statistics import kernels
+    from lightning_hooks.statistics.kernels import kernels
 
 __version__ = "0.1.0"
 

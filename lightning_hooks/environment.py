@@ -32,7 +32,7 @@ def callbacks_from_environment() -> list[Callback]:
     It never raises, since the script is somebody else's: where the variable or the file is wrong, or the monitors cannot be
     imported, it warns and returns nothing.
     """
-    ours = sys.modules.get("lightning_hooks.hosts.lightning_callback")
+    ours = sys.modules.get("lightning_hooks.hosts.lightning_adapter")
     if ours is not None:  # callbacks that were made before pytorch_lightning was imported
         ours.join()
     value = os.environ.get(VARIABLE, "").strip()

@@ -24,7 +24,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("options", "found", "accuracy"),
     [
-        ([], r"Found: \[critical\] dead at net\.relu2 \(epoch 0, step 32\): 100% ", (0, 50)),
+        ([], r"Found: \[critical\] dead at net\.relu2 \(epoch 0, step 32, 99% likely\): net\.conv2\.bias is -2 ", (0, 50)),
         (["--healthy"], r"Found: nothing", (90, 100)),
     ],
 )
@@ -37,7 +37,7 @@ def test_it_finds_what_it_plants_and_leaves_a_report(
     (line,) = re.findall(r"^Found: .*", done.stdout, re.MULTILINE)
     assert re.match(found, line)
     (share,) = re.findall(r"^Validation accuracy after 3 epochs: (\d+)%", done.stdout, re.MULTILINE)
-    assert ("\n  why: " in done.stdout and "\n  try: " in done.stdout) is not bool(options)
+    assert ("\n  seen: " in done.stdout and "\n  try: " in done.stdout) is not bool(options)
     assert accuracy[0] <= int(share) <= accuracy[1]
     (path,) = re.findall(r"^Health report: (.*)", done.stdout, re.MULTILINE)
     assert ("Dead units" in (tmp_path / path).read_text(encoding="utf-8")) is not bool(options)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import kind_pages, reference_pages
+from docs import kind_pages, layers, reference_pages
 from lightning_hooks.alerts import ALERT_KINDS, RULES, Dead, Rule, explain
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.rule import percent
@@ -49,6 +49,10 @@ def test_page_is_in_the_navigation(page: str) -> None:
     assert re.search(
         rf"^ +- (?:[\w ]+: )?{re.escape(page)}$|\[{re.escape(page)}\]", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE
     ), f"add {page} to the navigation in mkdocs.yml"
+
+
+def test_the_architecture_is_that_of_the_imports() -> None:
+    assert layers.diagram() in WRITTEN["about/architecture.md"], "run python -m docs.layers"
 
 
 @pytest.mark.parametrize("path", sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("examples/*.py")]), ids=lambda path: path.name)

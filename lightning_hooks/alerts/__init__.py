@@ -3,10 +3,11 @@
 from lightning_hooks.alerts.defaults import ALERT_KINDS, FILES, RULES
 from lightning_hooks.declare.alert import Alert, AlertError, AlertObservers
 from lightning_hooks.declare.book import AlertBook
-from lightning_hooks.declare.rule import Excuse, Rule
+from lightning_hooks.declare.rule import Rule
 from lightning_hooks.declare.rulebook import Mute, RuleBook
 from lightning_hooks.diagnostics.attention.rules import *
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats, HeadStats
+from lightning_hooks.diagnostics.batches.hashes import BatchCounts
 from lightning_hooks.diagnostics.batches.rules import *
 from lightning_hooks.diagnostics.calls.rules import *
 from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
@@ -30,7 +31,7 @@ from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopies
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.rules import *
 from lightning_hooks.diagnostics.loss_inputs.targets import LabelCounts, TargetStats
-from lightning_hooks.diagnostics.metrics.report import MetricReport, MetricValue
+from lightning_hooks.diagnostics.metrics.collector import MetricReport, MetricValue
 from lightning_hooks.diagnostics.metrics.rules import *
 from lightning_hooks.diagnostics.metrics.use import MetricUse
 from lightning_hooks.diagnostics.nonfinite.rules import *
@@ -44,15 +45,14 @@ from lightning_hooks.diagnostics.residual_stream.rules import *
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 from lightning_hooks.diagnostics.routers.routing import RouterReport
 from lightning_hooks.diagnostics.routers.rules import *
-from lightning_hooks.diagnostics.setup.checks import BatchCounts, ModelSetup, UnregisteredModules, VectorDecay
+from lightning_hooks.diagnostics.setup.checks import ModelSetup, UnregisteredModules, VectorDecay
 from lightning_hooks.diagnostics.setup.initial_rules import *
 from lightning_hooks.diagnostics.setup.mode_rules import *
 from lightning_hooks.diagnostics.setup.outside import CopyStats, WeightsSet
 from lightning_hooks.diagnostics.setup.outside_rules import *
-from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
+from lightning_hooks.diagnostics.setup.parameters import ParameterSetup, Unloaded
 from lightning_hooks.diagnostics.setup.registration_rules import *
 from lightning_hooks.diagnostics.setup.rules import *
-from lightning_hooks.diagnostics.setup.unloaded import Unloaded
 from lightning_hooks.diagnostics.unusual import UnusualBatch
 
 __all__ = [
@@ -68,7 +68,6 @@ __all__ = [
     "ClipReport",
     "CopyStats",
     "DropoutUse",
-    "Excuse",
     "FeatureReport",
     "GradientFlowReport",
     "GroupSettings",

@@ -1,4 +1,4 @@
-"""What there is to say about a kind of alert, from its declaration and its rules: for the command line and the documentation."""
+"""What there is to say about a kind of alert, or a cause, from its declaration: for the command line and the documentation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import textwrap
 from typing import Any
 
 from lightning_hooks.alerts.defaults import RULES
+from lightning_hooks.declare.cause import PossibleCause
 from lightning_hooks.declare.kinds import KINDS
-from lightning_hooks.declare.rule import Excuse, Rule
+from lightning_hooks.declare.rule import Rule
 from lightning_hooks.judge.weights import record_of
 
 _OF_EVERY_RULE = {field.name for field in dataclasses.fields(Rule)}
@@ -55,40 +56,43 @@ def _with_defaults(kind: str, text: str) -> str:
     return re.sub(r"\{(\w+)\.(\w+)\}", value, text)
 
 
-def advice_of(kind: str) -> list[str]:
-    """What to try: the kind's advice, then that of single rules."""
-    return list(dict.fromkeys([*KINDS[kind].advice, *(step for rule in rules_that_raise(kind) for step in rule.advice)]))
-
-
-def excuses_of(kind: str) -> list[Excuse]:
-    """The conditions under which alerts of a kind are infos, or none."""
-    rules = rules_that_raise(kind)
-    return list(dict.fromkeys(excuse for rule in rules for excuse in rule.excuses))
-
-
-def effect_of(excuse: Excuse) -> str:
-    """What is left of an alert that an excuse holds for."""
-    return {None: "no alert", "info": "an info"}.get(excuse.lowers_to, f"a {excuse.lowers_to}")
-
-
-def explain(kind: str) -> list[str]:
-    """A kind in lines for a terminal.
+def explain(name: str) -> list[str]:
+    """A kind of alert, or a cause, in lines for a terminal.
 
     Raises:
-        ValueError: If no built-in rule raises it; with the closest names.
+        ValueError: If it is neither; with the closest names.
     """
-    if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, 3, 0.3) or [*KINDS]
-        raise ValueError(f"no built-in rule raises {kind!r}; the closest kinds are {', '.join(near)}.")
+    causes = _causes()
+    if name in KINDS:
+        return _of_kind(name)
+    if name in causes:
+        return _of_cause(*causes[name])
+    known = [*KINDS, *causes]
+    near = difflib.get_close_matches(name, known, 3, 0.3) or known
+    raise ValueError(f"no built-in rule raises {name!r}, and no cause has that name; the closest names are {', '.join(near)}.")
+
+
+def _causes() -> dict[str, tuple[PossibleCause, list[str]]]:
+    """The causes by name, each with the kinds that may have it."""
+    found: dict[str, tuple[PossibleCause, list[str]]] = {}
+    for kind in KINDS.values():
+        for one in kind.causes:
+            found.setdefault(one.name, (one, []))[1].append(kind.name)
+    return found
+
+
+def _of_cause(cause: PossibleCause, kinds: list[str]) -> list[str]:
+    lines = [f"{cause.name}: {cause.title}", "", "Try:", *(f"  - {step}." for step in cause.remedies), ""]
+    return lines + _wrapped(f"Explains: {', '.join(kinds)}.")
+
+
+def _of_kind(kind: str) -> list[str]:
     known = KINDS[kind]
     lines = [f"{kind}: {known.title}", "", *_wrapped(known.meaning), "", *_wrapped(f"Severity: {severities(kind)}."), ""]
-    lines += [*textwrap.indent(formula(kind), "  ").splitlines(), "", "Try:", *(f"  - {step}." for step in advice_of(kind))]
-    lines += ["", "Causes that are judged, and what is done about them:"] if known.hypotheses else []
-    for one in known.hypotheses:
+    lines += [*textwrap.indent(formula(kind), "  ").splitlines(), "", "Try:", *(f"  - {step}." for step in known.advice)]
+    lines += ["", "Causes that are judged, and what is done about them:"] if known.causes else []
+    for one in known.causes:
         lines += _wrapped(f"{one.name}: {one.title}. Remedies: {'; '.join(one.remedies)}.", "  ", "      ")
-    lines += ["", "Excuses:"] if excuses_of(kind) else []
-    for excuse in excuses_of(kind):
-        lines += _wrapped(f"{excuse.name}: {excuse.because}. It is {effect_of(excuse)} then.", "  ", "      ")
     for rule in rules_that_raise(kind):
         explained = documented(type(rule))[1]
         lines += ["", f"Thresholds of {type(rule).__name__}:"] if thresholds_of(rule) else []

@@ -1,4 +1,4 @@
-"""The Lightning callbacks: the only floor that imports Lightning."""
+"""The public callbacks for Lightning: their arguments and docstrings."""
 
 from lightning_hooks.callbacks.activation_pruner import ActivationPruner
 from lightning_hooks.callbacks.activation_ranges import ActivationRangeObserver
@@ -11,9 +11,15 @@ from lightning_hooks.callbacks.gradient_transform import GradientTransform
 from lightning_hooks.callbacks.hook_debugger import HookDebugger
 from lightning_hooks.callbacks.input_normalizer import InputNormalizer
 from lightning_hooks.callbacks.layer_profiler import LayerProfiler
-from lightning_hooks.callbacks.model_monitors import AttentionMonitor, RouterMonitor
+from lightning_hooks.callbacks.single_monitors import (
+    AttentionMonitor,
+    FeatureStatsMonitor,
+    GradientClipMonitor,
+    GradientFlowMonitor,
+    RouterMonitor,
+    monitors,
+)
 from lightning_hooks.callbacks.training_monitor import TrainingMonitor
-from lightning_hooks.callbacks.trio import FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, monitors
 
 __all__ = [
     "ActivationPruner",

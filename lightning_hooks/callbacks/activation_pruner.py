@@ -16,7 +16,7 @@ from lightning_hooks.hooks import Gate, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_bools, check_optional_integer
 from lightning_hooks.hooks.selection import compiled_around, compiled_regions, describe_selector
 from lightning_hooks.pruning import PruningReport, UnitSites, target_at, zero_units
-from lightning_hooks.pruning.report import check_schedule
+from lightning_hooks.pruning.sites import check_schedule
 from lightning_hooks.trackers import show
 
 

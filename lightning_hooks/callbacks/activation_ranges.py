@@ -15,10 +15,9 @@ from lightning_hooks.alerts import RangeReport
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.diagnostics.ranges import RangeCollector
-from lightning_hooks.extraction import Forward, device_of, run_model, undisturbed
-from lightning_hooks.extraction.batches import check_forward
+from lightning_hooks.extraction.batches import Forward, check_forward, device_of, run_model, undisturbed
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
-from lightning_hooks.hooks.recorder import OutputTo
+from lightning_hooks.hooks.listener import OutputTo
 from lightning_hooks.quantization import RangeTable
 from lightning_hooks.quantization.ranges import check_range_options
 from lightning_hooks.quantization.scales import check_levels

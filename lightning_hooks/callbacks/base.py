@@ -15,13 +15,11 @@ from typing_extensions import override
 from lightning_hooks.declare.warn import skipped_message, warn_of_faults
 from lightning_hooks.hooks import Faults, Gate, HookManager, ModuleSelector, guarded, select_modules
 from lightning_hooks.hooks.checks import check_count
-from lightning_hooks.hooks.manager import remove_hooks
+from lightning_hooks.hooks.manager import Suspension, remove_hooks
 from lightning_hooks.hooks.selection import check_selector
-from lightning_hooks.hooks.suspension import Suspension
 from lightning_hooks.hooks.wrappers import skipping
-from lightning_hooks.hosts.lightning_adapter import Adapter
+from lightning_hooks.hosts.lightning_adapter import Adapter, EitherPackage
 from lightning_hooks.hosts.lightning_api import EpochLog, epoch_ends
-from lightning_hooks.hosts.lightning_callback import EitherPackage
 from lightning_hooks.trackers import Trackers
 
 
@@ -131,7 +129,7 @@ class HookedCallback(EitherPackage, ABC):
         Write with it at step :func:`~lightning_hooks.hosts.lightning_api.log_step`. On ranks other than 0 it is empty. A
         logger that raises gives one warning in a fit, and training goes on.
         """
-        return Adapter.of(trainer).trackers
+        return Adapter.of(trainer).of_fit.trackers
 
     def log_scalars(self, trainer: Trainer, scalars: Mapping[str, float], logged: Mapping[str, float] | None = None) -> None:
         """Log an epoch's numbers, the same on every rank: for loggers, and where EarlyStopping and ModelCheckpoint look.

@@ -14,19 +14,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.extraction import (
-    SAMPLINGS,
-    ExtractedFeatures,
-    FeatureStore,
-    Field,
-    Pool,
-    Reservoir,
-    Sampling,
-    extract,
-    pooled,
-)
-from lightning_hooks.extraction.capture import check_output, check_pool, output_tensor
-from lightning_hooks.extraction.extracted import FORMATS, merge_ranks, safetensors_for
+from lightning_hooks.extraction.batches import Field
+from lightning_hooks.extraction.capture import Pool, check_output, check_pool, extract, output_tensor, pooled
+from lightning_hooks.extraction.extracted import FORMATS, ExtractedFeatures, merge_ranks, safetensors_for
+from lightning_hooks.extraction.store import SAMPLINGS, FeatureStore, Reservoir, Sampling
 from lightning_hooks.hooks import Listener, ModuleSelector
 from lightning_hooks.hooks.checks import check_choice, check_count
 from lightning_hooks.hosts.lightning_api import callbacks_of, log_step, world_size

@@ -13,8 +13,10 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
 from lightning_hooks.declare.warn import info
-from lightning_hooks.extraction import ExtractedFeatures, Forward, capture, first_rows, images_in, to_host
-from lightning_hooks.extraction.capture import channels_first
+from lightning_hooks.extraction.batches import Forward, first_rows, images_in
+from lightning_hooks.extraction.capture import capture, channels_first
+from lightning_hooks.extraction.extracted import ExtractedFeatures
+from lightning_hooks.extraction.store import to_host
 from lightning_hooks.hooks import ModuleSelector, float_tensors, select_modules
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.tensors import plain_values
@@ -79,9 +81,8 @@ class FeatureMapVisualizer(FixedSampleCallback):
         forward: Forward | None = None,
         folder: str | Path | None = None,
     ) -> None:
-        arguments = arguments_in(locals())
-        self.max_maps = check_count("max_maps", arguments.pop("max_maps"), least=1)
-        super().__init__(**arguments)
+        super().__init__(**arguments_in(locals(), "max_maps"))
+        self.max_maps = check_count("max_maps", max_maps, least=1)
         self._channels_first: dict[str, bool] = {}
 
     @staticmethod

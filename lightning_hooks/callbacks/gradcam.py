@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
-from lightning_hooks.extraction import Forward, Reshape, Target, grad_cam, images_in, resize, to_host
-from lightning_hooks.extraction.cam import check_reshape, check_target, find_layer
+from lightning_hooks.extraction.batches import Forward, images_in
+from lightning_hooks.extraction.cam import Reshape, Target, check_reshape, check_target, find_layer, grad_cam, resize
+from lightning_hooks.extraction.store import to_host
 from lightning_hooks.hosts.lightning_api import is_sharded
 from lightning_hooks.plots.canvas import Figure
-from lightning_hooks.plots.maps import array_of, as_images, cam_figure, pixels
+from lightning_hooks.plots.maps import array_of, as_images, cam_figure
 from lightning_hooks.session.settings import arguments_in
 from lightning_hooks.trackers import Trackers
 
@@ -102,10 +103,10 @@ class GradCAM(FixedSampleCallback):
         forward: Forward | None = None,
         folder: str | Path | None = None,
     ) -> None:
-        arguments, own = arguments_in(locals()), ("module", "target", "call", "reshape")
+        arguments = arguments_in(locals(), "module", "target", "call", "reshape")
         if module is not None and not isinstance(module, str):
             raise TypeError(f"module must be the name of a layer, or None for the last convolution; got {module!r}.")
-        super().__init__(modules=module, **{name: value for name, value in arguments.items() if name not in own})
+        super().__init__(modules=module, **arguments)
         check_target(target)
         check_reshape(reshape)
         self.module, self.target, self.call, self.reshape = module, target, call, reshape
@@ -175,8 +176,7 @@ class GradCAM(FixedSampleCallback):
 
     @override
     def show(self, trackers: Trackers, tag: str, figure: Figure, step: int) -> None:
-        # As an image: trackers reduce the number of colours of a figure, which harms photographs.
-        trackers.image(tag, pixels(figure), step)
+        trackers.figure(tag, figure, step, reduced=False)  # fewer colours harm photographs
 
     @property
     @override

@@ -14,15 +14,14 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import ClipReport
 from lightning_hooks.callbacks.monitor import Monitor
-from lightning_hooks.clipping import AGC, PerTensor, Value, make_policy
-from lightning_hooks.clipping.policies import FactorPolicy
+from lightning_hooks.clipping.policies import AGC, FactorPolicy, PerTensor, Value, make_policy
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.step import Step
 from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector, TensorClip, TensorClipCollector
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.hooks.tensors import as_real
 from lightning_hooks.hosts.lightning_api import loss_scaler
-from lightning_hooks.session.settings import OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
+from lightning_hooks.session.settings import OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary, arguments_in
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.weight_sample import whole_where_partial
 
@@ -73,17 +72,13 @@ class GradientClipper(Monitor[ClipReport]):
         summary: Summary = True,
         report_dir: ReportDir = "auto",
     ) -> None:
+        settings = Settings(**arguments_in(locals(), "policy", "threshold", "exclude"))
         self.policy: Any = make_policy(policy, threshold)
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         for pattern in self.exclude:
             if not isinstance(pattern, str):
                 raise TypeError(f"exclude must be glob patterns on parameter names; got {pattern!r}.")
-        super().__init__(
-            Settings(
-                report_every_n_steps=report_every_n_steps, on_alert=on_alert, rules=rules, summary=summary, report_dir=report_dir
-            ),
-            TensorClipCollector if isinstance(self.policy, PerTensor) else None,
-        )
+        super().__init__(settings, TensorClipCollector if isinstance(self.policy, PerTensor) else None)
         self._state: dict[str, dict[str, Tensor]] = {}  # optimizer -> the policy's state
         self._loaded: dict[str, dict[str, Tensor]] = {}  # what a checkpoint holds for the next fit
         self._excluded: tuple[int, set[int]] = (0, set())  # of so many parameters, those that are left alone
@@ -92,9 +87,9 @@ class GradientClipper(Monitor[ClipReport]):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        names, collector = self.member.steps.places.names, self.member.live
+        names, collector = self.member.context.steps.names, self.member.live
         assert isinstance(collector, ClipCollector)
-        if isinstance(collector, TensorClipCollector) and self.member.steps.places.shards is not None:
+        if isinstance(collector, TensorClipCollector) and self.member.context.steps.shards is not None:
             raise RuntimeError(
                 "policy='tensor' clips in hooks of the parameters, and those of sharded parameters are not called. Use "
                 "policy='norm', 'agc', 'zclip', 'autoclip' or 'value'."
@@ -112,7 +107,7 @@ class GradientClipper(Monitor[ClipReport]):
         self._excluded = (0, set())
         collector.limit = None if self._left_alone() else self.policy.limit
         adapts = isinstance(self.policy, FactorPolicy)
-        self._state = {name: self._new_state(name) for name in self.member.steps.places.optimizer_names} if adapts else {}
+        self._state = {name: self._new_state(name) for name in self.member.context.steps.optimizer_names} if adapts else {}
         self._loaded = {}
         self._hooks.remove_all()
         if isinstance(collector, TensorClipCollector):
@@ -120,7 +115,7 @@ class GradientClipper(Monitor[ClipReport]):
 
     def _left_alone(self) -> set[int]:
         """The indices of the parameters that ``exclude`` names; looked up again when there are new ones."""
-        names = self.member.steps.places.names
+        names = self.member.context.steps.names
         if self._excluded[0] != len(names):
             found = {i for i, name in enumerate(names) if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude)}
             self._excluded = len(names), found
@@ -128,7 +123,7 @@ class GradientClipper(Monitor[ClipReport]):
 
     def _hook_parameters(self, trainer: Trainer, collector: TensorClipCollector) -> None:
         """Hook the optimizers' parameters that require gradients and have no hook yet."""
-        steps, scaler, excluded = self.member.steps.places, loss_scaler(trainer), self._left_alone()
+        steps, scaler, excluded = self.member.context.steps, loss_scaler(trainer), self._left_alone()
         for optimizer in trainer.optimizers:
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
                 index = steps.index_of(parameter)
@@ -146,7 +141,7 @@ class GradientClipper(Monitor[ClipReport]):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         if self.member.session is None or isinstance(self.policy, PerTensor):
             return
-        step = self.member.steps.current(optimizer)  # collectors have read its gradients
+        step = self.member.session.probe.current(optimizer)  # collectors have read its gradients
         if step is not None and step.indices:
             self.clip(step)
 
@@ -172,7 +167,7 @@ class GradientClipper(Monitor[ClipReport]):
         if step.shards is not None and isinstance(self.policy, AGC):  # a unit may be spread over processes: torch knows how
             gradients = [parameter.grad for parameter in (step.parameters[place] for place in chosen) if parameter.grad is not None]
         unscaled = gradients if carried is None else [gradient / carried for gradient in gradients]
-        name = self.member.steps.places.optimizer_names[step.optimizer]
+        name = self.member.context.steps.optimizer_names[step.optimizer]
         state = self._state.get(name) or self._new_state(name)  # of an optimizer that came within the fit
         factors, self._state[name] = self.policy.factors(unscaled, parameters, norms, state)
         for gradient, factor in zip(gradients, factors, strict=True):

@@ -19,7 +19,15 @@ from lightning_hooks.hooks.parameters import ParameterSelector, check_parameter_
 from lightning_hooks.hooks.selection import compiled_around, compiled_regions
 from lightning_hooks.hosts.lightning_api import callbacks_of, is_sharded, loss_scaler
 from lightning_hooks.trackers import some
-from lightning_hooks.transforms import TRANSFORMS, ChangeGradient, Factor, GradientFunction, GradientState, HookOutput, Schedule
+from lightning_hooks.transforms.gradients import (
+    TRANSFORMS,
+    ChangeGradient,
+    Factor,
+    GradientFunction,
+    GradientState,
+    HookOutput,
+    Schedule,
+)
 
 _LOW: dict[str, dict[str, Any]] = {"clamp": {"low": 0.0, "above": True}, "noise": {"low": 0.0}}  # bounds of the factor
 

@@ -18,8 +18,7 @@ from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.plots.profile import COLUMNS, summary_lines, table_rows
 from lightning_hooks.profiling import ProfileReport, ProfileSession
 from lightning_hooks.profiling.clock import FORWARD
-from lightning_hooks.profiling.session import profiled_modules
-from lightning_hooks.profiling.tracer import StepTracer
+from lightning_hooks.profiling.tracer import StepTracer, profiled_modules
 from lightning_hooks.trackers import show
 
 SITE_STATS = ("self_ms", "total_ms", "forward_ms", "backward_ms", "share")

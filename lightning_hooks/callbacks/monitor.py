@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import nn
 from torchmetrics import Metric, MetricCollection
 from typing_extensions import override
 
-from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.collector import Collector, R
 from lightning_hooks.hooks import Faults
-from lightning_hooks.hosts.lightning_adapter import Adapter
+from lightning_hooks.hosts.lightning_adapter import Adapter, EitherPackage
 from lightning_hooks.hosts.lightning_api import callbacks_of, record_rows
-from lightning_hooks.hosts.lightning_callback import EitherPackage
+from lightning_hooks.hosts.observers import ModelReports, WithMembers, joining
 from lightning_hooks.session.closing import run_report
 from lightning_hooks.session.member import Member, NewCollector
-from lightning_hooks.session.settings import OnAlert, Settings
+from lightning_hooks.session.settings import Settings
 from lightning_hooks.statistics.histograms import Histogram
 
 if TYPE_CHECKING:
@@ -37,7 +34,7 @@ def names_of_callbacks(trainer: Trainer) -> set[str]:
     return {type(callback).__name__ for callback in callbacks_of(trainer)}
 
 
-class SessionCallback(EitherPackage):
+class SessionCallback(WithMembers, EitherPackage):
     """A callback with members in the session of a fit."""
 
     joins_session: ClassVar[bool] = True
@@ -45,11 +42,7 @@ class SessionCallback(EitherPackage):
     def __init__(self) -> None:
         super().__init__()
         self._recorded_loaders = ExitStack()
-
-    @property
-    @abstractmethod
-    def members(self) -> Sequence[Member]:
-        """What it measures."""
+        self._state_key: tuple[str, str] | None = None  # selection, key
 
     @override
     def in_another_fit(self, trainer: Trainer) -> bool:
@@ -57,10 +50,6 @@ class SessionCallback(EitherPackage):
         session = next((member.session for member in self.members if member.session is not None), None)
         other: Any = None if session is None else getattr(session.host, "trainer", None)
         return other is not None and other is not trainer and not other.interrupted
-
-    def joining(self, trainer: Trainer, model: nn.Module) -> Sequence[Member]:
-        """Those of its members that have something to measure in a fit."""
-        return self.members
 
     def on_after_setup(self, fabric: Any, module: Any) -> None:
         """Fabric has set up a model.
@@ -99,8 +88,17 @@ class SessionCallback(EitherPackage):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         session = Adapter.of(trainer).session_of(trainer, pl_module)
         self.skip_unused_events()
-        for member in self.joining(trainer, pl_module):
+        of_model = isinstance(self, ModelReports)  # else its member joins whatever the model has
+        for member in joining(self.members, pl_module, names_of_callbacks(trainer)) if of_model else self.members:
             session.join(member)
+
+    @property
+    @override
+    def state_key(self) -> str:
+        known, selection = self._state_key, self.members[0].selection  # Lightning asks for it at every event of every batch
+        if known is None or known[0] != selection:
+            known = self._state_key = selection, self._generate_state_key(modules=selection)
+        return known[1]
 
     def _repr_html_(self) -> str:
         """The head of the run's health report, for a notebook."""
@@ -118,24 +116,6 @@ class SessionCallback(EitherPackage):
             raise RuntimeError(f"request_capsule() needs a fit with a monitor whose capsule is not None; got {why}.")
         session.evidence.request()
 
-    def subscribe(self, observer: Callable[[Alert], object]) -> None:
-        """Call ``observer`` with every new alert, after those that subscribed before and next to what ``on_alert`` says.
-
-        One that raises gives a warning and harms neither the others nor training. Infos are handed over too; a consequence of
-        another alert is not, but named in that one's ``consequences``.
-        """
-        for member in self.members:
-            member.alerting.observers.subscribe(observer)
-
-    def unsubscribe(self, observer: Callable[[Alert], object]) -> None:
-        """Do not call ``observer`` any more.
-
-        Raises:
-            ValueError: If it is not subscribed.
-        """
-        for member in self.members:
-            member.alerting.observers.unsubscribe(observer)
-
 
 class Monitor(SessionCallback, Generic[R]):
     """A callback with one collector. Its arguments are those of :class:`~lightning_hooks.TrainingMonitor`.
@@ -150,7 +130,6 @@ class Monitor(SessionCallback, Generic[R]):
     def __init__(self, settings: Settings, new: NewCollector | None = None) -> None:
         super().__init__()
         self.member = Member(type(self).__name__, self.collector, settings, new)
-        self._state_key: tuple[str, str] | None = None  # selection, key
 
     @property
     @override
@@ -174,21 +153,6 @@ class Monitor(SessionCallback, Generic[R]):
         return self.member.history.reports
 
     @property
-    def prefix(self) -> str:
-        """First part of its tags."""
-        return self.collector.prefix
-
-    @property
-    def settings(self) -> Settings:
-        """The arguments."""
-        return self.member.settings
-
-    @property
-    def faults(self) -> Faults:
-        """The sites whose hook raised, and is disabled since."""
-        return self.member.faults
-
-    @property
     def selection(self) -> str:
         """What distinguishes two monitors of a kind in a checkpoint: the chosen modules in words, unless set otherwise."""
         return self.member.selection
@@ -198,9 +162,9 @@ class Monitor(SessionCallback, Generic[R]):
         self.member.selection = selection
 
     @property
-    def on_alert(self) -> OnAlert:
-        """What is done with a new alert."""
-        return self.member.settings.on_alert
+    def faults(self) -> Faults:
+        """The sites whose hook raised, and is disabled since."""
+        return self.member.faults
 
     def plot(self, stat: str | None = None) -> Figure:
         """Draw what was reported in this fit: a matplotlib figure.
@@ -222,19 +186,3 @@ class Monitor(SessionCallback, Generic[R]):
             ValueError: If there is no report yet.
         """
         return self.member.history.to_frame()
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return self.member.state_dict()
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.member.load_state_dict(state_dict)
-
-    @property
-    @override
-    def state_key(self) -> str:
-        known, selection = self._state_key, self.member.selection  # Lightning asks for it at every event of every batch
-        if known is None or known[0] != selection:
-            known = self._state_key = selection, self._generate_state_key(modules=selection)
-        return known[1]

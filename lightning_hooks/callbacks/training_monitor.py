@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.monitor import Metrics, SessionCallback, names_of_callbacks
@@ -17,7 +16,6 @@ from lightning_hooks.hosts.lightning_adapter import Adapter
 from lightning_hooks.hosts.lightning_api import callbacks_of
 from lightning_hooks.hosts.observers import TrainingMembers, TrainingReports, joining
 from lightning_hooks.hosts.plain import PlainHost
-from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import (
     CapsulePlace,
     Histograms,
@@ -143,16 +141,12 @@ class TrainingMonitor(TrainingReports, SessionCallback):
         self.outlets.add_to(session.sinks, session.host, session.members)
 
     @override
-    def joining(self, trainer: Trainer, model: nn.Module) -> Sequence[Member]:
-        return joining(self.members, model, names_of_callbacks(trainer))
-
-    @override
     def on_after_setup(self, fabric: Any, module: Any) -> None:
         FabricLoop.set_up(self, fabric, module)
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {member.kind.prefix: member.state_dict() for member in self.members}
+        state = super().state_dict()
         session = self.members[0].session
         if session is not None and isinstance(session.host, PlainHost):  # Fabric's, which stores no progress of its own
             state["loop"] = session.host.progress
@@ -161,14 +155,7 @@ class TrainingMonitor(TrainingReports, SessionCallback):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.observers.resumed = state_dict.get("loop")
-        known = [member for member in self.members if member.kind.prefix in state_dict]  # not of metrics= that is new
-        for member in known or self.members:
-            member.load_state_dict(state_dict.get(member.kind.prefix, {}))
-
-    @property
-    @override
-    def state_key(self) -> str:
-        return self._generate_state_key(modules=self.members[0].selection)
+        super().load_state_dict(state_dict)
 
 
 class MonitorsFromEnvironment(TrainingMonitor):
@@ -194,11 +181,6 @@ class MonitorsFromEnvironment(TrainingMonitor):
         if self is own:
             trainer.callbacks = [each for each in callbacks if each not in of_others]  # type: ignore[attr-defined]
             super().setup(trainer, pl_module, stage)
-
-    @property
-    @override
-    def _legacy_state_key(self) -> str:  # type: ignore[override]  # Lightning looks for a callback's state in a checkpoint here too
-        return self.state_key.replace(type(self).__qualname__, "MissingMonitors", 1)  # as earlier versions called it
 
     @override
     def on_after_setup(self, fabric: Any, module: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.debugging.trace import describe
 from lightning_hooks.hooks import Gate, HookManager, float_tensors
-from lightning_hooks.hooks.calls import UncompiledHook, in_backward
+from lightning_hooks.hooks.listener import UncompiledHook, in_backward
 
 
 @dataclass(slots=True)

@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import PackedSequence
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hooks.tensors import MAX_DEPTH, plain_values
-from lightning_hooks.statistics import Column, summarize
+from lightning_hooks.statistics.kernels import summarize
+from lightning_hooks.statistics.rows import Column
 
 MAX_CALLS = 20_000
 """The number of calls of one step that a trace keeps."""

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.debugging.breaks import HookBreakError
-from lightning_hooks.debugging.reasons import Evidence, why_no_call, why_no_gradient
+from lightning_hooks.debugging.reasons import Evidence, Watcher, why_no_call, why_no_gradient
 from lightning_hooks.debugging.trace import MAX_CALLS, CallRecord, Trace, describe
-from lightning_hooks.debugging.watcher import Watcher
 from lightning_hooks.hooks import HookManager, float_tensors, guarded
-from lightning_hooks.hooks.calls import CallStack, UncompiledHook, in_backward
+from lightning_hooks.hooks.listener import CallStack, UncompiledHook, in_backward
 from lightning_hooks.hooks.selection import OPAQUE, compiled_around, compiled_regions, named_sites, outwards
 
 
@@ -121,7 +120,7 @@ class Tracer:
             watcher = self._watcher
             reasons[name] = why_no_call(
                 fault=faults.get(name, ""),
-                compiled=None if ran else region,
+                compiled=None if ran or region is None else repr(region) if region else "the model",
                 opaque=opaque,
                 **({} if watcher is None else watcher.of(name)),
                 updated=watcher is None and any(parameter.grad is not None for parameter in parameters),

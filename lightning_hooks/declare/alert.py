@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2s
 from typing import Any
 
 from lightning_hooks.declare.brief import lines_html
-from lightning_hooks.declare.hypothesis import Cause, Remedy
+from lightning_hooks.declare.cause import Cause, Remedy
 from lightning_hooks.declare.kinds import Severity, inside_a_sentence, kind_of, known_kind
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.declare.site_names import readable
@@ -39,7 +38,7 @@ class Alert:
         consequences: Of a root cause: its consequences, as ``kind at site``.
         batch: The training batch of the epoch (``batch_idx``) at which it was first seen; None where that is not known.
         title: The kind in a few plain words; empty for that of :data:`~lightning_hooks.declare.kinds.KINDS`.
-        diagnosis: What it means and the likely causes, in one or two sentences; empty where the message says all that is known.
+        diagnosis: The cause, in one or two sentences; empty where none is known.
         advice: What to try, as short imperatives, the most likely remedy first.
         also: Of a root cause: the other sites with the same problem that do not follow from it.
         samples: Of an alert about a single step: the samples that cause it, or those of its batch: indices of the data set; words
@@ -77,7 +76,7 @@ class Alert:
         set_field = object.__setattr__  # frozen for everybody else
         if not self.title:
             set_field(self, "title", kind_of(self.kind).title)
-        if not self.message or (self.diagnosis and self.message.startswith(self.diagnosis)):  # as written by earlier versions
+        if not self.message:
             set_field(self, "message", self.diagnosis)
             set_field(self, "diagnosis", "")
 
@@ -97,9 +96,14 @@ class Alert:
         return readable(self.site) + (f" and {len(self.also)} more site{'s' * (len(self.also) > 1)}" if self.also else "")
 
     @property
+    def measured(self) -> str:
+        """What was measured; empty where the diagnosis says it."""
+        return "" if self.message in self.diagnosis else self.message
+
+    @property
     def seen(self) -> str:
-        """What was measured, why, and the samples."""
-        return " ".join(filter(None, (self.message, self.diagnosis, self.of_samples)))
+        """The cause, what was measured, and the samples."""
+        return " ".join(filter(None, (self.diagnosis, self.measured, self.of_samples)))
 
     @property
     def of_samples(self) -> str:
@@ -110,7 +114,7 @@ class Alert:
 
     @property
     def text(self) -> str:
-        """What was measured, why, and what to try, in one line, whoever wrote them."""
+        """The cause, what was measured, and what to try, in one line, whoever wrote them."""
         return " ".join(" ".join([self.seen, *(f"{step}." for step in self.advice)]).split())
 
     @property
@@ -126,11 +130,12 @@ class Alert:
         return f"Consequences: {_grouped(self.consequences)}." if self.consequences else ""
 
     def __str__(self) -> str:
-        """At most three lines: what was measured where and when, why with the consequences, and what to try first."""
-        lines = [f"[{self.severity}] {self.kind} at {self.where} ({self.when}): {self.message}"]
-        why = re.sub(r"^(Common|Likely) causes?: ", "", self.diagnosis)  # the line's label says it
-        if why or self.consequences or self.samples:
-            lines.append(f"{'why: ' if why else ''}{why} {self.of_samples} {self.follows}")
+        """At most three lines: the cause, or what was measured; what else was seen; and what to try first."""
+        sure = "" if self.probability is None else f", {self.probability:.0%} likely"
+        what, seen = (self.diagnosis, self.measured and f"seen: {self.measured}") if self.diagnosis else (self.message, "")
+        lines = [f"[{self.severity}] {self.kind} at {self.where} ({self.when}{sure}): {what}"]
+        if seen or self.consequences or self.samples:
+            lines.append(f"{seen} {self.of_samples} {self.follows}")
         if self.advice:
             first, *more = self.advice
             where = f" ({len(more)} more in the report)" if more else ""

@@ -2,7 +2,7 @@
 
 A monitor keeps one while it trains, and one is made of its reports when a run's file is read: whatever shows alerts shows the same
 state of them. An alert is *found* by a rule, *confirmed* once it was found often enough, then *open*; *found again* it stays one
-problem, and it is *over* after some windows without it. Excused alerts come as infos, muted ones never come.
+problem, and it is *over* after some windows without it. Muted alerts never come.
 """
 
 from __future__ import annotations

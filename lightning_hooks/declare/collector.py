@@ -16,7 +16,6 @@ from lightning_hooks.declare.window import Report
 from lightning_hooks.statistics.histograms import Histogram, HistogramTable
 from lightning_hooks.statistics.reduction import added, largest
 from lightning_hooks.statistics.tables import HostNumbers, PackedTable, Tables
-from lightning_hooks.trackers.tracker import Layout
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,12 +31,10 @@ class LoggedStatistics:
 
     Attributes:
         statistics: Their names, best first.
-        of_sites: Whether they are logged for every site, rather than for the whole model.
         named: Whether the user named them.
     """
 
     statistics: tuple[str, ...]
-    of_sites: bool
     named: bool
 
 
@@ -119,10 +116,6 @@ class ReportView(ABC, Generic[R]):
     def not_logged_by_default(self) -> set[str]:
         """Tags that are not logged by default, though their statistic is."""
         return set()
-
-    def charts(self, written: LoggedStatistics) -> Layout:
-        """Charts of many curves, where a tracker has them: category to title to chart."""
-        return {}
 
     def figures(self, reports: Sequence[R], written: LoggedStatistics, last: bool) -> Figures:
         """Figures of the reports of a run so far: a name and the function that draws it.

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal, NamedTuple
 
-from lightning_hooks.declare.hypothesis import Hypothesis
+from lightning_hooks.declare.cause import PossibleCause
 
 Severity = Literal["info", "warning", "critical"]
 
@@ -50,7 +50,7 @@ class Kind:
         measures: What an alert's value is: a ``share``, a ``number``, or ``nothing`` that is worth writing.
         limit: The threshold that figures draw; 0 for none.
         quotes_sample: Whether its value and its text hold a value of a sample, such as a token's id.
-        hypotheses: What may have caused it, judged by what is known of the training when it is raised.
+        causes: What may have caused it, judged by what is known of the training when it is raised.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Kind:
     measures: Literal["share", "number", "nothing"] = "number"
     limit: float = 0.0
     quotes_sample: bool = False
-    hypotheses: tuple[Hypothesis, ...] = ()
+    causes: tuple[PossibleCause, ...] = ()
 
 
 KINDS: dict[str, Kind] = {}

@@ -1,63 +1,15 @@
-"""What every built-in rule has: its sites, how often a problem must be found, how severe it is, and when it is excused."""
+"""What every built-in rule has: its sites, how often a problem must be found, and how severe it is."""
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import SEVERITIES, Severity, kind_of
-
-
-@dataclass(frozen=True, slots=True)
-class Excuse:
-    """A condition under which an alert is less severe than its rule says.
-
-    Attributes:
-        name: Its name, which is shown with the alert that it lowers.
-        because: Why, as a clause.
-        holds: Whether it does, given the rule, the alert and its report, which knows those before; a text is shown as the reason.
-        lowers_to: The severity that is left; None for no alert.
-    """
-
-    name: str
-    because: str
-    holds: Callable[[Any, Alert, Any], bool | str]
-    lowers_to: Severity | None = "info"
-
-
-def excused(rule: Any, alert: Alert, report: Any) -> Alert | None:
-    """An alert as the first excuse of its rule that holds leaves it; a severity that the user has set stays.
-
-    Args:
-        rule: The rule that found it.
-        alert: What it found.
-        report: The report that it found it in.
-
-    Returns:
-        The alert, with the name of the excuse in its diagnosis; None for no alert.
-    """
-    for excuse in rule.excuses:
-        lower = excuse.lowers_to
-        if lower is not None and (rule.severity is not None or SEVERITIES.index(lower) >= SEVERITIES.index(alert.severity)):
-            continue
-        found = excuse.holds(rule, alert, report)
-        if found:
-            return None if lower is None else lowered(alert, excuse, found)
-    return alert
-
-
-def lowered(alert: Alert, excuse: Excuse, why: bool | str = True) -> Alert:
-    """An alert as an excuse that holds leaves it; a text in ``why`` is shown as the reason."""
-    assert excuse.lowers_to is not None
-    left = f"It is {'an' if excuse.lowers_to == 'info' else 'a'} {excuse.lowers_to}"
-    reason = f"{left}: {why if isinstance(why, str) else excuse.because} ({excuse.name})."
-    return dataclasses.replace(alert, severity=excuse.lowers_to, diagnosis=f"{alert.diagnosis} {reason}".strip())
-
 
 Judges = Literal["window", "epoch"]
 
@@ -83,12 +35,9 @@ class Rule:
     """
 
     kind: ClassVar[str] = ""
-    advice: ClassVar[tuple[str, ...]] = ()  # what to try; empty for what its kind says
     judges: ClassVar[Judges] = "window"  # ``epoch`` for a rule that needs more than one short window: see RuleBook.judge
     urgent: ClassVar[bool] = False  # whether it runs within an epoch too, where check_every_n_steps is set
     shares: ClassVar[tuple[str, ...]] = ()  # fields that are shares, from 0 to 1
-    excuses: ClassVar[tuple[Excuse, ...]] = ()  # conditions under which its alerts are infos, or none
-    superseded_by: ClassVar[tuple[type[Rule], ...]] = ()  # rules whose alerts on a report make those of this one redundant
 
     sites: str | Sequence[str] = "*"
     times: int = 1
@@ -119,7 +68,6 @@ class Rule:
         threshold: float,
         severity: Severity,
         message: str,
-        diagnosis: str = "",
         since_step: int | None = None,
         batch: int | None = None,
         advice: tuple[str, ...] = (),
@@ -133,15 +81,13 @@ class Rule:
             threshold: The limit of the rule.
             severity: How severe it is, unless the user has set that.
             message: What was measured, in one sentence with its numbers.
-            diagnosis: What it means and the likely causes, in one or two sentences.
             since_step: The global step at which it was first seen, where that is known.
             batch: The training batch at which it was first seen, where that is known.
-            advice: What to try, where that depends on what was seen; empty for the rule's, or its kind's.
+            advice: What to try, where that depends on what was seen; empty for that of its kind.
         """
         return Alert(
             self.kind, site, value, threshold, report.epoch, report.step, self.severity or severity,
-            message, since_step, batch=batch, diagnosis=diagnosis.strip(),
-            advice=advice or self.advice or kind_of(self.kind).advice,
+            message, since_step, batch=batch, advice=advice or kind_of(self.kind).advice,
         )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import KINDS, SEVERITIES
-from lightning_hooks.declare.rule import Judges, Rule, check_patterns, excused, matches
+from lightning_hooks.declare.rule import Judges, Rule, check_patterns, matches
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +116,7 @@ class RuleBook:
             urgent: Apply only rules that are urgent and whose alerts count at once.
             judges: Apply only rules that judge every window, or only those that judge epochs; None for all.
         """
-        found: list[tuple[RuleLike, Candidate]] = []
+        found: list[Candidate] = []
         for group in self._groups.values():
             for place, rule in enumerate(group):
                 if urgent and not (isinstance(rule, Rule) and rule.urgent and rule.times == 1):
@@ -126,18 +126,14 @@ class RuleBook:
                 try:
                     given = rule(report, report.earlier) if _takes_history(rule) else rule(report)  # type: ignore[operator]
                     alerts = [_sound(alert) for alert in given]
-                    if isinstance(rule, Rule):
-                        alerts = [left for alert in alerts if (left := excused(rule, alert, report)) is not None]
                 except Exception as error:
                     if on_fault is None:
                         raise
                     on_fault(rule, error)
                     continue
                 settled = (rule.times, rule.of, rule.severity is not None) if isinstance(rule, Rule) else ()
-                found += [(rule, Candidate(alert, *settled)) for alert in alerts if _decides(group, place, alert.site)]
-        found = [(rule, one) for rule, one in found if not any(mute.mutes(one.alert) for mute in self.mutes)]
-        raised = {type(rule) for rule, _ in found}
-        return [one for rule, one in found if not (isinstance(rule, Rule) and raised.intersection(rule.superseded_by))]
+                found += [Candidate(alert, *settled) for alert in alerts if _decides(group, place, alert.site)]
+        return [one for one in found if not any(mute.mutes(one.alert) for mute in self.mutes)]
 
     def _add(self, rule: RuleLike) -> None:
         key = type(rule) if isinstance(rule, Rule) else object()

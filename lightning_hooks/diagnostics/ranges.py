@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,8 +12,9 @@ from typing_extensions import override
 
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.scalars import stat_scalars
 from lightning_hooks.declare.window import Report
-from lightning_hooks.hooks.recorder import OutputTo
+from lightning_hooks.hooks.listener import OutputTo
 from lightning_hooks.quantization import ActivationRange, RangeTable
 from lightning_hooks.statistics.tables import Tables
 from lightning_hooks.statistics.units import most_units
@@ -90,11 +90,7 @@ class RangeCollector(Collector[RangeReport]):
 
     @override
     def scalars(self, report: RangeReport) -> dict[str, float]:
-        return {
-            f"{self.prefix}/{name}/{stat}": float(getattr(report.sites.get(name), stat, math.nan))
-            for name in self.names
-            for stat in LOGGED
-        }
+        return stat_scalars(self.prefix, self.names, report.sites, LOGGED)
 
     @override
     def summary_lines(self, report: RangeReport) -> list[str]:

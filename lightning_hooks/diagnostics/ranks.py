@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_hooks.declare.context import Context
 from lightning_hooks.hooks.tensors import as_real
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Span, Spans, largest, paired
@@ -48,12 +47,7 @@ class RankDifference:
 
 
 class ReplicaTable:
-    """A number for each parameter's weights and for its gradient.
-
-    Args:
-        n_parameters: How many parameters there are.
-        device: Where the numbers live.
-    """
+    """A number for each parameter's weights and for its gradient."""
 
     def __init__(self, n_parameters: int, device: torch.device | str = "cpu") -> None:
         self._device, self._dtype = torch.device(device), row_dtype(torch.device(device))
@@ -177,22 +171,3 @@ def _sample(parameter: Tensor) -> Tensor:
     if values.is_contiguous() or values.is_contiguous(memory_format=torch.channels_last):
         return values.as_strided((taken,), (stride,))
     return values.reshape(-1)[::stride]
-
-
-class ReplicaWatch:
-    """Fills a :class:`~lightning_hooks.diagnostics.ranks.ReplicaTable`.
-
-    Args:
-        context: Of the collector.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self.table = ReplicaTable(len(context.steps.names), context.host.setup.device)
-        self.window_end = context.guard(self._take_weights, "weights (whether they are the same on every rank)")
-
-    def _take_weights(self) -> None:
-        """The window ends: record the weights of the parameters that every rank is to hold alike."""
-        places = [(self._context.steps.index_of(parameter), parameter) for parameter in self._context.host.replicated_parameters()]
-        known = [(place, parameter) for place, parameter in places if place is not None]
-        self.table.add_weights([place for place, _ in known], [parameter for _, parameter in known])

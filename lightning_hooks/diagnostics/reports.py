@@ -10,11 +10,10 @@ from typing_extensions import override
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import BACKWARD, FORWARD, STEP
 from lightning_hooks.declare.window import Moment, Report, batch_of
-from lightning_hooks.diagnostics.batches.inputs import FeatureScales
+from lightning_hooks.diagnostics.batches.inputs import FeatureScales, MissedRow
 from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
-from lightning_hooks.diagnostics.features.stats import FeatureStats
-from lightning_hooks.diagnostics.features.table_ids import MissedRow
-from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
+from lightning_hooks.diagnostics.features.table import FeatureStats
+from lightning_hooks.diagnostics.gradients.tables import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopies

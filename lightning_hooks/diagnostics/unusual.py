@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from lightning_hooks.declare.plain import from_plain, to_plain
 from lightning_hooks.diagnostics.loss.report import LossWindow
@@ -53,13 +54,7 @@ class LargestBatches:
         self._latest: tuple[UnusualBatch, ...] = ()
 
     def read(self, epoch: int, found: Iterable[Found], samples_of: SamplesOf) -> tuple[UnusualBatch, ...]:
-        """The largest of the run, the largest first; of equal ones the earlier.
-
-        Args:
-            epoch: Of the window under way.
-            found: Its largest.
-            samples_of: Asked for the samples of those that are new.
-        """
+        """The largest of the run, the largest first; of equal ones the earlier."""
         batches = {(one.epoch, one.batch): one for one in self._known}
         for value, batch, step in found:
             if math.isfinite(value):
@@ -72,14 +67,13 @@ class LargestBatches:
         """Start a new window, behind the one that was read last."""
         self._known = self._latest
 
-    def state(self) -> list[dict[str, Any]]:
-        """Those of the windows so far, in plain types."""
-        plain: list[dict[str, Any]] = to_plain(self._known)
-        return plain
+    def state(self) -> dict[str, Any]:
+        """What a resumed run goes on from, in plain types."""
+        return {"batches": to_plain(self._known)}
 
-    def load(self, state: Sequence[Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Load the :meth:`state` of an earlier run."""
-        self._known = self._latest = tuple(from_plain(UnusualBatch, one) for one in state)
+        self._known = self._latest = tuple(from_plain(UnusualBatch, one) for one in state.get("batches", ()))
 
 
 def _with_samples(one: UnusualBatch, samples_of: SamplesOf) -> UnusualBatch:
@@ -90,39 +84,29 @@ SLOTS = 4096
 """Batches whose step is remembered, the last ones, as many as those whose loss a window holds one by one."""
 
 
-class LargestLosses:
+class LargestLosses(LargestBatches):
     """The batches with the largest losses, of the losses that windows hold."""
 
     def __init__(self) -> None:
-        self._batches = LargestBatches()
+        super().__init__()
         self._steps = array("q", bytes(8 * SLOTS))  # by the index of the batch
 
     def batch_end(self, batch: int, step: int) -> None:
         """A batch ends, before which the global step was ``step``."""
         self._steps[batch % SLOTS] = step
 
-    def read(self, window: LossWindow, epoch: int, samples_of: SamplesOf) -> tuple[UnusualBatch, ...]:
-        """The batches of the run so far, the largest loss first.
-
-        Args:
-            window: The window under way, or several that are merged.
-            epoch: Its epoch.
-            samples_of: Asked for the samples of those that are new.
-        """
+    def of_window(self, window: LossWindow, epoch: int, samples_of: SamplesOf) -> tuple[UnusualBatch, ...]:
+        """As :meth:`read`, with the losses of the window under way, or of several that are merged."""
         values, first = np.where(np.isfinite(window.values), window.values, -math.inf), window.first
         places = np.argsort(-values, kind="stable")[:MOST].tolist()
         found = [(float(values[place]), first + place, self._steps[(first + place) % SLOTS]) for place in places]
-        return self._batches.read(epoch, found, samples_of)
+        return self.read(epoch, found, samples_of)
 
-    def reset(self) -> None:
-        """Start a new window, behind the one that was read last."""
-        self._batches.reset()
-
+    @override
     def state(self) -> dict[str, Any]:
-        """What a resumed run goes on from, in plain types."""
-        return {"batches": self._batches.state(), "steps": self._steps.tolist()}
+        return super().state() | {"steps": self._steps.tolist()}
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Load the :meth:`state` of an earlier run."""
-        self._batches.load(state.get("batches", ()))
+    @override
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
         self._steps[:] = array("q", state.get("steps", self._steps))

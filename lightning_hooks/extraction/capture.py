@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.extraction.batches import Forward, check_forward, run_model, undisturbed
 from lightning_hooks.hooks import HookManager, Listener, ModuleSelector, float_tensors, select_modules
-from lightning_hooks.hooks.recorder import OutputTo
+from lightning_hooks.hooks.listener import OutputTo
 from lightning_hooks.hooks.tensors import plain_values
 
 Pool: TypeAlias = str | Callable[[Tensor], Tensor]

@@ -1,8 +1,7 @@
 """Hooks in plain torch: registration, selection of modules, tensors inside any output."""
 
-from lightning_hooks.hooks.listener import Faults, Gate, Listener, all_closed
+from lightning_hooks.hooks.listener import Faults, Gate, GradientRecorder, Listener, OutputRecorder, Recorder, all_closed
 from lightning_hooks.hooks.manager import HOOK_KINDS, HookManager, with_hooks
-from lightning_hooks.hooks.recorder import GradientRecorder, OutputRecorder, Recorder
 from lightning_hooks.hooks.selection import ModuleSelector, select_modules
 from lightning_hooks.hooks.tensors import float_tensors, tensors_in
 from lightning_hooks.hooks.wrappers import Meter, counted, guarded, sampled, synchronized, timed

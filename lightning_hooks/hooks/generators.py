@@ -13,11 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_BYTES = {"torch": 5056, "device": 16, "numpy": 2520, "python": 2520}
-"""What each state takes in memory."""
-STATE_BYTES = sum(_BYTES.values())
-"""What all of them take."""
-
 
 @dataclass(slots=True)
 class Generators:
@@ -28,14 +23,12 @@ class Generators:
         device: Of the CUDA device; None without.
         numpy: What ``numpy.random.get_state()`` returns; None where NumPy is not imported.
         python: What ``random.getstate()`` returns, its 625 numbers as an array; None likewise.
-        nbytes: How much memory those take that are not the objects of the states before.
     """
 
     torch: Tensor
     device: Tensor | None = None
     numpy: Any = None
     python: Any = None
-    nbytes: int = 0
 
 
 _Twister = ctypes.c_char * 2500
@@ -56,30 +49,30 @@ class GeneratorWatch:
 
     def read(self) -> Generators:
         """The states now; no host sync."""
-        last, nbytes, modules = self._last, 0, sys.modules
+        last, modules = self._last, sys.modules
         state = torch.default_generator.get_state()
         now = ctypes.string_at(state.data_ptr(), state.numel())  # of bytes; torch.equal takes ten times as long
         if last is not None and now == self._torch:
             state = last.torch
         else:
-            self._torch, nbytes = now, _BYTES["torch"]
+            self._torch = now
         own = numpy = python = None
         if self._cuda is not None:
-            own, nbytes = torch.cuda.get_rng_state(self._cuda), nbytes + _BYTES["device"]
+            own = torch.cuda.get_rng_state(self._cuda)
         if "numpy" in modules:
             now = b"" if self._twister_of_numpy is None else self._twister_of_numpy.raw
             if now and last is not None and now == self._numpy and not last.numpy[3]:  # the second of a pair leaves it as it is
                 numpy = last.numpy
             else:
-                numpy, self._numpy, nbytes = modules["numpy"].random.get_state(), now, nbytes + _BYTES["numpy"]
+                numpy, self._numpy = modules["numpy"].random.get_state(), now
         if "random" in modules:
             now, random = b"" if self._twister_of_python is None else self._twister_of_python.raw, modules["random"]
             if now and last is not None and now == self._python and last.python[2] == random._inst.gauss_next:
                 python = last.python
             else:
                 version, numbers, gauss = random.getstate()
-                python, self._python, nbytes = (version, array("I", numbers), gauss), now, nbytes + _BYTES["python"]
-        self._last = Generators(state, own, numpy, python, nbytes)
+                python, self._python = (version, array("I", numbers), gauss), now
+        self._last = Generators(state, own, numpy, python)
         return self._last
 
     def restore(self, states: Generators) -> None:

@@ -1,17 +1,21 @@
-"""Registration of hooks: all of them or none, and removal of all; a context manager around the code of a function."""
+"""Registration of hooks: all or none, around the code of a function, and out of their modules for a time."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+
+from lightning_hooks.hooks.selection import inside_compiled
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -164,8 +168,7 @@ def with_hooks(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function or method so that a hook is registered exactly while it runs.
 
-    The hook is removed when the function returns or raises. The hook of a coroutine is registered from its first step to its last;
-    that of a generator or asynchronous generator while its own code runs, not while the caller's does.
+    The hook is removed when the function returns or raises.
 
     Args:
         target: The module to hook; or, for a method, a function of ``self`` that returns it.
@@ -174,7 +177,8 @@ def with_hooks(
         **options: As for :meth:`HookManager.register`.
 
     Returns:
-        A decorator. Errors are those of :meth:`HookManager.register`, raised when the function is called.
+        A decorator, which raises TypeError for coroutines and generators. Errors of :meth:`HookManager.register` are raised when
+        the function is called.
 
     Example:
         >>> import torch
@@ -193,95 +197,137 @@ def with_hooks(
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        def in_place(*args: Any) -> HookManager:
-            found = target if isinstance(target, nn.Module) else target(*args[:1])
-            hooks = HookManager()
-            hooks.register(found, hook, kind, label=type(found).__name__, **options)
-            return hooks
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"with_hooks hooks a function until it returns, and {function.__qualname__} returns before its code runs. "
+                "Register the hook in it: with HookManager() as hooks."
+            )
 
-        return around(function, in_place)
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            found = target if isinstance(target, nn.Module) else target(*args[:1])
+            with HookManager() as hooks:
+                hooks.register(found, hook, kind, label=type(found).__name__, **options)
+                return function(*args, **kwargs)
+
+        return call
 
     return decorate
 
 
-Context = Callable[..., AbstractContextManager[Any]]
-"""Returns the context manager of one call, given its positional arguments."""
+@dataclass(frozen=True, slots=True)
+class _Suspended:
+    """A removed hook.
 
-
-def around(function: Callable[P, R], context: Context) -> Callable[P, R]:
-    """Return ``function`` with its code running inside a context.
-
-    A generator enters a new context at each ``next()`` or ``send()`` and leaves it at the ``yield``: the caller's code runs
-    outside. A coroutine stays inside one context from its first step to its last.
-
-    Args:
-        function: A function, generator function, coroutine function or asynchronous generator function.
-        context: Called with the positional arguments of a call; returns the context manager to enter.
+    Attributes:
+        handle: Its handle.
+        hook: The hook.
+        flags: PyTorch's dictionaries of options (``with_kwargs``, ``always_call``) that contain it.
+        ahead: The hooks before it.
+        behind: The hooks after it.
     """
-    kinds: tuple[tuple[Callable[..., bool], Callable[..., Any]], ...] = (
-        (inspect.isasyncgenfunction, _around_async_generator),
-        (inspect.iscoroutinefunction, _around_coroutine),
-        (inspect.isgeneratorfunction, _around_generator),
-    )
-    wrap = next((wrap for is_kind, wrap in kinds if is_kind(function)), _around_function)
-    return cast("Callable[P, R]", wraps(function)(wrap(function, context)))
+
+    handle: RemovableHandle
+    hook: Any
+    flags: Sequence[Any]
+    ahead: Sequence[int]
+    behind: Sequence[int]
+
+    def comes_after(self, other: int) -> bool:
+        """Whether it belongs after another hook, given by its number. Hooks registered since come after it."""
+        return other in self.ahead or (other < self.handle.id and other not in self.behind)
 
 
-def _around_function(function: Callable[..., R], context: Context) -> Callable[..., R]:
-    def call(*args: Any, **kwargs: Any) -> R:
-        with context(*args):
-            return function(*args, **kwargs)
+class Suspension:
+    """Removes hooks from their modules, and registers them again.
 
-    return call
+    TorchScript, quantisation and export, which read a module's hooks, find none in between. A hook returns as the same object with
+    the same number, so that a graph of ``torch.compile`` that was traced with it stays valid, and before the hooks that it preceded
+    and those registered since. Other hooks keep their order. Hooks inside compiled modules stay: without them the next call would
+    compile again. A copy or a pickle is empty.
 
+    Attributes:
+        suspended: Whether the hooks are removed now.
+    """
 
-def _around_coroutine(function: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    async def call(*args: Any, **kwargs: Any) -> Any:
-        with context(*args):
-            return await function(*args, **kwargs)
+    def __init__(self) -> None:
+        self.suspended = False
+        self._resting = self._compiles = False
+        self._handler: Any = None  # of torch.compile's callbacks, once it is asked for them
+        self._hooks: list[RemovableHandle] = []
+        self._out: list[_Suspended] = []
+        self._compiled: Collection[int] = ()
 
-    return call
+    def add(self, handle: RemovableHandle) -> None:
+        """Add a hook of a module to those that :meth:`suspend` removes."""
+        self._hooks.append(handle)
 
+    def suspend(self, root: nn.Module | None = None) -> None:
+        """Remove the hooks, except those inside compiled modules. Idempotent.
 
-def _around_generator(function: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        generator = function(*args, **kwargs)
-        advance, given = generator.send, None
-        try:
-            while True:
-                try:
-                    with context(*args):
-                        value = advance(given)
-                except StopIteration as end:
-                    return end.value
-                try:
-                    given, advance = (yield value), generator.send
-                except Exception as error:  # noqa: BLE001  thrown in by the caller, for the generator to handle
-                    given, advance = error, generator.throw
-        finally:
-            with context(*args):
-                generator.close()
+        Args:
+            root: The model, in which is looked which modules are compiled; None where that was done before.
+        """
+        self._resting = False
+        if self.suspended:
+            return
+        self.suspended = True
+        if root is not None:
+            self._compiled = {id(held) for module in inside_compiled(root) for held in vars(module).values()}
+        for handle in self._hooks:
+            hooks = handle.hooks_dict_ref()
+            if hooks is None or id(hooks) in self._compiled or handle.id not in hooks:  # or removed by others
+                continue
+            flags = []
+            for reference in handle.extra_dict_ref:
+                options = reference()
+                if options and options.pop(handle.id, False):
+                    flags.append(options)
+            order = [*hooks]
+            place = order.index(handle.id)
+            self._out.append(_Suspended(handle, hooks.pop(handle.id), flags, order[:place], order[place + 1 :]))
 
-    return call
+    def rest(self) -> None:
+        """Remove the hooks in a batch in which none records, as long as nothing is compiled: what is has to find them in place."""
+        if self._handler is None:
+            # Whoever compiles, or steps an optimizer of torch's, has imported it; its callbacks have no public name.
+            self._handler = getattr(sys.modules.get("torch._dynamo"), "callback_handler", None)
+            if self._handler is None:
+                return
+            self._handler.register_start_callback(self._compile_starts)
+        if not self._compiles and not self.suspended:
+            self.suspend()
+            self._resting = True
 
+    def _compile_starts(self, *_: Any) -> None:
+        self._compiles = True
+        if self._resting:
+            self.restore()
 
-def _around_async_generator(function: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        generator = function(*args, **kwargs)
-        advance, given = generator.asend, None
-        try:
-            while True:
-                try:
-                    with context(*args):
-                        value = await advance(given)
-                except StopAsyncIteration:
-                    return
-                try:
-                    given, advance = (yield value), generator.asend
-                except Exception as error:  # noqa: BLE001  thrown in by the caller, for the generator to handle
-                    given, advance = error, generator.athrow
-        finally:
-            with context(*args):
-                await generator.aclose()
+    def restore(self) -> None:
+        """Register the hooks again. Idempotent."""
+        self._resting = False
+        out, self._out, self.suspended = self._out, [], False
+        for suspended in out:
+            handle = suspended.handle
+            hooks = handle.hooks_dict_ref()
+            if hooks is None:
+                continue
+            later: list[int] = []
+            for other in hooks:
+                later = [] if suspended.comes_after(other) else [*later, other]
+            hooks[handle.id] = suspended.hook
+            for other in later:
+                hooks.move_to_end(other)
+            for flags in suspended.flags:
+                flags[handle.id] = True
 
-    return call
+    def forget(self) -> None:
+        """Forget the hooks: none is registered again."""
+        self._hooks, self._out, self.suspended = [], [], False
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            handler.remove_start_callback(self._compile_starts)
+
+    def __reduce__(self) -> tuple[type[Suspension], tuple[()]]:
+        return (Suspension, ())

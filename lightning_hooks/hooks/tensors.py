@@ -289,3 +289,9 @@ def read_number(value: Any) -> float | None:
     if not isinstance(value, Tensor):
         return as_number(value)
     return float(value) if value.numel() == 1 and not value.is_complex() and has_values(value) else None
+
+
+def number(scalar: Tensor) -> float:
+    """Read a 0-d CPU tensor from its memory."""
+    value: Any = scalar.tolist()
+    return float(value)

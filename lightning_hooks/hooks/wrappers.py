@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.hooks.listener import NO_SCRIPT, Gate, Listener, no_hook
+from lightning_hooks.hooks.listener import IN_GRAPHS, NO_SCRIPT, Gate, Listener, Recorder, no_hook, register
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
-from lightning_hooks.hooks.recorder import IN_GRAPHS, Recorder, register
 from lightning_hooks.hooks.tensors import UnreadableError
 
 Hook = Callable[..., Any]

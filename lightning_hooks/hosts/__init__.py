@@ -1,1 +1,1 @@
-"""Training loops, as a session sees them: what is asked of each, and one module for each loop."""
+"""Training loops as a session sees them: what a session asks of a loop, and one module for each loop."""

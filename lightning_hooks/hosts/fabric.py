@@ -12,20 +12,15 @@ from lightning_hooks.hooks import HookManager
 from lightning_hooks.hosts.lightning_folder import folder_of
 from lightning_hooks.hosts.loop_events import EventHook
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
-from lightning_hooks.hosts.loop_setup import optimizers_of, setup_of, unwrapped
 from lightning_hooks.hosts.observers import TrainingReports
-from lightning_hooks.hosts.plain import PlainHost
+from lightning_hooks.hosts.plain import PlainHost, optimizers_of, setup_of, unwrapped
 
 
 class FabricLoop:
     """Stands for a monitor among the callbacks of a Fabric: its events are others than a Trainer's.
 
-    Hooks come with the first forward in training, when all models and optimizers are set up. Each optimizer step ends a batch.
-
-    Args:
-        monitor: The callback.
-        fabric: The Fabric.
-        quiet: Whether what cannot be observed is a warning.
+    Hooks come with the first forward in training, when all models and optimizers are set up. Each optimizer step ends a batch. A
+    quiet one warns of what cannot be observed, in place of raising.
     """
 
     def __init__(self, monitor: TrainingReports, fabric: Fabric, quiet: bool = False) -> None:

@@ -7,8 +7,8 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any
 from weakref import ref
 
 from lightning.pytorch import LightningModule, Trainer
@@ -22,37 +22,34 @@ from lightning_hooks.declare.host import (
     LossScaling,
     Metrics,
     Position,
-    RunFiles,
     Scheduled,
     StepAgain,
     TrainingSetup,
 )
 from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER, warn
 from lightning_hooks.hosts import lightning_api
-from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
-from lightning_hooks.hosts.loop_setup import replicated
+from lightning_hooks.hosts.lightning_folder import LightningFiles
+from lightning_hooks.hosts.plain import replicated, warn_of_logger
 from lightning_hooks.replay.rerun import without_logging
 from lightning_hooks.trackers import Trackers
 
 
-class FitObjects(Protocol):
-    """What belongs to the fit and outlives its session."""
+class FitObjects:
+    """What belongs to the fit of a trainer, and outlives its session."""
 
-    temporary_folder: TemporaryFolder
-    epoch_log: lightning_api.EpochLog
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = ref(trainer)
+        self.epoch_log, self.files = lightning_api.EpochLog(), LightningFiles(trainer, lambda: self.trackers)
 
-    @property
+    @cached_property
     def trackers(self) -> Trackers:
-        """The trainer's loggers behind one interface."""
+        """The trainer's loggers behind one interface; empty on ranks other than 0. A logger that raises is reported once."""
+        trainer = self._trainer()
+        return Trackers(trainer.loggers if trainer is not None and trainer.is_global_zero else (), warn_of_logger)
 
 
 class TrainerReference:
-    """Base of what asks a trainer, and does not keep it alive.
-
-    Args:
-        trainer: The trainer.
-        of_fit: What belongs to its fit.
-    """
+    """Base of what asks a trainer, and does not keep it alive."""
 
     def __init__(self, trainer: Trainer, of_fit: FitObjects) -> None:
         self._trainer, self._of_fit = ref(trainer), of_fit
@@ -66,13 +63,7 @@ class TrainerReference:
 
 
 class LightningHost(TrainerReference, Host):
-    """A Lightning Trainer, as a session sees it.
-
-    Args:
-        trainer: The trainer, whose training starts.
-        pl_module: The model.
-        of_fit: What holds the trainer's loggers.
-    """
+    """A Lightning Trainer whose training starts, as a session sees it."""
 
     loss_scaling = LossScaling()
     uneven = False
@@ -83,7 +74,7 @@ class LightningHost(TrainerReference, Host):
         self.position: Position = self
         self.metrics = LightningMetrics(trainer, of_fit)
         self.console = LightningConsole(trainer, of_fit)
-        self.files = LightningFiles(trainer, of_fit)
+        self.files = of_fit.files
         self.again = LightningStepAgain(self)
         ranks = lightning_api.world_size(trainer)
         if ranks < trainer.world_size:
@@ -199,7 +190,7 @@ class LightningMetrics(TrainerReference, Metrics):
     @override
     def available(self) -> Mapping[str, Any]:
         logs = [value for callback in lightning_api.callbacks_of(self.trainer) for value in vars(callback).values()]
-        own = {tag for log in logs if type(log) is lightning_api.EpochLog for tag in log._tags}
+        own = {tag for log in (*logs, self._of_fit.epoch_log) if type(log) is lightning_api.EpochLog for tag in log._tags}
         return {name: value for name, value in lightning_api.known_metrics(self.trainer)[0].items() if name not in own}
 
     @override
@@ -242,33 +233,8 @@ class LightningConsole(TrainerReference, Console):
         self.trainer._logger_connector._progress_bar_metrics.update(values)  # the property computes metrics that are logged
 
 
-class LightningFiles(TrainerReference, RunFiles):
-    """A Trainer's log directory, or a temporary folder."""
-
-    @override
-    def folder(self, report_dir: Any) -> Path | None:
-        return run_folder(self.trainer, report_dir, self._of_fit.trackers, self._of_fit.temporary_folder)
-
-    @override
-    def place(self, file: Path, kept_in: Sequence[str], everything: bool) -> str:
-        temporary = self._of_fit.temporary_folder
-        if temporary.holds(file):
-            if everything:
-                return f"{file.name} is among {kept_in[0]}."
-            temporary.keep()
-        return str(file)
-
-    @override
-    def keeps(self, folder: Path) -> bool:
-        return not self._of_fit.temporary_folder.holds(folder)
-
-
 class LightningStepAgain(StepAgain):
-    """How a Trainer runs a step again.
-
-    Args:
-        host: The trainer, as a session sees it.
-    """
+    """How a Trainer runs a step again."""
 
     def __init__(self, host: LightningHost) -> None:
         self._host = host

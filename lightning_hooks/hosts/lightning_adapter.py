@@ -1,33 +1,101 @@
-"""Forwards the events of a Lightning Trainer to the session of its fit."""
+"""A callback of both of Lightning's packages, and the one that forwards the events of a Trainer to the session of its fit."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from operator import attrgetter
 from typing import Any, ClassVar
-from weakref import ref
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import Self, override
 
 from lightning_hooks.declare.collector import EPOCH_END, VALIDATION
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, outside_modes
-from lightning_hooks.hosts.lightning import LightningHost
-from lightning_hooks.hosts.lightning_api import EpochLog, around_steps, callbacks_of
-from lightning_hooks.hosts.lightning_callback import EitherPackage
-from lightning_hooks.hosts.lightning_folder import TemporaryFolder
-from lightning_hooks.hosts.loggers import warn_of_logger
+from lightning_hooks.hosts.lightning import FitObjects, LightningHost
+from lightning_hooks.hosts.lightning_api import around_steps, callbacks_of
 from lightning_hooks.session.session import Session
-from lightning_hooks.trackers import Trackers
+
+LENT = ("log", "log_dict")
+
+BATCH_EVENTS = (
+    *("on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"),
+    *("on_train_batch_end", "on_validation_batch_start", "on_validation_batch_end"),
+)
+"""The events of each batch."""
+
+
+class EitherPackage(Callback):
+    """A callback of ``lightning.pytorch`` that is one of ``pytorch_lightning`` too, wherever that is imported.
+
+    They are two packages with the same classes twice. A Trainer of ``pytorch_lightning`` below 2.6 raises "Expected a parent" for a
+    callback that is not of its own class.
+    """
+
+    joins_session: ClassVar[bool] = False
+    """Whether it has members in the session of a fit."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004  those of __init__
+        """Make an instance, after both packages know its class."""
+        join()
+        return super().__new__(cls)
+
+    def in_another_fit(self, trainer: Trainer) -> bool:
+        """Whether it is attached in a fit of another trainer that is still running."""
+        return False
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and self.in_another_fit(trainer):
+            raise RuntimeError(
+                f"This {type(self).__name__} is attached to the fit of another Trainer that is still running, and one instance "
+                f"observes one fit at a time. Give the Trainer inside it callbacks of its own: build another {type(self).__name__}."
+            )
+
+    def on_init_end(self, *args: Any, **kwargs: Any) -> None:
+        """Hugging Face's Trainer calls this when it is made.
+
+        Raises:
+            TypeError: Always: it calls other events than Lightning's.
+        """
+        raise TypeError(
+            f"{type(self).__name__} is a callback of Lightning's Trainer, and this is Hugging Face's. Give it "
+            "lightning_hooks.hosts.transformers.MonitorCallback, which takes the arguments of TrainingMonitor."
+        )
+
+    def skip_unused_events(self) -> None:
+        """Let Lightning, which calls what is callable, skip the batch events that this class does not handle, for this fit."""
+        unused = [name for name in BATCH_EVENTS if getattr(type(self), name) is getattr(Callback, name)]
+        vars(self).update({name: None for name in unused if name not in vars(self)})
+
+    def forget_model(self) -> None:
+        """Drop what belongs to a fit: the methods of the model that Lightning lends a callback, and with them the model."""
+        own = vars(self)
+        for name in [name for name, value in own.items() if _of_fit(name, value)]:
+            del own[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what belongs to a fit."""
+        return {name: value for name, value in vars(self).items() if not _of_fit(name, value)}
+
+
+def _of_fit(name: str, value: object) -> bool:
+    return name in LENT or (name in BATCH_EVENTS and value is None)
+
+
+def join() -> None:
+    """Make pytorch_lightning's Callback, if it is imported, a base class too, behind all others: no method is taken from it."""
+    twin = getattr(sys.modules.get("pytorch_lightning"), "Callback", None)
+    if isinstance(twin, type) and not issubclass(EitherPackage, twin):
+        with suppress(TypeError):  # a subclass of both, the other one first, has an order of its own
+            EitherPackage.__bases__ = (*EitherPackage.__bases__, twin)
 
 
 def _event(name: str, takes: int = 0) -> Callable[..., None]:
     """A method of a callback that hands an event to the session, which no mode of others sees.
 
-    Args:
-        name: The method, from the session on.
-        takes: How many arguments it takes of those that Lightning gives behind the trainer and the model.
+    It takes so many of the arguments that Lightning gives behind the trainer and the model.
     """
     method = attrgetter(name)
 
@@ -49,8 +117,8 @@ def _pause(moment: str) -> Callable[..., None]:
 
     def call(self: _First, *_: Any) -> None:
         session = self.adapter.session
-        if session is not None and not session.pauses.paused:
-            session.pauses.start(moment)
+        if session is not None and not session.batches.paused:
+            session.batches.pause(moment)
 
     return call
 
@@ -59,9 +127,6 @@ class Adapter(EitherPackage):
     """Stands before the first monitor among a trainer's callbacks, forwards each event once, and holds what belongs to the fit.
 
     It joins when training starts, and leaves at teardown and when training raises.
-
-    Args:
-        trainer: The trainer.
 
     Attributes:
         session: That of the fit under way; None without one.
@@ -72,12 +137,9 @@ class Adapter(EitherPackage):
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
-        self._trainer = ref(trainer)
         self.session: Session | None = None
         self._steps = ExitStack()  # what is around them
-        self.temporary_folder = TemporaryFolder(trainer)
-        self.epoch_log = EpochLog()
-        self._trackers: Trackers | None = None
+        self.of_fit = FitObjects(trainer)
 
     @classmethod
     def of(cls, trainer: Trainer) -> Self:
@@ -97,18 +159,9 @@ class Adapter(EitherPackage):
     def session_of(self, trainer: Trainer, pl_module: LightningModule) -> Session:
         """Return the session of the fit that starts."""
         if self.session is None:
-            self.session = session = Session(LightningHost(trainer, pl_module, self))
+            self.session = session = Session(LightningHost(trainer, pl_module, self.of_fit))
             self._steps.callback(around_steps(trainer, session.step))
         return self.session
-
-    @property
-    def trackers(self) -> Trackers:
-        """The trainer's loggers behind one interface; empty on ranks other than 0. A logger that raises is reported once."""
-        if self._trackers is None:
-            trainer = self._trainer()
-            loggers = trainer.loggers if trainer is not None and trainer.is_global_zero else ()
-            self._trackers = Trackers(loggers, warn_of_logger)
-        return self._trackers
 
     # Events.
 
@@ -119,10 +172,10 @@ class Adapter(EitherPackage):
     on_before_optimizer_step = _event("before_optimizer_step", 1)
     on_before_zero_grad = _event("probe.before_zero_grad", 1)
     on_train_batch_end = _event("batch_end", 1)
-    on_validation_start = _event("pauses.validation_start")
-    on_validation_end = _event("pauses.validation_end")
+    on_validation_start = _event("validation_start")
+    on_validation_end = _event("validation_end")
     on_train_epoch_end = _event("epoch_end")
-    on_train_end = _event("finish")
+    on_train_end = _event("close")
 
     @override
     def on_validation_batch_start(
@@ -130,21 +183,15 @@ class Adapter(EitherPackage):
     ) -> None:
         if self.session is not None and not dataloader_idx:
             with outside_modes():
-                self.session.pauses.validation_batch(batch, batch_idx)
+                self.session.validation_batch(batch, batch_idx)
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.leave(trainer, "stopped")
-        self.epoch_log.withdraw(trainer)
+        self.of_fit.epoch_log.withdraw(trainer)
 
     def leave(self, trainer: Trainer, how: str, error: BaseException | None = None) -> None:
-        """The fit is over: close its session, and leave the trainer's callbacks as they were.
-
-        Args:
-            trainer: The trainer.
-            how: ``exception``, ``interrupted`` or ``stopped``.
-            error: What ended training.
-        """
+        """The fit is over: close its session, and leave the trainer's callbacks as they were."""
         session, self.session = self.session, None
         self._steps.close()
         callbacks = callbacks_of(trainer)

@@ -261,15 +261,7 @@ class EpochLog:
     def write(
         self, who: str, trainer: Trainer, trackers: Trackers, scalars: Mapping[str, float], logged: Mapping[str, float]
     ) -> None:
-        """Log numbers.
-
-        Args:
-            who: The callback, for the warning.
-            trainer: The trainer.
-            trackers: Its loggers.
-            scalars: The numbers by tag, for ``trainer.callback_metrics``.
-            logged: Those that loggers get.
-        """
+        """Log numbers by tag, the same for all of ``trainer.callback_metrics`` and, if they are ``logged``, the loggers."""
         known, shown, names = known_metrics(trainer)
         taken = ((known.keys() - self._tags) | (names - self._tags)) & scalars.keys()
         if taken:

@@ -36,11 +36,6 @@ class LoopEvents:
     in evaluation mode. Other forwards are not recorded. Gradients are read when ``backward()`` of the loss returns. A batch ends
     when :meth:`end_batch` is called, or with each optimizer step.
 
-    Args:
-        session: The session.
-        host: Its host, which counts batches and steps.
-        ends_at_step: Whether each optimizer step ends a batch.
-
     Attributes:
         session: The session.
         ran: Whether the loss of the batch under way came from :meth:`run`.
@@ -54,20 +49,13 @@ class LoopEvents:
         self._open = False  # a batch is under way
         self.ran = False
         self._forwards: list[ExitStack] = []  # of the model, those under way
-        self._depth: Counter[int] = Counter()  # of the calls of an optimizer's step that are under way
+        session.probe.loop = self._before_step, self._after_step
         self._steps: Counter[int] = Counter()  # of each optimizer in this batch
         self._thread = threading.get_ident()
         self._exchanged = ExitStack()
 
-    def prepare(self) -> None:
-        """Register what runs before the session's own hooks, before its members join."""
-        for optimizer in self._hooked():
-            self._hooks.register(optimizer, EventHook(self._before_step), "optimizer_step_pre")
-
     def start(self) -> None:
-        """Register what runs after the session's own hooks: it has recorded a step before the batch ends."""
-        for optimizer in self._hooked():
-            self._hooks.register(optimizer, EventHook(self._after_step), "optimizer_step_post")
+        """Register the hooks on the model, when the members have joined."""
         for module in called_from_outside(self._host.model):
             compiled = vars(module).get("_compiled_call_impl")  # of module.compile(), which compiles hooks too; no public name
             if compiled is not None:
@@ -98,10 +86,6 @@ class LoopEvents:
 
         return unscale_
 
-    def _hooked(self) -> list[Any]:
-        """The optimizers that have step hooks: the session warns of the others."""
-        return [optimizer for optimizer in self._host.optimizers if hasattr(optimizer, "_optimizer_step_pre_hooks")]
-
     def stop(self) -> None:
         """Remove everything. Harmless when it was removed before."""
         self._hooks.remove_all()
@@ -112,14 +96,7 @@ class LoopEvents:
         self._switch(False)
 
     def end_batch(self, loss: Tensor | None = None) -> None:
-        """A training batch is over; one without a forward is empty.
-
-        Args:
-            loss: Its loss; None for that of its backward.
-
-        Raises:
-            AlertError: If a member with ``on_alert="raise"`` has a new alert.
-        """
+        """A training batch is over, with this loss or that of its backward; one without a forward is empty."""
         self._switch(False)
         with outside_modes():
             if not self._open:
@@ -131,18 +108,14 @@ class LoopEvents:
             host.batch += 1
             self.session.batch_end(loss)
             if host.epoch_ends:
-                self.session.pauses.start(VALIDATION)
+                self.session.batches.pause(VALIDATION)
 
     def end_epoch(self) -> None:
-        """An epoch is over, and a batch that was not ended with it.
-
-        Raises:
-            AlertError: If a member with ``on_alert="raise"`` has a new alert.
-        """
+        """An epoch is over, and a batch that was not ended with it."""
         self._switch(False)
         self._open, self._host.batch = False, 0
         with outside_modes():
-            self.session.pauses.start(EPOCH_END)
+            self.session.batches.pause(EPOCH_END)
             try:
                 self.session.epoch_end()
             finally:
@@ -189,9 +162,9 @@ class LoopEvents:
 
     def _start_batch(self, batch: Any) -> None:
         self._open = True
-        self._depth.clear()
         self.session.batch_start(batch, self._host.batch)
-        self.session.calls.begin_step()
+        if self.session.calls.running:
+            self.session.calls.observer.begin_step()
 
     def _follows(self) -> bool:
         """Whether what runs is a forward of the loop: in its thread, and no recomputation in backward."""
@@ -210,7 +183,7 @@ class LoopEvents:
         if on is not self._mode_on and not self._in_backward:
             self._mode_on = on
             if on:
-                insert_mode(self._mode, lowest_place() + self.session.calls.seen)
+                insert_mode(self._mode, lowest_place() + self.session.calls.observer.seen)
             else:
                 remove_mode(self._mode)
 
@@ -236,27 +209,16 @@ class LoopEvents:
 
     # The optimizers.
 
-    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_captured():
-            return
-        self._depth[id(optimizer)] += 1
-        if self._depth[id(optimizer)] > 1:
-            return
+    def _before_step(self, optimizer: Any, has_closure: bool) -> None:
         self._switch(False)
         with outside_modes():
             if not self._open:  # a closure runs forward, or the model's forward was not seen
                 self._start_batch(None)
-            has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
             if not has_closure and self.session.probe.current(optimizer) is None:  # backward was not seen
                 self.session.probe.before_backward()
                 self.session.before_optimizer_step(optimizer)
 
-    def _after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_captured():
-            return
-        self._depth[id(optimizer)] -= 1
-        if self._depth[id(optimizer)] > 0:
-            return
+    def _after_step(self, optimizer: Any) -> None:
         self._host.global_step += 1
         self._steps[id(optimizer)] += 1
         if self._ends_at_step:
@@ -270,7 +232,7 @@ class LoopEvents:
 
 
 class EventHook(Listener):
-    """A hook of the model or of an optimizer that calls a function: copies of them have none."""
+    """A hook of the model that calls a function: copies of the model have none."""
 
     __slots__ = ("_call",)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lightning_hooks.declare.warn import Once
 from lightning_hooks.hosts.loop_events import LoopEvents
@@ -62,7 +62,6 @@ class LoopMonitor(TrainingReports):
         session = Session(self.host)
         self._events = events = LoopEvents(session, self.host, self._ends_at_step)
         try:
-            events.prepare()
             for member in joining(self.members, self.host.model):
                 session.join(member)
             self.observers.outlets.add_to(session.sinks, session.host, session.members)
@@ -115,11 +114,7 @@ class LoopMonitor(TrainingReports):
         Raises:
             RuntimeError: Outside of the block, or without a ``loss_function``.
         """
-        return self.run(self._again().loss_function, batch)
-
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function with a training batch: as :meth:`loss`."""
-        return self.events.run(function, *args, **kwargs)
+        return self.events.run(self._again().loss_function, batch)
 
     def batches(self, loader: Loader) -> Loader:
         """Return the loader of the training batches. Where it is a ``DataLoader``, alerts about single steps name their samples.
@@ -156,14 +151,10 @@ class LoopMonitor(TrainingReports):
         return {name: report for name in self.history if (report := getattr(self, name)) is not None}
 
     def end_validation(self, metrics: Mapping[str, Any]) -> None:
-        """A validation is over: its metrics belong to the window under way.
-
-        Args:
-            metrics: As of :meth:`step`; the loss is one such as ``val_loss``.
-        """
+        """A validation is over: its metrics, with the loss as ``val_loss``, belong to the window under way."""
         session = self.events.session
         self.host.metrics.report(metrics)
-        session.pauses.validation_end()
+        session.validation_end()
 
     @property
     def events(self) -> LoopEvents:
@@ -177,11 +168,7 @@ class LoopMonitor(TrainingReports):
         return self._events
 
     def finish(self, ends_window: bool = True) -> None:
-        """Training has ended as it should: write the report and remove the hooks.
-
-        Args:
-            ends_window: Whether the window under way ends before, for which all ranks have to come here.
-        """
+        """Training has ended as it should: end the window under way, if all ranks come here, and :meth:`close`."""
         if self._events is not None:
             try:
                 if ends_window and any(member.context.batches for member in self._events.session.members):
@@ -202,42 +189,22 @@ class LoopMonitor(TrainingReports):
     __del__ = abandon
 
     def close(self, how: str, error: BaseException | None = None) -> None:
-        """Remove the hooks and write the report. Harmless when that was done before.
-
-        Args:
-            how: ``finished``, ``exception``, ``interrupted`` or ``stopped``.
-            error: What ended training.
-        """
+        """Remove the hooks and write the report. Harmless when that was done before."""
         events, self._events = self._events, None
         if events is not None:
             events.stop()
-            if how == "finished":
-                events.session.finish()
-            else:
-                events.session.close(how, error)
+            events.session.close(how, error)
             self.host.again.release()
 
-    def subscribe(self, observer: Any) -> None:
-        """Call a function with every new :class:`~lightning_hooks.Alert`, infos too, next to what ``on_alert`` says.
-
-        Args:
-            observer: The function.
-        """
-        for member in self.members:
-            member.alerting.observers.subscribe(observer)
-
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed training needs. Ranks may be merged: every rank is asked."""
-        monitors = {member.kind.report_name: member.state_dict() for member in self.members}
-        return {**self.host.progress, "monitors": monitors}
+        return {**self.host.progress, "monitors": super().state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from an earlier training: call it before the block."""
-        self.host.progress = state
-        for member in self.members:
-            name = member.kind.report_name
-            if name in state["monitors"]:
-                member.load_state_dict(state["monitors"][name])
+        self.host.progress = state_dict
+        super().load_state_dict(state_dict["monitors"])
 
 
 _RUNNING: WeakSet[LoopMonitor] = WeakSet()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,11 +24,11 @@ from lightning_hooks.diagnostics.routers.collector import RouterCollector
 from lightning_hooks.run_report.page import RunReport
 from lightning_hooks.run_report.verdict import Status
 from lightning_hooks.session.closing import open_alerts, run_report, verdict_of
-from lightning_hooks.session.history import History
 from lightning_hooks.session.logged import statistics_by_ranking
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.sinks import ReportTargets
+from lightning_hooks.session.windows import History
 
 if TYPE_CHECKING:
     import pandas
@@ -74,21 +74,17 @@ def arguments_of_each(groups: Sequence[Collectors], others: type[Any] | None = N
     return found
 
 
-def members_of(kinds: Collectors, arguments: Sequence[Mapping[str, Any]]) -> list[Member]:
-    """Make the members of some collectors, each with its arguments; none for metrics without any."""
-    wanted = (
-        pair for pair in zip(kinds, arguments, strict=True) if pair[0] is not MetricCollector or pair[1].get("metrics") is not None
-    )
-    return [Member(kind.monitor, kind, Settings(**given)) for kind, given in wanted]
+def members_of(kinds: Collectors, others: type[Any] | None = None, **arguments: Any) -> list[Member]:
+    """Make the members of some collectors, each with those of the arguments that it takes; none for metrics without any."""
+    given = zip(kinds, arguments_of_each([(kind,) for kind in kinds], others, **arguments), strict=True)
+    wanted = (pair for pair in given if pair[0] is not MetricCollector or pair[1].get("metrics") is not None)
+    return [Member(kind.monitor, kind, Settings(**own)) for kind, own in wanted]
 
 
 def joining(members: Sequence[Member], model: nn.Module, listed: Collection[str] = ()) -> list[Member]:
     """Return the members that have something to measure in a model; the others have no report of the run.
 
-    Args:
-        members: The members.
-        model: The model.
-        listed: The names of the monitors that observe the training separately.
+    The monitors that are ``listed`` observe the training separately.
     """
     joins = {member: member.kind.applies(model, member.settings.functional, member.name in listed) for member in members}
     for member in (member for member, wanted in joins.items() if not wanted):
@@ -97,13 +93,7 @@ def joining(members: Sequence[Member], model: nn.Module, listed: Collection[str]
 
 
 class TrainingMembers:
-    """The members that observe a whole training.
-
-    Args:
-        notify: As for :class:`~lightning_hooks.TrainingMonitor`, as are the others.
-        live: Whether the page is shown.
-        functional: Whether calls of functions are sites.
-        **arguments: The others.
+    """The members that observe a whole training, by the arguments of :class:`~lightning_hooks.TrainingMonitor`.
 
     Attributes:
         outlets: Where the run is sent to: what ``notify`` and ``live`` say.
@@ -119,21 +109,51 @@ class TrainingMembers:
 
     def __init__(self, *, notify: Any = None, live: bool = False, functional: bool = True, **arguments: Any) -> None:
         self.outlets = ReportTargets(notify, live)
-        kinds = [(kind,) for group in OF_TRAINING for kind in group]
-        given = iter(arguments_of_each(kinds, functional=functional, **arguments))
-        self.groups = [members_of(group, [next(given) for _ in group]) for group in OF_TRAINING]
-        self.all = [member for group in self.groups for member in group]
+        self.all = members_of([kind for group in OF_TRAINING for kind in group], functional=functional, **arguments)
+        self.groups = [[member for member in self.all if member.kind in group] for group in OF_TRAINING]
         self.resumed: dict[str, int] | None = None
         self.all[-1].selection = self.all[0].selection  # clipping events have no modules of their own
 
 
-class ModelReports:
-    """The reports of what only some models have."""
+class WithMembers:
+    """What has members: their alerts, and their states in a checkpoint."""
 
     @property
     def members(self) -> Sequence[Member]:
         """What it measures."""
         raise NotImplementedError
+
+    def subscribe(self, observer: Callable[[Alert], object]) -> None:
+        """Call ``observer`` with every new alert, after those that subscribed before and next to what ``on_alert`` says.
+
+        One that raises gives a warning and harms neither the others nor training. Infos are handed over too; a consequence of
+        another alert is not, but named in that one's ``consequences``.
+        """
+        for member in self.members:
+            member.alerting.observers.subscribe(observer)
+
+    def unsubscribe(self, observer: Callable[[Alert], object]) -> None:
+        """Do not call ``observer`` any more.
+
+        Raises:
+            ValueError: If it is not subscribed.
+        """
+        for member in self.members:
+            member.alerting.observers.unsubscribe(observer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed training needs. Ranks may be merged: every rank is asked."""
+        return {member.kind.prefix: member.state_dict() for member in self.members}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from an earlier training, when the next one starts."""
+        known = [member for member in self.members if member.kind.prefix in state_dict]  # not of metrics= that is new
+        for member in known or self.members:
+            member.load_state_dict(state_dict.get(member.kind.prefix, {}))
+
+
+class ModelReports(WithMembers):
+    """The reports of what only some models have."""
 
     def latest(self, kind: type[T]) -> T | None:
         """The latest report of a class; None before the first, and where none of the members makes such reports in this run."""

@@ -1,24 +1,32 @@
-"""A training loop in plain PyTorch, as a session sees it, and how a step of it runs again."""
+"""A training loop in plain PyTorch, as a session sees it: what is known of it, what it logs, and how a step of it runs again."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hooks.declare.host import Console, Host, LossScaling, Metrics, Position, RunFiles, StepAgain, TrainingSetup
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.attributes import exchange
 from lightning_hooks.hooks.tensors import as_number, is_distributed
-from lightning_hooks.hosts.loggers import warn_of_logger
-from lightning_hooks.hosts.loop_setup import replicated, setup_of, unwrapped
 from lightning_hooks.replay.rows import LoaderRows
 from lightning_hooks.trackers import Trackers
+
+UNREADABLE = ("FullyShardedDataParallel", "DeepSpeedEngine")
+"""Wrappers whose parameters are shards that do not say how they are spread."""
+_SAME_EVERYWHERE = ("default_hooks", "powerSGD_hook", "quantization_hooks", "mixed_precision_hooks", "optimizer_overlap_hooks")
+
+T = TypeVar("T")
 
 
 class PlainHost(Host):
@@ -104,10 +112,6 @@ class PlainHost(Host):
 class LoopMetrics(Metrics):
     """What is logged in a loop.
 
-    Args:
-        host: The loop.
-        trackers: Its loggers.
-
     Attributes:
         values: The latest value of each tag of the monitors.
         reported: The user's metrics, as far as the loop has any.
@@ -150,15 +154,7 @@ class LoopMetrics(Metrics):
 
 
 class LoopStepAgain(StepAgain):
-    """Runs the function that gives a batch's loss.
-
-    Args:
-        host: The loop.
-        loss_function: The function.
-
-    Attributes:
-        loss_function: The function.
-    """
+    """Runs the function again that gives a batch's loss."""
 
     def __init__(self, host: PlainHost, loss_function: Callable[..., Any]) -> None:
         self._host, self.loss_function = host, loss_function
@@ -210,3 +206,76 @@ class LoopStepAgain(StepAgain):
         if setup.unreadable_shards or any(map(is_distributed, host.model.parameters())):
             return "ranks hold shards of the model, and wait for each other"
         return self.why_not_in(host)
+
+
+def setup_of(model: nn.Module, **known: Any) -> TrainingSetup:
+    """What a model and the process group say, and what is known otherwise."""
+    grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
+    ranks = torch.distributed.get_world_size() if grouped else 1
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    found: dict[str, Any] = {
+        "device": device,
+        "world_size": ranks,
+        "data_parallel_size": ranks,
+        "is_global_zero": not grouped or torch.distributed.get_rank() == 0,
+        "unreadable_shards": next((kind for module in model.modules() if (kind := type(module).__name__) in UNREADABLE), ""),
+    }
+    return TrainingSetup(**{**found, **known})
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model in the wrappers that train it: Fabric's, and those for several ranks or devices."""
+    wrappers = DistributedDataParallel, DataParallel
+    inner = model.module if isinstance(model, wrappers) else model._modules.get("_forward_module")
+    return model if inner is None else unwrapped(inner)
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer in the wrapper of Accelerate's or Fabric's, which has no step hooks of its own."""
+    wrapped = {"AcceleratedOptimizer", "_FabricOptimizer"} & {kind.__name__ for kind in type(optimizer).__mro__}
+    return inner_optimizer(optimizer.optimizer) if wrapped else optimizer
+
+
+def replicated(wrapped: nn.Module | None) -> list[nn.Parameter]:
+    """Return the parameters that DDP keeps the same: none where a communication hook may not, or without DDP.
+
+    What a hook of the user's does is not known.
+    """
+    if not isinstance(wrapped, DistributedDataParallel):
+        return []
+    hooks: Any = getattr(wrapped, "_comm_hooks", ())  # of torch; neither of these has a public name
+    ignored: Any = getattr(wrapped, "parameters_to_ignore", ())
+    if not all(_reduces_alike(hook, state) for hook, state in hooks):
+        return []
+    return [parameter for name, parameter in wrapped.module.named_parameters() if name not in ignored]
+
+
+def _reduces_alike(hook: Any, state: Any) -> bool:
+    """Whether a communication hook of DDP's leaves every rank with the same gradients."""
+    known = getattr(hook, "__module__", "") in {f"torch.distributed.algorithms.ddp_comm_hooks.{name}" for name in _SAME_EVERYWHERE}
+    return known and type(state).__name__ != "PostLocalSGDState"  # which a wrapper such as fp16_compress_wrapper hands on
+
+
+def instances(kind: type[T]) -> Iterator[T]:
+    """Yield all objects of a class: some loops hand theirs to no callback. No attribute is read: an object may be a proxy."""
+    return (each for each in gc.get_objects() if issubclass(type(each), kind))
+
+
+def optimizers_of(model: nn.Module) -> list[Optimizer]:
+    """Return the optimizers that hold parameters of a model, in the order of these."""
+    places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+    found = []
+    for each in instances(Optimizer):
+        if "_optimizer" not in vars(each) and "param_groups" in vars(each):  # no wrapper of Fabric's
+            held = [places[id(p)] for group in each.param_groups for p in group["params"] if id(p) in places]
+            if held:
+                found.append((min(held), each))
+    return [optimizer for _, optimizer in sorted(found, key=lambda entry: entry[0])]
+
+
+def warn_of_logger(tracker: str, error: Exception) -> None:
+    """Warn that a logger has raised; training goes on."""
+    warn(
+        f"{tracker} raised {type(error).__name__}: {error}. What lightning_hooks writes may be missing there; training goes "
+        "on, and this warning is shown once."
+    )

@@ -13,12 +13,10 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from typing_extensions import override
 
 from lightning_hooks.hooks.attributes import exchange
-from lightning_hooks.hosts.loggers import as_loggers
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
-from lightning_hooks.hosts.loop_setup import inner_optimizer, instances, setup_of
 from lightning_hooks.hosts.observers import TrainingReports
-from lightning_hooks.hosts.plain import LoopStepAgain, PlainHost
-from lightning_hooks.hosts.watch import observers_of
+from lightning_hooks.hosts.plain import LoopStepAgain, PlainHost, inner_optimizer, instances, setup_of
+from lightning_hooks.hosts.watch import as_loggers, observers_of
 
 STATE = "lightning_hooks.pt"
 """The file of the monitors' state in a checkpoint's folder."""
@@ -158,13 +156,7 @@ def host_of(trainer: Trainer, args: TrainingArguments, state: TrainerState) -> P
 
 
 class TrainersLoss(LoopStepAgain):
-    """Runs the ``compute_loss`` of a Trainer again, which it calls once a micro-batch, with the batch.
-
-    Args:
-        host: The Trainer, as a session sees it.
-        trainer: The Trainer.
-        loop: What observes it.
-    """
+    """Runs the ``compute_loss`` of a Trainer again, which it calls once a micro-batch, with the batch."""
 
     def __init__(self, host: PlainHost, trainer: Trainer, loop: LoopMonitor) -> None:
         compute, train = trainer.compute_loss, trainer.training_step
@@ -178,7 +170,7 @@ class TrainersLoss(LoopStepAgain):
         def recorded(model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not (model.training and torch.is_grad_enabled()):  # an evaluation
                 return compute(model, inputs, *args, **kwargs)
-            return loop.run(lambda _, *more, **named: compute(model, inputs, *more, **named), dict(inputs), *args, **kwargs)
+            return loop.events.run(lambda _, *more, **named: compute(model, inputs, *more, **named), dict(inputs), *args, **kwargs)
 
         @wraps(train)
         def trained(*args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.cause import ranked
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.hypothesis import ranked
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.step import groups_of
 from lightning_hooks.declare.warn import Once
@@ -27,17 +26,10 @@ from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import as_number, has_values, is_distributed
 
-SEEN = 0.9
-"""The score from which on a cause leaves no room for others."""
+POSSIBLE, CERTAIN = 0.2, 0.9
+"""The score above which another cause is possible too, and the one from which on a cause leaves no room for others."""
 MOST_ELEMENTS = 1 << 22
 """Of a larger parameter every so many elements are read."""
-_PARTS = {
-    r"recurrent": ("rnn", "lstm", "gru", "recurrent"),
-    r"QK|attention|head's width": ("attention",),
-    r"padding|a mask": ("attention", "embedding"),
-    r"a norm over|a norm has set": ("norm",),
-}
-"""What advice may name, and the modules without which it does not apply: parts of the names of their classes."""
 
 
 class Diagnosis:
@@ -143,32 +135,15 @@ def _places_first(model: nn.Module) -> list[str]:
 
 
 def with_causes(alert: Alert, facts: Facts, on_fault: Any = None) -> Alert:
-    """An alert with its causes, in the words of the one that much speaks for; without advice that does not apply."""
-    causes = ranked(alert, facts, kind_of(alert.kind).hypotheses, on_fault)
-    advice = tuple(step for step in alert.advice if _applies(step, facts))
-    diagnosis = re.sub(r"(Common causes?: )(.*?)\.(?=\s|$)", lambda found: _list(found[1], found[2], facts), alert.diagnosis)
-    best = causes[0] if causes else None
-    if best is not None and best.decisive and best.evidence_for != (alert.message,):  # more than what its rule says
-        others = [cause for cause in causes[1:] if cause.score > 0.2 and best.score < SEEN]
-        rest = re.sub(r"\s*Common causes?: .*?\.(?=\s|$)", "", diagnosis).strip()
-        rest = rest.removeprefix(best.statement)
-        against = f" Against it: {best.evidence_against[0]}." if best.evidence_against else ""
-        less = f" Less likely: {' '.join(cause.statement for cause in others)}" if others else ""
-        stated = "" if best.statement == alert.message else best.statement
-        diagnosis = " ".join(f"{stated}{against} {rest}{less}".split())
-        named = tuple(remedy.text for cause in (best, *others) for remedy in cause.remedies)
-        advice = named or advice
+    """An alert with its causes; where one is decisive, in its words and with its remedies as advice."""
+    causes = ranked(alert, facts, kind_of(alert.kind).causes, on_fault)
     remedies = tuple(remedy for cause in causes for remedy in cause.remedies)
+    best = causes[0] if causes else None
+    if best is None or not best.decisive or best.evidence_for == (alert.message,):  # no more than what its rule says
+        return dataclasses.replace(alert, causes=causes, remedies=remedies)
+    able = (best, *(cause for cause in causes[1:] if cause.score > POSSIBLE and best.score < CERTAIN))
+    advice = tuple(remedy.text for cause in able for remedy in cause.remedies) or alert.advice
+    known, stated = alert.diagnosis, best.statement
+    diagnosis = known if stated in known else stated if known in stated else f"{stated} {known}"
+    diagnosis = "" if diagnosis in alert.message else diagnosis
     return dataclasses.replace(alert, causes=causes, remedies=remedies, diagnosis=diagnosis, advice=advice)
-
-
-def _applies(text: str, facts: Facts) -> bool:
-    """Whether advice is about what the model has, and not about what is set already."""
-    return not facts.is_set(text) and not any(re.search(words, text) and not facts.has(*parts) for words, parts in _PARTS.items())
-
-
-def _list(lead: str, causes: str, facts: Facts) -> str:
-    """A list of common causes without those that name a part that the model does not have."""
-    parts = re.split(r",? or |, ", causes)
-    left = [part for part in parts if _applies(part, facts)]
-    return f"{lead}{causes}." if left == parts else f"{lead}{', or '.join(left)}." if left else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import cached_property
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import KINDS, kind_of
@@ -31,9 +32,19 @@ class Judge:
     """
 
     def __init__(self, window: Window) -> None:
-        flow = window.report(GradientFlowReport)
-        self._effects = None if flow is None else Effects(flow, window.places)
-        self._falls = flow is not None and falls(flow.loss, GOES_WELL)
+        self._window = window
+
+    @cached_property
+    def _flow(self) -> GradientFlowReport | None:
+        return self._window.report(GradientFlowReport)
+
+    @cached_property
+    def _effects(self) -> Effects | None:
+        return None if self._flow is None else Effects(self._flow, self._window.places)
+
+    @cached_property
+    def _falls(self) -> bool:
+        return self._flow is not None and falls(self._flow.loss, GOES_WELL)
 
     def judged(self, alert: Alert, least: float) -> Alert:
         """A problem with its probability. One of a kind of the user's own stays as it is.

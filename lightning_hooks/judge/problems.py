@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
 from lightning_hooks.declare.alert import Alert
@@ -24,7 +25,7 @@ Moment = tuple[float, int, float]
 """When something happened: batch, pass, and place along the pass; backward goes from the last module to the first."""
 Found = tuple[int, Alert]
 """The place of its report, and the alert."""
-Explain = Callable[[Sequence[Found]], Sequence[Alert]]
+Explain = Callable[[Sequence[Alert]], Sequence[Alert]]
 """Alerts with their causes, given those that stand for their kind."""
 MOST_CONSEQUENCES = 200
 """What an earlier problem explained, of which the kinds are known again."""
@@ -42,7 +43,6 @@ class FoundKind:
         lasts: Whether it was passed on in an earlier window and is open.
         passed_on: The alert by which it was.
         leads: Whether it is about the first bad step.
-        of: What explains it.
         effects: What it explains.
     """
 
@@ -53,7 +53,6 @@ class FoundKind:
     lasts: bool = False
     passed_on: Alert | None = None
     leads: bool = False
-    of: FoundKind | None = None
     effects: list[FoundKind] = field(default_factory=list)
 
     @property
@@ -97,7 +96,11 @@ class Judged(NamedTuple):
 
 
 def in_problems(
-    window: Window, books: Sequence[AlertBook] = (), lead: Alert | None = None, explain: Explain | None = None
+    window: Window,
+    books: Sequence[AlertBook] = (),
+    lead: Alert | None = None,
+    explain: Explain | None = None,
+    judge: Callable[[FoundKind], Alert] = attrgetter("alert"),
 ) -> Judged:
     """Put the alerts of a window together.
 
@@ -107,6 +110,7 @@ def in_problems(
             explains something in this one, is among the alerts as it was passed on.
         lead: The alert of the window about the first bad step: what else is not finite came of it.
         explain: Names the causes of alerts that are new.
+        judge: Says how probable a problem is, whose alert has its consequences; returns it so.
     """
     problems = _by_kind(window, books, lead)
     earlier = list(_earlier(problems, books))
@@ -115,22 +119,23 @@ def in_problems(
     new = [problem for problem in problems if not problem.lasts]
     unknown = [problem for problem in new if problem.alert.kind not in before and not problem.alert.causes]
     if explain is not None and unknown:
-        found = explain([(problem.report, problem.alert) for problem in unknown])
+        found = explain([problem.alert for problem in unknown])
         for problem, alert in zip(unknown, found, strict=True):
             problem.alert = alert
     for problem in sorted(new, key=lambda problem: problem.order):
-        known = before.get(problem.alert.kind)
-        problem.of = known or next((head for head in heads if _explains(head, problem)), None)
-        if problem.of is None:
+        head = before.get(problem.alert.kind) or next((head for head in heads if _explains(head, problem)), None)
+        if head is None:
             heads.append(problem)
         else:
-            problem.of.effects.append(problem)
+            head.effects.append(problem)
     left = [problem for problem in heads if problem in problems or problem.effects]
     for problem in left:
         _adopt(problem)
     ordered: list[list[Alert]] = [[] for _ in window.reports]
     for problem in sorted(left, key=lambda problem: (not problem.serious, STATES.index(problem.kind.states), problem.moment)):
-        ordered[problem.report].append(_with_effects(problem, window.reports))
+        problem.alert = _with_effects(problem, window.reports)
+        problem.alert = judge(problem)
+        ordered[problem.report].append(problem.alert)
         if not problem.spreads:
             for report, alert in problem.others:
                 ordered[report].append(dataclasses.replace(alert, cause="", consequences=()))
@@ -197,7 +202,7 @@ def _explains(head: FoundKind, effect: FoundKind) -> bool:
         return True
     if head.lasts and effect.kind.states == "fact" and head.kind.states != "fact":
         return False  # it says more than the symptom that was passed on
-    if head.decisive & (effect.decisive or {one.name for one in effect.kind.hypotheses}):
+    if head.decisive & (effect.decisive or {one.name for one in effect.kind.causes}):
         return True
     event = effect.kind.about == "batch" and effect.kind.states == "symptom"
     if (head.lasts and effect.decisive) or (event and head.kind.about == "window"):
@@ -209,7 +214,7 @@ def _explains(head: FoundKind, effect: FoundKind) -> bool:
 
 def _adopt(problem: FoundKind) -> None:
     """Give a problem whose cause is not known that of what it explains, if its kind may have it."""
-    able = {one.name for one in problem.kind.hypotheses}
+    able = {one.name for one in problem.kind.causes}
     for effect in problem.effects if not problem.decisive and not problem.lasts else ():
         if effect.decisive & able:
             words = {name: getattr(effect.alert, name) for name in ("causes", "remedies", "diagnosis", "advice")}
@@ -230,9 +235,9 @@ def _with_effects(problem: FoundKind, reports: Sequence[Report]) -> Alert:
     alert, effects = problem.alert, list(_effects(problem))
     names = dict.fromkeys(effect.name for _, effect in effects)  # a module's output and its gradient have one name
     grave = min([alert.severity, *(effect.alert.severity for effect in problem.effects)], key=gravity)
-    diagnosis = f"{alert.diagnosis}{_earlier_step(problem, reports)}".strip()
+    message = f"{alert.message}{_earlier_step(problem, reports)}"
     consequences = tuple(name for name in names if name != alert.name)
-    return dataclasses.replace(alert, cause="", consequences=consequences, severity=grave, diagnosis=diagnosis)
+    return dataclasses.replace(alert, cause="", consequences=consequences, severity=grave, message=message)
 
 
 def _earlier_step(problem: FoundKind, reports: Sequence[Report]) -> str:

@@ -7,9 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, groupby, pairwise
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -31,36 +29,7 @@ T = TypeVar("T", float, np.ndarray)
 
 
 MOST_LABELS = 80
-"""Up to so many layers are named each; above, blocks of layers are."""
-
-MOST_BLOCKS = 60
-FEWEST_BLOCKS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """What is written along an axis of layers."""
-
-    positions: tuple[float, ...]  # where, in units of one layer; a block's label is at its middle
-    texts: tuple[str, ...]  # what
-    edges: tuple[float, ...]  # the borders between blocks; empty where every layer has its label
-    prefix: str  # what was left out at the beginning of all names
-
-
-def labels(names: Sequence[str]) -> Labels:
-    """Choose the labels of an axis: all layers, or blocks of them (``encoder.layers.3``), or every k-th."""
-    prefix = shared_prefix(names)
-    bare = [name[len(prefix) :] for name in names]
-    if len(bare) <= MOST_LABELS:
-        return Labels(tuple(range(len(bare))), tuple(map(shortened, bare)), (), prefix)
-    blocks = _blocks(bare)
-    if blocks:
-        ends = [0, *accumulate(size for _, size in blocks)]
-        middles = tuple((start + end - 1) / 2 for start, end in pairwise(ends))
-        return Labels(middles, tuple(shortened(text) for text, _ in blocks), tuple(end - 0.5 for end in ends), prefix)
-    step = next(n for n in round_numbers() if len(bare) / n <= MOST_BLOCKS)
-    chosen = range(0, len(bare), step)
-    return Labels(tuple(chosen), tuple(shortened(bare[i]) for i in chosen), (), prefix)
+"""Of layers along an axis; of more, every second, fifth, tenth, … is named."""
 
 
 def round_numbers() -> Iterator[int]:
@@ -69,18 +38,6 @@ def round_numbers() -> Iterator[int]:
     while True:
         yield from (base, 2 * base, 5 * base)
         base *= 10
-
-
-def _blocks(names: Sequence[str]) -> list[tuple[str, int]]:
-    """(prefix, size) of runs of names that share their first components: the finest that has room; none if that says little."""
-    parts = [name.split(".") for name in names]
-    found: list[tuple[str, int]] = []
-    for depth in range(1, max(map(len, parts)) + 1):
-        runs = [(".".join(key), len(list(run))) for key, run in groupby(parts, key=lambda part: part[:depth])]
-        if len(runs) > MOST_BLOCKS:
-            break
-        found = runs
-    return found if len(found) >= FEWEST_BLOCKS else []
 
 
 # Okabe and Ito (2008): eight colours that can be distinguished with any colour vision.
@@ -125,17 +82,11 @@ def style() -> Iterator[None]:
         ImportError: If matplotlib is not installed.
     """
     try:
-        from matplotlib import rcParams
+        from matplotlib import rc_context
     except ImportError as error:
         raise ImportError("lightning_hooks.plots needs matplotlib: pip install matplotlib.") from error
-    with _STYLING:
-        before = {key: rcParams[key] for key in STYLE}
-        rcParams.update(STYLE)
-        ours = {key: rcParams[key] for key in STYLE}
-        try:
-            yield
-        finally:  # what a user's thread has set meanwhile stays
-            rcParams.update({key: before[key] for key in STYLE if rcParams[key] == ours[key]})
+    with _STYLING, rc_context(STYLE):
+        yield
 
 
 def sheet(width: float, height: float) -> Figure:
@@ -235,31 +186,23 @@ def _characters() -> frozenset[int]:
 
 
 def name_layers(axes: Axes, names: Sequence[str], which: Literal["x", "y"], what: str) -> None:
-    """Write layers' names along an axis; blocks of them, with a band each, where there is no room for all."""
-    chosen = labels(names)
+    """Write layers' names along an axis, without what all begin with; some of them, where there is no room for all."""
+    prefix = shared_prefix(names)
+    step = next(n for n in round_numbers() if len(names) / n <= MOST_LABELS)
+    texts = [plain(shortened(name[len(prefix) :])).replace("\n", "\\n") for name in names[::step]]
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_ticks(chosen.positions)
-    axis.set_ticklabels([plain(text).replace("\n", "\\n") for text in chosen.texts])
+    axis.set_ticks(range(0, len(names), step))
+    axis.set_ticklabels(texts)
     look: dict[str, Any] = {"parse_math": False, "fontsize": 8 if len(names) <= 40 else 7 if which == "x" else 6.5}
     if which == "x" and len(names) > 8:
         look["rotation"] = 90
-    elif which == "x" and max(map(len, chosen.texts)) > 12:
+    elif which == "x" and max(map(len, texts)) > 12:
         look |= {"rotation": 25, "ha": "right", "rotation_mode": "anchor"}
     for label in axis.get_ticklabels():
         label.set(**look)
-    text = f"{what} in {chosen.prefix.rstrip('.')}" if chosen.prefix else what
-    text += ", in the model's order" * (which == "x")
-    if len(names) > len(chosen.positions) and not chosen.edges:
-        text += f" (1 in {round(chosen.positions[1])} is named)"
+    text = f"{what} in {prefix.rstrip('.')}" if prefix else what
+    text += ", in the model's order" * (which == "x") + f" (1 in {step} is named)" * (step > 1)
     axis.set_label_text(plain(text))
-    if chosen.edges:
-        axis.set_tick_params(length=0)
-        if which == "x":
-            for start, end in zip(chosen.edges[::2], chosen.edges[1::2], strict=False):
-                axes.axvspan(start, end, color=PALE, alpha=0.7, lw=0, zorder=0)
-        else:
-            axis.set_ticks(chosen.edges, minor=True)
-            axis.set_tick_params(which="minor", length=6, color=GREY)
 
 
 def name_epochs(axes: Axes, epochs: Sequence[int], most: int = 12, unit: str = "epoch") -> None:
@@ -295,6 +238,21 @@ def signed_power(value: float, _: object) -> str:
     return f"{MINUS if value < 0 else ''}1e{round(np.log10(abs(value)))}" if value else "0"
 
 
+def signed(value: float, _: object) -> str:
+    """A number or its negative, as the formatter of an axis."""
+    return f"{MINUS if value < 0 else ''}{abs(value):.3g}"
+
+
+def asinh_steps(low: float, high: float, linear: float, count: int) -> np.ndarray:
+    """So many numbers from low to high, evenly spaced on an axis that is linear up to a magnitude and logarithmic beyond."""
+    return np.asarray(linear * np.sinh(np.linspace(np.arcsinh(low / linear), np.arcsinh(high / linear), count)))
+
+
+def one_digit(values: np.ndarray) -> list[float]:
+    """Numbers rounded to what is written along an axis."""
+    return sorted({float(f"{value:.1g}") for value in values})
+
+
 def alert_handles(alerts: Iterable[Alert]) -> list[Any]:
     """Legend entries for alerts: one per severity, with its kinds and at how many sites each."""
     from matplotlib.lines import Line2D
@@ -317,10 +275,5 @@ def legend(figure: Figure, handles: Sequence[Any]) -> None:
     room = figure.get_figwidth() * figure.dpi - 20
     for handle in handles:
         handle.set_label(textwrap.fill(str(handle.get_label()), int(room / CHARACTER) - 8))
-    widths = [max(map(len, str(handle.get_label()).splitlines())) * CHARACTER + 62 for handle in handles]
-    for columns in range(len(handles), 0, -1):
-        rows, longer = divmod(len(handles), columns)
-        ends = [0, *accumulate(rows + (column < longer) for column in range(columns))]
-        if sum(max(widths[start:end]) for start, end in pairwise(ends)) <= room:
-            break
-    figure.legend(handles=list(handles), loc="outside lower left", ncols=columns)
+    widest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines()) * CHARACTER + 62
+    figure.legend(handles=list(handles), loc="outside lower left", ncols=max(1, int(room / widest)))

@@ -64,32 +64,23 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
 
 
 @canvas.style()
-def share_figure(title: str, reports: Sequence[Report], stat: str, kind: str, *, rows: str, what: str, missing: str) -> Figure:
+def share_figure(title: str, reports: Sequence[Report], stat: str, kind: str, *, what: str, missing: str) -> Figure:
     """Draw shares of ``what`` over the windows, and in the last one as bars, with the limit of the kind of alert that they raise.
 
-    ``rows`` says what the rows are, ``missing`` what is written where no row has the statistic.
+    ``missing`` is what is written where no row has the statistic.
     """
     known = (stats for report in reports for table in tables(report).values() for stats in table.values())
     if all(getattr(stats, stat, None) is None for stats in known):
         return canvas.nothing(title, missing)
     table = series(reports, stat)
-    several, last = len(reports) > 1, f"{table.unit} {table.epochs[-1]}"
-    figure = canvas.sheet(_width(table) + (2.6 if several else 1.2), _height(table))
-    if several:
-        axes, bars = figure.subplots(1, 2, sharey=True, width_ratios=[max(_width(table) - 2.2, 1.5), 2.4])
-        canvas.heading(axes, title, _span(table))
-        _cells(figure, axes, table, stat, colorbar=False)
-        handles = _beginnings(axes, table, reports)
-        bars.tick_params(left=False, labelleft=False)
-    else:
-        bars = figure.add_subplot()
-        canvas.heading(bars, title, last)
-        bars.set_ylim(len(table.names) - 0.5, -0.5)
-        canvas.name_layers(bars, table.names, "y", rows)
-        handles = canvas.alert_handles(alert for alert in reports[-1].alerts if alert.site in table.names)
+    figure = canvas.sheet(_width(table) + 2.6, _height(table))
+    axes, bars = figure.subplots(1, 2, sharey=True, width_ratios=[max(_width(table) - 2.2, 1.5), 2.4])
+    canvas.heading(axes, title, _span(table))
+    _cells(figure, axes, table, stat, colorbar=False)
     limit = limit_of(kind, (alert for report in reports for alert in report.alerts))
-    _bars(bars, table.values[:, -1], f"{what} in {last}", limit)
-    canvas.legend(figure, handles)
+    _bars(bars, table.values[:, -1], f"{what} in {table.unit} {table.epochs[-1]}", limit)
+    bars.tick_params(left=False, labelleft=False)
+    canvas.legend(figure, _beginnings(axes, table, reports))
     return figure
 
 
@@ -126,25 +117,17 @@ def cell_figure(
     return figure
 
 
-BAR_TEXT: dict[str, Any] = {"va": "center", "fontsize": 7}
-"""How a number next to a bar is written."""
-
-
 def _bars(axes: Axes, shares: np.ndarray, label: str, limit: float) -> None:
     y, height = np.arange(len(shares)), 0.82 if len(shares) <= 120 else 1.0
-    axes.barh(y, np.ones_like(shares), color=canvas.PALE, height=height)
-    axes.barh(y, np.nan_to_num(shares), color=list(np.where(shares > limit, canvas.VERMILLION, canvas.BLUE)), height=height)
+    colors = np.where(shares > limit, canvas.VERMILLION, canvas.BLUE)
+    whole = axes.barh(y, np.ones_like(shares), color=canvas.PALE, height=height)
+    axes.barh(y, np.nan_to_num(shares), color=list(colors), height=height)
     axes.axvline(limit, color="black", lw=0.9, ls=(0, (4, 3)))
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
     axes.set_xlabel(label)
-    for row, share in enumerate(shares if len(y) <= 40 else ()):
-        text = "not observed" if np.isnan(share) else f"{share:.0%}"
-        if share > 0.8:
-            axes.text(share - 0.02, row, text, ha="right", color="white", **BAR_TEXT)
-        else:
-            box = {"fc": canvas.PALE, "ec": "none", "pad": 0.5}
-            axes.text(np.nan_to_num(share) + 0.02, row, text, ha="left", color="black", bbox=box, **BAR_TEXT)
+    if len(y) <= 40:
+        axes.bar_label(whole, ["not observed" if np.isnan(share) else f"{share:.0%}" for share in shares], padding=3, fontsize=7)
 
 
 def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool = True, relative: bool = False) -> None:
@@ -173,7 +156,7 @@ def _relative_scale(values: np.ndarray) -> tuple[np.ndarray, Any, str, dict[str,
 
 def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[str, Any]]:
     """What is coloured (masked where nothing can be), and how."""
-    from matplotlib.colors import LogNorm, Normalize, SymLogNorm
+    from matplotlib.colors import AsinhNorm, LogNorm, Normalize
     from matplotlib.ticker import LogLocator
 
     finite = np.isfinite(values)
@@ -181,15 +164,10 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
         return np.ma.masked_array(values, ~finite), Normalize(0, 1), "viridis", {"format": lambda v, _: f"{v:.0%}"}
     if stat in SIGNED:
         sizes = canvas.within(np.abs(values[finite & (values != 0)]), canvas.SMALLEST, canvas.LARGEST)
-        largest = float(sizes.max()) if sizes.size else 1.0
-        smallest = max(float(np.quantile(sizes, 0.1)) if sizes.size else 0.1, largest * 1e-6)
-        top, low = int(np.ceil(np.log10(largest))), int(np.floor(np.log10(smallest)))
-        low = min(low, top - 1)
-        step = max(1, -(-(top - low) // 4))
-        powers = [10.0**power for power in range(top, low, -step)]
-        ticks = [*(-power for power in powers), 0.0, *reversed(powers)]
-        norm = SymLogNorm(10.0**low, linscale=0.5, vmin=-(10.0**top), vmax=10.0**top, base=10)
-        return np.ma.masked_array(values, ~finite), norm, "RdBu_r", {"ticks": ticks, "format": canvas.signed_power}
+        largest = float(sizes.max(initial=0.0)) or 1.0
+        linear = max(float(np.quantile(sizes, 0.1)) if sizes.size else 0.1, largest * 1e-6)
+        ticks = {"ticks": canvas.one_digit(canvas.asinh_steps(-largest, largest, linear, 7)), "format": canvas.signed}
+        return np.ma.masked_array(values, ~finite), AsinhNorm(linear, -largest, largest), "RdBu_r", ticks
     positive = finite & (values > 0)
     some = canvas.within(values[positive], canvas.SMALLEST, canvas.LARGEST) if positive.any() else np.array([1.0])
     lowest, highest = float(some.min()), float(some.max())

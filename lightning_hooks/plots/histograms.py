@@ -16,14 +16,10 @@ BINS = 120
 MOST_PANELS = 24
 SHARES = (1e-5, 1.0)
 """The colour scale: share of an epoch's values, in one of the axis's cells."""
-SPREAD, GROWTH = 300.0, 20.0
-"""An axis is linear if most values of an epoch are within the one, and the largest of all epochs within the other."""
-FEW = 0.02
-"""The share of values that are smaller than most."""
 ZERO = 1e-11
 """Smaller values are in a histogram's bin of zeros."""
-LINEAR_PART = 0.5
-"""How many decades' room a signed logarithm gives to what is linear around zero."""
+FINEST = 1e-9
+"""Of the largest value: an axis shows nothing smaller."""
 
 
 @canvas.style()
@@ -108,7 +104,6 @@ def _closed(edges: np.ndarray) -> np.ndarray:
 
 def _panel(axes: Axes, columns: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> Any:
     from matplotlib.colors import LogNorm
-    from matplotlib.ticker import MaxNLocator
 
     axes.set_facecolor(canvas.MISSING)
     axes.set_xlim(-0.5, len(columns) - 0.5)
@@ -121,12 +116,11 @@ def _panel(axes: Axes, columns: Sequence[tuple[np.ndarray, np.ndarray] | None]) 
     shares = np.array([missing if column is None else _shares(*column, grid) for column in columns]).T
     shown = np.ma.masked_invalid(canvas.within(shares, *SHARES))
     x = np.arange(len(columns) + 1) - 0.5
+    axes.set_yscale("asinh", linear_width=linear)
     mesh = axes.pcolormesh(x, grid, shown, norm=LogNorm(*SHARES), cmap="magma", rasterized=True)
-    if linear is None:
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_major_formatter(lambda value, _: (canvas.MINUS if value < 0 else "") + f"{abs(value):.3g}")
-    else:
-        _signed_log(axes, grid, linear)
+    axes.set_yticks(canvas.one_digit(grid[10::20]))
+    axes.yaxis.minorticks_off()
+    axes.yaxis.set_major_formatter(canvas.signed)
     axes.set_ylim(grid[0], grid[-1])
     return mesh
 
@@ -139,51 +133,27 @@ def _shares(edges: np.ndarray, counts: np.ndarray, grid: np.ndarray) -> np.ndarr
     return np.diff(np.interp(grid, edges[kept], below[kept], left=0.0, right=1.0))
 
 
-def _axis(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, float | None]:
-    """The common axis, in cells that look equally wide: their edges, and below which magnitude it is linear (None: all of it).
+def _axis(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, float]:
+    """The common axis, in cells that look equally wide: their edges, and below which magnitude it is linear.
 
-    It is linear where most values of an epoch lie within some two decades and epochs are alike, as activations do; else the
-    logarithm of the magnitude, on either side of zero, so that what shrinks by orders of magnitude is seen to.
+    It is linear up to the median magnitude of the epoch with the smallest values, and logarithmic beyond, so that what shrinks by
+    orders of magnitude is seen to.
     """
-    from matplotlib.scale import SymmetricalLogTransform
-
     used = [edges[np.flatnonzero(counts)[[0, -1]] + [0, 1]] for edges, counts in columns]
     low, high = min(float(pair[0]) for pair in used), max(float(pair[1]) for pair in used)
     if high <= low:
         low, high = low - 0.5, high + 0.5
-    sizes = [_magnitudes(edges, counts) for edges, counts in columns]
-    spread = float(np.median([largest / smallest for smallest, largest in sizes]))
-    growth = max(largest for _, largest in sizes) / min(largest for _, largest in sizes)
-    if spread <= SPREAD and growth <= GROWTH:
-        return np.linspace(low, high, BINS + 1), None
-    largest = max(-low, high)
-    linear = float(10.0 ** np.floor(np.log10(max(min(smallest for smallest, _ in sizes), largest * 1e-9))))
-    scale: Any = SymmetricalLogTransform(10, linear, LINEAR_PART)  # without types of its own
-    first, last = scale.transform(np.array([low, high]))
-    grid: np.ndarray = scale.inverted().transform(np.linspace(first, last, BINS + 1))
+    linear = max(min(_median(edges, counts) for edges, counts in columns), max(-low, high) * FINEST)
+    grid = canvas.asinh_steps(low, high, linear, BINS + 1)
     grid[[0, -1]] = low, high
     return grid, linear
 
 
-def _magnitudes(edges: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
-    """What few of the values that are not zero are below, and the largest."""
+def _median(edges: np.ndarray, counts: np.ndarray) -> float:
+    """The median magnitude of the values that are not zero; the largest where all are."""
     sizes = np.maximum(np.abs(edges[:-1]), np.abs(edges[1:]))
     counted = np.where((edges[:-1] < 0) & (edges[1:] > 0) & (sizes < ZERO), 0.0, counts)  # the bin of zero
     order = np.argsort(sizes)
     below = np.cumsum(counted[order])
-    largest = float(sizes[counts > 0].max()) or 1.0
-    if not below[-1]:
-        return largest, largest
-    smallest = float(sizes[order][np.searchsorted(below, FEW * below[-1])])
-    return smallest or largest, largest
-
-
-def _signed_log(axes: Axes, grid: np.ndarray, linear: float) -> None:
-    axes.set_yscale("symlog", linthresh=linear, linscale=LINEAR_PART)
-    first, last = round(np.log10(linear)), int(np.floor(np.log10(np.abs(grid).max())))
-    both = grid[0] < 0 < grid[-1]
-    step = max(1, -(-(last - first) // (2 if both else 4)))
-    powers = [10.0**power for power in range(last, first - 1, -step)]
-    axes.set_yticks([*(-power for power in powers), 0.0, *powers])
-    axes.yaxis.minorticks_off()
-    axes.yaxis.set_major_formatter(canvas.signed_power)
+    middle = sizes[order][np.searchsorted(below, 0.5 * below[-1])] if below[-1] else sizes[counts > 0].max()
+    return float(middle) or 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -217,15 +217,6 @@ def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
     rows = np.arange(height) * picture.shape[0] // height
     columns = np.arange(width) * picture.shape[1] // width
     return np.asarray(picture[rows][:, columns])
-
-
-def pixels(figure: Figure) -> np.ndarray:
-    """A figure as an image, uint8 of shape ``(height, width, 3)``, in all its colours."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas: Any = FigureCanvasAgg(figure)  # without types of its own
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 @style()

@@ -1,7 +1,6 @@
 """Masks for the units of a model with the lowest activity, in plain torch."""
 
-from lightning_hooks.pruning.report import SCHEDULES, PrunedUnits, PruningReport, target_at
-from lightning_hooks.pruning.sites import UnitSites
+from lightning_hooks.pruning.sites import SCHEDULES, PrunedUnits, PruningReport, UnitSites, target_at
 from lightning_hooks.pruning.weights import zero_units
 
 __all__ = ["SCHEDULES", "PrunedUnits", "PruningReport", "UnitSites", "target_at", "zero_units"]

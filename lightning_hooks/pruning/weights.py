@@ -80,28 +80,9 @@ def activity_sums(values: Tensor, dim: int) -> tuple[Tensor, int]:
 
 # They map 0 to 0 and each unit separately: a zero input is a zero output.
 _KEEP_ZERO: tuple[type[nn.Module], ...] = (
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.PReLU,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Tanh,
-    nn.Softsign,
-    nn.Hardswish,
-    nn.Tanhshrink,
-    nn.Softshrink,
-    nn.Hardshrink,
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    *POOLING,
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish),
+    *(nn.Tanh, nn.Softsign, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink),
+    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, *POOLING),
 )
 _CONV_TRANSPOSE = nn.modules.conv._ConvTransposeNd
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.hooks.checks import check_choice, check_count, check_optional_integer
-from lightning_hooks.hooks.tensors import float_tensors, plain_values
+from lightning_hooks.hooks.tensors import float_tensors, number, plain_values
 from lightning_hooks.quantization.scales import (
     ActivationRange,
     ChannelRange,
@@ -22,7 +22,6 @@ from lightning_hooks.quantization.scales import (
     wider,
 )
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.reduction import REST, Merging, Span, Spans, TableIndex
 from lightning_hooks.statistics.rows import lasting
 

@@ -15,8 +15,8 @@ from torch.ao.quantization.observer import HistogramObserver
 from torch.ao.quantization.utils import determine_qparams
 
 from lightning_hooks.hooks.checks import check_choice
+from lightning_hooks.hooks.tensors import number
 from lightning_hooks.statistics.histograms import counts_of
-from lightning_hooks.statistics.host_copies import number
 
 LEVELS = {"int8": (torch.qint8, -128, 127), "uint8": (torch.quint8, 0, 255)}
 """The type of each name, and its smallest and largest integer."""

@@ -1,1 +1,1 @@
-"""The evidence of a bad step, kept; and the step run again: which operation failed, and which samples made it fail."""
+"""A bad step kept and run again: which operation failed, and which samples made it fail."""

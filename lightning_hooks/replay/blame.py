@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.debugging import Trace
+from lightning_hooks.debugging.trace import Trace
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep, Failure
-from lightning_hooks.diagnostics.nonfinite.statement import state
+from lightning_hooks.diagnostics.nonfinite.operations import state
 from lightning_hooks.hooks.generators import Generators
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import has_values
@@ -28,35 +28,20 @@ MOST_RUNS = 64
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What running a bad step again has found.
+    """What running a bad step again has found."""
 
-    Attributes:
-        failure: The operation; None where the step does not reproduce, or nothing says what it was.
-        kind: The class of its module; empty without one.
-        rows: The rows of the batch that cause it; empty where no part of the batch does it alone.
-        all_rows: Whether every row of the batch causes it.
-        samples: The samples of these rows as an alert names them; those of the whole batch where no row causes it alone.
-        loss: Whether the loss was not finite.
-        reproduced: Whether the step was bad again.
-        exact: Whether its loss was the same, bit for bit; None where it is not known.
-        eager: Whether compiled parts ran without ``torch.compile``.
-        why_not: Why the step was not run again; empty where it was.
-        seen: What its batch and weights say of it then.
-        trace: The calls of the modules.
-    """
-
-    failure: Failure | None = None
-    kind: str = ""
-    rows: tuple[int, ...] = ()
-    all_rows: bool = False
-    samples: tuple[int | str, ...] = ()
-    loss: bool = False
-    reproduced: bool = False
-    exact: bool | None = None
-    eager: bool = False
-    why_not: str = ""
-    trace: Trace | None = None
-    seen: str = ""
+    failure: Failure | None = None  # the operation; None where the step does not reproduce, or nothing says what it was
+    kind: str = ""  # the class of its module; empty without one
+    rows: tuple[int, ...] = ()  # the rows of the batch that cause it; empty where no part of the batch does it alone
+    all_rows: bool = False  # whether every row of the batch causes it
+    samples: tuple[int | str, ...] = ()  # of these rows, as an alert names them; of the whole batch where no row causes it alone
+    loss: bool = False  # whether the loss was not finite
+    reproduced: bool = False  # whether the step was bad again
+    exact: bool | None = None  # whether its loss was the same, bit for bit; None where it is not known
+    eager: bool = False  # whether compiled parts ran without torch.compile
+    why_not: str = ""  # why the step was not run again; empty where it was
+    trace: Trace | None = None  # the calls of the modules
+    seen: str = ""  # what its batch and weights say of it then
 
     def record(self) -> dict[str, Any]:
         """The blame in plain types, without the trace."""

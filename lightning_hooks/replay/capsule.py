@@ -1,4 +1,7 @@
-"""A capsule: a bad step on disk, in JSON and tensors. It may hold training samples, and only its owner may read it."""
+"""A capsule: a bad step on disk, in JSON and tensors. It may hold training samples, and only its owner may read it.
+
+torch loads its tensors with ``weights_only=True``: nothing that is in it is run.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import os
 import platform
 import shutil
 import zipfile
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -22,13 +24,21 @@ from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.declare.warn import info, warn
 from lightning_hooks.hooks.generators import Generators
-from lightning_hooks.hooks.tensors import copied
+from lightning_hooks.hooks.tensors import copied, tensors_in
 from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.ring import Ring, StepEvidence
-from lightning_hooks.replay.stored import CapsuleError, NotStorableError, check, from_stored, to_stored
+from lightning_hooks.replay.stored import (
+    CapsuleError,
+    NotStorableError,
+    check,
+    from_stored,
+    generators_from,
+    generators_stored,
+    to_stored,
+)
 from lightning_hooks.run_report.lines import FOLDER
 
-VERSION = 1
+VERSION = 2
 UNKNOWN = "unknown"
 CAPSULE, TENSORS, STATE, SKIP_ROWS = "capsule.json", "tensors.pt", "state.pt", "skip_rows.json"
 _MOST_JSON = 1 << 26
@@ -38,42 +48,25 @@ _PLAIN: tuple[type, ...] = (bool, int, float, str, tuple, type(None))
 
 @dataclass(frozen=True, slots=True)
 class CapsuleMoment:
-    """What a capsule is written of.
+    """What a capsule is written of."""
 
-    Attributes:
-        kind: ``nonfinite``, ``error``, ``requested``, or the kind of an alert about a single step.
-        evidence: Of the batch, or of the guilty micro-batch.
-        batch: It, as ``training_step`` was given it; None where it is not at hand.
-        rest: The other arguments of ``training_step``.
-        found: What running the step again has shown; None where it was not run again.
-        buffers: Buffers by name with their values before the forward pass.
-    """
-
-    kind: str
-    evidence: StepEvidence
-    batch: Any = None
-    rest: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})
-    found: Blame | None = None
-    buffers: Sequence[tuple[str, Tensor]] = ()
+    kind: str  # nonfinite, error, requested, or the kind of an alert about a single step
+    evidence: StepEvidence  # of the batch, or of the guilty micro-batch
+    batch: Any = None  # it, as training_step was given it; None where it is not at hand
+    rest: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})  # the other arguments of training_step
+    found: Blame | None = None  # what running the step again has shown; None where it was not run again
+    buffers: Sequence[tuple[str, Tensor]] = ()  # by name, with their values before the forward pass
 
 
 @dataclass(slots=True)
 class CapsuleWriter:
-    """Writes the capsules of one run, one of each kind.
+    """Writes the capsules of one run, one of each kind."""
 
-    Attributes:
-        where: ``auto``, ``rows`` (without samples), or a folder.
-        max_mb: The most that one may take, in millions of bytes.
-        report_dir: Where the run's files go: as for the monitors.
-        written: The kinds that are written, also before the run was resumed.
-        window: Returns the reports of the window so far, in plain types.
-    """
-
-    where: str | os.PathLike[str]
-    max_mb: float
-    report_dir: Any = "auto"
-    written: set[str] = field(default_factory=set)
-    window: Callable[[], Mapping[str, Any]] = dict
+    where: str | os.PathLike[str]  # auto, rows (without samples), or a folder
+    max_mb: float  # the most that one may take, in millions of bytes
+    report_dir: Any = "auto"  # where the run's files go: as for the monitors
+    written: set[str] = field(default_factory=set)  # the kinds that are written, also before the run was resumed
+    window: Callable[[], Mapping[str, Any]] = dict  # returns the reports of the window so far, in plain types
     _warned: bool = False
 
     def write(self, host: Host, moment: CapsuleMoment, ring: Ring, with_state: bool) -> None:
@@ -117,9 +110,12 @@ class CapsuleWriter:
 
     def _fill(self, folder: Path, host: Host, moment: CapsuleMoment, ring: Ring, with_state: bool) -> None:
         left_out: list[str] = []
-        tensors, batch = self._samples(moment, left_out)
-        numbers, settings = _generators_stored(moment.evidence.generators)
-        tensors |= numbers | {f"before.{name}": value.cpu().clone() for name, value in moment.buffers if name}
+        given = self._given(moment, left_out)
+        tensors = {
+            "given": given,
+            "generators": generators_stored(moment.evidence.generators),
+            "before": {name: value.cpu().clone() for name, value in moment.buffers if name},
+        }
         _save(tensors, folder / TENSORS)
         state, groups = _state(host) if with_state else ({}, [])
         room = self.max_mb * _MB - _size(tensors)
@@ -146,8 +142,7 @@ class CapsuleWriter:
             "versions": versions(),
             "samples": samples,
             "bad_samples": bad,
-            "batch_at_hand": batch,
-            "python": settings,
+            "batch_at_hand": given is not None and given["batch"] is not None,
             "optimizers": groups,
             "blame": None if moment.found is None else moment.found.record(),
             "before": ring.state(),
@@ -164,25 +159,25 @@ class CapsuleWriter:
             left_out.append(f"the window so far: {type(error).__name__}: {error}")
             return {}
 
-    def _samples(self, moment: CapsuleMoment, left_out: list[str]) -> tuple[dict[str, Tensor], Any]:
-        """The batch, where it is to be stored and can be."""
-        tensors: dict[str, Tensor] = {}
+    def _given(self, moment: CapsuleMoment, left_out: list[str]) -> dict[str, Any] | None:
+        """The arguments of ``training_step``, the batch among them where it is to be stored; None where they cannot be."""
         known = moment.batch is not None and self.where != "rows"
         if not known:
             left_out.append("the batch: " + ("capsule='rows'" if self.where == "rows" else "it was not at hand (see keep_batches)"))
         try:
             args, kwargs = moment.rest
-            given = {"batch": moment.batch if known else None, "args": list(args), "kwargs": dict(kwargs)}
-            batch = to_stored(given, tensors, "batch")
+            found: dict[str, Any] = to_stored(
+                {"batch": moment.batch if known else None, "args": list(args), "kwargs": dict(kwargs)}
+            )
         except NotStorableError as error:
             left_out.append(f"the batch: it holds {error}")
             step = moment.evidence.step
             self._warn(f"The batch of step {step} holds {error}, and is not in its capsule, which names its samples.")
-            return {}, None
-        if _size(tensors) > self.max_mb * _MB:
+            return None
+        if _size(found) > self.max_mb * _MB:
             left_out.append(f"the batch: the capsule would be larger than max_capsule_mb={self.max_mb:g}")
-            return {}, None
-        return tensors, batch
+            return None
+        return found
 
     def _warn(self, text: str) -> None:
         if not self._warned:
@@ -192,27 +187,16 @@ class CapsuleWriter:
 
 @dataclass(frozen=True, slots=True)
 class Capsule:
-    """A capsule that was read.
+    """A capsule that was read."""
 
-    Attributes:
-        path: Its folder.
-        record: What ``capsule.json`` says.
-        batch: The batch; None without.
-        args: The other arguments of ``training_step``.
-        kwargs: Those by name.
-        generators: The states at the forward pass; None without.
-        before: Buffers by name with their values before the forward pass.
-        state: The model's state; empty without.
-    """
-
-    path: Path
-    record: Mapping[str, Any]
-    batch: Any
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    generators: Generators | None
-    before: Mapping[str, Tensor]
-    state: Mapping[str, Tensor]
+    path: Path  # its folder
+    record: Mapping[str, Any]  # what capsule.json says
+    batch: Any  # None without
+    args: Sequence[Any]  # the other arguments of training_step
+    kwargs: Mapping[str, Any]  # those by name
+    generators: Generators | None  # the states at the forward pass; None without
+    before: Mapping[str, Tensor]  # buffers by name with their values before the forward pass
+    state: Mapping[str, Tensor]  # the model's; empty without
 
 
 def read_capsule(path: str | os.PathLike[str]) -> Capsule:
@@ -234,37 +218,38 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
     of = record.get("version")
     check(of == VERSION, f"{file} is of version {of!r}; this lightning_hooks reads version {VERSION}.")
     tensors = _load(folder / TENSORS)
-    state = _load(folder / STATE) if (folder / STATE).is_file() else {}
-    given: Any = {"batch": None, "args": [], "kwargs": {}}
-    if record.get("batch_at_hand") is not None:
-        given = from_stored(record["batch_at_hand"], tensors)
-    fine = isinstance(given, dict) and isinstance(given.get("args"), list) and isinstance(given.get("kwargs"), dict)
-    check(fine, f"{file} does not describe the arguments of training_step.")
-    before = {name.removeprefix("before."): tensor for name, tensor in tensors.items() if name.startswith("before.")}
+    try:
+        given = from_stored(tensors["given"] or {"batch": None, "args": [], "kwargs": {}})
+        batch, args, kwargs = given["batch"], list(given["args"]), dict(given["kwargs"])
+        generators, before = generators_from(tensors["generators"]), _by_name(tensors["before"])
+        state = _by_name(_load(folder / STATE)) if (folder / STATE).is_file() else {}
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+        raise CapsuleError(f"the tensors in {folder} cannot be read: {error}.") from None
     model = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
-    generators = _generators(tensors, record.get("python"))
-    return Capsule(folder, record, given.get("batch"), given["args"], given["kwargs"], generators, before, model)
+    return Capsule(folder, record, batch, args, kwargs, generators, before, model)
 
 
-def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
-    whole = {name: tensor.detach() for name, tensor in tensors.items()}
-    torch.save({name: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for name, t in whole.items()}, file)
+def _by_name(tensors: Any) -> dict[str, Tensor]:
+    if not isinstance(tensors, dict) or not all(isinstance(name, str) and type(t) is Tensor for name, t in tensors.items()):
+        raise TypeError("they are something else than tensors by name")
+    return tensors
 
 
-def _load(file: Path) -> dict[str, Tensor]:
+def _save(content: Mapping[str, Any], file: Path) -> None:
+    torch.save(content, file)
+
+
+def _load(file: Path) -> Any:
     check(file.is_file(), f"there is no file {file}: the capsule is not whole.")
     check(zipfile.is_zipfile(file), f"{file} cannot be read. Was it cut off?")  # loading an older format of torch's can run code
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can make torch raise anything
         raise CapsuleError(f"{file} cannot be read: {type(error).__name__}. Was it cut off, or changed?") from error
-    tensors = isinstance(found, dict) and all(isinstance(name, str) and type(t) is Tensor for name, t in found.items())
-    check(tensors, f"{file} cannot be read: it holds something else than tensors by name.")
-    return dict(found)
 
 
-def _size(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
+def _size(content: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors_in(content))
 
 
 def _state(host: Host) -> tuple[dict[str, Tensor], list[Any]]:
@@ -281,39 +266,7 @@ def _state(host: Host) -> tuple[dict[str, Tensor], list[Any]]:
         plain = [{key: value for key, value in group.items() if isinstance(value, _PLAIN)} for group in optimizer.param_groups]
         groups.append({"class": type(optimizer).__name__, "groups": plain})
     found = {name: tensor.detach().cpu() for name, tensor in tensors if copied(tensor) is not None}
-    return found, groups
-
-
-def _generators_stored(states: Generators | None) -> tuple[dict[str, Tensor], Any]:
-    """The generators' numbers by name, and what the states of NumPy and Python hold besides."""
-    if states is None:
-        return {}, None
-    found, settings = {"torch": states.torch.clone()}, dict[str, Any](numpy=None, python=None)
-    if states.device is not None:
-        found["device"] = states.device
-    if states.numpy is not None:
-        name, numbers, *rest = states.numpy
-        found["numpy"], settings["numpy"] = torch.from_numpy(numbers.astype(np.int64)), [str(name), *map(float, rest)]
-    if states.python is not None:
-        version, numbers, gauss = states.python
-        found["python"], settings["python"] = torch.tensor(list(numbers), dtype=torch.int64), [version, gauss]
-    return {f"generators.{name}": tensor for name, tensor in found.items()}, settings
-
-
-def _generators(tensors: Mapping[str, Tensor], rest: Any) -> Generators | None:
-    found = {name.removeprefix("generators."): tensor for name, tensor in tensors.items() if name.startswith("generators.")}
-    if "torch" not in found:
-        return None
-    numpy = python = None
-    try:
-        if "numpy" in found and rest["numpy"] is not None:
-            name, place, has_gauss, gauss = rest["numpy"]
-            numpy = (name, found["numpy"].numpy().astype(np.uint32), int(place), int(has_gauss), float(gauss))
-        if "python" in found and rest["python"] is not None:
-            python = (int(rest["python"][0]), array("I", found["python"].tolist()), rest["python"][1])
-    except (TypeError, ValueError, KeyError, OverflowError) as error:
-        raise CapsuleError(f"the states of the random number generators cannot be read: {error}.") from None
-    return Generators(found["torch"].to(torch.uint8), found.get("device"), numpy, python)
+    return {name: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for name, t in found.items()}, groups
 
 
 def versions() -> dict[str, str]:

@@ -19,9 +19,8 @@ from lightning_hooks.replay.rerun import StepRerun, without_logging
 from lightning_hooks.replay.rows import BatchRows
 from lightning_hooks.replay.state import NotRestoredError
 from lightning_hooks.replay.stored import CapsuleError, check
-from lightning_hooks.run_report.blocks import section, table
+from lightning_hooks.run_report.blocks import markdown, section, table
 from lightning_hooks.run_report.lines import write_whole
-from lightning_hooks.run_report.markdown import markdown
 from lightning_hooks.run_report.page import document
 
 _AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
@@ -149,7 +148,7 @@ def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]
     """The batch of the capsule, or the samples of the data set as the loader collates them."""
     samples = capsule.record.get("samples", [])
     plain = isinstance(samples, list) and all(type(sample) is int for sample in samples)
-    rows = BatchRows({"": samples}, 0) if plain and samples else None
+    rows = BatchRows({"": samples}) if plain and samples else None
     if capsule.batch is not None:
         return capsule.batch, rows
     if source is None:

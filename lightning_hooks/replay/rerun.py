@@ -25,16 +25,13 @@ from lightning_hooks.replay.state import ModelSnapshot, NotRestoredError, set_va
 class Outcome:
     """What a step that was run again gave.
 
-    Attributes:
-        loss: As ``training_step`` returned it, detached, 0-d; None if it returned none, or raised.
-        gradients: Of each parameter that requires one, in the order of ``named_parameters()``, where they were asked for; None for
-            one that the loss does not reach.
-        error: What it raised.
+    Gradients are those of each parameter that requires one, in the order of ``named_parameters()``, where they were asked for; None
+    for one that the loss does not reach.
     """
 
-    loss: Tensor | None
+    loss: Tensor | None  # as training_step returned it, detached, 0-d; None if it returned none, or raised
     gradients: Mapping[str, Tensor | None] | None = None
-    error: Exception | None = None
+    error: Exception | None = None  # what it raised
 
     @property
     def finite(self) -> bool:

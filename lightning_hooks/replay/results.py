@@ -14,8 +14,7 @@ from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep
-from lightning_hooks.diagnostics.nonfinite.operations import explained
-from lightning_hooks.diagnostics.nonfinite.statement import state
+from lightning_hooks.diagnostics.nonfinite.operations import explained, state
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.replay.blame import Blame
@@ -43,11 +42,11 @@ class ReplayResults:
         self._host, self._ring = host, ring
         self.own: tuple[StepEvidence, Blame] | None = None
         self._of_ranks: list[RankResult | None] = []
-        self._open = self._resumed = False
+        self._open = False
 
-    def open(self, resumed: bool) -> None:
-        """Evidence is kept from now on; ``resumed`` if steps were taken before."""
-        self._open, self._resumed = True, resumed
+    def open(self) -> None:
+        """Evidence is kept from now on."""
+        self._open = True
 
     @property
     def waiting(self) -> bool:
@@ -76,12 +75,10 @@ class ReplayResults:
         if found:
             text = " ".join((f"On rank {rank}: " if several else "") + shown.blame.text for rank, shown in found)
             known = tuple(sample for _, shown in found for sample in shown.blame.samples)
-            return self.dated(dataclasses.replace(alert, diagnosis=text, samples=known))
+            return self.dated(dataclasses.replace(alert, message=f"{alert.message} {text}", samples=known))
         entry = None if alert.batch is None else self._ring.of(alert.epoch, alert.batch)
         if entry is None:
-            older = self._resumed and alert.batch is not None and not self._ring.of(alert.epoch, max(alert.batch - 1, 0))
-            why = "The samples of that batch are not known: the evidence begins again where a run is resumed." if older else ""
-            return dataclasses.replace(alert, diagnosis=f"{alert.diagnosis} {why}".strip())
+            return alert
         if kind_of(alert.kind).about == "nonfinite":
             entry = self._ring.guilty(entry, entry.step)
         samples = () if entry.rows is None else entry.rows.samples()
@@ -125,13 +122,14 @@ class ReplayResults:
         at_start = gradients is not None and site in gradients.model_setup.nonfinite_weights
         if at_start and failure.source == "weights" and (alert.kind, alert.site) == (kind, site):
             return place, alert  # its rule knows more
+        of_rank = f"It was on rank {rank}." * (self._host.setup.world_size > 1)
         lead = Alert(
             *(kind, site, alert.value, alert.threshold, alert.epoch, alert.step, "critical", what),
             since_step=shown.step,
             batch=shown.batch if shown.epoch == alert.epoch else None,
             title=title,
+            diagnosis=" ".join(filter(None, (what, why, of_rank))),
             advice=kind_of(kind).advice,
-            diagnosis=f"{why} {f'It was on rank {rank}.' * (self._host.setup.world_size > 1)}".strip(),
             samples=tuple(sample for _, other in known for sample in other.blame.samples),
         )
         return place, lead

@@ -13,46 +13,32 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.host import Host
-from lightning_hooks.hooks.generators import STATE_BYTES, Generators
+from lightning_hooks.hooks.generators import Generators
 from lightning_hooks.hooks.tensors import copied
 from lightning_hooks.replay.rows import BatchRows
 
 STEPS = 32
-"""How many batches keep the states of the generators at their forward pass."""
+"""How many batches keep the states of the generators at their forward pass, of 10 kB each."""
 MOST_BYTES = 1 << 20
-"""What the evidence may take in memory, and so may the buffers that are kept. Samples of older batches stay while there is room."""
+"""What the samples may take in memory, and so may the buffers that are kept. Those of older batches stay while there is room."""
 _ENTRY = 400  # what an entry takes besides
 
 
 @dataclass(slots=True, eq=False)
 class StepEvidence:
-    """What is known of one training batch.
-
-    Attributes:
-        epoch: The epoch.
-        batch: The index of the training batch in it.
-        step: The trainer's ``global_step``.
-        rows: Its samples; None where they are not known.
-        generators: The states at its forward pass; None of older batches.
-        flag: Whether its loss, or a gradient, was not finite: a bool, or a 0-d tensor on an accelerator.
-        nbytes: How much memory it takes.
-    """
+    """What is known of one training batch."""
 
     epoch: int
-    batch: int
-    step: int
-    rows: BatchRows | None = None
-    generators: Generators | None = None
-    flag: bool | Tensor = False
-    nbytes: int = _ENTRY
+    batch: int  # the index of the training batch in it
+    step: int  # the trainer's global_step
+    rows: BatchRows | None = None  # its samples; None where they are not known
+    generators: Generators | None = None  # the states at its forward pass; None of older batches
+    flag: bool | Tensor = False  # whether its loss, or a gradient, was not finite: a bool, or a 0-d tensor on an accelerator
+    nbytes: int = _ENTRY  # how much memory it takes, without the states
 
 
 class Ring:
-    """The evidence of the last batches, the newest last.
-
-    Attributes:
-        nbytes: How much memory it takes. Who gives an entry states of the generators adds theirs.
-    """
+    """The evidence of the last batches, the newest last."""
 
     def __init__(self) -> None:
         self._entries: deque[StepEvidence] = deque()
@@ -71,12 +57,8 @@ class Ring:
         entries.append(entry)
         self.nbytes += entry.nbytes
         if len(entries) > STEPS:
-            old = entries[-STEPS - 1]
-            if old.generators is not None:
-                size = _ENTRY if old.rows is None else _ENTRY + old.rows.nbytes
-                self.nbytes += size - old.nbytes
-                old.nbytes, old.generators = size, None
-        while self.nbytes > MOST_BYTES - STATE_BYTES and len(entries) > 1:  # which its states are to find room in
+            entries[-STEPS - 1].generators = None
+        while self.nbytes > MOST_BYTES and len(entries) > 1:
             self.nbytes -= entries.popleft().nbytes
 
     def of(self, epoch: int, batch: int) -> StepEvidence | None:

@@ -130,14 +130,12 @@ class LoaderRows:
 class BatchRows:
     """The samples of a batch, in order.
 
-    Attributes:
-        of: By the name of each loader, empty for a single one: the indices of a map-style data set, integers as an array and others
-            as a list, and of a stream (``worker``, ``position``) of its first sample.
-        nbytes: About how much memory they take.
+    By the name of each loader, empty for a single one: the indices of a map-style data set, integers as an array and others as a
+    list, and of a stream (``worker``, ``position``) of its first sample.
     """
 
     of: dict[str, Any]
-    nbytes: int
+    nbytes: int = 0  # about how much memory they take
 
     def __len__(self) -> int:
         """How many samples a batch has; 0 where that is not known."""

@@ -1,8 +1,9 @@
-"""A batch in JSON's types and tensors, and back: no code of the batch's is run."""
+"""A batch, and the states of generators, in the types that ``torch.load`` takes with ``weights_only=True``, and back."""
 
 from __future__ import annotations
 
 import collections
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_hooks.hooks.generators import Generators
+
 DEEPEST = 16
+_ARRAY, _FIELDS, _ENTRIES = "__array__", "__fields__", "__entries__"
 
 
 class CapsuleError(ValueError):
@@ -27,70 +31,73 @@ class NotStorableError(TypeError):
     """Raised for a batch with an object that is neither a tensor, an array, a number, a text nor a container of these."""
 
 
-def to_stored(value: Any, tensors: dict[str, Tensor], name: str, depth: int = 0) -> Any:
-    """Describe a value in JSON types, and add its tensors to ``tensors``, by names that begin with ``name``.
+def to_stored(value: Any, depth: int = 0) -> Any:
+    """A value in the types that ``torch.load`` takes with ``weights_only=True``, its tensors on the CPU.
 
     Raises:
         NotStorableError: If it holds something else than tensors and plain types, or is too deep.
     """
     if depth > DEEPEST:
         raise NotStorableError(f"containers more than {DEEPEST} deep")
-    if value is None or isinstance(value, bool | int | str) or type(value) is float:
-        return {"is": "float", "text": repr(value)} if isinstance(value, float) else {"is": "plain", "value": value}
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_quantized or value.is_nested:
             raise NotStorableError(f"a tensor of layout {value.layout}")
-        tensors[name] = value.detach().cpu().contiguous().clone()
-        return {"is": "tensor", "name": name}
+        return value.detach().cpu().contiguous().clone()
+    for plain in (bool, int, float, str):
+        if isinstance(value, plain):
+            return plain(value)
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
-        tensors[name] = torch.from_numpy(np.array(value))
-        return {"is": "array", "name": name}
-
-    def inner(entry: Any) -> Any:
-        return to_stored(entry, tensors, f"{name}.{len(tensors)}", depth + 1)
-
+        return {_ARRAY: torch.from_numpy(np.array(value))}
     if isinstance(value, Mapping):
-        keys = list(value)
-        if not all(isinstance(key, str | int) for key in keys):
+        if not all(isinstance(key, str | int) for key in value):
             raise NotStorableError(f"a {type(value).__name__} with keys that are no texts or numbers")
-        return {"is": "dict", "entries": [[key, inner(value[key])] for key in keys]}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {"is": "named", "fields": list(value._fields), "entries": [inner(entry) for entry in value]}
+        return {key: to_stored(value[key], depth + 1) for key in value}
     if isinstance(value, list | tuple):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return {"is": kind, "entries": [inner(entry) for entry in value]}
-    raise NotStorableError(f"a {type(value).__module__}.{type(value).__name__}")
+        entries = [to_stored(entry, depth + 1) for entry in value]
+        if hasattr(value, "_fields"):
+            return {_FIELDS: list(value._fields), _ENTRIES: entries}
+        return tuple(entries) if isinstance(value, tuple) else entries
+    if value is not None:
+        raise NotStorableError(f"a {type(value).__module__}.{type(value).__name__}")
+    return None
 
 
-def from_stored(plain: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
-    """Make the value that :func:`to_stored` described.
+def from_stored(stored: Any) -> Any:
+    """Make the value that :func:`to_stored` was given; a named tuple is one of the same fields."""
+    if isinstance(stored, dict) and _ARRAY in stored:
+        return stored[_ARRAY].numpy()
+    if isinstance(stored, dict) and _FIELDS in stored:
+        return collections.namedtuple("Batch", stored[_FIELDS])(
+            *map(from_stored, stored[_ENTRIES])
+        )  # its fields are known only now
+    if isinstance(stored, dict):
+        return {key: from_stored(entry) for key, entry in stored.items()}
+    return type(stored)(map(from_stored, stored)) if isinstance(stored, list | tuple) else stored
 
-    Raises:
-        CapsuleError: If it is not such a description.
-    """
-    kind = plain.get("is") if isinstance(plain, dict) else None
-    check(depth <= DEEPEST and kind is not None, f"expected the description of a batch; got {str(plain)[:100]!r}.")
-    entries, name = plain.get("entries", []), plain.get("name", "")
-    if kind in ("tensor", "array"):
-        check(isinstance(name, str) and name in tensors, f"the tensor {name!r} of the batch is missing.")
-        return tensors[name] if kind == "tensor" else tensors[name].numpy()
-    if kind == "plain" and (plain.get("value") is None or isinstance(plain["value"], bool | int | str)):
-        return plain.get("value")
-    if kind == "float" and isinstance(plain.get("text"), str):
-        try:
-            return float(plain["text"])
-        except ValueError:
-            raise CapsuleError(f"expected a number; got {plain['text'][:50]!r}.") from None
-    if kind == "dict" and isinstance(entries, list):
-        fine = all(isinstance(e, list) and len(e) == 2 and isinstance(e[0], str | int) for e in entries)
-        check(fine, "a dictionary of the batch is not one.")
-        return {key: from_stored(entry, tensors, depth + 1) for key, entry in entries}
-    if kind in ("list", "tuple", "named") and isinstance(entries, list):
-        values = [from_stored(entry, tensors, depth + 1) for entry in entries]
-        if kind != "named":
-            return values if kind == "list" else tuple(values)
-        try:
-            return collections.namedtuple("Batch", plain.get("fields"))(*values)  # its fields are known only now
-        except (TypeError, ValueError):
-            raise CapsuleError("a named tuple of the batch is not one.") from None
-    raise CapsuleError(f"a batch cannot hold {str(kind)[:50]!r}.")
+
+def generators_stored(states: Generators | None) -> dict[str, Any] | None:
+    """The states in types that can be stored."""
+    if states is None:
+        return None
+    found: dict[str, Any] = {"torch": states.torch.clone(), "device": states.device, "numpy": None, "python": None}
+    if states.numpy is not None:
+        name, numbers, *rest = states.numpy
+        found["numpy"] = (str(name), torch.from_numpy(numbers.astype(np.int64)), *map(float, rest))
+    if states.python is not None:
+        version, numbers, gauss = states.python
+        found["python"] = (version, list(numbers), gauss)
+    return found
+
+
+def generators_from(found: Any) -> Generators | None:
+    """Make the states that :func:`generators_stored` was given."""
+    if found is None:
+        return None
+    numpy, python = found["numpy"], found["python"]
+    if numpy is not None:
+        name, numbers, place, has_gauss, gauss = numpy
+        numpy = (name, numbers.numpy().astype(np.uint32), int(place), int(has_gauss), float(gauss))
+    if python is not None:
+        version, numbers, gauss = python
+        python = (int(version), array("I", numbers), gauss)
+    return Generators(found["torch"].to(torch.uint8), found["device"], numpy, python)

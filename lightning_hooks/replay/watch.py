@@ -21,13 +21,13 @@ from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
 from lightning_hooks.hooks.generators import GeneratorWatch
 from lightning_hooks.hooks.selection import compiled_regions
+from lightning_hooks.hooks.tensors import number
 from lightning_hooks.replay.blame import Blame, blame, describe_inputs
 from lightning_hooks.replay.capsule import CapsuleMoment, CapsuleWriter
 from lightning_hooks.replay.rerun import StepRerun
 from lightning_hooks.replay.results import ReplayResults
 from lightning_hooks.replay.ring import ChangedBuffers, Ring, StepEvidence
 from lightning_hooks.replay.rows import rows_of
-from lightning_hooks.statistics.host_copies import number
 
 FEW = 1 << 16
 """Elements of the gradients that are looked at after each micro-batch."""
@@ -91,7 +91,7 @@ class StepWatch:
         """A monitor with ``capsule=`` joins the run."""
         self.writer, self._recent = writer, deque(maxlen=keep_batches)
         self._generators, self.on = GeneratorWatch(self._host.setup.device), True
-        self.results.open(self._host.position.global_step > 0)
+        self.results.open()
 
     def close(self) -> None:
         """The run is over: let the model, its batches and its loaders go."""
@@ -137,9 +137,7 @@ class StepWatch:
             self._recent.append(now)
             if self.results.own is None and self._on_host:
                 self._buffers.keep(self._host)
-            states = now.evidence.generators = self._generators.read()
-            now.evidence.nbytes += states.nbytes
-            self.ring.nbytes += states.nbytes
+            now.evidence.generators = self._generators.read()
         except Exception as error:  # noqa: BLE001
             self._failed(error)
 
@@ -221,6 +219,11 @@ class StepWatch:
         alone = self.results.own is None and self._on_host and self._host.setup.world_size == 1
         if ours and alone and now is not None and now.in_forward:
             self._blame(now, crashed=True)
+
+    def samples_of(self, epoch: int, batch: int) -> Sequence[int | str]:
+        """The samples of a training batch; empty where they are not known any more, and with several ranks, which have others."""
+        entry = self.ring.of(epoch, batch) if self._host.setup.world_size == 1 else None
+        return () if entry is None or entry.rows is None else entry.rows.samples()
 
     def request(self) -> None:
         """Write a capsule at the next optimizer step."""

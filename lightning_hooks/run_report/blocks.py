@@ -1,4 +1,4 @@
-"""What a page is made of: plain JSON types that the browser draws and that Markdown writes.
+"""What a page is made of: numbers as they are written, and blocks, plain JSON types; and the same as Markdown.
 
 A *block* is a mapping with one of these keys: ``text`` (a sentence), ``title`` (``name`` says that it is a layer's), ``facts``,
 ``table``, ``names``, ``code``, ``chart`` (curves over the windows), ``rows`` (layers on a common scale), ``map`` (a heat map),
@@ -11,8 +11,52 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning_hooks.declare.kinds import gravity
-from lightning_hooks.run_report.text import number
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import gravity, known_kind
+from lightning_hooks.trackers.console import markdown_text, visible
+
+DASH = "\N{EN DASH}"
+
+
+def number(value: Any) -> str:
+    """A number in three significant digits, in ASCII so that it can be pasted; a dash for none."""
+    if value is None:
+        return DASH
+    if isinstance(value, int):
+        return str(value)
+    if math.isnan(value):
+        return "NaN"
+    return f"{value:.3g}"
+
+
+def percent(value: float | None) -> str:
+    """A share in percent; a dash for none."""
+    if value is None or math.isnan(value):
+        return number(value)
+    shown = f"{100 * value:.3g}" if 0 < value < 0.0995 else f"{100 * value:.0f}"
+    return f"{shown} %"
+
+
+def seconds(value: float) -> str:
+    """A duration in the unit that suits it."""
+    if math.isnan(value):
+        return DASH
+    if value < 1:
+        return f"{1000 * value:.3g} ms"
+    if value < 120:
+        return f"{value:.3g} s"
+    return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"
+
+
+def measured(alert: Alert) -> tuple[str, str]:
+    """An alert's value and its limit in the unit of its kind; empty where there is nothing to measure."""
+    known = known_kind(alert.kind)
+    measures = "number" if known is None else known.measures
+    if measures == "nothing":
+        return "", ""
+    share = measures == "share" or (alert.kind == "nonfinite" and 0 < alert.value < 1)
+    return (percent(alert.value), percent(alert.threshold)) if share else (number(alert.value), number(alert.threshold))
+
 
 Block = dict[str, Any]
 Card = list[Block]
@@ -90,3 +134,105 @@ def flat(blocks: Iterable[Block]) -> Iterator[Block]:
     """The blocks, and those that are folded in them."""
     for block in blocks:
         yield from flat(block["blocks"]) if "fold" in block else [block]
+
+
+SIGNS = {"failed": "✖", "critical": "✖", "warning": "▲", "info": "●", "healthy": "✔", "unknown": "?"}
+SHOWN_EPOCHS = 10
+MOST_NAMES = 30
+PICTURES = ("rows", "map")
+
+
+def markdown(page: Mapping[str, Any]) -> str:
+    """Write a page of :mod:`lightning_hooks.run_report.data`; curves are tables of ten windows, heat maps are left out."""
+    return "\n\n".join(_parts(page)) + "\n"
+
+
+def _parts(page: Mapping[str, Any]) -> Iterator[str]:
+    yield f"# {_text(page['title'])}"
+    for verdict in page["verdicts"]:
+        name = f"{verdict['letter']}: {_text(verdict['name'])}. " if "letter" in verdict else ""
+        yield f"{name}**{SIGNS.get(verdict['status'], '●')} {_text(verdict['headline'])}**"
+        yield from map(_text, verdict["details"])
+    for problem in page.get("problems", ()):
+        if problem["severity"] != "info":
+            yield from _problem(problem)
+    for section in page["sections"]:
+        cards = [[*flat(card)] for card in section["cards"]]
+        parts = [part for card in cards if any(_says(block) for block in card) for part in map(_block, card) if part]
+        if parts:
+            yield from [f"## {_text(section['title'])}"] * bool(section["title"])
+            yield from parts
+
+
+def _says(block: Block) -> bool:
+    """Whether a block is more than a sentence that goes with a picture."""
+    return not any(key in block for key in PICTURES) and set(block) != {"text"}
+
+
+def _problem(problem: Mapping[str, Any]) -> Iterator[str]:
+    state = problem["severity"] if problem["lasts"] else "passed"
+    sure = "" if problem["probability"] is None else f", {problem['probability']:.0%} likely"
+    yield f"## {SIGNS.get(problem['severity'], '●')} {_text(problem['headline'].rstrip('.'))} ({_text(state)}{sure})"
+    yield f"{_text(problem['title'])} at {_text(problem['where'])}, {_text(problem['when'])}. {_text(problem['seen_as'])}".strip()
+    if problem["advice"]:
+        yield "**What to try:**"
+        yield _list(problem["advice"])
+    if problem["rules"]:
+        yield f"Its rules and their limits: `{problem['rules']}`. {_text(problem['record'])}".strip()
+
+
+def _block(block: Block) -> str:
+    if "text" in block:
+        return _text(block["text"])
+    if "names" in block:
+        return f"- {_text(block['title'])}: {_names(block['names'], block['more'])}"
+    if "title" in block:
+        return f"{_text(block['title'])}:"
+    if "facts" in block:
+        return _list(f"{what}: {value}" for what, value in block["facts"])
+    if "table" in block:
+        return _table(block["table"]["heads"], block["table"]["rows"])
+    if "alerts" in block:
+        return _alerts(block)
+    if "code" in block:
+        return "\n".join(f"    {visible(line)}" for line in block["code"].splitlines())
+    return _chart(block["chart"]) if "chart" in block else ""
+
+
+def _chart(drawn: Mapping[str, Any]) -> str:
+    epochs, lines = drawn["epochs"], [line for line in drawn["lines"] if not line.get("dashed")]
+    last, shown = len(epochs) - 1, min(len(epochs), SHOWN_EPOCHS)
+    places = [round(at * last / max(shown - 1, 1)) for at in range(shown)]
+    cells = [[epochs[at], *(line["values"][at] for line in lines)] for at in places]
+    title = f"{_text(drawn['title'])}:\n\n" if drawn["title"] else ""
+    return title + _table([drawn["unit"], *(line["label"] for line in lines)], cells)
+
+
+def _alerts(block: Block) -> str:
+    cells = [
+        (one["severity"], one["kind"], one["site"], f"{one['since']} to {one['until']}", one["value"], one["limit"])
+        for one in block["alerts"]
+    ]
+    return _table(("severity", "alert", "where", f"{block['unit']}s", "value", "limit"), cells)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [[*map(_text, heads)], ["---"] * len(heads), *([*map(_cell, row)] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return DASH if value is None else number(value) if isinstance(value, int | float) else _text(value)
+
+
+def _list(texts: Iterable[str]) -> str:
+    return "\n".join(f"- {_text(text)}" for text in texts)
+
+
+def _names(names: Sequence[str], more: int) -> str:
+    left = more + len(names) - MOST_NAMES
+    return ", ".join(map(_text, names[:MOST_NAMES])) + f" and {left} more" * (left > 0)
+
+
+def _text(text: str) -> str:
+    return markdown_text(visible(text))

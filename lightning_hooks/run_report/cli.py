@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from lightning_hooks.alerts.explain import explain
-from lightning_hooks.run_report.compare import Comparison, compare
+from lightning_hooks.run_report.blocks import DASH, number
+from lightning_hooks.run_report.compare import ONLY_A, ONLY_B, Comparison, compare
 from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.lines import write_whole
 from lightning_hooks.run_report.page import compare_page, verdict_lines, write_health
 from lightning_hooks.run_report.run import Run, read_run
-from lightning_hooks.run_report.text import DASH, number
 from lightning_hooks.run_report.verdict import judge
 from lightning_hooks.run_report.verify import verify
 from lightning_hooks.trackers.console import shortened, show, some, table_lines, visible
@@ -39,11 +39,11 @@ def compare_lines(found: Comparison) -> list[str]:
         lines += [f"  {group.title}:"] * bool(group.title)
         lines += [f"  {line}" for line in table_lines(("layer", "of it", "A", "B", "A to B"), cells)]
         lines += [f"  and {group.more} more"] * bool(group.more)
-    for title, alerts in (("Alerts only in A", found.alerts_a), ("Alerts only in B", found.alerts_b)):
-        if alerts:
-            lines += ["", f"{title} ({len(alerts)}):"]
+    for who in (ONLY_A, ONLY_B):
+        if alerts := found.alerts.get(who, ()):
+            lines += ["", f"Alerts {who} ({len(alerts)}):"]
             lines += [f"  [{c.severity}] {c.alert.kind} at {c.alert.site}, since {c.unit} {c.since}" for c in alerts[:10]]
-    for letter, names in found.only:
+    for letter, names in found.only.items():
         lines += ["", f"Only in {letter}: {some(names)}"]
     return lines
 
@@ -98,38 +98,55 @@ def _print(lines: Iterable[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lightning-hooks", description="Health reports of training runs.")
+    parser = argparse.ArgumentParser(
+        prog="lightning-hooks", description="Show, compare and check training runs that lightning_hooks has observed."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    report = commands.add_parser("report", help="make a run's report.html and report.md again, and print its verdict")
-    report.add_argument("run", type=Path, help="its log directory, such as lightning_logs/version_0")
-    report.add_argument("--output", type=Path, help="the folder to write to (default: where the run's reports are)")
-    report.add_argument("--json", action="store_true", help="print the run's health as JSON instead, and write nothing")
-    report.add_argument("--fail-on", choices=FAILS, help="return 1 if the run has such a problem at its end, or a worse one")
-    both = commands.add_parser("compare", help="compare two runs: set-up, losses, then layer by layer")
-    both.add_argument("run_a", type=Path, help="the log directory of the first")
-    both.add_argument("run_b", type=Path, help="the log directory of the second")
-    both.add_argument("--epoch", type=int, help="the epoch to compare at (default: the last that both have)")
-    both.add_argument("--output", type=Path, help="the HTML file to write (default: compare.html next to the second's reports)")
-    cure = commands.add_parser("verify", help="say whether a second run is cured of the alerts of a first one, and learns; 0 if so")
+    report = commands.add_parser("report", help="write report.html and report.md of a run, and print its verdict")
+    report.add_argument("run", type=Path, help="the log directory of the run, such as lightning_logs/version_0")
+    report.add_argument("--output", type=Path, help="the folder to write to (default: the folder of the run's reports)")
+    report.add_argument("--json", action="store_true", help="print the health of the run as JSON, and write nothing")
+    report.add_argument(
+        "--fail-on", choices=FAILS, help="exit with code 1 if the run ends with a problem of at least this severity"
+    )
+    both = commands.add_parser("compare", help="compare two runs: set-up, losses, and layer by layer")
+    both.add_argument("run_a", type=Path, help="the log directory of the first run")
+    both.add_argument("run_b", type=Path, help="the log directory of the second run")
+    both.add_argument("--epoch", type=int, help="the epoch to compare at (default: the last one that both runs have)")
+    both.add_argument(
+        "--output", type=Path, help="the HTML file to write (default: compare.html in the folder of the second run's reports)"
+    )
+    cure = commands.add_parser(
+        "verify", help="check whether a second run has cured the alerts of the first, and learns (exit code 0 if so)"
+    )
     cure.add_argument("run_a", type=Path, help="the log directory of the run with the problem")
     cure.add_argument("run_b", type=Path, help="the log directory of the run after a change")
-    cure.add_argument("--json", action="store_true", help="print JSON")
-    saved = commands.add_parser("check", help="look for what is wrong in a checkpoint; 0 if nothing is")
-    saved.add_argument("checkpoint", type=Path, help="the file, such as last.ckpt")
-    saved.add_argument("--model", help="what makes a model, as package.module:factory, to say which names of the file fit it")
-    of_kind = commands.add_parser("explain", help="say what a kind of alert means, when it is raised and what to try")
-    of_kind.add_argument("kind", help="its name, such as dead")
-    small = commands.add_parser("demo", help="train a small CNN with a planted fault (10 s) and print the path of its report")
+    cure.add_argument("--json", action="store_true", help="print the result as JSON")
+    saved = commands.add_parser(
+        "check", help="check a checkpoint for NaN, constant weights and other faults (exit code 0 if there are none)"
+    )
+    saved.add_argument("checkpoint", type=Path, help="the checkpoint file, such as last.ckpt")
+    saved.add_argument(
+        "--model",
+        help="a function that returns the model, as package.module:factory; also shows which names of the checkpoint fit it",
+    )
+    of_kind = commands.add_parser("explain", help="explain a kind of alert: what it means, when it is raised, and what to try")
+    of_kind.add_argument("name", help="the name of the kind or the cause, such as dead or offset_bias")
+    small = commands.add_parser("demo", help="train a small CNN with a planted fault (10 s), and print the path of its report")
     small.add_argument("--healthy", action="store_true", help="train without the fault")
-    small.add_argument("--output", type=Path, default=Path("runs/demo"), help="the folder for its logs (default: runs/demo)")
-    again = commands.add_parser("replay", help="run the bad step of a capsule again: which operation failed, and on which samples")
-    again.add_argument("capsule", type=Path, help="its folder, in the log directory under lightning_hooks/capsules")
-    again.add_argument("--model", required=True, help="what makes the model, as package.module:factory")
-    again.add_argument("--data", help="the data set, or what makes it, as package.module:name: for a capsule without its batch")
-    again.add_argument("--output", type=Path, help="the HTML file to write (default: next to the run's report)")
-    live = commands.add_parser("serve", help="show the runs of a log directory in a browser, also while they train")
+    small.add_argument("--output", type=Path, default=Path("runs/demo"), help="the folder for the logs (default: runs/demo)")
+    again = commands.add_parser(
+        "replay", help="run the bad step of a capsule again, and show which operation failed on which samples"
+    )
+    again.add_argument("capsule", type=Path, help="the folder of the capsule, in lightning_hooks/capsules of the log directory")
+    again.add_argument("--model", required=True, help="a function that returns the model, as package.module:factory")
+    again.add_argument(
+        "--data", help="the data set, or a function that returns it, as package.module:name; for a capsule without its batch"
+    )
+    again.add_argument("--output", type=Path, help="the HTML file to write (default: in the folder of the run's report)")
+    live = commands.add_parser("serve", help="show the runs of a log directory in a browser, also during training")
     live.add_argument("logdir", type=Path, help="the log directory, such as lightning_logs")
-    live.add_argument("--port", type=int, default=6007, help="the port on this machine's loopback address (default: 6007)")
+    live.add_argument("--port", type=int, default=6007, help="the port on the loopback address (default: 6007)")
     return parser
 
 
@@ -137,7 +154,7 @@ def _read(path: Path) -> Run:
     run = read_run(path)
     if run.damaged:
         lines = f"{run.damaged} line{'s' * (run.damaged > 1)}"
-        show([visible(f"note: {lines} of {path} could not be read, and what they hold is left out.")], sys.stderr)
+        show([visible(f"note: {lines} of {path} could not be read, and are left out.")], sys.stderr)
     return run
 
 
@@ -184,5 +201,5 @@ COMMANDS: dict[str, Command] = {
     "compare": _compare,
     "verify": _verify,
     "check": _check,
-    "explain": lambda options: (explain(options.kind), 0),
+    "explain": lambda options: (explain(options.name), 0),
 }

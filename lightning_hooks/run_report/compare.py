@@ -9,24 +9,11 @@ from typing import Any
 
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.plots.series import FRACTIONS
+from lightning_hooks.run_report.blocks import number, percent
 from lightning_hooks.run_report.events import by_names, is_table
-from lightning_hooks.run_report.run import Run
-from lightning_hooks.run_report.text import number, percent
+from lightning_hooks.run_report.recorded import STATISTICS, DrawnStatistic, Run
 from lightning_hooks.run_report.training import MOST_CHARTS, layers, rates_by_group
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
-
-COMPARED = (
-    ("gradient_flow", "modules", "rms", "gradient RMS"),
-    ("gradient_flow", "parameters", "update_ratio", "update ratio"),
-    ("features", "sites", "std", "output std"),
-    ("features", "sites", "zero_fraction", "zeros"),
-    ("features", "sites", "dead_fraction", "dead units"),
-    ("features", "sites", "saturated_fraction", "saturated"),
-    ("features", "sites", "nonfinite_fraction", "NaN or infinite"),
-    ("gradient_clip", "optimizers", "norm_before", "norm before clipping"),
-    ("gradient_clip", "optimizers", "rate", "steps clipped"),
-)
-"""What is compared: prefix, table, statistic, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +64,7 @@ class Difference:
         return f"{sign} {factor:.0f}" if 100 <= factor < 1e6 else f"{sign} {factor:.3g}"
 
 
+ONLY_A, ONLY_B, BOTH = "only in A", "only in B", "in both"
 MOST = 25
 """How many differences are shown as those that matter most."""
 MOST_OF_A_CAUSE = 5
@@ -101,24 +89,10 @@ class Comparison:
     epoch: int  # the epoch at which numbers are compared: the last that both have
     verdicts: tuple[Verdict, Verdict]  # of both
     differences: tuple[Difference, ...]  # of layers that both have, the largest first
-    only_a: tuple[str, ...]  # layers that only the first has
-    only_b: tuple[str, ...]  # that only the second has
-    alerts_a: tuple[Course, ...]  # alerts that only the first ended with
-    alerts_b: tuple[Course, ...]  # that only the second ended with
-    alerts_both: tuple[Course, ...]  # that both ended with, as the first has them
+    only: Mapping[str, tuple[str, ...]]  # A or B to the layers that only it has; without those that have none, as below
+    alerts: Mapping[str, tuple[Course, ...]]  # at the end, by who has them: ONLY_A, ONLY_B, or both, as the first has them
     settings: tuple[tuple[str, Any, Any], ...]  # (name, first, second) of what was set up differently
     losses: tuple[tuple[str, float, float], ...] = ()  # (what at which window, first, second) of loss and metrics, where known
-
-    @property
-    def alerts(self) -> list[tuple[str, tuple[Course, ...]]]:
-        """The alerts at the end, by who has them."""
-        found = (("Only in A", self.alerts_a), ("Only in B", self.alerts_b), ("In both", self.alerts_both))
-        return [(title, alerts) for title, alerts in found if alerts]
-
-    @property
-    def only(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Layers that only one of them has."""
-        return [(letter, names) for letter, names in (("A", self.only_a), ("B", self.only_b)) if names]
 
     def by_cause(self) -> list[tuple[Course | None, list[Difference]]]:
         """What differs, under the alert that only one run ended with and that explains it; under None what none of them explains.
@@ -128,7 +102,8 @@ class Comparison:
         """
         left = [difference for difference in self.differences if difference.size > 0]
         found: list[tuple[Course | None, list[Difference]]] = []
-        for course in sorted((*self.alerts_a, *self.alerts_b), key=lambda course: gravity(course.severity)):
+        of_one = (course for who in (ONLY_A, ONLY_B) for course in self.alerts.get(who, ()))
+        for course in sorted(of_one, key=lambda course: gravity(course.severity)):
             own = [difference for difference in left if _within(difference.name, course.alert.site)]
             sites = [name.partition(" at ")[2] for name in course.alert.consequences]
             follow = [d for d in left if d not in own and any(_within(d.name, site) for site in sites)]
@@ -145,7 +120,9 @@ class Comparison:
             most = MOST if course is None else MOST_OF_A_CAUSE
             title = "Without an alert that explains it" if len(by_cause) > 1 else ""
             if course is not None:
-                title = f"{course.alert.name}, only in {'A' if course in self.alerts_a else 'B'}, and its consequences"
+                title = (
+                    f"{course.alert.name}, only in {'A' if course in self.alerts.get(ONLY_A, ()) else 'B'}, and its consequences"
+                )
             cells = [(d.name, d.what, d.text(d.a), d.text(d.b), d.change) for d in differences[:most]]
             made.append(Group(title, cells, len(differences[most:])))
         return made
@@ -172,24 +149,31 @@ def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
         raise ValueError(f"cannot compare{wanted}: {a.name} and {b.name} have {some} in common.")
     at = both[-1] if epoch is None else epoch
     found: list[Difference] = []
-    only_a: dict[str, None] = {}
-    only_b: dict[str, None] = {}
-    for prefix, table, stat, what in COMPARED:
-        (names_a, first), (names_b, second) = (_numbers(run, prefix, table, stat, at) for run in (a, b))
-        found += [Difference(what, stat, name, first[name], second[name]) for name in first if name in second]
+    only: dict[str, dict[str, None]] = {"A": {}, "B": {}}
+    for each in STATISTICS:
+        (names_a, first), (names_b, second) = (_numbers(run, each, at) for run in (a, b))
+        found += [Difference(each.name, each.stat, name, first[name], second[name]) for name in first if name in second]
         if names_a and names_b:  # by name: a layer may be there without this number, such as an update ratio without an update
-            only_a |= dict.fromkeys(name for name in names_a if name not in names_b)
-            only_b |= dict.fromkeys(name for name in names_b if name not in names_a)
-    found.sort(key=lambda difference: -difference.size)  # stable: of the same size, in the order of COMPARED and of the model
+            only["A"] |= dict.fromkeys(name for name in names_a if name not in names_b)
+            only["B"] |= dict.fromkeys(name for name in names_b if name not in names_a)
+    found.sort(key=lambda difference: -difference.size)  # stable: of the same size, in the order of STATISTICS and of the model
     mine, theirs = ({course.key: course for course in courses(run) if course.lasts and course.serious} for run in (a, b))
+    alerts = {
+        ONLY_A: tuple(course for key, course in mine.items() if key not in theirs),
+        ONLY_B: tuple(course for key, course in theirs.items() if key not in mine),
+        BOTH: tuple(course for key, course in mine.items() if key in theirs),
+    }
     return Comparison(
-        a, b, at, (judge(a), judge(b)), tuple(found), _outermost(only_a), _outermost(only_b),
-        tuple(course for key, course in mine.items() if key not in theirs),
-        tuple(course for key, course in theirs.items() if key not in mine),
-        tuple(course for key, course in mine.items() if key in theirs),
+        a,
+        b,
+        at,
+        (judge(a), judge(b)),
+        tuple(found),
+        {letter: _outermost(names) for letter, names in only.items() if names},
+        {who: found for who, found in alerts.items() if found},
         tuple(setup_differences(a, b)),
         tuple(_losses(a, b)),
-    )  # fmt: skip
+    )
 
 
 def _outermost(names: dict[str, None]) -> tuple[str, ...]:
@@ -202,14 +186,16 @@ def _within(name: str, site: str) -> bool:
     return name == site or name.startswith(f"{site}.")
 
 
-def _numbers(run: Run, prefix: str, table: str, stat: str, epoch: int) -> tuple[dict[str, None], dict[str, float]]:
+def _numbers(run: Run, each: DrawnStatistic, epoch: int) -> tuple[dict[str, None], dict[str, float]]:
     """All names of a table at an epoch, and the numbers of those that have the statistic."""
     names: dict[str, None] = {}
     values: dict[str, float] = {}
-    for record in run.of(prefix):
-        found, stats = record.columns.get(epoch, {}).get(table, ((), {}))
+    for record in run.of(each.prefix):
+        found, stats = record.columns.get(epoch, {}).get(each.table, ((), {}))
         names |= dict.fromkeys(found)
-        values |= {name: float(value) for name, value in zip(found, stats.get(stat, ()), strict=False) if not math.isinf(value)}
+        values |= {
+            name: float(value) for name, value in zip(found, stats.get(each.stat, ()), strict=False) if not math.isinf(value)
+        }
     return names, values
 
 

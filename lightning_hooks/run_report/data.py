@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.plots.series import FRACTIONS
-from lightning_hooks.run_report.blocks import Block, Card, chart, flat, fold, named, numbers, row, rows, section, table
+from lightning_hooks.run_report.blocks import (
+    DASH,
+    Block,
+    Card,
+    chart,
+    flat,
+    fold,
+    measured,
+    named,
+    numbers,
+    row,
+    rows,
+    section,
+    table,
+)
 from lightning_hooks.run_report.compare import Comparison, compare
-from lightning_hooks.run_report.recorded import Limits, Run, chosen, severities
-from lightning_hooks.run_report.sections import HEATS, sections_of
-from lightning_hooks.run_report.text import DASH, measured
+from lightning_hooks.run_report.recorded import MOST_DRAWN, STATISTICS, Run, chosen, severities
+from lightning_hooks.run_report.sections import sections_of
 from lightning_hooks.run_report.training import loss_by_epoch, thinned
-from lightning_hooks.run_report.verdict import Problem, Verdict, courses, judge
+from lightning_hooks.run_report.verdict import Course, Problem, Verdict, capital, courses, judge
 
 MOST_NAMES = 9
 """Of sites of one problem."""
@@ -25,8 +38,6 @@ MOST_POINTS = 60
 """Of the loss in the list of runs."""
 MOST_ALERTS = 20
 """Of two runs that are compared, for each of them."""
-LAYERS = ("rms", "update_ratio", "std", "dead_fraction", "saturated_fraction", "zero_fraction")
-"""The statistics of two runs of which all layers are drawn."""
 OPEN_LAYERS = 2
 Page = dict[str, Any]
 
@@ -35,7 +46,10 @@ def entry(run: Run, updated: float) -> Page:
     """A run in the list of runs."""
     if not run.fit and not run.monitors:
         raise ValueError("it holds no run.")
-    verdict = judge(run)
+    return _entry(run, judge(run), updated)
+
+
+def _entry(run: Run, verdict: Verdict, updated: float) -> Page:
     known = (event.get("seconds") for event in run.timing.values())
     durations = [float(seconds) for seconds in known if isinstance(seconds, int | float) and math.isfinite(seconds)]
     return {
@@ -53,7 +67,7 @@ def entry(run: Run, updated: float) -> Page:
     }
 
 
-def whole(run: Run, updated: float, limits: Limits | None = None) -> Page:
+def whole(run: Run, updated: float, most: int = MOST_DRAWN) -> Page:
     """A run's page; the numbers of heat maps and of single curves are asked for one by one."""
     verdict = judge(run)
     versions = (("lightning_hooks", "package"), ("torch", "torch"), ("Lightning", "lightning"))
@@ -65,11 +79,11 @@ def whole(run: Run, updated: float, limits: Limits | None = None) -> Page:
     )
     started = f" Training started {run.fit['started']}." if "started" in run.fit else ""
     return {
-        **(entry(run, updated) if run.fit or run.monitors else {}),
+        **(_entry(run, verdict, updated) if run.fit or run.monitors else {}),
         "title": f"Health report: {run.fit.get('model', 'training')} · {'this directory' if run.name == '.' else run.name}",
         "verdicts": [{**_verdict(verdict), "details": list(verdict.details)}],
         "problems": [_problem(run, problem) for problem in verdict.problems],
-        "sections": sections_of(run, limits or Limits()),
+        "sections": sections_of(run, most),
         "tables": list(_tables(run)),
         "footer": [text for text in (f"Made by {made}.{started}", again) if text],
     }
@@ -87,8 +101,9 @@ def _problem(run: Run, problem: Problem) -> Page:
     value, limit = measured(problem.first)
     return {
         **_short(problem),
-        **{name: getattr(problem, name) for name in ("when", "lasts", "seen", "advice", "rules", "record", "evidence")},
-        "probability": getattr(problem.first, "probability", None),
+        **{name: getattr(problem, name) for name in ("headline", "seen_as", "when", "lasts", "advice", "rules", "record")},
+        **{name: getattr(problem, name) for name in ("evidence", "against")},
+        "probability": problem.first.probability,
         "sites": problem.sites[:MOST_NAMES],
         "others": max(len(problem.sites) - MOST_NAMES, 0),
         "consequences": problem.consequences[:MOST_NAMES],
@@ -108,7 +123,7 @@ def _curve_of(run: Run, problem: Problem) -> Page | None:
         for of, (names, stats) in record.columns.get(at, {}).items():
             if alert.site in names:
                 values = {stat: float(column[names.index(alert.site)]) for stat, column in stats.items()}
-                usual = [stat for prefix, name, stat, _ in HEATS if (prefix, name) == (record.prefix, of)]
+                usual = [each.stat for each in STATISTICS if (each.prefix, each.table) == (record.prefix, of)]
                 equal = [stat for stat, value in values.items() if value and math.isclose(value, alert.value, rel_tol=1e-3)]
                 order = [*(stat for stat in stats if stat.startswith(alert.kind)), *equal, *usual, *stats]
                 stat = next((stat for stat in order if math.isfinite(values.get(stat, math.nan))), None)
@@ -127,19 +142,29 @@ def _tables(run: Run) -> Iterable[Page]:
                 yield {"monitor": place, "prefix": record.prefix, "table": of, "stats": list(stats)}
 
 
-def heat(run: Run, monitor: int, table: str, stat: str, row: int | None = None, limits: Limits | None = None) -> Page:
+def heat(
+    run: Run,
+    monitor: int,
+    table: str,
+    stat: str,
+    row: int | None = None,
+    most: int = MOST_DRAWN,
+    found: Sequence[Course] | None = None,
+) -> Page:
     """A statistic of all layers over the windows, thinned to what a screen shows, or of the layer in one row, with its alerts.
+
+    ``found`` are the :func:`courses` of the run's alerts, where they are known.
 
     Raises:
         LookupError: If there is no such monitor, statistic or layer.
     """
-    limits, record = limits or Limits(), run.monitors[monitor]
+    record = run.monitors[monitor]
     series = record.series(table, stat)
     if not series.names or not series.epochs:
         raise LookupError("no such statistic")
-    kept = {series.names[row]} if row is not None else set(chosen(series.names, severities(record), limits.rows))
+    kept = {series.names[row]} if row is not None else set(chosen(series.names, severities(record), most))
     at = [number for number, name in enumerate(series.names) if name in kept]
-    every = max(1, -(-len(series.epochs) // limits.heat_columns))
+    every = max(1, -(-len(series.epochs) // most))
     columns = sorted({0, *range(len(series.epochs) - 1, 0, -every)})  # with the first and the last
     place = {series.names[number]: index for index, number in enumerate(at)}
     return {
@@ -153,7 +178,7 @@ def heat(run: Run, monitor: int, table: str, stat: str, row: int | None = None, 
         "values": packed(series.values[np.ix_(at, columns)]),
         "marks": [
             [place[course.alert.site], course.since, course.until, course.severity, course.alert.name]
-            for course in courses(run)
+            for course in (courses(run) if found is None else found)
             if course.alert.site in place and course.prefix == record.prefix and (course.serious or row is not None)
         ],
     }
@@ -191,9 +216,9 @@ def _head_of_two(a: Run, b: Run, *verdicts: Verdict) -> Page:
     return {"title": f"Two runs compared: {a.name} and {b.name}", "verdicts": heads}
 
 
-def compared(found: Comparison, limits: Limits | None = None) -> Page:
+def compared(found: Comparison) -> Page:
     """A comparison of two runs."""
-    limits, a, b = limits or Limits(), found.a, found.b
+    a, b = found.a, found.b
     settings = [(what, *(DASH if value is None else str(value) for value in values)) for what, *values in found.settings]
     set_up = [table(("", "A", "B"), [*settings, *found.losses])] if settings or found.losses else []
     if not settings:
@@ -208,8 +233,10 @@ def compared(found: Comparison, limits: Limits | None = None) -> Page:
         *_of_both(a, b),
         section("differences", f"Largest differences, {a.unit} {found.epoch}", [groups or [{"text": SAME}]]),
         section("alerts", "Alerts at the end", _alerts_of(found)),
-        section("layers", "Layer by layer", [_layers(found, limits)]),
-        section("only", "Only in one", ([named(f"Only in {letter} ({len(names)})", names)] for letter, names in found.only)),
+        section("layers", "Layer by layer", [_layers(found)]),
+        section(
+            "only", "Only in one", ([named(f"Only in {letter} ({len(names)})", names)] for letter, names in found.only.items())
+        ),
     ]
     return {**_head_of_two(a, b, *found.verdicts), "sections": [each for each in made if each["cards"]]}
 
@@ -218,9 +245,9 @@ SAME = "All numbers that both runs have are the same."
 
 
 def _curves(run: Run) -> dict[tuple[str, str], tuple[Block, list[float | None]]]:
-    """The curves of a run's page, by section and by heading and label, without limits."""
+    """The curves of a run's page, by section and by heading and label."""
     found, heading = {}, ""
-    for each in sections_of(run, Limits()):
+    for each in sections_of(run, MOST_DRAWN):
         for block in (block for card in each["cards"] for block in flat(card)):
             drawn, heading = block.get("chart", {}), block.get("title", heading)
             for one in drawn.get("lines", ()):
@@ -244,23 +271,22 @@ def _of_both(a: Run, b: Run) -> list[Page]:
 
 
 def _alerts_of(found: Comparison) -> Iterable[Card]:
-    for title, alerts in found.alerts:
+    for who, alerts in found.alerts.items():
         cells = [(course.alert.site, course.alert.kind, course.severity, course.since) for course in alerts[:MOST_ALERTS]]
         left = len(alerts) - MOST_ALERTS
         heads = ("where", "alert", "severity", f"since {found.a.unit}")
-        yield [{"title": f"{title} ({len(alerts)})"}, table(heads, cells), *[{"text": f"and {left} more"}] * (left > 0)]
+        yield [{"title": f"{capital(who)} ({len(alerts)})"}, table(heads, cells), *[{"text": f"and {left} more"}] * (left > 0)]
 
 
-def _layers(found: Comparison, limits: Limits) -> Card:
+def _layers(found: Comparison) -> Card:
     """The layers of both on one scale, of too many those that differ most."""
-    captions = {stat: caption for _, _, stat, caption in HEATS}
     card: Card = []
-    for stat in LAYERS:
-        differences, share = found.of(stat), stat in FRACTIONS
+    for each in (each for each in STATISTICS if each.caption and each.stat != "nonfinite_fraction"):
+        differences, share = found.of(each.stat), each.stat in FRACTIONS
         if not differences or (share and not any(difference.a or difference.b for difference in differences)):
             continue
-        kept = set(sorted(differences, key=lambda difference: -difference.size)[: limits.rows])
+        kept = set(sorted(differences, key=lambda difference: -difference.size)[:MOST_DRAWN])
         drawn = rows([row(d.name, d.a, other=d.b, shown=d.change) for d in differences if d in kept], "A to B", share)
         more = [{"text": f"The {len(kept)} of {len(differences)} that differ most."}] * (len(kept) < len(differences))
-        card.append(fold(captions[stat], [drawn, *more], len(card) < OPEN_LAYERS))
+        card.append(fold(each.caption, [drawn, *more], len(card) < OPEN_LAYERS))
     return [{"text": "Dot: A. Diamond: B. The number is the change."}, *card] if card else []

@@ -3,77 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import from_plain
 from lightning_hooks.declare.window import Report
 
-MOST = 1_000_000
-"""Names in a list; what is longer is damaged."""
-SPAN = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?|\*(\d{1,9}))?")
-
-
-class KnownNames:
-    """The names that the lines read so far hold."""
-
-    def __init__(self) -> None:
-        self._names: dict[int, str] = {}
-        self._of_tables: dict[tuple[str, str, str, int], list[str]] = {}  # of version 2: monitor, modules, table and number
-
-    def add(self, at: int, names: Sequence[str]) -> None:
-        """Take the names of a line, the first of which has the number ``at``; a writer that begins again begins at 0."""
-        self._names.update(enumerate(names, at))
-
-    def whole(self, value: Any) -> Any:
-        """What :meth:`Names.of_plain` made of plain data, as it was.
-
-        Raises:
-            TypeError, ValueError: If it was not made so.
-        """
-        if not isinstance(value, dict):
-            return value
-        spans = value.get("names")
-        if not isinstance(spans, str) or not set(value) <= {"names", "values"}:
-            return {key: self.whole(entry) for key, entry in value.items()}
-        names: list[str] = []
-        for text in spans.split(","):
-            names += self._span(text, MOST - len(names))
-        if "values" not in value:
-            return names
-        values = self.whole(value["values"])
-        return dict(zip(names, values if isinstance(values, list) else [values] * len(names), strict=True))
-
-    def _span(self, text: str, most: int) -> list[str]:
-        found = SPAN.fullmatch(text)
-        if found is None:
-            raise ValueError(f"no numbers of names: {text!r:.60}")
-        first, last, step, times = (None if part is None else int(part) for part in found.groups())
-        assert first is not None
-        end = first if last is None else last
-        stride = (step or 1) * (1 if end >= first else -1)
-        numbers = range(first, end + stride, stride)
-        if len(numbers) * (times or 1) > most:
-            raise ValueError(f"no such number of names: {text!r:.60}")
-        return [self._names.get(number, f"name {number}, lost") for number in numbers] * (1 if times is None else times)
-
-    def whole_tables(self, monitor: str, modules: str, report: dict[str, Any]) -> None:
-        """Give the tables of a report their names, which up to version 2 had a number by table and were left out later.
-
-        Raises:
-            KeyError: If the line that held them was lost.
-        """
-        for table, columns in report.items():
-            number = columns.pop("names", None) if isinstance(columns, dict) else None
-            if type(number) is int:
-                mark = (monitor, modules, table, number)
-                if "name" in columns:
-                    self._of_tables[mark] = columns["name"]
-                else:
-                    columns["name"] = self._of_tables[mark]
+TableNames = dict[tuple[str, str, str], list[str]]
+"""Of a monitor's tables (prefix, modules, table): the names that the lines so far hold."""
 
 
 @cache
@@ -133,7 +73,7 @@ def place(event: Mapping[str, Any]) -> int:
 
 def read_lines(path: Path, on_bad: Callable[[int], object] = bool) -> Iterator[dict[str, Any]]:
     """Read events one by one; ``on_bad`` gets the number of each line that is none, as a crash or a full disk leaves it."""
-    names = KnownNames()
+    names: TableNames = {}
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, text in enumerate(file, start=1):
             try:
@@ -162,8 +102,8 @@ LAYERS: dict[str, Any] = {**dict.fromkeys(("name", "type", "detail"), tuple[str,
 NEEDED = {"fit": ("epoch",), "report": ("epoch", "step", "monitor", "modules", "kind", "report"), "source": ("site", "type")}
 
 
-def checked(event: Any, names: KnownNames) -> dict[str, Any]:
-    """Check one line, and put in the names that have numbers in it; ``names`` gets those that it holds.
+def checked(event: Any, names: TableNames) -> dict[str, Any]:
+    """Check one line, and give its tables the names that they have had since a line before; ``names`` gets those that it holds.
 
     A report must be whole; of other events, what holds something else than it should is left out.
 
@@ -172,33 +112,37 @@ def checked(event: Any, names: KnownNames) -> dict[str, Any]:
     """
     if not isinstance(event, dict):
         raise TypeError(f"expected an object; got {event!r:.60}")
+    if "new_names" in event:
+        raise ValueError("a line of a format before version 4")
     kind = from_plain(str, event["event"])
     for field in NEEDED.get(kind, ()):
         from_plain(FIELDS[field], event[field])
-    new = event.pop("new_names", None)
-    if new is not None:
-        names.add(from_plain(int, new["at"]), from_plain(tuple[str, ...], new["name"]))
     kept = {}
     for field, value in event.items():
         try:
-            kept[field] = _checked(field, value, names)
+            _check(field, value)
         except (TypeError, ValueError, KeyError):
             if kind == "report":
                 raise
+        else:
+            kept[field] = value
     if kind == "report":
-        names.whole_tables(kept["monitor"], kept["modules"], kept["report"])
-        for table in filter(is_table, kept["report"].values()):
-            names_of = from_plain(tuple[str, ...], table["name"])
-            if any(isinstance(column, list) and len(column) != len(names_of) for column in table.values()):
-                raise ValueError(f"columns of another length than {len(names_of)} names")
+        for table in filter(TABLES.__contains__, kept["report"]):
+            columns, key = kept["report"][table], (kept["monitor"], kept["modules"], table)
+            if isinstance(columns, dict) and "name" in columns:
+                names[key] = columns["name"]
+            elif isinstance(columns, dict) and key in names:
+                columns["name"] = names[key]
+        for columns in filter(is_table, kept["report"].values()):
+            length = len(from_plain(tuple[str, ...], columns["name"]))
+            if any(isinstance(column, list) and len(column) != length for column in columns.values()):
+                raise ValueError(f"columns of another length than {length} names")
     return kept
 
 
-def _checked(field: str, value: Any, names: KnownNames) -> Any:
-    value = names.whole(value)
+def _check(field: str, value: Any) -> None:
     if field in FIELDS:
         from_plain(FIELDS[field], value)
     if field == "layers":
         for column, expected in LAYERS.items():
             from_plain(expected, value[column])
-    return value

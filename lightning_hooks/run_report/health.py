@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +18,12 @@ from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.run_report.recorded import Source
 from lightning_hooks.run_report.run import Run
-from lightning_hooks.run_report.text import LONGEST_NAME, Sentences, in_a_line, names_in
 from lightning_hooks.run_report.training import plain_batches
 from lightning_hooks.run_report.verdict import Problem, Verdict, judge
-from lightning_hooks.trackers.console import shortened
+from lightning_hooks.trackers.console import shortened, visible
 
 HEALTH = "health.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of the document. Fields may be added within a version; none is removed or gets another meaning."""
 MOST_ALERTS = 100
 MOST_SITES = 20
@@ -131,6 +131,8 @@ class Health:
             "site": alert.site,
             "fingerprint": alert.fingerprint,
             "severity": alert.severity if problem is None else problem.severity,
+            "probability": alert.probability,
+            "evidence": list(alert.evidence),
             "open": problem is None or problem.lasts,
             "class": None if source is None else source.type,
             "defined_at": None if source is None else source.defined_at,
@@ -183,8 +185,7 @@ def health_of(run: Run) -> Health:
         MonitorScope(record.prefix, record.modules, record.last, kinds.get((record.prefix, record.modules)))
         for record in run.monitors
     ]
-    end = run.end if run.error is None else {**(run.end or {}), "error_type": run.error[0]}
-    return Health(run.name, run.fit, judge(run), watched, end, run.sources)
+    return Health(run.name, run.fit, judge(run), watched, run.end, run.sources)
 
 
 def _class_name(text: Any) -> str | None:
@@ -270,3 +271,65 @@ def bounded(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [bounded(inner) for inner in value[:MOST_ALERTS]]
     return value
+
+
+LONGEST_NAME = 200
+LONGEST_SENTENCE = 600
+_WORD = re.compile(r"[\w./:-]*\w")
+_OURS = {"loss", "validation loss", "training", "validation"}
+"""Sites that no user named."""
+
+
+def names_in(reports: Iterable[Any]) -> set[str]:
+    """What reports name: sites, modules, parameters, optimizers, parts of a batch."""
+    found: set[str] = set()
+    for report in reports:
+        for entry in dataclasses.fields(report):
+            value = getattr(report, entry.name)
+            parts = [value] if isinstance(value, str) else value if isinstance(value, dict | tuple) else ()
+            found.update(part for part in parts if isinstance(part, str) and part)
+        found.update(site for alert in report.alerts for site in (alert.site, *alert.also))
+    return found
+
+
+def in_a_line(text: str) -> str:
+    """A text in one line of bounded length, of characters that are seen."""
+    text = visible(" ".join(text.split()))
+    return text if len(text) <= LONGEST_SENTENCE else f"{text[:LONGEST_SENTENCE]} …"
+
+
+class Sentences:
+    """Takes names out of sentences."""
+
+    def __init__(self, names: Set[str]) -> None:
+        self._names = {name for name in names if not name.isdecimal() and name} - _OURS
+        self._odd = sorted((name for name in self._names if not _WORD.fullmatch(name)), key=len, reverse=True)
+
+    def are_name(self, text: str) -> bool:
+        """Whether a text is one name and nothing else."""
+        return text in self._names or " " not in text
+
+    def without_names(self, text: str, names: list[str]) -> str:
+        """The text with ``{0}``, ``{1}``, … where a name was, in printable characters and of bounded length.
+
+        ``names`` gets the names, behind those of earlier texts.
+        """
+        text = text.replace("{", "(").replace("}", ")")
+
+        def numbered(name: str) -> str:
+            if name not in names:
+                names.append(name)
+            return f"{{{names.index(name)}}}"
+
+        for name in self._odd:
+            if (written := name.replace("{", "(").replace("}", ")")) in text:
+                text = text.replace(written, numbered(name))
+
+        def without(found: re.Match[str]) -> str:
+            word = found[0]
+            if word in self._names:
+                return numbered(word)
+            own = word.removeprefix("self.")  # as code of the model has it
+            return f"self.{numbered(own)}" if own != word and own in self._names else word
+
+        return in_a_line(_WORD.sub(without, text))

@@ -2,9 +2,8 @@
 
 A line is an *event*: ``fit`` (training starts, or goes on from a checkpoint), ``report`` (one monitor's epoch), ``epoch`` (what an
 epoch took), ``end``. Tables are written by columns, a column of equal values as one value, numbers in five significant digits.
-Names are written by numbers, which the line that has them first explains (``new_names``): each is written once, and later lines say
-its number. What has not changed since the line before is left out. What was written before a crash is whole. The file is appended
-to, and thinned when it grows too large (:mod:`lightning_hooks.run_report.budget`).
+What has not changed since the line before is left out, the names of a table among it. What was written before a crash is whole. The
+file is appended to. When it grows too large, old reports lose their tables, evenly.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import to_plain
+from lightning_hooks.run_report.events import is_table, place, read_lines, with_columns
 
 
 def write_whole(path: Path, text: str) -> Path:
@@ -40,75 +40,19 @@ def write_whole(path: Path, text: str) -> Path:
 
 
 LONG = 60
-"""Characters from which a list of texts is written by numbers, and a value that has not changed is left out."""
-
-
-class Names:
-    """The names that the lines of a file hold so far, by number.
-
-    A list of names is written by the spans of its numbers, as ``{"names": "0-12,14"}``, a mapping by names as
-    ``{"names": "0-12,14", "values": [...]}``.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._written = 0
-
-    def coded(self, texts: Sequence[str]) -> str:
-        """The numbers of texts, as spans."""
-        return ",".join(_spans([self._numbers.setdefault(text, len(self._numbers)) for text in texts]))
-
-    def new(self) -> dict[str, Any]:
-        """The names that no line holds yet, with the number of the first, as a field of the next line; no field without any."""
-        first, self._written = self._written, len(self._numbers)
-        return {"new_names": {"at": first, "name": list(self._numbers)[first:]}} if first < self._written else {}
-
-    def of_plain(self, value: Any) -> Any:
-        """Plain data with the long lists of texts in it, and the long mappings, by the numbers of their names."""
-        if isinstance(value, dict):
-            if _long(value) and not any(isinstance(entry, (dict, list)) for entry in value.values()):
-                return {"names": self.coded(list(value)), "values": self.of_plain(list(value.values()))}
-            return {key: self.of_plain(entry) for key, entry in value.items()}
-        return {"names": self.coded(value)} if isinstance(value, list) and _long(value) else value
-
-
-def _spans(numbers: Sequence[int]) -> Iterator[str]:
-    """Numbers as spans: ``3``, ``3-9``, ``9-3``, every second ``3-9:2``, the same again ``3*4``."""
-    start = 0
-    while start < len(numbers):
-        first, end = numbers[start], start + 1
-        step = numbers[end] - first if end < len(numbers) else 0
-        while end < len(numbers) and numbers[end] - numbers[end - 1] == step:
-            end += 1
-        if end - start < 3:
-            end = start + 1
-            yield f"{first}"
-        elif not step:
-            yield f"{first}*{end - start}"
-        else:
-            yield f"{first}-{numbers[end - 1]}" + (f":{abs(step)}" if abs(step) > 1 else "")
-        start = end
-
-
-def _long(texts: Collection[Any]) -> bool:
-    return all(isinstance(text, str) for text in texts) and sum(map(len, texts)) > LONG
-
-
+"""Characters from which a value that has not changed is left out."""
 FOLDER = "lightning_hooks"
 REPORTS = "reports.jsonl"
 ALERTS = "alerts.jsonl"
-VERSION = 3
-"""Of the format; a reader takes older ones."""
+VERSION = 4
+"""Of the format; older ones are not read."""
 ALERTS_VERSION = 2
 """Of the lines in the file of alerts; those of version 1 do not say theirs, and have fewer fields where an alert is cleared."""
 
 
-def line(event: str, values: Mapping[str, Any], memory: Memory | None = None) -> str:
-    """Return one event as a line of strict JSON, with its newline; of a file with a memory with numbers for names."""
-    if memory is None:
-        return _json({"event": event, **values}) + "\n"
-    plain = {key: memory.names.of_plain(to_plain(value)) for key, value in values.items()}
-    return _json({"event": event, **plain, **memory.names.new()}) + "\n"
+def line(event: str, values: Mapping[str, Any]) -> str:
+    """Return one event as a line of strict JSON, with its newline."""
+    return _json({"event": event, **values}) + "\n"
 
 
 def report_line(monitor: str, modules: str, report: Any, seconds: float, memory: Memory | None = None) -> str:
@@ -126,14 +70,11 @@ def report_line(monitor: str, modules: str, report: Any, seconds: float, memory:
         fields["loss"] = dataclasses.replace(fields["loss"], recent=())  # hundreds of values a window; a checkpoint has them
     if getattr(fields.get("learning"), "parameters", None):
         fields["learning"] = dataclasses.replace(fields["learning"], parameters={})  # the file has what each module brings
-    names = None if memory is None else memory.names
-    parts = {name: _table(value, names) if _is_table(value) else {"": _json(value, names)} for name, value in fields.items()}
+    parts = {name: _table(value) if _is_table(value) else {"": _json(value)} for name, value in fields.items()}
     if memory is not None:
         parts = memory.changed(key, parts)
     tables = (f"{json.dumps(name)}:{_object(columns)}" for name, columns in parts.items())
-    new = {} if memory is None else memory.names.new()
-    named = "".join(f",{json.dumps(key)}:{_json(value)}" for key, value in new.items())
-    return f'{opened}{named},"report":{{{",".join(tables)}}}}}\n'
+    return f'{opened},"report":{{{",".join(tables)}}}}}\n'
 
 
 def position(report: Any) -> dict[str, int]:
@@ -149,15 +90,13 @@ class Memory:
     """What the lines of a file hold so far, so that it need not be written again."""
 
     def __init__(self) -> None:
-        self.names = Names()
         self._numbers: dict[Key, dict[tuple[str, str, str, int | None], int]] = {}  # kind, site, severity, beginning -> number
         self._causes: dict[tuple[Key, int], str] = {}
         self._latest: dict[Key, list[Any]] = {}
         self._known: dict[tuple[Key, str, str], int] = {}  # field and column -> hash of its text
 
-    def forget_names(self) -> None:
-        """The file was thinned: names are written again, and what has numbers of them."""
-        self.names = Names()
+    def forget_fields(self) -> None:
+        """The file was thinned: what has not changed is written again, once."""
         self._known.clear()
 
     def alerts(self, key: Key, alerts: Sequence[Alert]) -> dict[str, Any]:
@@ -173,24 +112,22 @@ class Memory:
                 self._causes[key, number] = alert.cause
                 entries.append({**to_plain(alert), "id": number})
             else:
-                last = entries[-1] if entries else None
-                if alert.cause == self._causes[key, number]:
-                    entries.append(number)
-                elif isinstance(last, dict) and "of" in last and last["cause"] == alert.cause:
-                    last["of"].append(number)
-                else:
-                    entries.append({"cause": alert.cause, "of": [number]})
+                entries.append(number if alert.cause == self._causes[key, number] else {"cause": alert.cause, "of": number})
             plain.append([number, alert.cause])
         same, self._latest[key] = plain == self._latest.get(key), plain
         return {} if same else {"alerts": entries}
 
     def changed(self, key: Key, parts: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-        """Of each field's columns, as JSON, those that have changed; tables of statistics whole."""
+        """Of each field's columns, as JSON, those that have changed; of tables of statistics all but the names."""
         left: dict[str, dict[str, str]] = {}
         for name, columns in parts.items():
-            whole = name in TABLES and "name" in columns
-            kept = {column: text for column, text in columns.items() if whole or self._is_new(key, name, column, text)}
-            if kept:
+            statistics = name in TABLES and "name" in columns
+            kept = {
+                column: text
+                for column, text in columns.items()
+                if (statistics and column != "name") or self._is_new(key, name, column, text)
+            }
+            if kept or statistics:
                 left[name] = kept
         return left
 
@@ -198,7 +135,7 @@ class Memory:
         mark = (key, name, column)
         new = self._known.get(mark) != hash(text)
         self._known[mark] = hash(text)
-        return new or (len(text) < LONG and not column and not text.startswith('{"names"'))
+        return new or (len(text) < LONG and not column)
 
 
 def _object(columns: Mapping[str, str]) -> str:
@@ -223,16 +160,15 @@ def append(path: Path, text: str) -> None:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
-def _json(value: Any, names: Names | None = None) -> str:
-    plain = _rounded(to_plain(value))
-    return json.dumps(plain if names is None else names.of_plain(plain), allow_nan=False, separators=(",", ":"))
+def _json(value: Any) -> str:
+    return json.dumps(_rounded(to_plain(value)), allow_nan=False, separators=(",", ":"))
 
 
-def _table(table: Mapping[str, Any], names: Names | None) -> dict[str, str]:
-    return {field: _column(values, field, names) for field, values in by_columns(table).items()}
+def _table(table: Mapping[str, Any]) -> dict[str, str]:
+    return {field: _column(values, field) for field, values in by_columns(table).items()}
 
 
-def _column(values: list[Any], field: str, names: Names | None) -> str:
+def _column(values: list[Any], field: str) -> str:
     """A column as JSON; of numbers alone in one go, which is ten times faster where there are thousands of layers."""
     kinds = set(map(type, values))
     if len(values) > 1 and field != "name" and len(kinds) == 1 and _all_equal(values):
@@ -244,8 +180,6 @@ def _column(values: list[Any], field: str, names: Names | None) -> str:
         text = (",%.5g" * len(values) % tuple(values))[1:]
         if "n" not in text:  # as nan and inf have
             return f"[{text}]"
-    if kinds == {str}:
-        return _json(values, names)
     return json.dumps(values, separators=(",", ":")) if kinds <= {int, str, bool, type(None)} else _json(values)
 
 
@@ -267,3 +201,88 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(inner) for key, inner in value.items()}
     return [_rounded(inner) for inner in value] if isinstance(value, list) else value
+
+
+MOST_EPOCHS = 300
+"""Windows that keep their tables when a file is thinned, at most; alerts, times and settings are kept of all."""
+MOST_BYTES = 8_000_000
+"""A file that is larger is thinned to half of it."""
+STRIDES = tuple(2**power for power in range(21))
+
+
+def thin(file: Path, most: int = MOST_BYTES, windows: int | None = None) -> bool:
+    """Thin a run's file if it is larger than ``most`` bytes, or holds more windows than it is to; whether it was.
+
+    Of the windows of a fit those are kept whole whose number is a multiple of some power of two, with the first and the last. Of
+    too many, lines without alerts go too; what later lines leave out because it is in these goes into the next one.
+
+    Args:
+        file: The file.
+        most: Its largest size; afterwards its tables have half of that, or those of little more than one epoch.
+        windows: How many windows keep their tables, and half of how many keep their lines; None where only the size counts.
+    """
+    if not file.exists() or (windows is None and file.stat().st_size <= most):
+        return False
+    limit = MOST_EPOCHS if windows is None else windows
+    reports = [(_key(event), place(event), _size(event)) for event in read_lines(file) if event["event"] == "report"]
+    places, last = {at for _, at, _ in reports}, {key: at for key, at, _ in reports}
+    ends = {*last.items(), *{key: at for key, at, _ in reversed(reports)}.items()}
+
+    def whole(stride: int) -> list[tuple[int, int]]:
+        return [(at, size) for key, at, size in reports if size and (not at % stride or (key, at) in ends)]
+
+    def few(stride: int) -> bool:
+        return sum(size for _, size in whole(stride)) <= most // 2 and len({at for at, _ in whole(stride)}) <= limit
+
+    stride = next(filter(few, STRIDES), STRIDES[-1])
+    kept = {(key, at) for key, at, _ in reports if not at % stride} | ends
+    if sum(size for key, at, size in reports if (key, at) in ends) > most:
+        kept = set(last.items())
+    lines = {at for _, at in kept}
+    scarce = next((each for each in STRIDES if len(lines | {at for at in places if not at % each}) <= 2 * limit), STRIDES[-1])
+    write_whole(file, "".join(_rewritten(file, kept, {at for at in places - lines if at % scarce})))
+    return True
+
+
+def _size(event: dict[str, Any]) -> int:
+    """How much the tables of a report take; 0 where it has none any more."""
+    tables = [table for name, table in event["report"].items() if name in TABLES and is_table(table)]
+    return len(json.dumps([{**table, "name": ()} for table in tables])) if tables else 0
+
+
+def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
+    """The lines of a file, with the tables of ``kept`` alone, and without the lines of ``dropped`` epochs that hold no alerts."""
+    known: dict[tuple[str, str], dict[str, Any]] = {}  # of each monitor, the fields as the lines so far hold them
+    written: dict[tuple[str, str], dict[str, Any]] = {}  # as the lines that stay hold them, of tables the names
+    for event in read_lines(file):
+        kind, report = event["event"], event.get("report")
+        if kind == "fit":
+            known, written = {}, {}
+        if kind == "epoch" and place(event) in dropped:
+            continue
+        if kind == "report" and isinstance(report, dict):
+            key = _key(event)
+            whole = (key, place(event)) in kept
+            tables = {name: table for name, table in report.items() if name in TABLES}
+            fields = known.setdefault(key, {})
+            fields |= {name: with_columns(fields.get(name), value) for name, value in report.items() if name not in TABLES}
+            if not whole and place(event) in dropped and "alerts" not in event:
+                continue
+            before, names = written.get(key, {}), {name: table.get("name") for name, table in tables.items() if whole}
+            written[key] = {**before, **fields, **names}
+            new = {name: _new(before.get(name), value) for name, value in fields.items() if value is not before.get(name)}
+            for name, table in tables.items() if whole else ():
+                new[name] = {column: v for column, v in table.items() if column != "name" or v != before.get(name)}
+            event |= {"report": new, **({"thinned": True} if tables and not whole else {})}
+        yield json.dumps(event, separators=(",", ":")) + "\n"
+
+
+def _new(before: Any, field: Any) -> Any:
+    """What a field holds that a line before does not: of a table some of its columns."""
+    if not is_table(before) or not is_table(field):
+        return field
+    return {column: values for column, values in field.items() if values is not before.get(column)}
+
+
+def _key(event: dict[str, Any]) -> tuple[str, str]:
+    return str(event.get("monitor")), str(event.get("modules"))

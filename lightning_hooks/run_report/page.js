@@ -108,13 +108,13 @@ function axis(values, kind) {
   return { place, ticks, show: number };
 }
 
-/** Which of so many columns get a number: the first, the last, and some between. */
-const labelled = (count) => [...new Set([0, 0.25, 0.5, 0.75, 1].map((share) => Math.round(share * (count - 1))))];
+/** So many of `count` places, evenly, with the first and the last. */
+const some = (count, most) => Array.from({ length: Math.min(count, most) }, (_, i) => Math.round((i * (count - 1)) / Math.max(1, Math.min(count, most) - 1)));
 
 // ---- Charts -------------------------------------------------------------------------------------------------------------------
 
 function epochsBelow(epochs, unit, place) {
-  const shown = labelled(epochs.length);
+  const shown = some(epochs.length, 5);
   const spans = shown.map((at, i) => h("span", { style: `left:${100 * place(at)}%` }, i ? epochs[at] : `${unit} ${epochs[at]}`));
   return h("div", { class: `epochs${shown.length === 1 ? " alone" : ""}` }, spans);
 }
@@ -183,8 +183,6 @@ function chart({ title, epochs, unit, lines, kind, height = 170, marks = [] }) {
       marks.map(([since, , severity, what]) => h("li", {}, mark(severity), ` ${what}, since ${unit} ${since}`))),
     fold("Numbers", () => table({ heads: [unit, ...lines.map((line) => line.label)], rows: some(epochs.length, 100).map((i) => [String(epochs[i]), ...lines.map((line) => text(line.values[i]))]) }), { key: `numbers ${label.slice(0, 60)}` }));
 }
-/** So many of `count` places, evenly, with the first and the last. */
-const some = (count, most) => Array.from({ length: Math.min(count, most) }, (_, i) => Math.round((i * (count - 1)) / Math.max(1, Math.min(count, most) - 1)));
 
 const isNumber = (cell) => typeof cell === "number" || cell === null || /^[-+–×÷]?\s?[\d.,e+-]+( %|x)?$|^–$/.test(cell);
 /** A table whose first column names what a row is of. */
@@ -356,20 +354,8 @@ const outer = (() => {
 const own = (hash) => (outer ? hash.replace(/^#health&?/, "") : hash.replace(/^#/, ""));
 let place = {}; // what the page shows: run, and alert or section; or a and b
 const wellFormed = (text) => text.replace(/\p{Cs}/gu, "\ufffd");
-const written = (to) => Object.entries(to).map(([key, value]) => `${key}=${encodeURIComponent(wellFormed(value))}`).join("&");
-
-function parsed(text) {
-  const found = {};
-  for (const each of text.split("&")) {
-    const [key, value] = each.split("=", 2);
-    try {
-      if (["run", "alert", "section", "a", "b"].includes(key) && value !== undefined) found[key] = decodeURIComponent(value);
-    } catch {
-      continue; // no address of ours
-    }
-  }
-  return found;
-}
+const written = (to) => new URLSearchParams(to).toString().replaceAll("+", "%20");
+const parsed = (text) => Object.fromEntries([...new URLSearchParams(text)].filter(([key]) => ["run", "alert", "section", "a", "b"].includes(key)));
 
 /** Whether the page is in a frame that has no address of its own, as in a notebook. */
 const hasAddress = location.protocol !== "about:";
@@ -497,13 +483,15 @@ const curveOf = (page, key) => later(ask("heat", { run: page.id, ...key }), (fou
 function problemCard(page, problem) {
   const isChosen = place.alert === wellFormed(problem.id) || place.alert === problem.id;
   return h("article", { class: `card problem ${problem.severity}${problem.lasts ? "" : " past"}${isChosen ? " chosen" : ""}`, "data-alert": problem.id, tabindex: -1 },
-    h("h3", {}, mark(problem.severity), ` ${problem.title}`, h("span", { class: `pill ${problem.lasts ? problem.severity : "past"}` }, problem.lasts ? problem.severity : "passed"),
-      typeof problem.probability === "number" && h("span", { class: "pill" }, `${percent(problem.probability)} probable`)),
-    h("p", {}, name(problem.sites[0]), ` · ${problem.when}`, problem.value ? ` · ${problem.value} against a limit of ${problem.limit}` : ""),
-    h("p", {}, problem.seen),
-    problem.advice.length > 0 && h("div", { class: "try" }, h("b", {}, "What to try"), h("ul", {}, problem.advice.map((step) => h("li", {}, step))),
+    h("h3", {}, mark(problem.severity), ` ${problem.headline}`, h("span", { class: `pill ${problem.lasts ? problem.severity : "past"}` }, problem.lasts ? problem.severity : "passed"),
+      typeof problem.probability === "number" && h("span", { class: "pill" }, `${percent(problem.probability)} likely`)),
+    h("p", {}, `${problem.title} at `, name(problem.sites[0]), ` · ${problem.when}`, problem.value ? ` · ${problem.value} against a limit of ${problem.limit}` : ""),
+    problem.seen_as && h("p", {}, "Seen as: ", problem.seen_as),
+    problem.advice.length > 0 && h("div", { class: "try" }, h("b", {}, "What to try"), h("p", {}, problem.advice[0]),
+      problem.advice.length > 1 && fold("More to try", () => h("ul", {}, problem.advice.slice(1).map((step) => h("li", {}, step))), { key: `try ${problem.id}` }),
       problem.rules && soft("Its rules and their limits: ", h("code", {}, problem.rules), `. ${problem.record}`)),
-    problem.evidence.length > 0 && h("details", { class: "soft" }, h("summary", {}, "What speaks for it"), h("ul", {}, problem.evidence.map((text) => h("li", {}, text)))),
+    problem.evidence.length > 0 && h("details", { class: "soft" }, h("summary", {}, "What speaks for it, and against"),
+      h("ul", {}, problem.evidence.map((text) => h("li", {}, "+ ", text)), problem.against.map((text) => h("li", {}, "− ", text)))),
     problem.sites.length > 1 && soft("Also at ", listed(problem.sites.slice(1)), problem.others ? ` and ${problem.others} more` : "", "."),
     problem.consequences.length > 0 && soft("Consequences: ", listed(problem.consequences), "."),
     isChosen ? problem.curve && curveOf(page, problem.curve)

@@ -19,43 +19,46 @@ from typing import Any
 from urllib.parse import urlencode
 
 from lightning_hooks.declare.brief import lines_html
-from lightning_hooks.run_report.blocks import flat
+from lightning_hooks.run_report.blocks import flat, markdown
 from lightning_hooks.run_report.compare import Comparison
 from lightning_hooks.run_report.data import Page, compared, heat, whole
 from lightning_hooks.run_report.lines import write_whole
-from lightning_hooks.run_report.markdown import markdown
-from lightning_hooks.run_report.recorded import Limits
-from lightning_hooks.run_report.run import Run
-from lightning_hooks.run_report.verdict import Verdict, judge
+from lightning_hooks.run_report.recorded import MOST_DRAWN, Run
+from lightning_hooks.run_report.verdict import Verdict, courses, judge
 from lightning_hooks.trackers.console import visible
 
 PAGE = "report.html"
 MARKDOWN = "report.md"
 MOST_BYTES = 1_900_000
 """A page that would be larger draws less of a large run."""
+MOST_IN_MARKDOWN = 60
+"""Rows of a table."""
 MOST_NOTEBOOK_BYTES = 400_000
 """Of the page within a notebook, which is saved with it."""
 
 
 def write_health(run: Run, folder: Path | None = None) -> list[Path]:
     """Write a run's report to a folder, or where its reports are; return the page, and the same as Markdown."""
-    folder = run.path if folder is None else folder
-    return [write_whole(folder / PAGE, health_page(run)), write_whole(folder / MARKDOWN, health_markdown(run))]
+    folder, text = run.path if folder is None else folder, health_markdown(run)
+    return [write_whole(folder / PAGE, health_page(run, text=text)), write_whole(folder / MARKDOWN, text)]
 
 
-def health_page(run: Run, most_bytes: int | None = None) -> str:
-    """Return the health report of a run: a whole HTML document of less than 2 MB, or of about ``most_bytes``."""
-    most, limits, text = MOST_BYTES if most_bytes is None else most_bytes, Limits(), health_markdown(run)
+def health_page(run: Run, most_bytes: int = MOST_BYTES, text: str | None = None) -> str:
+    """Return the health report of a run: a whole HTML document of less than 2 MB, or of about ``most_bytes``.
+
+    ``text`` is the same as Markdown, where it is known.
+    """
+    most, found, text = MOST_DRAWN, courses(run), health_markdown(run) if text is None else text
     while True:
-        page = whole(run, 0.0, limits)
+        page = whole(run, 0.0, most)
         blocks = (block for section in page["sections"] for card in section["cards"] for block in flat(card))
         maps = [{name: block["map"][name] for name in ("monitor", "table", "stat")} for block in blocks if "map" in block]
         curves = [problem["curve"] for problem in page["problems"] if problem["curve"]]
-        answers = {f"heat?{urlencode(key)}": heat(run, **key, limits=limits) for key in (*maps, *curves)}
+        answers = {f"heat?{urlencode(key)}": heat(run, **key, most=most, found=found) for key in (*maps, *curves)}
         made = document(page, text, answers)
-        if len(made.encode("utf-8", "backslashreplace")) <= most or limits.rows < 8:
+        if len(made.encode("utf-8", "backslashreplace")) <= most_bytes or most < 8:
             return made
-        limits = limits.halved()
+        most //= 2
 
 
 def compare_page(found: Comparison) -> str:
@@ -66,7 +69,7 @@ def compare_page(found: Comparison) -> str:
 
 def health_markdown(run: Run) -> str:
     """Return the same problems and numbers as Markdown, for a terminal, an issue or a tracker's text."""
-    return markdown(whole(run, 0.0, Limits(rows=30, alerts=50)))
+    return markdown(whole(run, 0.0, MOST_IN_MARKDOWN))
 
 
 def document(page: Page, text: str, answers: Mapping[str, Any] | None = None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,17 +20,35 @@ from lightning_hooks.plots.series import Series, window_of
 from lightning_hooks.run_report.events import is_table, report_of
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much of a large run is drawn, so that the page stays small."""
+class DrawnStatistic(NamedTuple):
+    """A statistic that is drawn as a heat map, or compared between runs."""
 
-    rows: int = 300  # layers in a list and in a heat map
-    heat_columns: int = 300  # epochs in a heat map
-    alerts: int = 150  # lines in the list of alerts
+    prefix: str  # of the monitor
+    table: str
+    stat: str
+    name: str  # a short one
+    caption: str = ""  # of its heat map; empty without one
 
-    def halved(self) -> Limits:
-        """Half as much of everything."""
-        return Limits(self.rows // 2, self.heat_columns // 2, self.alerts // 2)
+
+STATISTICS = (
+    DrawnStatistic("gradient_flow", "modules", "rms", "gradient RMS", "Gradient RMS at each module's output"),
+    DrawnStatistic("gradient_flow", "parameters", "update_ratio", "update ratio", "Update ratio of each parameter"),
+    DrawnStatistic("features", "sites", "std", "output std", "Spread (std) of each module's output"),
+    DrawnStatistic("features", "sites", "zero_fraction", "zeros", "Share of zeros in each module's output"),
+    DrawnStatistic("features", "sites", "dead_fraction", "dead units", "Share of dead units of each rectifier"),
+    DrawnStatistic("features", "sites", "saturated_fraction", "saturated", "Share of saturated values of each bounded activation"),
+    DrawnStatistic("features", "sites", "nonfinite_fraction", "NaN or infinite", "Share of NaN and infinite values in the outputs"),
+    DrawnStatistic(
+        "gradient_flow", "modules", "nonfinite_fraction", "NaN or infinite", "Share of NaN and infinite values in the gradients"
+    ),
+    DrawnStatistic("gradient_clip", "optimizers", "norm_before", "norm before clipping"),
+    DrawnStatistic("gradient_clip", "optimizers", "rate", "steps clipped"),
+)
+"""In the order in which they are shown."""
+
+
+MOST_DRAWN = 300
+"""Layers in a list, and layers and windows in a heat map, so that the page of a large run stays small; alerts half as many."""
 
 
 def severities(record: MonitorRecord) -> dict[str, str]:
@@ -193,14 +211,6 @@ class Run:
     def of(self, prefix: str) -> list[MonitorRecord]:
         """The monitors of a kind."""
         return [record for record in self.monitors if record.prefix == prefix and record.epochs]
-
-    @property
-    def error(self) -> tuple[str, str] | None:
-        """The type and the text of the exception that ended training; None if none did."""
-        if self.end is None or self.end.get("how") != "exception":
-            return None
-        kind, _, text = str(self.end.get("error", "")).partition(": ")  # all there was up to version 0.1
-        return str(self.end.get("error_type", kind)), str(self.end.get("error_text", text))
 
     def loss(self, at: int) -> float:
         """The mean loss of an epoch, or of a window shorter than that; NaN where it is not known."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import stat
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,11 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import NONFINITE, from_plain
 from lightning_hooks.plots.canvas import within
-from lightning_hooks.run_report.events import KnownNames, checked, is_table, place, read_lines, spread, with_columns
+from lightning_hooks.run_report.events import TableNames, checked, is_table, place, spread, with_columns
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, report_line
 from lightning_hooks.run_report.recorded import Columns, MonitorRecord, Run, source_of
 
-__all__ = ["MOST_EPOCHS", "MonitorRecord", "Run", "RunReader", "find", "read_run", "run_name", "run_of_reports"]
-
-MOST_EPOCHS = 300
-"""Of a longer run every k-th epoch is kept in full, and the last; alerts are kept of all."""
-
+__all__ = ["MonitorRecord", "Run", "RunReader", "find", "read_run", "run_name", "run_of_reports"]
 
 Found = dict[tuple[str, str], MonitorRecord]
 
@@ -43,13 +38,13 @@ def read_run(path: Path | str) -> Run:
         ValueError: If the file holds no run.
     """
     file = find(Path(path))
-    with file.open("rb") as lines:
-        reader = RunReader(Run(file.parent, run_name(file)), windows_written(lines))
-    unread: list[int] = []
-    run = reader.read(read_lines(file, unread.append))
-    run.damaged += len(unread)
+    reader = RunFile(file, run_name(file), tables=True)
+    reader.update()
+    run = reader.run
     if not run.fit and not run.monitors:
-        raise ValueError(f"{file} holds no run: {run.damaged} of its lines could not be read. Was it written by lightning_hooks?")
+        raise ValueError(
+            f"{file} holds no run: {run.damaged} of its lines could not be read. Was it written by this version of lightning_hooks?"
+        )
     return run
 
 
@@ -64,7 +59,11 @@ def run_of_reports(
         end: How training ended; None if it goes on.
     """
     events = (json.loads(report_line(*key, report, math.nan)) for key, found in reports.items() for report in found)
-    run = RunReader(Run(Path(), "in memory", end=end), max(map(len, reports.values()), default=0)).read(events)
+    run = Run(Path(), "in memory", end=end)
+    reader = RunReader(run)
+    for event in events:
+        with suppress(*UNREADABLE):  # of a kind of the user's own
+            reader.take(event)
     run.timing = {at: {"loss": loss} for at, loss in losses.items()}
     return run
 
@@ -97,20 +96,12 @@ def run_name(file: Path) -> str:
     return "/".join(folder.parts[-2:]) if len(folder.parts) > 2 else folder.name
 
 
-def windows_written(lines: Iterable[bytes]) -> int:
-    """About how many windows a file's lines hold in full: those of one monitor with tables."""
-    with_tables = (line for line in lines if line.startswith(b'{"event":"report"') and not line.endswith(b',"thinned":true}\n'))
-    counts = Counter(line[line.find(b'"monitor"') :][:60] for line in with_tables)
-    return max(counts.values(), default=0)
-
-
 @dataclass(slots=True)
 class _Known:
     """What one monitor's lines so far hold that later ones need not repeat."""
 
     alerts: dict[int, Alert] = field(default_factory=dict)  # number to alert
     fields: dict[str, Any] = field(default_factory=dict)  # the fields of the report that seldom change; of tables by column
-    whole: int = 0  # lines with tables so far
 
 
 class RunReader:
@@ -118,24 +109,13 @@ class RunReader:
 
     Args:
         run: The run, empty.
-        windows: How many windows with tables there are: of many, every so many are kept in full, and the last.
         tables: Whether numbers are kept at all; without them there are alerts, losses and names.
     """
 
-    def __init__(self, run: Run, windows: int = 0, tables: bool = True) -> None:
+    def __init__(self, run: Run, tables: bool = True) -> None:
         self.run, self._tables = run, tables
-        self._stride = max(1, -(-windows // MOST_EPOCHS))
         self._found: Found = {}
         self._known: dict[tuple[str, str], _Known] = {}
-
-    def read(self, events: Iterable[Mapping[str, Any]]) -> Run:
-        """Take all events, without those that cannot be read; return the run."""
-        for event in events:
-            try:
-                self.take(event)
-            except UNREADABLE:
-                self.run.damaged += 1
-        return self.run
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take the next event.
@@ -170,15 +150,9 @@ class RunReader:
         self.run.unit = record.unit = "step" if "at" in event else "epoch"
         record.alerts[epoch] = alerts
         record.seconds[epoch] = float(event.get("seconds", "NaN"))
-        if columns is None:
-            return
-        latest = next(reversed(record.columns), None)
-        memory.whole += 1
-        number = memory.whole - 2  # of the report before, from 0
-        if latest is not None and number > 0 and number % self._stride:
-            del record.columns[latest]  # it was the last, for as long as it was
-        record.columns[epoch] = columns
-        record.latest = {**event, "report": report, "alerts": []}
+        if columns is not None:
+            record.columns[epoch] = columns
+            record.latest = {**event, "report": report, "alerts": []}
 
 
 def _whole(report: Mapping[str, Any], memory: _Known) -> dict[str, Any]:
@@ -196,8 +170,8 @@ def _alerts(event: Mapping[str, Any], memory: _Known, record: MonitorRecord) -> 
     alerts: list[Alert] = []
     for entry in event["alerts"]:
         if isinstance(entry, Mapping) and "of" in entry:
-            known = [memory.alerts[number] for number in entry["of"] if number in memory.alerts]
-            alerts += [dataclasses.replace(alert, cause=str(entry["cause"])) for alert in known]
+            if entry["of"] in memory.alerts:
+                alerts.append(dataclasses.replace(memory.alerts[entry["of"]], cause=str(entry["cause"])))
         elif isinstance(entry, Mapping):
             alert: Alert = from_plain(Alert, entry)
             if "id" in entry:
@@ -243,15 +217,11 @@ def _forget(run: Run, found: Found, epoch: int) -> None:
 
 MOST_BYTES = 256_000_000
 """Of a file that is read; the monitors keep theirs below some 8 MB."""
-MOST_NUMBERS = 100_000_000
-"""Of a run in memory."""
-COUNTED_EVERY = 16
-MOST_LINE = 64_000_000
 UNREADABLE = (TypeError, ValueError, KeyError, OverflowError, RecursionError, AttributeError, IndexError)
 
 
 class RunFile:
-    """Reads a run, and goes on where it was when the file has grown.
+    """Reads a run, and goes on where it was when the file has grown; a line that is being written is read once it is whole.
 
     Args:
         path: The file.
@@ -264,12 +234,11 @@ class RunFile:
         self._mark = (0, 0, 0, 0)  # device, inode, size, when it was written last
         self._begin()
 
-    def _begin(self, windows: int = 0) -> None:
+    def _begin(self) -> None:
         self.run = Run(self.path.parent, self._name)
-        self._reader = RunReader(self.run, windows, self._tables)
-        self._names = KnownNames()
+        self._reader = RunReader(self.run, self._tables)
+        self._names: TableNames = {}
         self._offset = 0
-        self._reports = 0
 
     def update(self) -> bool:
         """Read what is new; whether there was anything.
@@ -278,26 +247,24 @@ class RunFile:
             OSError: If the file cannot be read.
             ValueError: If it is no plain file, or larger than what is read.
         """
-        descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-        with open(descriptor, "rb") as file:  # noqa: PTH123  the descriptor of a link would be that of what it points to
-            known = os.fstat(descriptor)
-            if not stat.S_ISREG(known.st_mode):
-                raise ValueError(f"{self.path.name} is no plain file.")
-            if known.st_size > MOST_BYTES:
-                raise ValueError(f"{self.path.name} has {known.st_size / 1e6:.0f} MB; up to {MOST_BYTES / 1e6:.0f} MB are read.")
-            mark = known.st_dev, known.st_ino, known.st_size, known.st_mtime_ns
-            if mark == self._mark:
-                return False
+        known = self.path.stat()
+        if not stat.S_ISREG(known.st_mode):
+            raise ValueError(f"{self.path.name} is no plain file.")
+        if known.st_size > MOST_BYTES:
+            raise ValueError(f"{self.path.name} has {known.st_size / 1e6:.0f} MB; up to {MOST_BYTES / 1e6:.0f} MB are read.")
+        mark = known.st_dev, known.st_ino, known.st_size, known.st_mtime_ns
+        if mark == self._mark:
+            return False
+        with self.path.open("rb") as file:
             another = mark[:2] != self._mark[:2] or mark[2] <= self._mark[2]  # in its place, as when it was thinned
-            if another or not self._offset:
-                self._begin(windows_written(file) if self._tables else 0)
+            if another:
+                self._begin()
             self._mark = mark
             file.seek(self._offset)
             for line in file:
-                if not line.endswith(b"\n") or len(line) > MOST_LINE:
-                    break  # it is being written
-                self._offset += len(line)
-                self._take(line)
+                if line.endswith(b"\n"):
+                    self._offset += len(line)
+                    self._take(line)
         return True
 
     @property
@@ -307,20 +274,6 @@ class RunFile:
 
     def _take(self, line: bytes) -> None:
         try:
-            event = checked(json.loads(line.decode("utf-8", "replace")), self._names)
-            self._reader.take(event)
-            if self._tables and event["event"] == "report":
-                self._count()
+            self._reader.take(checked(json.loads(line.decode("utf-8", "replace")), self._names))
         except UNREADABLE:
             self.run.damaged += 1
-
-    def _count(self) -> None:
-        """Every so many reports: no more numbers than there is room for."""
-        self._reports += 1
-        if self._reports % COUNTED_EVERY:
-            return
-        kept = (tables for record in self.run.monitors for tables in record.columns.values())
-        if sum(len(names) * len(stats) for tables in kept for names, stats in tables.values()) > MOST_NUMBERS:
-            for record in self.run.monitors:
-                record.columns.clear()
-            raise ValueError("more numbers than are kept")

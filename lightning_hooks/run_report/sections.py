@@ -17,26 +17,29 @@ from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.declare.plain import NONFINITE
 from lightning_hooks.declare.section import Panel, Section
-from lightning_hooks.diagnostics import modules
-from lightning_hooks.plots.canvas import within
+from lightning_hooks.diagnostics.sections import SECTIONS
 from lightning_hooks.plots.series import FRACTIONS
-from lightning_hooks.run_report.blocks import MOST_LINES, Block, Card, chart, fold, line, named, row, rows, section, table
-from lightning_hooks.run_report.events import by_names, is_table, place
-from lightning_hooks.run_report.recorded import Limits, MonitorRecord, Run, chosen, number_of, severities
-from lightning_hooks.run_report.text import measured, number, percent, seconds
-from lightning_hooks.run_report.training import (
-    batches_of,
-    layers,
-    listed_samples,
-    loss_and_metrics,
-    loss_by_epoch,
-    rates_by_group,
-    settings,
+from lightning_hooks.run_report.blocks import (
+    Block,
+    Card,
+    chart,
+    fold,
+    line,
+    measured,
+    named,
+    number,
+    percent,
+    row,
+    rows,
+    seconds,
+    section,
+    table,
 )
+from lightning_hooks.run_report.events import by_names, is_table, place
+from lightning_hooks.run_report.recorded import STATISTICS, MonitorRecord, Run, chosen, number_of, severities
+from lightning_hooks.run_report.training import model, training, unusual
 from lightning_hooks.run_report.verdict import Course, courses
 
-SECTIONS: tuple[Section, ...] = tuple(file.SECTION for file in modules(".section"))
-"""What capabilities declare, each in a file of that name."""
 HEATS = (
     ("gradient_flow", "modules", "rms", "Gradient RMS at each module's output"),
     ("gradient_flow", "parameters", "update_ratio", "Update ratio of each parameter"),
@@ -50,38 +53,23 @@ HEATS = (
 """The heat maps: prefix, table, statistic, caption."""
 NEEDS_MORE_THAN_ZERO = ("dead_fraction", "saturated_fraction", "nonfinite_fraction")
 SHOWN_MAPS = 3
-SHARES = (
-    ("dead_fraction", "dead", "dead", "Share of each rectifier's units that gave 0 in every sampled batch"),
-    ("saturated_fraction", "saturated", "saturated", "Share of each bounded activation's values that sit at a bound"),
-    ("nonfinite_fraction", "nonfinite", "NaN, inf", "Share of each module's values that are NaN or infinite"),
-)
-"""What may be wrong with outputs: statistic, its rule, a short name, in words."""
 OUTPUTS = {"mean": "mean", "std": "std", "zeros": "zero_fraction", "dead": "dead_fraction", "saturated": "saturated_fraction"}
 SHARE, MOST_SHARES = "share", 30
-THRESHOLDS = (
-    ("harmful below", 0.0, "red"),
-    ("too long below", 0.1, "amber"),
-    ("best length", 0.5, "green"),
-    ("short", 1.0, "soft"),
-)
-"""What a step ratio means: in words, from which ratio, its colour."""
-BOUNDS = (-1.0, 1.5)
-"""Step ratios beyond are drawn at these."""
 
 
-def sections_of(run: Run, limits: Limits) -> list[dict[str, Any]]:
-    """The sections of a run, without those that have nothing to show."""
+def sections_of(run: Run, most: int) -> list[dict[str, Any]]:
+    """The sections of a run, without those that have nothing to show, and of too many layers ``most``."""
     made = [
-        section("alerts", "Alerts, in order of cause", _alerts(run, limits)),
-        section("training", "Loss and learning rate", _training(run)),
-        section("unusual", "Unusual batches", _unusual(run)),
-        section("gradients", "Gradient flow", (_gradients(run, record, limits) for record in run.of("gradient_flow"))),
-        section("outputs", "Outputs", (_outputs(run, record, limits) for record in run.of("features"))),
+        section("alerts", "Alerts, in order of cause", _alerts(run, most)),
+        section("training", "Loss and learning rate", training(run)),
+        section("unusual", "Unusual batches", unusual(run)),
+        section("gradients", "Gradient flow", (_gradients(run, record, most) for record in run.of("gradient_flow"))),
+        section("outputs", "Outputs", (_outputs(run, record, most) for record in run.of("features"))),
         section("maps", f"Over the {run.window}s", _maps(run)),
         section("shares", "Shares of learning", (card for record in run.monitors for card in _shares(record))),
-        *(section(each.title.lower(), each.title, _declared(run, each, limits)) for each in SECTIONS),
+        *(section(each.title.lower(), each.title, _declared(run, each, most)) for each in SECTIONS),
         section("silent", "Silent", _silent(run)),
-        section("model", "Model and set-up", _model(run, limits)),
+        section("model", "Model and set-up", model(run, most)),
         section("coverage", "Coverage", _coverage(run)),
         section("cost", "Cost", _cost(run)),
     ]
@@ -108,12 +96,12 @@ def in_order_of_cause(found: Iterable[Course]) -> list[Course]:
     return [*line, *(course for group in effects.values() for course in group)]
 
 
-def _alerts(run: Run, limits: Limits) -> Iterator[Card]:
+def _alerts(run: Run, most: int) -> Iterator[Card]:
     found = in_order_of_cause(courses(run))
-    left = len(found) - limits.alerts
+    left = len(found) - most // 2
     if found:
         drawn = {
-            "alerts": [_course(run, course) for course in found[: limits.alerts]],
+            "alerts": [_course(run, course) for course in found[: most // 2]],
             "windows": len(run.epochs),
             "unit": run.unit,
         }
@@ -139,59 +127,6 @@ def _course(run: Run, course: Course) -> dict[str, Any]:
     }
 
 
-def _training(run: Run) -> Iterator[Card]:
-    epochs, _ = loss_by_epoch(run)
-    rates = rates_by_group(run)
-    drawn = {**loss_and_metrics(run), "Learning rate": rates}
-    card = [
-        chart(title, epochs, run.unit, [line(*curve) for curve in islice(curves.items(), MOST_LINES)])
-        for title, curves in drawn.items()
-        if curves
-    ]
-    if len(rates) > MOST_LINES:
-        card.append({"text": f"{len(rates) - MOST_LINES} more parameter groups are in reports.jsonl."})
-    yield card + learning_charts(run)
-
-
-def learning_charts(run: Run) -> list[Block]:
-    """The shares by layer, and the step ratio; what was not measured is left out."""
-    found = []
-    for record in run.of("gradient_flow"):
-        series, ratios = record.series("learning", "share"), np.asarray(record.values("steps", "step_ratio", "model"))
-        inner = {name.rpartition(".")[0] for name in series.names}  # modules that hold others
-        known = [
-            (f"{name}: share", values)
-            for name, values in zip(series.names, series.values, strict=True)
-            if name not in inner and np.isfinite(values).any()
-        ]
-        largest = sorted(known, key=lambda curve: -float(np.nanmean(np.abs(curve[1]))))[:MOST_LINES]
-        epochs = list(record.columns)
-        if largest:
-            found.append(
-                chart("Which layers the loss falls by", epochs, record.unit, [line(*curve) for curve in largest], kind="linear")
-            )
-        if np.isfinite(ratios).any():
-            lines = [line(text, [at] * len(epochs), dashed=True, color=color) for text, at, color in THRESHOLDS]
-            lines.append(line("gain of a step over its predicted gain", within(ratios, *BOUNDS).tolist(), color="blue"))
-            found.append(chart("Step ratio", epochs, record.unit, lines, kind="linear", height=130))
-    return found
-
-
-def _unusual(run: Run) -> Iterator[Card]:
-    card: Card = [
-        {
-            "text": "The five batches of the run with the largest value; in a healthy run they are often the first ones. A sample "
-            "that is in several of them is worth a look."
-        }
-    ]
-    for found in batches_of(run):
-        heads = ("loss" if found.measure == "loss" else "norm", "epoch", "batch", "step", "samples")
-        cells = [(one.value, one.epoch, one.batch, one.step, listed_samples(one)) for one in found.batches]
-        card += [{"title": found.title}, table(heads, cells)]
-    if len(card) > 1:
-        yield card
-
-
 def _head(run: Run, record: MonitorRecord) -> Card:
     """Which of several monitors of a kind this is."""
     return [{"title": record.modules, "name": True}] * (len(run.of(record.prefix)) > 1)
@@ -206,14 +141,14 @@ def _of(kept: int, total: int, noun: str) -> Card:
     return [{"text": f"{kept} of {total} {noun} are shown: those with an alert, and every so many of the others."}] * (kept < total)
 
 
-def _gradients(run: Run, record: MonitorRecord, limits: Limits) -> Card:
+def _gradients(run: Run, record: MonitorRecord, most: int) -> Card:
     found, updates, affected = rows_of(record, "modules"), rows_of(record, "parameters"), severities(record)
     if not found and not updates:
         return []
     card = _head(run, record)
     if found:
         lines, cells = [], []
-        for site in chosen(list(found), affected, limits.rows):
+        for site in chosen(list(found), affected, most):
             rms, mean, low, high = (number_of(found[site].get(stat)) for stat in ("rms", "mean", "min", "max"))
             largest = max((abs(end) for end in (low, high) if not math.isnan(end)), default=math.nan)
             title = f"{site}: RMS {number(rms)}, mean {number(mean)}, from {number(low)} to {number(high)}"
@@ -230,7 +165,7 @@ def _gradients(run: Run, record: MonitorRecord, limits: Limits) -> Card:
         card.append({"text": "No gradient arrived at any module."})
     if updates:
         lines = []
-        for site in chosen(list(updates), affected, limits.rows):
+        for site in chosen(list(updates), affected, most):
             ratio = updates[site].get("update_ratio")
             note = "not measured" if ratio is None else ""
             lines.append(row(site, number_of(ratio), severity=affected.get(site, ""), note=note))
@@ -245,21 +180,21 @@ def _gradients(run: Run, record: MonitorRecord, limits: Limits) -> Card:
     return card
 
 
-def _outputs(run: Run, record: MonitorRecord, limits: Limits) -> Card:
+def _outputs(run: Run, record: MonitorRecord, most: int) -> Card:
     found, affected = rows_of(record, "sites"), severities(record)
     if not found:
         return []
     card = _head(run, record)
-    for stat, rule, what, text in SHARES:
+    for _, _, stat, what, caption in (each for each in STATISTICS if each.table == "sites" and each.stat in NEEDS_MORE_THAN_ZERO):
         shares = {site: number_of(stats[stat]) for site, stats in found.items() if stats.get(stat) is not None}
         if not shares or (stat == "nonfinite_fraction" and not any(shares.values())):
             continue
-        limit = record.limit(rule)
+        limit = record.limit(stat.removesuffix("_fraction"))  # of the rule with that name
         at = f"; the line is the rule's limit, {percent(limit)}" if limit else ""
-        lines = [row(site, shares[site], severity=affected.get(site, "")) for site in chosen(list(shares), affected, limits.rows)]
-        card += [{"text": f"{text}, in {_when(record)}{at}."}, rows(lines, what, share=True, limits=[limit])]
+        lines = [row(site, shares[site], severity=affected.get(site, "")) for site in chosen(list(shares), affected, most)]
+        card += [{"text": f"{caption}, in {_when(record)}{at}."}, rows(lines, what, share=True, limits=[limit])]
         card += _of(len(lines), len(shares), "modules")
-    kept = chosen(list(found), affected, limits.rows)
+    kept = chosen(list(found), affected, most)
     columns = {**OUTPUTS, "non-finite": "nonfinite_fraction"}
     cells = [(site, *(_cell(found[site], stat) for stat in columns.values()), affected.get(site, "")) for site in kept]
     return [*card, fold("Numbers", [table(("module", *columns, "alert"), cells), *_of(len(kept), len(found), "modules")])]
@@ -274,11 +209,11 @@ def _cell(stats: Mapping[str, Any], stat: str) -> Any:
 
 def heats_of(run: Run) -> Iterator[dict[str, Any]]:
     """The heat maps of a run: the place of a monitor, table, statistic, caption."""
-    for prefix, name, stat, caption in HEATS:
+    for each in STATISTICS:
         for at, record in enumerate(run.monitors):
-            series = record.series(name, stat) if record.prefix == prefix else None
-            if series and series.names and (stat not in NEEDS_MORE_THAN_ZERO or np.nansum(series.values)):
-                yield {"monitor": at, "table": name, "stat": stat, "caption": caption}
+            series = record.series(each.table, each.stat) if each.caption and record.prefix == each.prefix else None
+            if series and series.names and (each.stat not in NEEDS_MORE_THAN_ZERO or np.nansum(series.values)):
+                yield {"monitor": at, "table": each.table, "stat": each.stat, "caption": each.caption}
 
 
 def _maps(run: Run) -> Iterator[Card]:
@@ -303,11 +238,11 @@ def _shares(record: MonitorRecord) -> Iterator[Card]:
             yield [title, rows([row(*share) for share in largest], SHARE, share=True)]
 
 
-def _declared(run: Run, each: Section, limits: Limits) -> Iterator[Card]:
+def _declared(run: Run, each: Section, most: int) -> Iterator[Card]:
     """The rows of a section that a capability declares: facts, curves, a note; and the numbers of the last window."""
     cells = []
     for record in run.of(each.prefix):
-        for name, found in islice(rows_of(record, each.table).items(), limits.rows):
+        for name, found in islice(rows_of(record, each.table).items(), most):
             known = {stat: record.values(each.table, stat, name) for stat in each.stats}
             counts = {stat: int(np.nansum(values)) for stat, values in known.items() if stat.endswith("steps")}
             stats = SimpleNamespace(**{key: _finite(value) for key, value in found.items()})
@@ -369,17 +304,6 @@ def _silent(run: Run) -> Iterator[Card]:
         yield [*lists, {"text": why}]
 
 
-def _model(run: Run, limits: Limits) -> Iterator[Card]:
-    found, known = settings(run), layers(run)
-    versions = [(key, run.fit[key]) for key in ("lightning", "torch", "package") if key in run.fit]
-    card: Card = [{"facts": [[what, str(value)] for what, value in (*found, *versions)]}] if found or versions else []
-    if known:
-        cells = table(("layer", "type", "shape", "parameters"), known[: limits.rows])
-        left = len(known) - limits.rows
-        card.append(fold(f"The {len(known)} layers", [cells, *[{"text": f"{left} more are in reports.jsonl."}] * (left > 0)]))
-    yield card
-
-
 def _coverage(run: Run) -> Iterator[Card]:
     """What each monitor recorded, and how much of training that is."""
     cells = [
@@ -387,9 +311,7 @@ def _coverage(run: Run) -> Iterator[Card]:
             f"{record.prefix} ({record.modules})",
             " + ".join(str(len(names)) for names in record.names.values()) or None,
             len(record.silent),
-            f"{record.fields.get('sampled_batches')} of {record.fields['batches']}"
-            if record.fields.get("batches")
-            else "every step",
+            f"{sampled} of {batches}" if batches else "every step",
             len(record.epochs),
         )
         for record in run.monitors

@@ -1,9 +1,9 @@
-"""What a run's file says about training itself: loss, learning rates, set-up, layers, and the most unusual batches."""
+"""What a run's file says about training itself, and its cards: loss, learning rates, set-up, layers, the most unusual batches."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -15,9 +15,11 @@ import numpy as np
 from lightning_hooks.declare.alert import MOST_SAMPLES
 from lightning_hooks.declare.plain import from_plain, to_plain
 from lightning_hooks.diagnostics.unusual import UnusualBatch
-from lightning_hooks.run_report.recorded import number_of
-from lightning_hooks.run_report.run import MOST_EPOCHS, Run
-from lightning_hooks.run_report.text import DASH
+from lightning_hooks.plots.canvas import within
+from lightning_hooks.run_report.blocks import DASH, MOST_LINES, Block, Card, chart, fold, line, table
+from lightning_hooks.run_report.lines import MOST_EPOCHS
+from lightning_hooks.run_report.recorded import Run, number_of
+from lightning_hooks.trackers.console import some
 
 T = TypeVar("T")
 
@@ -127,6 +129,82 @@ def plain_batches(reports: Iterable[Any]) -> list[dict[str, Any]]:
 
 def listed_samples(one: UnusualBatch) -> str:
     """The samples of a batch in a few words; a dash where they are not known."""
-    shown = ", ".join(map(str, one.samples[:MOST_SAMPLES]))
-    more = len(one.samples) - MOST_SAMPLES
-    return f"{shown} and {more} more" if more > 0 else shown or DASH
+    return some([*map(str, one.samples)], MOST_SAMPLES) or DASH
+
+
+THRESHOLDS = (
+    ("harmful below", 0.0, "red"),
+    ("too long below", 0.1, "amber"),
+    ("best length", 0.5, "green"),
+    ("short", 1.0, "soft"),
+)
+"""What a step ratio means: in words, from which ratio, its colour."""
+BOUNDS = (-1.0, 1.5)
+"""Step ratios beyond are drawn at these."""
+
+
+def training(run: Run) -> Iterator[Card]:
+    """The curves of the loss, the metrics, the learning rates, and of what was learned."""
+    epochs, _ = loss_by_epoch(run)
+    rates = rates_by_group(run)
+    drawn = {**loss_and_metrics(run), "Learning rate": rates}
+    card = [
+        chart(title, epochs, run.unit, [line(*curve) for curve in islice(curves.items(), MOST_LINES)])
+        for title, curves in drawn.items()
+        if curves
+    ]
+    if len(rates) > MOST_LINES:
+        card.append({"text": f"{len(rates) - MOST_LINES} more parameter groups are in reports.jsonl."})
+    yield card + learning_charts(run)
+
+
+def learning_charts(run: Run) -> list[Block]:
+    """The shares by layer, and the step ratio; what was not measured is left out."""
+    found = []
+    for record in run.of("gradient_flow"):
+        series, ratios = record.series("learning", "share"), np.asarray(record.values("steps", "step_ratio", "model"))
+        inner = {name.rpartition(".")[0] for name in series.names}  # modules that hold others
+        known = [
+            (f"{name}: share", values)
+            for name, values in zip(series.names, series.values, strict=True)
+            if name not in inner and np.isfinite(values).any()
+        ]
+        largest = sorted(known, key=lambda curve: -float(np.nanmean(np.abs(curve[1]))))[:MOST_LINES]
+        epochs = list(record.columns)
+        if largest:
+            found.append(
+                chart("Which layers the loss falls by", epochs, record.unit, [line(*curve) for curve in largest], kind="linear")
+            )
+        if np.isfinite(ratios).any():
+            lines = [line(text, [at] * len(epochs), dashed=True, color=color) for text, at, color in THRESHOLDS]
+            lines.append(line("gain of a step over its predicted gain", within(ratios, *BOUNDS).tolist(), color="blue"))
+            found.append(chart("Step ratio", epochs, record.unit, lines, kind="linear", height=130))
+    return found
+
+
+def unusual(run: Run) -> Iterator[Card]:
+    """The batches with the largest losses and gradients."""
+    card: Card = [
+        {
+            "text": "The five batches of the run with the largest value; in a healthy run they are often the first ones. A sample "
+            "that is in several of them is worth a look."
+        }
+    ]
+    for found in batches_of(run):
+        heads = ("loss" if found.measure == "loss" else "norm", "epoch", "batch", "step", "samples")
+        cells = [(one.value, one.epoch, one.batch, one.step, listed_samples(one)) for one in found.batches]
+        card += [{"title": found.title}, table(heads, cells)]
+    if len(card) > 1:
+        yield card
+
+
+def model(run: Run, most: int) -> Iterator[Card]:
+    """The set-up and the layers."""
+    found, known = settings(run), layers(run)
+    versions = [(key, run.fit[key]) for key in ("lightning", "torch", "package") if key in run.fit]
+    card: Card = [{"facts": [[what, str(value)] for what, value in (*found, *versions)]}] if found or versions else []
+    if known:
+        cells = table(("layer", "type", "shape", "parameters"), known[:most])
+        left = len(known) - most
+        card.append(fold(f"The {len(known)} layers", [cells, *[{"text": f"{left} more are in reports.jsonl."}] * (left > 0)]))
+    yield card

@@ -65,9 +65,26 @@ class Problem:
         return "" if record is None else f"Its record: {record.text}."
 
     @property
+    def headline(self) -> str:
+        """Its cause in a sentence; what was measured where none is known."""
+        return capital(self.first.diagnosis or self.first.message)
+
+    @property
+    def seen_as(self) -> str:
+        """What was measured, where the headline is the cause, and the samples."""
+        return capital(f"{self.first.measured if self.first.diagnosis else ''} {self.first.of_samples}".strip())
+
+    @property
     def evidence(self) -> tuple[str, ...]:
         """What speaks for its most likely cause; empty without one."""
         return self.first.causes[0].evidence_for if self.first.causes else ()
+
+    @property
+    def against(self) -> tuple[str, ...]:
+        """What speaks against that cause, and the other causes that it may have."""
+        best, others = self.first.causes[:1], self.first.causes[1:]
+        against = [text for cause in best for text in cause.evidence_against]
+        return (*against, *(f"It may be another cause: {other.statement}" for other in others))
 
     @property
     def what(self) -> str:
@@ -195,8 +212,7 @@ def judge(run: Run) -> Verdict:
         for at, alerts in record.alerts.items():
             others = (alert for other in run.monitors if other is not record for alert in other.alerts.get(at, ()))
             books[-1].new_alerts(alerts, at, run.loss(at), others)
-    end = run.end if run.error is None else {**(run.end or {}), "error": ": ".join(run.error), "error_type": run.error[0]}
-    verdict = conclude(books, any(record.observed for record in run.monitors), end)
+    verdict = conclude(books, any(record.observed for record in run.monitors), run.end)
     ending = "Training was still running when this was written, or was killed." if run.end is None else ""
     if run.end is not None and run.end.get("how") == "interrupted":
         ending = "Training was interrupted by the user."

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning_hooks.declare.plain import to_plain
-from lightning_hooks.run_report.health import SCHEMA_VERSION, bounded, ending_of
+from lightning_hooks.run_report.health import bounded, ending_of
 from lightning_hooks.run_report.run import Run
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
@@ -17,6 +17,8 @@ Learning = Literal["better", "same", "worse", "unknown"]
 
 TOLERANCE = 0.05
 """Losses that differ by less than this share of how far the loss moved in either run are the same."""
+SCHEMA_VERSION = 1
+"""Of the document."""
 MOST = 100
 """Alerts of one group in the document."""
 

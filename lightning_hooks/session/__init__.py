@@ -1,1 +1,1 @@
-"""What belongs to one training run, in plain torch: hooks, optimizer steps, windows, alerts, and what is published and recorded."""
+"""Everything that belongs to one training run, in plain torch: hooks, optimizer steps, windows, alerts, and what sinks receive."""

@@ -1,4 +1,4 @@
-"""The training batches of a session: which members sample them, and what happens in them."""
+"""The training batches of a session: which members sample them, what happens in them, and the pauses between them."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ class BatchPlan:
 class Batches:
     """Counts and times each training batch, once for all members, opens the gates of those that sample it, and plans it.
 
-    Args:
-        device: Where training runs: batches are timed by the host's clock, or on CUDA by events on the device's stream.
-        hooks: The forward hooks.
-        calls: The calls of functions.
+    They are timed by the host's clock, or on CUDA by events on the device's stream.
+
+    Attributes:
+        paused: Whether training pauses, for a validation or at the end of an epoch.
+        resuming: The batches to come at whose start ``pauses`` are called.
+        pauses: What members do where training pauses, and when it has gone on.
     """
 
     def __init__(self, device: torch.device, hooks: ModuleHooks, calls: FunctionalCalls) -> None:
@@ -60,6 +62,8 @@ class Batches:
         self._of_members: list[tuple[Context, Sampling]] = []
         self._sampled = -1  # which members sampled the last batch, as a bit each; of that before a resumed run nothing is known
         self._plans: dict[tuple[int, int], BatchPlan] = {}  # by these of a batch and of the one before
+        self.paused, self.resuming = False, 0
+        self.pauses: list[Callable[..., Any]] = []
 
     def follow(self, members: Sequence[Member]) -> None:
         """Start and end the batches of these members from now on, and make new plans."""
@@ -67,12 +71,23 @@ class Batches:
         self._of_members = [(member.context, member.sampling) for member in members]
         self._plans.clear()
 
+    def pause(self, moment: str) -> None:
+        """What comes next, of validation or the epoch's end, is no training batch, and other callbacks have not come to it yet."""
+        if self.paused:
+            return
+        self.paused, self.pauses = True, []
+        for member in self._members:
+            pause = member.live.pause
+            if pause is not None:
+                self.pauses.append(pause)
+                self.resuming = member.live.resumes
+                pause(moment)
+
     def start(self, batch: int) -> BatchPlan:
         """A training batch starts, with this index in the epoch; return what happens in it."""
         for member in self._members:
             if not member.sampling.decided:
-                overheads = [sampling.overhead for _, sampling in self._of_members if sampling.overhead is not None]
-                member.sampling.choose(overheads, member.live.agreed)
+                member.sampling.choose([sampling for _, sampling in self._of_members], member.live.agreed)
         self._begin, which, bit = self._now(), 0, 1
         for context, sampling in self._of_members:
             context.batch = batch
@@ -111,7 +126,7 @@ class Batches:
         begin, self._begin, end = self._begin, None, self._now()
         full: list[Member] = []
         for member, (context, sampling) in zip(self._members, self._of_members, strict=True):
-            gate, overhead = sampling.gate, sampling.overhead
+            gate = sampling.gate
             if member.unchecked_regions and gate.sampled:
                 member.check_compiled()
             if member.faults.unreported:
@@ -122,13 +137,13 @@ class Batches:
             if gate.sampled:
                 gate.stop()
             gate.running = False
-            if overhead is None or begin is None:
+            if begin is None:
                 continue
-            overhead.batches += 1
-            overhead.sampled_batches += sampled
-            times = overhead.sampled if sampled else overhead.others
+            sampling.batches += 1
+            sampling.sampled_batches += sampled
+            times = sampling.sampled if sampled else sampling.others
             if self._cuda and len(times) < KEPT:
-                overhead.wait_for(sampled, begin, end)
+                sampling.wait_for(sampled, begin, end)
             elif len(times) < KEPT:
                 times.append((end - begin, 0.0 if sampling.meter is None else sampling.meter.seconds))
         return full

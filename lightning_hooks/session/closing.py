@@ -30,15 +30,8 @@ def open_alerts(members: Sequence[Member]) -> list[Alert]:
     return sorted(lasting, key=lambda alert: gravity(alert.severity))
 
 
-def ending(host: Host, how: str, error: BaseException | None = None, stopped_by: Alert | None = None) -> dict[str, Any]:
-    """How a run ended, in plain types: the ``end`` event of its file.
-
-    Args:
-        host: The training loop.
-        how: ``finished``, ``exception``, ``interrupted`` or ``stopped``.
-        error: What ended training.
-        stopped_by: The alert for which ``on_alert="stop"`` ended it.
-    """
+def end_event(host: Host, how: str, error: BaseException | None = None, stopped_by: Alert | None = None) -> dict[str, Any]:
+    """The ``end`` event of a run's file: how it ended, by which error, and for which alert ``on_alert="stop"`` ended it."""
     at = host.position
     end: dict[str, Any] = {"how": how, "epoch": at.epoch, "step": at.global_step}
     if stopped_by is not None:
@@ -58,11 +51,7 @@ def verdict_of(members: Sequence[Member]) -> Verdict:
 
 
 def command_for(folder: Path) -> str:
-    """The command that prints more on a run.
-
-    Args:
-        folder: Its log directory.
-    """
+    """The command that prints more on a run, by its log directory."""
     with suppress(OSError, ValueError):
         folder = folder.absolute().relative_to(Path.cwd())
     return f"lightning-hooks report {shlex.quote(str(folder))}"
@@ -71,14 +60,9 @@ def command_for(folder: Path) -> str:
 def closing_lines(
     verdict: Verdict, alerts: Sequence[Alert], place: str = "", width: int | None = None, command: str = ""
 ) -> list[str]:
-    """The verdict with the command that prints more, the open alerts in one line, and where the report is.
+    """The verdict with the command that prints more, the open alerts in one line, and where the health report is.
 
-    Args:
-        verdict: The verdict.
-        alerts: The open alerts, the most severe first.
-        place: Of the health report; empty for none.
-        width: Of the terminal, which the line of alerts keeps; None to ask it.
-        command: The command; empty for none.
+    The line of alerts is as wide as the terminal at most. There may be no command and no report.
     """
     width = shutil.get_terminal_size((80, 24)).columns if width is None else width
     colour = "critical" if verdict.status == "failed" else verdict.status
@@ -88,13 +72,7 @@ def closing_lines(
 
 
 def print_closing(members: Sequence[Member], place: str = "", command: str = "") -> bool:
-    """Print the closing lines of some members if ``summary`` is on and there is something to say; whether they were printed.
-
-    Args:
-        members: All that end together.
-        place: Of the health report; empty for none.
-        command: The command that prints more; empty for none.
-    """
+    """Print the closing lines of some members; return False where ``summary`` is off, or there is nothing to say."""
     verdict = verdict_of(members)
     known = place or verdict.status == "failed" or any(member.has_reported for member in members)
     if not known or not any(member.settings.summary for member in members):
@@ -127,11 +105,7 @@ def print_summaries(members: Sequence[Member]) -> None:
 
 
 def run_report(members: Sequence[Member]) -> RunReport:
-    """The health report of a run so far: from its files where they are written, else from the reports in memory.
-
-    Args:
-        members: Of one monitor; of the files, all that was written there counts.
-    """
+    """The health report of one monitor's run so far: from its files where they are written, else from the reports in memory."""
     used = [member for member in members if not getattr(member.collector, "unused", False)]  # a model without attention has none
     reports = {(member.kind.prefix, member.selection): member.history.reports for member in used}
     folder = next((member.folder / FOLDER for member in members if member.folder is not None), None)

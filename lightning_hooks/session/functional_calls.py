@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch.distributed
 from torch import nn
 
-from lightning_hooks.declare.functional import FunctionalCall
+from lightning_hooks.declare.collector import Events
+from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import Once, info, warn
 from lightning_hooks.hooks import Gate, guarded
@@ -17,7 +19,7 @@ from lightning_hooks.hooks.functions import FUSED, is_calling_layer
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hooks.tensors import UnreadableError
 from lightning_hooks.hooks.wrappers import is_transformed, skipping
-from lightning_hooks.session.numbered_sites import NumberedSites
+from lightning_hooks.statistics.reduction import all_ranks
 
 SITES_PER_CALLER = 3
 SPARE_SITES = 16
@@ -42,21 +44,31 @@ class _Subscriber:
     of_sites: dict[int, skipping] = field(default_factory=dict)
 
 
-class FunctionalCalls(NumberedSites):
-    """The calls of functions in one run.
+class FunctionalCalls:
+    """The calls of functions in one run, and their sites, each known from its first call on.
 
-    Args:
-        host: The training loop.
+    Ranks agree on the numbers of the sites after the first sampled batch. A site that only comes later has one once they have
+    agreed on it, at the end of the window in which the first rank called it.
 
     Attributes:
+        sites: Those with a number, in order.
+        capacity: The most sites there can be: tables have as many lines, the same on every rank.
+        agreed: Whether ranks have agreed once, or there is but one.
+        observer: What sees them.
         running: Whether the calls of the training batch under way are seen.
         in_validation: Whether those of the validation batch under way are.
     """
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._observer = CallObserver(host.model, guarded(self._record, on_fault=_failed), self._is_wanted)
-        super().__init__(SPARE_SITES + sum(map(_most_sites, self._observer.callers.values())))
+        self.observer = CallObserver(host.model, guarded(self._record, on_fault=_failed), self._is_wanted)
+        self.capacity = SPARE_SITES + sum(map(_most_sites, self.observer.callers.values()))
+        self.sites: list[FunctionalSite] = []
+        self._numbers: dict[str, int] = {}
+        self._among = all_ranks()
+        self.agreed = self._among is None
+        self._waiting: dict[str, FunctionalSite] = {}  # called on this rank, and ranks have not agreed
+        self._changed: bool | None = None  # numbers, since collectors were notified
         self._subscribers: list[_Subscriber] = []
         self._takers: dict[str, list[_Subscriber]] = {}  # by the function that they want
         self._open: list[_Subscriber] = []  # those that record the call under way
@@ -74,9 +86,8 @@ class FunctionalCalls(NumberedSites):
     def available(self) -> bool:
         """Whether calls can be seen: not under ``torch.compile``, of which one message says so."""
         regions = compiled_regions(self._host.model)
-        if regions or self._observer.compiled:
-            name = type(self._host.model).__name__
-            self._info_once(compiled_message(name, regions) if regions else compiled_calls_message(name, self._observer.compiled))
+        if regions or self.observer.compiled:
+            self._info_once(_why_not(type(self._host.model).__name__, regions, self.observer.compiled))
         return not regions
 
     def add(
@@ -89,17 +100,7 @@ class FunctionalCalls(NumberedSites):
         in_validation: bool = False,
         detailed: bool = False,
     ) -> None:
-        """Record each call of some functions while a gate is open.
-
-        Args:
-            owner: Who asks for it.
-            functions: Their names.
-            gate: When.
-            new: Makes the recorder of a site, by its name.
-            layers: Also the calls that layers such as ``nn.Softmax`` make, whose output is the function's.
-            in_validation: Those of the first batch of each validation instead, at sites that are known from training.
-            detailed: Only in the batches in which costly statistics are taken.
-        """
+        """Record each call of some functions while a gate is open: as :meth:`Context.on_call`; ``new`` makes a site's recorder."""
         self._subscribers.append(_Subscriber(owner, frozenset(functions), gate, new, layers, in_validation, detailed))
         self._follow()
 
@@ -125,11 +126,11 @@ class FunctionalCalls(NumberedSites):
                 wanted |= subscriber.functions
         if wanted:
             self.running = True
-            self._observer.start(None if self._is_full() else self._callers(wanted))
+            self.observer.start(None if self._is_full() else self._callers(wanted))
 
     def _is_full(self) -> bool:
         """Whether the calls of all modules are to be seen: those that call nothing so far may start to."""
-        before, self._state = self._state, [module.__dict__.get("training") for module in self._observer.callers.values()]
+        before, self._state = self._state, [module.__dict__.get("training") for module in self.observer.callers.values()]
         self._state += [parameter.requires_grad for parameter in self._parameters]
         self._batches += 1
         return self._batches <= FIRST_FULL or self._batches % FULL_EVERY == 0 or self._state != before
@@ -146,47 +147,24 @@ class FunctionalCalls(NumberedSites):
         """Whether an owner records calls of training batches."""
         return any(subscriber.owner is owner and not subscriber.in_validation for subscriber in self._subscribers)
 
-    def step(self) -> AbstractContextManager[None]:
-        """A block in which the loop calls ``training_step`` or ``validation_step``."""
-        return self._observer.step()
-
-    @property
-    def seen(self) -> bool:
-        """Whether the mode that sees calls is on the stack of modes."""
-        return self._observer.seen
-
-    def begin_step(self) -> None:
-        """The code of a loop starts that ends with the batch: the model's own calls are seen, as in :meth:`step`."""
-        if self.running:
-            self._observer.begin_step()
-
-    def pause(self) -> None:
-        """Backward or an optimizer's step starts: no call is seen before the next forward."""
-        if self._observer.seen:
-            self._observer.pause()
-
-    def leave(self) -> None:
-        """No further call is seen in the batch under way: the model runs for other purposes."""
-        self._observer.stop()
-
     def validation_batch(self, index: int) -> None:
         """A validation batch starts: calls in the first one are seen, of modules that take no fused path."""
-        self._observer.stop()
+        self.observer.stop()
         self.in_validation = False
         if index:
             return
         wanted = {name for subscriber in self._subscribers if subscriber.in_validation for name in subscriber.functions}
         callers = {site.module for site in self.sites if site.function in wanted}
-        modules = self._observer.callers
+        modules = self.observer.callers
         callers = {name for name in callers if not (name in modules and _calls_for_itself(modules[name]))}
         self.in_validation = bool(callers)
         if callers:
-            self._observer.start(callers)
+            self.observer.start(callers)
 
     def batch_end(self) -> bool:
         """A batch whose calls were seen ends: after the first one ranks number its sites alike; return whether they have now."""
         self.running = False
-        self._observer.stop()
+        self.observer.stop()
         if self.agreed:
             return False
         self.agree()
@@ -197,14 +175,14 @@ class FunctionalCalls(NumberedSites):
     def stop(self) -> None:
         """Whatever ran is over. Harmless when it was over before."""
         self.running = self.in_validation = False
-        self._observer.stop()
+        self.observer.stop()
 
     def close(self) -> None:
         """The run is over: a report may still ask for the sites, and the model is let go."""
         self.stop()
         self._subscribers = []
         self._follow()
-        self._observer.close()
+        self.observer.close()
         self._parameters.clear()
         del self._host
 
@@ -222,7 +200,7 @@ class FunctionalCalls(NumberedSites):
         number = self._numbers.get(call.name)
         site = None if number is None else self.sites[number]
         if site is None and takers and not self.in_validation:
-            site = self.new_site(call.name, call.function, call.caller)
+            site = self._new_site(call.name, call.function, call.caller)
         if site is None or not takers:
             return
         seen = FunctionalCall(site, call.function, call.arguments, call.output, call.module)
@@ -235,6 +213,57 @@ class FunctionalCalls(NumberedSites):
                 recorder.failed(UnreadableError(call.output))
             else:
                 recorder(seen)
+
+    # The numbers of the sites.
+
+    def _new_site(self, name: str, function: str, module: str) -> FunctionalSite | None:
+        """The site of a first call; None where it gets no number (yet)."""
+        site = FunctionalSite(len(self.sites), name, function, module)
+        if self.agreed and self._among is not None:
+            self._waiting.setdefault(name, site)
+            return None
+        return self._add(site)
+
+    def _add(self, site: FunctionalSite) -> FunctionalSite | None:
+        if len(self.sites) == self.capacity:
+            return None
+        self.sites.append(site)
+        self._numbers[site.name] = site.index
+        return site
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a function was called at a site that other ranks may not know."""
+        return bool(self._waiting)
+
+    def notify(self, collectors: Iterable[Events]) -> None:
+        """Where ranks have numbered sites since the last time, collectors take them up."""
+        changed, self._changed = self._changed, None
+        for collector in collectors if changed is not None else ():
+            collector.calls_numbered(changed is True)
+
+    def agree(self) -> None:
+        """Number the sites alike on all ranks, which all call this where one of them is waiting."""
+        assert self._among is not None
+        first, self.agreed = not self.agreed, True
+        own = [(site.name, site.function, site.module) for site in (*self.sites, *self._waiting.values())]
+        of_ranks: list[Any] = [None] * self._among.count
+        torch.distributed.all_gather_object(of_ranks, own)
+        known = [] if first else own[: len(self.sites)]
+        self.sites, self._numbers, self._waiting = [], {}, {}
+        for entry in dict.fromkeys((*known, *(entry for entries in of_ranks for entry in entries))):
+            self._add(FunctionalSite(len(self.sites), *entry))
+        self._changed = first and any(entries != of_ranks[0] for entries in of_ranks)
+
+    def state(self) -> list[tuple[str, str, str]]:
+        """The sites, in plain types."""
+        return [(site.name, site.function, site.module) for site in self.sites]
+
+    def restore(self, state: Sequence[Sequence[str]]) -> None:
+        """Restore the sites of an earlier run, before any other is known."""
+        for name, function, module in state:
+            if name not in self._numbers:
+                self._add(FunctionalSite(len(self.sites), name, function, module))
 
 
 def _most_sites(module: nn.Module) -> int:
@@ -253,19 +282,17 @@ def _failed(_: str, error: Exception) -> None:
     warn(f"Calls of functions are recorded no more: {type(error).__name__}: {error}. Training is not affected. Please report this.")
 
 
-def compiled_calls_message(model: str, modules: Sequence[str]) -> str:
-    """Why calls are not recorded in modules that call compiled functions, of the names of the modules."""
-    named = ", ".join(module or f"the steps of {model}" for module in modules[:3]) + ", …" * (len(modules) > 3)
+def _why_not(model: str, regions: Sequence[str], callers: Sequence[str]) -> str:
+    """Why calls are not recorded: of a model with compiled modules, or with modules that call compiled functions."""
+    names = [region or model for region in regions] or [caller or f"the steps of {model}" for caller in callers]
+    named = ", ".join(names[:3]) + ", …" * (len(names) > 3)
+    what = "lightning_hooks: calls of functions (attention, functional activations, cross_entropy) are not recorded"
+    if regions:
+        return (
+            f"{what}, because torch.compile is used for {named}: its graphs do not show them. Train a few steps without "
+            "torch.compile to see them."
+        )
     return (
-        f"lightning_hooks: calls of functions (attention, functional activations, cross_entropy) are not recorded in {named}: "
-        "functions under torch.compile are called there, which would be compiled once more for the batches that are sampled."
-    )
-
-
-def compiled_message(model: str, regions: Sequence[str]) -> str:
-    """Why calls are not recorded, of the names of the compiled modules."""
-    named = ", ".join(region or model for region in regions[:3]) + ", …" * (len(regions) > 3)
-    return (
-        "lightning_hooks: calls of functions (attention, functional activations, cross_entropy) are not recorded, because "
-        f"torch.compile is used for {named}: its graphs do not show them. Train a few steps without torch.compile to see them."
+        f"{what} in {named}: functions under torch.compile are called there, which would be compiled once more for the batches "
+        "that are sampled."
     )

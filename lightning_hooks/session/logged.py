@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     Figures = Mapping[str, Callable[[], Figure]]
 
+T = TypeVar("T")
+
 SMALL_MODEL = 8
 """Up to so many modules, the values of every site are logged by default; of larger models, values of the whole model."""
 MOST_SITE_TAGS = 45
@@ -30,44 +32,49 @@ MOST_ALERTED_TAGS = 21
 """Tags of sites that had an alert, which a monitor logs by default in a larger model."""
 FAULTS = re.compile(r"_(fraction|rows|steps)(_median|_worst)?$")
 """Shares and counts of what is wrong, 0 in health."""
+MOST_HISTOGRAMS = 128
+"""Sites that get a histogram where the user names none."""
+MOST_COLOURFUL = 12
+"""Sites in the figure of the colourful dimension."""
+MOST_PICTURED = 200
+"""Windows in a figure."""
 
 
-class LoggedScalars:
-    """Which scalars one monitor logs.
-
-    Args:
-        logged: ``auto`` for a number of tags that does not grow with the model, ``all``, or the names of statistics.
-        ranking: The monitor's statistics of a site, what matters most first.
-        defaults: Those of them that ``auto`` logs; None for all.
+class MemberLog:
+    """What one member writes to the trackers in a fit: which of its scalars, and which histograms and figures.
 
     Raises:
         TypeError: If ``logged`` is neither text nor a sequence of texts.
         ValueError: If it names a statistic that does not exist.
     """
 
-    def __init__(self, logged: Logged, ranking: Sequence[str], defaults: Collection[str] | None = None) -> None:
-        self.ranking = tuple(ranking)
-        wanted = _wanted(logged, self.ranking)
+    def __init__(self, name: str, settings: Settings, kind: type[ReportView[Any]]) -> None:
+        self._name, self._kind = name, kind
+        wanted = _wanted(settings.logged, kind.ranking)
         self._named = wanted is not None
-        chosen = wanted if wanted is not None else self.ranking if defaults is None else defaults
-        self._wanted = tuple(stat for stat in self.ranking if stat in chosen)
-        self.start()
-
-    def start(self) -> None:
-        """A fit starts."""
+        chosen = wanted if wanted is not None else kind.ranking if kind.logged_by_default is None else kind.logged_by_default
+        self._wanted = tuple(stat for stat in kind.ranking if stat in chosen)
+        patterns = settings.histograms
+        self.histograms: bool | Sequence[str] = [patterns] if isinstance(patterns, str) else patterns
+        self.figures = settings.figures
+        self.introduced = False  # whether this fit's charts are written
+        self.written = LoggedStatistics(self._wanted, self._named)
+        """For charts and figures; after the first epoch its statistics are those that some site has."""
         self._tags: tuple[str, ...] = ()  # of the last window, and what they are of
         self._of_sites: dict[str, list[str]] = {}
         self._alerts, self._of_model, self._others = list[str](), list[str](), list[str]()
         self._found: tuple[str, ...] = ()  # the statistics that some site has
-        self._sites: set[str] = set()  # that had an alert
+        self._alerted: set[str] = set()  # sites that had an alert
         self._risen: set[str] = set()  # tags of alerts and of the whole model that were above 0 so far
-        self.written = LoggedStatistics(self._wanted, self._named, self._named)
-        """For charts and figures; after the first epoch its statistics are those that some site has."""
+        self._pictured: list[str] = []  # sites
+        self._seen: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MOST_PICTURED)
+        self._number = -1  # of the window: the epoch, or how many there were where windows are shorter
+        self._unit = "epoch"
+        self._drawn: dict[str, int] = {}  # picture -> the window it was drawn of last
 
     def chosen(
         self,
         scalars: Mapping[str, float],
-        prefix: str,
         n_modules: int,
         alerted: Iterable[str] = (),
         watched: Collection[str] = (),
@@ -81,7 +88,6 @@ class LoggedScalars:
             scalars: All, by tag: ``<prefix>/<site>/<stat>`` of sites, ``<prefix>/model/…`` of the whole model,
                 ``<prefix>/alerts/<kind>``, others. Of large models, shares and counts of faults are logged from the first that is
                 not 0.
-            prefix: The monitor's.
             n_modules: How many modules the monitor observes.
             alerted: The sites that have an alert now.
             watched: Tags that are logged in any case.
@@ -89,38 +95,38 @@ class LoggedScalars:
         """
         tags = tuple(scalars)
         if tags != self._tags:
-            self._group(tags, prefix, not_by_default())
+            self._group(tags, not_by_default())
         sites, alerts, of_model, others = self._of_sites, self._alerts, self._of_model, self._others
         chosen = {tag for tag in watched if tag in scalars}
         self._risen.update(tag for tag in (*alerts, *of_model, *others) if scalars[tag] > 0)
         chosen.update(tag for tag in alerts if tag in self._risen)
         of_sites = self._named or (n_modules <= SMALL_MODEL and sum(map(len, sites.values())) <= MOST_SITE_TAGS)
-        self.written = LoggedStatistics(self._found, of_sites, self._named)
+        self.written = LoggedStatistics(self._found, self._named)
         if of_sites:
             chosen.update(others, *sites.values())
         else:
             # No card is flat at 0 for a whole run: a fault is logged from the first time on.
             chosen.update(tag for tag in (*of_model, *others) if tag in self._risen or FAULTS.search(tag) is None)
-            left = MOST_ALERTED_TAGS - sum(len(sites.get(site, ())) for site in self._sites)
+            left = MOST_ALERTED_TAGS - sum(len(sites.get(site, ())) for site in self._alerted)
             for site in dict.fromkeys(alerted):
-                if site in sites and site not in self._sites and len(sites[site]) <= left:
-                    self._sites.add(site)
+                if site in sites and site not in self._alerted and len(sites[site]) <= left:
+                    self._alerted.add(site)
                     left -= len(sites[site])
-            chosen.update(tag for site in self._sites for tag in sites.get(site, ()))
+            chosen.update(tag for site in self._alerted for tag in sites.get(site, ()))
         return {tag: value for tag, value in scalars.items() if tag in chosen}
 
-    def _group(self, tags: tuple[str, ...], prefix: str, not_by_default: Collection[str]) -> None:
+    def _group(self, tags: tuple[str, ...], not_by_default: Collection[str]) -> None:
         """The tags are others than those of the window before: see what they are of."""
-        sites: dict[str, list[str]] = {}
+        prefix, sites = f"{self._kind.prefix}/", dict[str, list[str]]()
         self._alerts, self._of_model, self._others = [], [], []
         found = set[str]()
         for tag in tags:
-            name, _, stat = tag.removeprefix(f"{prefix}/").rpartition("/")
+            name, _, stat = tag.removeprefix(prefix).rpartition("/")
             if name == "alerts":
                 self._alerts.append(tag)
             elif name == "model":
                 self._of_model += [] if tag in not_by_default else [tag]
-            elif stat not in self.ranking or not tag.startswith(f"{prefix}/"):
+            elif stat not in self._kind.ranking or not tag.startswith(prefix):
                 self._others += [] if tag in not_by_default and not self._named else [tag]
             elif stat in self._wanted and (self._named or tag not in not_by_default):
                 sites.setdefault(name, []).append(tag)
@@ -128,80 +134,8 @@ class LoggedScalars:
         self._tags, self._of_sites = tags, sites
         self._found = tuple(stat for stat in self._wanted if stat in found)
 
-
-def statistics_by_ranking(logged: Logged, rankings: Sequence[Sequence[str]]) -> list[Logged]:
-    """Return what of ``logged`` is in each of several rankings.
-
-    Raises:
-        TypeError: As :class:`LoggedScalars`.
-        ValueError: If it names a statistic that is in none.
-    """
-    wanted = _wanted(logged, tuple(dict.fromkeys(statistic for ranking in rankings for statistic in ranking)))
-    if wanted is None or logged == "all":
-        return [logged for _ in rankings]
-    return [[statistic for statistic in wanted if statistic in ranking] for ranking in rankings]
-
-
-def _wanted(logged: Logged, ranking: Sequence[str]) -> Sequence[str] | None:
-    if logged == "auto" or logged == "all":
-        return None if logged == "auto" else ranking
-    wanted = [logged] if isinstance(logged, str) else logged
-    if not isinstance(wanted, Sequence) or not all(isinstance(statistic, str) for statistic in wanted):
-        raise TypeError(f"logged must be 'auto', 'all', or names of statistics; got {logged!r}.")
-    unknown = [statistic for statistic in wanted if statistic not in ranking]
-    if unknown:
-        raise ValueError(f"logged must be 'auto', 'all', or some of {', '.join(sorted(ranking))}; got {logged!r}.")
-    return wanted
-
-
-T = TypeVar("T")
-
-MOST_HISTOGRAMS = 128
-"""Sites that get a histogram where the user names none."""
-MOST_COLOURFUL = 12
-"""Sites in the figure of the colourful dimension."""
-MOST_PICTURED = 200
-"""Windows in a figure."""
-
-
-class MemberLog:
-    """What one member writes to the trackers.
-
-    Args:
-        name: The monitor's, for messages.
-        settings: Its arguments.
-        kind: The class of its collector.
-
-    Raises:
-        TypeError: If ``logged`` is neither text nor a sequence of texts.
-        ValueError: If ``logged`` names a statistic that does not exist.
-    """
-
-    def __init__(self, name: str, settings: Settings, kind: type[ReportView[Any]]) -> None:
-        self._name = name
-        self.scalars = LoggedScalars(settings.logged, kind.ranking, kind.logged_by_default)
-        patterns = settings.histograms
-        self.histograms: bool | Sequence[str] = [patterns] if isinstance(patterns, str) else patterns
-        self.figures = settings.figures
-        self.start()
-
-    def start(self) -> None:
-        """A fit starts."""
-        self.scalars.start()
-        self.introduced = False  # whether this fit's charts and sites are written
-        self._sites: list[str] = []
-        self._seen: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MOST_PICTURED)
-        self._number = -1  # of the window: the epoch, or how many there were where windows are shorter
-        self._unit = "epoch"
-        self._drawn: dict[str, int] = {}  # picture -> the window it was drawn of last
-
     def histogram_table(self, host: Host, names: Sequence[str], loss_scaled: bool = False) -> HistogramTable | None:
-        """Make the table of the histograms that are asked for; None for none.
-
-        Args:
-            host: The training loop.
-            names: All sites.
-            loss_scaled: As for :class:`~lightning_hooks.statistics.histograms.HistogramTable`.
+        """Make the table of the histograms that are asked for at some sites; None for none.
 
         Raises:
             ValueError: If a pattern matches no site.
@@ -231,14 +165,14 @@ class MemberLog:
         self._number = report.epoch if report.unit == "epoch" else self._number + 1
         self._unit = report.unit
         if self.figures and histograms:
-            self._sites = self._sites or evenly(list(histograms), MOST_COLOURFUL)
-            kept = {site: tuple(map(np.asarray, histograms[site])) for site in self._sites if site in histograms}
+            self._pictured = self._pictured or evenly(list(histograms), MOST_COLOURFUL)
+            kept = {site: tuple(map(np.asarray, histograms[site])) for site in self._pictured if site in histograms}
             self._seen.append((report.at, kept))
 
     def colourful(self) -> dict[str, Any]:
         """What :func:`lightning_hooks.plots.colourful_dimension` is given."""
         return {
-            "histograms": {site: [histograms.get(site) for _, histograms in self._seen] for site in self._sites},
+            "histograms": {site: [histograms.get(site) for _, histograms in self._seen] for site in self._pictured},
             "epochs": [at for at, _ in self._seen],
             "unit": self._unit,
         }
@@ -257,6 +191,31 @@ class MemberLog:
         found = {name: draw for name, draw in figures.items() if self._drawn.get(name) != self._number}
         self._drawn.update(dict.fromkeys(found, self._number))
         return found
+
+
+def statistics_by_ranking(logged: Logged, rankings: Sequence[Sequence[str]]) -> list[Logged]:
+    """Return what of ``logged`` is in each of several rankings.
+
+    Raises:
+        TypeError: As :class:`MemberLog`.
+        ValueError: If it names a statistic that is in none.
+    """
+    wanted = _wanted(logged, tuple(dict.fromkeys(statistic for ranking in rankings for statistic in ranking)))
+    if wanted is None or logged == "all":
+        return [logged for _ in rankings]
+    return [[statistic for statistic in wanted if statistic in ranking] for ranking in rankings]
+
+
+def _wanted(logged: Logged, ranking: Sequence[str]) -> Sequence[str] | None:
+    if logged == "auto" or logged == "all":
+        return None if logged == "auto" else ranking
+    wanted = [logged] if isinstance(logged, str) else logged
+    if not isinstance(wanted, Sequence) or not all(isinstance(statistic, str) for statistic in wanted):
+        raise TypeError(f"logged must be 'auto', 'all', or names of statistics; got {logged!r}.")
+    unknown = [statistic for statistic in wanted if statistic not in ranking]
+    if unknown:
+        raise ValueError(f"logged must be 'auto', 'all', or some of {', '.join(sorted(ranking))}; got {logged!r}.")
+    return wanted
 
 
 def evenly(items: Sequence[T], most: int) -> list[T]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -16,21 +17,45 @@ from lightning_hooks.alerts.defaults import rules_of
 from lightning_hooks.declare.book import EarlyChecks
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import loading_state, warn_of_faults, warn_of_tracing
 from lightning_hooks.hooks import Faults, Gate
-from lightning_hooks.hooks.recorder import IN_GRAPHS
+from lightning_hooks.hooks.listener import IN_GRAPHS
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
+from lightning_hooks.replay.capsule import CapsuleWriter
+from lightning_hooks.replay.measure import StepMeasure
+from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.alerting import Alerting, check_sites
-from lightning_hooks.session.history import History
+from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.logged import MemberLog
-from lightning_hooks.session.member_context import OpenSession, compiled_before, new_context, step_calls
+from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.sampling import Sampling
 from lightning_hooks.session.settings import Settings
-from lightning_hooks.session.step_probe import StepProbe
-from lightning_hooks.session.windows import MergedWindows, load_window, merged, save_window, window_length
+from lightning_hooks.session.step_probe import STEP_EVENTS, StepCalls, StepProbe
+from lightning_hooks.session.windows import History, MergedWindows, load_window, merged, save_window, window_length
 from lightning_hooks.statistics.histograms import Histogram
 
 NewCollector = Callable[[Context, Mapping[str, Any]], Collector[Any]]
+
+
+class OpenSession(Protocol):
+    """What a member needs of its session."""
+
+    host: Host
+    probe: StepProbe
+    hooks: ModuleHooks
+    calls: FunctionalCalls
+    evidence: StepWatch
+    measure: StepMeasure
+
+    def judge_urgent(self) -> bool:
+        """Apply the urgent rules of all members."""
+
+    def window_so_far(self) -> dict[str, Any]:
+        """The reports of the window under way by monitor, in plain types."""
+
+    def release(self, context: Context) -> None:
+        """Remove what was registered for a member."""
 
 
 class Member:
@@ -49,8 +74,6 @@ class Member:
         session: The session under way; None outside of a run.
         end: How the run ended; None before.
         collector: Of the run under way, or of the last one.
-        window_end_seconds: What the end of the last window took.
-        table_bytes: The size of the window's table.
     """
 
     def __init__(self, name: str, kind: type[Collector[Any]], settings: Settings, new: NewCollector | None = None) -> None:
@@ -79,20 +102,10 @@ class Member:
         self.unchecked_regions: list[str] = []  # compiled modules, until the first sampled batch is over
 
     @property
-    def _session(self) -> OpenSession:
-        assert self.session is not None, "training is over"
-        return self.session
-
-    @property
     def context(self) -> Context:
         """What its collector has of the session under way."""
         assert self._context is not None, "training is over"
         return self._context
-
-    @property
-    def steps(self) -> StepProbe:
-        """The optimizers."""
-        return self._session.probe
 
     @property
     def gate(self) -> Gate:
@@ -116,21 +129,25 @@ class Member:
         self.end = None
         self.windows = MergedWindows(window_length(self.settings.report_every_n_steps, host.setup.batches_per_epoch))
         self.alerting.start(fresh=not self._loaded)
-        self.log.start()
+        self.log = MemberLog(self.name, self.settings, self.kind)
         self.unchecked_regions = compiled_regions(host.model)
         self.sampling.start(host.setup.device, not self.unchecked_regions)
         lasting = {} if self.collector is None else self.collector.lasting_state()
         state, self._loaded = {**lasting, **self._loaded}, {}
         self._capsules = set(state.get("capsules", ()))
-        session.evidence.keep(self.settings, self._capsules)
-        self._context = context = new_context(session, self.name, self.settings, self.sampling, self.faults, self.early, self.log)
+        settings = self.settings
+        if settings.capsule is not None and not session.evidence.on:  # as the first monitor says that has one
+            place, most = settings.capsule, settings.max_capsule_mb
+            writer = CapsuleWriter(place, most, settings.report_dir, self._capsules, session.window_so_far)
+            session.evidence.open(writer, settings.keep_batches)
+        self._context = context = self._new_context(session)
         if self.kind.watches_steps:
             host.setup.check_gradients(self.name)
             session.probe.subscribe(context, {})  # its parameters are numbered from here on
         self.collector = collector = self._new(context, state)
         if self.kind.watches_steps:
             session.probe.subscribe(
-                context, step_calls(context, collector), self.faults if collector.reads_norms else None, collector.due
+                context, _step_calls(context, collector), self.faults if collector.reads_norms else None, collector.due
             )
         check_sites(self.name, self.alerting.rules, collector.names)
         with context.loading():
@@ -139,6 +156,28 @@ class Member:
                 context.batches, context.sampled_batches = window
         if self.unchecked_regions and not IN_GRAPHS and session.hooks.of(context):
             warn_of_tracing()
+
+    def _new_context(self, session: OpenSession) -> Context:
+        settings, sampling = self.settings, self.sampling
+        return Context(
+            name=self.name,
+            host=session.host,
+            steps=session.probe.places,
+            add_hook=session.hooks.add,
+            calls=session.calls,
+            measure=session.measure,
+            gate=sampling.gate,
+            meter=sampling.meter,
+            faults=self.faults,
+            early=self.early,
+            judge_urgent=session.judge_urgent,
+            new_histograms=partial(self.log.histogram_table, session.host),
+            samples_of=session.evidence.samples_of,
+            modules=settings.modules,
+            records_functional=settings.functional,
+            learning=settings.learning,
+            metrics=settings.metrics or {},
+        )
 
     def detach(self) -> None:
         """The run is over, or never started. Harmless when it was over before."""
@@ -154,10 +193,10 @@ class Member:
 
     def check_compiled(self) -> None:
         """The first sampled batch is over: warn of modules that were compiled before the hooks came."""
-        late = compiled_before(self.unchecked_regions, self.live, self.faults)
+        late = _compiled_before(self.unchecked_regions, self.live, self.faults)
         self.unchecked_regions = []
-        if late:
-            self._session.hooks.warn_of_compiled(self.name, late)
+        if late and self.session is not None:
+            self.session.hooks.warn_of_compiled(self.name, late)
 
     def skip_batch(self) -> None:
         """A batch started and was skipped with the rest of its epoch."""
@@ -185,12 +224,7 @@ class Member:
         return self.alerting.book.windows > 0 and not getattr(self.collector, "unused", False)
 
     def finish_window(self, merged_table: Tensor, epoch_ends: bool) -> None:
-        """Make the window's report, with what its own rules find.
-
-        Args:
-            merged_table: Its table, of all ranks.
-            epoch_ends: Whether the epoch ends with it.
-        """
+        """Make the window's report of its table of all ranks, with what the member's own rules find."""
         began, collector = perf_counter(), self.live
         warn_of_faults(self.name, self.faults)
         packed = merged_table.to("cpu")  # the one copy to the host
@@ -264,3 +298,23 @@ class Member:
         """Everything but what belongs to the run under way."""
         sampling = Sampling(self.name, self.sampling.every, self.sampling.budget, self.sampling.every_step)
         return {**vars(self), "session": None, "_context": None, "collector": None, "sampling": sampling}
+
+
+def _step_calls(context: Context, collector: Collector[Any]) -> StepCalls:
+    """What passes the events of optimizer steps on to a collector."""
+    return {
+        event: context.guard(getattr(collector, f"on_{event}"), f"optimizer step (on_{event})", context.meter)
+        for event in STEP_EVENTS
+        if collector.follows(f"on_{event}")
+    }
+
+
+def _compiled_before(regions: Sequence[str], collector: Collector[Any], faults: Faults) -> list[str]:
+    """The sites in compiled modules all of whose sites are silent, but for a fault: those were compiled before the hooks came."""
+    silent = set(collector.silent_sites()).difference(faults.errors)
+    late = []
+    for region in regions:
+        inside = [name for name in collector.names if not region or name == region or name.startswith(f"{region}.")]
+        if inside and silent.issuperset(inside):
+            late += inside
+    return late

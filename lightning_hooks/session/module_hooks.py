@@ -11,18 +11,15 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_hooks.declare.warn import Once
 from lightning_hooks.hooks import Faults, Gate, HookManager, Listener
-from lightning_hooks.hooks.manager import remove_hooks
+from lightning_hooks.hooks.manager import Suspension, remove_hooks
 from lightning_hooks.hooks.modes import dispatch_modes, outside_modes
-from lightning_hooks.hooks.suspension import Suspension
 from lightning_hooks.hooks.wrappers import is_transformed, skipping
 
 
 class SharedHook(Listener):
     """The forward hook of one module. It returns at once in a batch that none of the hooks' owners samples.
 
-    Args:
-        gate: Open in batches that any owner samples. A graph of ``torch.compile`` asks each recorder's own gate when it runs.
-        faults: Counts the calls that are skipped.
+    A graph of ``torch.compile`` asks each recorder's own gate when it runs.
     """
 
     __slots__ = ("faults", "gate", "handle", "recorders")

@@ -1,8 +1,8 @@
-"""What a step probe knows of one optimizer, and of the gradients that its step leaves behind."""
+"""What is known of one optimizer: the hooks on its step, its next step, and the gradients that the last one left behind."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, islice
 from operator import is_
@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only  # has no public name
 
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.step import Step, loss_scale, small_ones, versions
+from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale, small_ones, versions
+from lightning_hooks.declare.warn import warn
+from lightning_hooks.hooks import Listener
+from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
 from lightning_hooks.hooks.tensors import addresses_of, is_computed, is_freed
 from lightning_hooks.session.parameter_places import ParameterPlaces
-from lightning_hooks.session.step_observers import StepObservers
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -28,7 +31,7 @@ class OptimizerState:
     hooked: bool  # it has step hooks
     host: Host
     places: ParameterPlaces
-    observers: StepObservers
+    changed: Callable[[EarlierOptimizers], None]  # called where there are new parameters
     step: Step | None = None
     held: list[Tensor] = field(default_factory=list)  # the parameters of its groups
     members: list[Tensor] = field(default_factory=list)  # those that torch computes with, each once
@@ -41,6 +44,7 @@ class OptimizerState:
     looks: int = 0  # how often gradients were ready in the step under way: LBFGS asks for them several times
     announced_empty: bool = False  # since its last step all ranks recorded a manual backward, and here there were no gradients
     depth: int = 0  # how many calls of step are under way: a subclass may call that of its base class
+    entered: bool = False  # its step was called, or announced, in this epoch
     undo: UndoneUpdate | None = None  # of an update that is to change nothing
 
     def give_back(self) -> None:
@@ -53,7 +57,7 @@ class OptimizerState:
         """Look up the optimizer's parameters, each once, with their places."""
         places = self.places
         if places.update(self.host.model, places.optimizers):
-            self.observers.notify("changed", [*range(len(places.optimizers))])
+            self.changed([*range(len(places.optimizers))])
         found = places.members(getattr(self.optimizer, "param_groups", ()))
         self.held, self.indices, self.members = held, [], []
         for index, parameter in found.items():
@@ -63,11 +67,7 @@ class OptimizerState:
         self.few = small_ones(self.members)
 
     def new_step(self, unscaled: bool) -> Step:
-        """Return the step under way, with the gradients that are there now.
-
-        Args:
-            unscaled: Whether the loss scale has been divided out, unless the optimizer does that itself.
-        """
+        """Return the step under way, with the gradients that are there now, ``unscaled`` or still multiplied by the loss scale."""
         held: list[Tensor] = []
         for group in getattr(self.optimizer, "param_groups", ()):
             held += group["params"]
@@ -114,6 +114,85 @@ class OptimizerState:
             unzeroed=self.left is not None and self.left.unzeroed and self.left.added_to,
             wasted=self.left is not None and self.left.wasted,
         )
+
+
+def has_step_hooks(optimizer: Any) -> bool:
+    """Whether hooks on the optimizer's ``step`` can be registered; a warning where they cannot."""
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, Optimizer):
+        warn(
+            f"{kind} is not a torch.optim.Optimizer and has no step hooks: its steps, gradients and clips are not seen. Derive it "
+            "from torch.optim.Optimizer to have them."
+        )
+        return False
+    # torch keeps step hooks under private names, which Optimizer.__init__ sets.
+    if not (hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "_optimizer_step_post_hooks")):
+        warn(
+            f"{kind} never called torch.optim.Optimizer.__init__ and has no step hooks: its steps, gradients and clips are not "
+            f"seen. Call super().__init__(params, defaults) in {kind}.__init__ to have them."
+        )
+        return False
+    return True
+
+
+class BeforeUpdate(Listener):
+    """Step pre-hook: calls ``starts`` when gradients are as the update will see them, after the closure if there is one.
+
+    Before that it calls ``entered``, if there is one, with the optimizer and whether there is a closure.
+    """
+
+    def __init__(
+        self, watch: OptimizerState, starts: Callable[[OptimizerState], None], entered: Callable[[Any, bool], None] | None
+    ) -> None:
+        self.watch, self.starts, self.entered = watch, starts, entered
+
+    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Hand on a closure that looks when the one given is done."""
+        if torch.cuda.is_initialized() and is_captured():  # type: ignore[no-untyped-call]
+            return None
+        closure, watch = kwargs.get("closure", args[1] if len(args) > 1 else None), self.watch
+        if self.entered is not None and not watch.depth:
+            self.entered(optimizer, closure is not None)
+        watch.depth += 1
+        if watch.depth > 1:  # inside another step of the same optimizer, as that of a base class is
+            return None
+        watch.entered, watch.looks = True, 0
+
+        def watched() -> Any:
+            result = None if closure is None else closure()
+            if function_modes() or dispatch_modes():
+                with outside_modes():
+                    self.starts(watch)
+            else:
+                self.starts(watch)
+            return result
+
+        if closure is None:
+            watched()
+            return None
+        return (args, {**kwargs, "closure": watched}) if "closure" in kwargs else ((args[0], watched, *args[2:]), kwargs)
+
+
+class AfterUpdate(Listener):
+    """Step post-hook: calls ``left`` when ``step`` has been left, and then ``taken``, if there is one, with the optimizer."""
+
+    def __init__(self, watch: OptimizerState, left: Callable[[OptimizerState], None], taken: Callable[[Any], None] | None) -> None:
+        self.watch, self.left, self.taken = watch, left, taken
+
+    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Report it."""
+        watch = self.watch
+        if torch.cuda.is_initialized() and is_captured():  # type: ignore[no-untyped-call]
+            return
+        watch.depth = max(watch.depth - 1, 0)
+        if not watch.depth:
+            if function_modes() or dispatch_modes():
+                with outside_modes():
+                    self.left(watch)
+            else:
+                self.left(watch)
+            if self.taken is not None:
+                self.taken(optimizer)
 
 
 LOOKED_AT = 4
@@ -173,13 +252,15 @@ class GradientTrace:
             self._kept = [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
 
 
+def _copied(value: Any) -> Any:
+    """An optimizer's state or settings with copies of the tensors in it."""
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value)
+
+
 class UndoneUpdate:
-    """Lets one step of an optimizer run on gradients of zeros, and undoes what it did.
+    """Lets one step of an optimizer, which has not looked at the gradients yet, run on zeros, and undoes what it did.
 
     No optimizer offers to leave a step out once it is under way, and not all of them expect parameters without a gradient.
-
-    Args:
-        optimizer: Its ``step`` is under way; it has not yet looked at the gradients.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -204,14 +285,3 @@ class UndoneUpdate:
         self._optimizer.state.update(self._state)
         for group, settings in zip(self._optimizer.param_groups, self._settings, strict=True):
             group.update(settings)
-
-
-def _copied(value: Any) -> Any:
-    """A copy of the tensors in an optimizer's state."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copied(entry) for key, entry in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_copied(entry) for entry in value)
-    return value

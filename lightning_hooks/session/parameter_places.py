@@ -21,9 +21,6 @@ class ParameterPlaces:
     A parameter keeps its place and its name while it lives, wherever it moves in the model. One that replaces another under its
     name takes over its place.
 
-    Args:
-        device: Where training runs.
-
     Attributes:
         names: The name of each place.
         optimizers: The optimizers.
@@ -41,14 +38,9 @@ class ParameterPlaces:
         self._index: dict[int, int] = {}
 
     def update(self, model: nn.Module, optimizers: Sequence[Any]) -> bool:
-        """Look at the parameters as they are now.
+        """Look at the parameters as they are now; return whether there are new places.
 
-        Args:
-            model: Its parameters come first, in its order.
-            optimizers: Parameters that are not the model's are named after theirs.
-
-        Returns:
-            Whether there are new places.
+        Those of the model come first, in its order; others are named after their optimizers.
         """
         n_before, self.optimizers = len(self.names), [*optimizers]
         of_optimizers = groups_of(optimizers)

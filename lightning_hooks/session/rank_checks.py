@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import zip_longest
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed
 
-from lightning_hooks.declare.collector import WindowTables
 from lightning_hooks.session.member import Member
 from lightning_hooks.statistics.reduction import all_ranks, all_reduce
 
@@ -84,35 +83,28 @@ def named_to_ranks(name: str) -> Iterator[None]:
     wait_for_ranks(name)
 
 
-def compared_arguments(member: Member) -> dict[str, Any]:
-    """The arguments that say what a member of a session has, when ranks merge it, and when they end training, as they hold here."""
-    settings = member.settings
-    return {
-        "report_every_n_steps": member.windows.length,
-        **{name: getattr(settings, name) for name in ("every_n_steps", "check_every_n_steps", "max_overhead", "learning")},
-        **{name: getattr(settings, name) for name in ("functional", "histograms", "min_probability")},
-        "on_alert": " and ".join(sorted(settings.actions & {"stop", "raise"})) or None,  # the others end no training
-    }
-
-
-def check_ranks_agree(name: str, collector: WindowTables[Any], arguments: Mapping[str, Any]) -> None:
+def check_ranks_agree(member: Member) -> None:
     """Check, when training starts, that every rank has the same sites, parameters and arguments; a small collective.
 
-    Args:
-        name: The monitor's, for messages.
-        collector: Its collector.
-        arguments: By name, those that are to be the same.
+    The arguments are those that say what the member has, when ranks merge it, and when they end training, as they hold here.
 
     Raises:
         RuntimeError: If ranks differ, on all of them: their tables could not be merged, or one would wait for the others forever.
     """
+    name, collector, settings = member.name, member.live, member.settings
     among, names = all_ranks(), collector.names
     if among is None:
         return
     packed = collector.tables.pack()
-    arguments = {**arguments, _VERSION: getattr(sys.modules["lightning_hooks"], "__version__", "")}
-    compared = repr((name, names, sorted(arguments.items()))).encode()
-    hashed = int.from_bytes(hashlib.sha256(compared).digest()[:6], "big")  # exact in a float64
+    compared = ("every_n_steps", "check_every_n_steps", "max_overhead", "learning", "functional", "histograms", "min_probability")
+    arguments = {
+        _VERSION: getattr(sys.modules["lightning_hooks"], "__version__", ""),
+        "report_every_n_steps": member.windows.length,
+        **{argument: getattr(settings, argument) for argument in compared},
+        "on_alert": " and ".join(sorted(settings.actions & {"stop", "raise"})) or None,  # the others end no training
+    }
+    described = repr((name, names, sorted(arguments.items()))).encode()
+    hashed = int.from_bytes(hashlib.sha256(described).digest()[:6], "big")  # exact in a float64
     marks = torch.tensor([float(hashed), float(len(names)), float(packed.numel())], dtype=packed.dtype, device=packed.device)
     ends = torch.cat((marks, -marks))
     all_reduce(ends, "max")
@@ -120,7 +112,7 @@ def check_ranks_agree(name: str, collector: WindowTables[Any], arguments: Mappin
         return
     of_ranks: list[Any] = [None] * among.count
     torch.distributed.all_gather_object(of_ranks, (names, packed.numel(), {"callbacks": name, **arguments}))
-    for argument in ("callbacks", _VERSION, *arguments):
+    for argument in ("callbacks", *arguments):
         values = [of_rank[2].get(argument) for of_rank in of_ranks]
         if any(value != values[0] for value in values):
             shown = ", ".join(f"{values[rank]!r} on rank {rank}" for rank in _shown(values))

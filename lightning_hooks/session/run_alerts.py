@@ -13,11 +13,11 @@ from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.warn import Once, info
 from lightning_hooks.declare.window import Window
-from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_range
+from lightning_hooks.diagnostics.batches.inputs import MissedRow, id_out_of_range
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.judge.diagnosis import Diagnosis
 from lightning_hooks.judge.evidence import POSSIBLE, Judge
-from lightning_hooks.judge.problems import Found, in_problems
+from lightning_hooks.judge.problems import FoundKind, in_problems
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.sinks import Sinks
@@ -133,20 +133,18 @@ class RunAlerts:
         """
         books = [member.alerting.book for member in members]
         lead = None
-        if (found := self._lead(members, window)) is not None:
-            place, lead = found
+        if (leading := self._lead(members, window)) is not None:
+            place, lead = leading
             window = window.led_by(lead, place)
-        judged = in_problems(window, books, lead, lambda found: self._explained(found, members, window, lead))
         judge = Judge(window)
-        alerts = [list(alerts) for alerts in judged.of_report]
-        roots: list[Found] = []
-        for problem in judged.problems:
-            known, member = alerts[problem.report], members[problem.report]
-            place = next(place for place, alert in enumerate(known) if alert.name == problem.alert.name and not alert.cause)
-            stands = problem.lasts or problem.alert.name in member.alerting.set_by_user
-            known[place] = known[place] if stands else judge.judged(known[place], member.settings.min_probability)
-            roots.append((problem.report, known[place]))
-        complete = window.with_alerts(book.grouped(found) for book, found in zip(books, alerts, strict=True))
+
+        def judged(problem: FoundKind) -> Alert:
+            alert, member = problem.alert, members[problem.report]
+            stands = problem.lasts or alert.name in member.alerting.set_by_user
+            return alert if stands else judge.judged(alert, member.settings.min_probability)
+
+        found = in_problems(window, books, lead, lambda alerts: self._explained(alerts, members, window, lead), judged)
+        complete = window.with_alerts(book.grouped(alerts) for book, alerts in zip(books, found.of_report, strict=True))
         fresh = {
             (place, alert.name): alert
             for place, (member, report) in enumerate(zip(members, complete.reports, strict=True))
@@ -154,7 +152,7 @@ class RunAlerts:
         }
         notices = [
             Notice(fresh[place, root.name], members[place], actions_on(root, members, window))
-            for place, root in roots
+            for place, root in ((problem.report, problem.alert) for problem in found.problems)
             if (place, root.name) in fresh and (root.severity != "info" or root.probability is None or root.probability >= POSSIBLE)
         ]
         return complete, notices
@@ -169,14 +167,14 @@ class RunAlerts:
         muted = found is not None and any(mute.mutes(found[1]) for mute in members[found[0]].alerting.rules.mutes)
         return None if muted else found
 
-    def _explained(self, found: Sequence[Found], members: Sequence[Member], window: Window, lead: Alert | None) -> list[Alert]:
+    def _explained(self, alerts: Sequence[Alert], members: Sequence[Member], window: Window, lead: Alert | None) -> list[Alert]:
         """New alerts with what running their step again has shown, and with their causes."""
         results, leads = self._evidence.results, "" if lead is None else lead.name
         known = Window(
             report.after([one for one in member.alerting.history if one.step < report.step])
             for member, report in zip(members, window.reports, strict=True)
         )
-        alerts = [alert if alert.name == leads else results.explained(alert) for _, alert in found]
+        alerts = [alert if alert.name == leads else results.explained(alert) for alert in alerts]
         earlier = [alert for member in members for alert in member.alerting.book.open]
         return self._diagnosis.explained(alerts, known, results.bad_step, earlier)
 

@@ -26,12 +26,13 @@ from lightning_hooks.diagnostics.setup.initial import on_host
 from lightning_hooks.hooks.attributes import contents, stored
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.hooks.tensors import has_values, read_number
-from lightning_hooks.run_report.budget import MOST_BYTES, thin
 from lightning_hooks.run_report.health import HEALTH, Health, MonitorScope
 from lightning_hooks.run_report.lines import (
     ALERTS,
     ALERTS_VERSION,
     FOLDER,
+    MOST_BYTES,
+    MOST_EPOCHS,
     REPORTS,
     VERSION,
     Memory,
@@ -39,11 +40,12 @@ from lightning_hooks.run_report.lines import (
     line,
     position,
     report_line,
+    thin,
     write_whole,
 )
 from lightning_hooks.run_report.page import write_health
 from lightning_hooks.run_report.recorded import Source
-from lightning_hooks.run_report.run import MOST_EPOCHS, read_run, run_name
+from lightning_hooks.run_report.run import read_run, run_name
 from lightning_hooks.session.closing import command_for, print_closing, verdict_of
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.sinks import Sinks
@@ -77,14 +79,6 @@ class RunRecord(Sink):
 
     Where the disk is full, or the directory cannot be written, one warning says so; then nothing more is written and training goes
     on.
-
-    Args:
-        host: The training loop.
-        folder: The log directory.
-
-    Attributes:
-        folder: The log directory.
-        members: Those whose reports it writes.
     """
 
     def __init__(self, host: Host, folder: Path) -> None:
@@ -196,7 +190,7 @@ class RunRecord(Sink):
         if thin(self.file, self._most, MOST_EPOCHS if many else None):
             self._most = max(MOST_BYTES, 2 * self.file.stat().st_size)  # what cannot be left out is not tried again and again
             self._windows = MOST_EPOCHS if many else self._windows
-            self._memory.forget_names()
+            self._memory.forget_fields()
 
     def _start(self) -> list[str]:
         if self._started:
@@ -206,7 +200,7 @@ class RunRecord(Sink):
             {"monitor": member.kind.prefix, "modules": member.selection, "kinds": member.alerting.rules.kinds}
             for member in self.members
         ]
-        return [line("fit", {**self._fit, "watched": kinds}, self._memory)]
+        return [line("fit", {**self._fit, "watched": kinds})]
 
     @override
     def end(self, end: Mapping[str, Any], headline: str) -> None:

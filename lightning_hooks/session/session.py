@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_hooks.alerts import AlertError
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import Step
-from lightning_hooks.declare.warn import info
+from lightning_hooks.declare.warn import Once, info, skipped_message
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.hooks import guarded
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import unread
+from lightning_hooks.replay.measure import StepMeasure
+from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.batches import Batches, BatchPlan
-from lightning_hooks.session.closing import ending, print_summaries
-from lightning_hooks.session.evidence import SessionEvidence
+from lightning_hooks.session.closing import end_event, print_summaries
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
-from lightning_hooks.session.pauses import Pauses
-from lightning_hooks.session.rank_checks import check_ranks_agree, compared_arguments, named_to_ranks
+from lightning_hooks.session.rank_checks import check_ranks_agree, named_to_ranks
 from lightning_hooks.session.run_alerts import RunAlerts
 from lightning_hooks.session.run_record import open_record
 from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.terminal import Terminal
 from lightning_hooks.session.tracker_sink import TrackerSink
-from lightning_hooks.session.window_ends import WindowEnds
+from lightning_hooks.session.windows import merged
 from lightning_hooks.trackers import some
-
-
-def _name_unread(model: nn.Module) -> None:
-    names = list(map(clean_name, unread(model)))
-    if names:
-        info(f"Not measured, since torch does not compute with their values: {some(names, 5)}.")
-
 
 _NOTHING = nullcontext()
 
@@ -50,40 +44,35 @@ class Session:
     """One training run of one model.
 
     The training loop calls each event once, however many members there are. :meth:`close` removes everything, on every way out.
-
-    Args:
-        host: The training loop.
+    Where a window ends with a new alert of a member with ``on_alert="raise"``, that event raises an AlertError.
 
     Attributes:
-        members: The collectors with their settings, in the order in which they joined.
+        host: The training loop.
+        members: The collectors with their settings, in the order in which they joined; the list stays the same one.
         hooks: The forward hooks.
         calls: The calls of functions.
         probe: The optimizers' steps.
+        batches: The training batches, and the pauses between them.
         evidence: That of the last steps, and what running a bad one again has shown.
+        measure: What some steps gain.
         sinks: What receives the windows and the alerts.
         alerts: The alerts of all members.
-        pauses: The validations and the ends of epochs.
     """
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self.members: list[Member] = []
-        self.hooks = ModuleHooks()
-        self.calls = FunctionalCalls(host)
-        self.probe = StepProbe(host)
-        self.evidence = SessionEvidence(host, self.calls, self.hooks, self._window_so_far)
-        self.sinks = Sinks(TrackerSink(host, lambda: self.members), Terminal(host, lambda: self.members))
+        self.hooks, self.calls, self.probe = ModuleHooks(), FunctionalCalls(host), StepProbe(host)
+        unrecorded = partial(_unrecorded, self)
+        self.evidence, self.measure = StepWatch(host, unrecorded), StepMeasure(host, unrecorded)
+        self.sinks = Sinks(TrackerSink(host, self.members), Terminal(host, lambda: self.members))
         self.alerts = RunAlerts(host, self.evidence, self.sinks)
-        self._window_ends = WindowEnds(self.calls, self.hooks, self.evidence, self.sinks, self.alerts)
-        self._closed = False
-        self._batches, self._plan = Batches(host.setup.device, self.hooks, self.calls), BatchPlan()  # of the batch under way
+        self.batches, self._plan = Batches(host.setup.device, self.hooks, self.calls), BatchPlan()  # of the batch under way
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
-        self.pauses = Pauses(host.model, self.hooks, self.calls, self.members)
         self._tensors_in = guarded(tensors_in, "the batch", self._unread_batch, observes=True)
-        _name_unread(host.model)
-
-    def _unread_batch(self, site: str, error: Exception) -> None:
-        self.members[0].faults(site, error)
+        self._info_once, self._closed = Once(info), False
+        if names := [*map(clean_name, unread(host.model))]:
+            info(f"Not measured, since torch does not compute with their values: {some(names, 5)}.")
 
     def join(self, member: Member) -> None:
         """Add a member, all of its hooks or none.
@@ -96,14 +85,14 @@ class Session:
         try:
             with named_to_ranks(member.name):
                 member.attach(self)
-            check_ranks_agree(member.name, member.live, compared_arguments(member))
+            check_ranks_agree(member)
         except BaseException:
             member.detach()
             raise
         finally:
             self.hooks.suspension.suspend(self.host.model)
         self.members.append(member)
-        self._batches.follow(self.members)
+        self.batches.follow(self.members)
         open_record(member, self.host, self.sinks)
         if self.evidence.on:  # after all others: what they have read of the gradients is not read again
             self.probe.subscribe(self.evidence, {"gradients": self.evidence.gradients})
@@ -114,9 +103,12 @@ class Session:
         self.probe.unsubscribe(context)
         self.hooks.release(context)
         self.members[:] = [member for member in self.members if member.session is self]
-        self._batches.follow(self.members)
+        self.batches.follow(self.members)
 
-    def _window_so_far(self) -> dict[str, Any]:
+    def _unread_batch(self, site: str, error: Exception) -> None:
+        self.members[0].faults(site, error)
+
+    def window_so_far(self) -> dict[str, Any]:
         """The reports of the window under way by monitor, in plain types."""
         return {member.kind.prefix: member.so_far(member.live.tables.pack()).to_dict() for member in self.members}
 
@@ -128,16 +120,16 @@ class Session:
 
     def batch_start(self, batch: Any, batch_idx: int) -> None:
         """A training batch starts."""
-        self._batch = batch_idx, batch
-        self.pauses.paused = False
-        if self.pauses.resuming:
-            self.pauses.resuming -= 1
-            for pause in self.pauses.followers:
+        self._batch, batches = (batch_idx, batch), self.batches
+        batches.paused = False
+        if batches.resuming:
+            batches.resuming -= 1
+            for pause in batches.pauses:
                 pause()
         self.probe.batch_start()
         if self.evidence.on:
             self.evidence.batch_start(batch_idx)
-        self._plan = plan = self._batches.start(batch_idx)
+        self._plan = plan = batches.start(batch_idx)
         if plan.hooks or not batch_idx or not self.host.setup.automatic_optimization:
             self.host.refresh()
         if plan.hooks:
@@ -158,18 +150,18 @@ class Session:
         elif function_modes() or dispatch_modes():
             with outside_modes():
                 self.forward(args, kwargs)
-        elif self.evidence.measure.on:
+        elif self.measure.on:
             self.forward(args, kwargs)
         elif self.evidence.on:
             self.evidence.forward(args, kwargs)
-        return self.calls.step() if self.calls.running or self.calls.in_validation else _NOTHING
+        return self.calls.observer.step() if self.calls.running or self.calls.in_validation else _NOTHING
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """``training_step``, or what gives the loss, is about to be called with these arguments."""
         if self.evidence.on:
             self.evidence.forward(args, kwargs)
-        if self.evidence.measure.on:
-            self.evidence.measure.forward(args, kwargs)
+        if self.measure.on:
+            self.measure.forward(args, kwargs)
 
     def before_backward(self, loss: Tensor) -> None:
         """Backward starts."""
@@ -177,11 +169,11 @@ class Session:
             return
         plan = self._plan
         if self.calls.running:
-            self.calls.pause()
+            self.calls.observer.pause()
         if self.evidence.on:
             self.evidence.before_backward(loss)
-        if self.evidence.measure.on:
-            self.evidence.measure.before_backward(loss)
+        if self.measure.on:
+            self.measure.before_backward(loss)
         for gate in plan.paused:
             gate.open = False
         self.probe.before_backward()
@@ -205,82 +197,72 @@ class Session:
     def before_optimizer_step(self, optimizer: Any) -> Step | None:
         """Gradients are unscaled and not yet clipped; return the step under way, for who changes them."""
         if self.calls.running:
-            self.calls.pause()
+            self.calls.observer.pause()
         return self.probe.before_optimizer_step(optimizer)
 
     def batch_end(self, outputs: Any = None) -> None:
-        """A training batch ends, and with it perhaps a window.
-
-        Args:
-            outputs: What ``training_step`` returned: a loss, a mapping with one, or None.
-
-        Raises:
-            AlertError: As :meth:`epoch_end`.
-        """
+        """A training batch ends, and with it perhaps a window; ``training_step`` returned ``outputs``."""
         plan, self._batch = self._plan, (None, None)
         if self.calls.running and self.calls.batch_end():
             self.calls.notify(member.live for member in self.members)
         for call in plan.batch_end:
             call(outputs)
-        full = self._batches.stop()
+        full = self.batches.stop()
         self.hooks.gate.open = False
         for watch in self.probe.watches:
             if watch.ready:  # announced and not taken by now
                 self.probe.skip(watch)
         self.evidence.now = None
-        if self.evidence.measure.on:
-            self.evidence.measure.batch_end()
+        if self.measure.on:
+            self.measure.batch_end()
         if self.host.position.epoch_ends:
             self.hooks.suspension.suspend(self.host.model)  # the last window ends with the epoch, after validation
         elif full and not self.host.position.uneven:
-            self._end_windows(full)
+            _end_windows(self, full)
+
+    def validation_start(self) -> None:
+        """Validation starts: the model may be exported or replaced there."""
+        self.hooks.suspension.suspend(self.host.model)
+
+    def validation_batch(self, batch: Any, index: int) -> None:
+        """A validation batch of the first loader starts."""
+        self.calls.validation_batch(index)
+        for member in self.members:
+            member.live.validation_batch(batch, index)
+
+    def validation_end(self) -> None:
+        """A validation ends, and its metrics are known."""
+        self.calls.stop()
+        for member in self.members:
+            member.live.validation_end()
 
     def epoch_end(self) -> None:
-        """An epoch ends, and with it the window under way.
-
-        Raises:
-            AlertError: If a member with ``on_alert="raise"`` has a new alert.
-        """
+        """An epoch ends, and with it the window under way."""
         self.calls.stop()
         for member in self.members:
             member.skip_batch()
         self.hooks.gate.stop()
         self.hooks.suspension.suspend(self.host.model)
         self.probe.epoch_end()
-        self._end_windows(
-            [member for member in self.members if member.context.batches or not member.windows.index], epoch_ends=True
-        )
+        ending = [member for member in self.members if member.context.batches or not member.windows.index]
+        _end_windows(self, ending, epoch_ends=True)
         self.sinks.reports([member for member in self.members if member.finish_epoch()], of_epoch=True)
 
-    def _end_windows(self, members: Sequence[Member], epoch_ends: bool = False) -> None:
-        self._batches.follow(self.members)  # in another window collectors may follow other events
-        self._window_ends.end(members, self.members, epoch_ends)
-
     def judge_urgent(self) -> bool:
-        """Something is wrong that cannot wait: apply the urgent rules of all members that check within a window.
-
-        Raises:
-            AlertError: If a member with ``on_alert="raise"`` has a new alert.
-        """
+        """Something is wrong that cannot wait: apply the urgent rules of all members that check within a window."""
         return self.alerts.judge_urgent([member for member in self.members if member.early is not None])
 
-    def finish(self) -> None:
-        """Training has ended: print the summaries, and close."""
-        if self.host.setup.is_global_zero:
-            print_summaries(self.members)
-        self.close("finished")
-
-    def close(self, how: str, error: BaseException | None = None) -> None:
+    def close(self, how: str = "finished", error: BaseException | None = None) -> None:
         """Remove all hooks, write the run's report and print the closing lines. Harmless when it was closed before.
 
-        Args:
-            how: ``finished``, ``exception``, ``interrupted`` or ``stopped``.
-            error: What ended training.
+        Training has ``finished``, or was ``interrupted``, ``stopped``, or ended by an ``exception``.
         """
         if self._closed:
             return
         self._closed = True
         members = [*self.members]
+        if how == "finished" and self.host.setup.is_global_zero:
+            print_summaries(members)
         if error is not None and how == "exception" and not isinstance(error, AlertError):
             self.evidence.crashed(error)
             self.alerts.last_look(members, error, *self._batch)
@@ -292,6 +274,48 @@ class Session:
             member.detach()
         self.probe.unsubscribe(self.evidence)
         self.evidence.close()
+        self.measure.close()
         self.calls.close()
         self.members[:] = members  # which the sinks show
-        self.sinks.end(members, ending(self.host, how, error, self.alerts.stopped_by))
+        self.sinks.end(members, end_event(self.host, how, error, self.alerts.stopped_by))
+
+
+@contextmanager
+def _unrecorded(session: Session) -> Iterator[None]:
+    """Within this block the model runs for other purposes than training: nothing is recorded."""
+    suspension = session.hooks.suspension
+    session.calls.observer.stop()
+    before = suspension.suspended
+    suspension.suspend(session.host.model)
+    try:
+        yield
+    finally:
+        if not before:
+            suspension.restore()
+
+
+def _end_windows(session: Session, members: Sequence[Member], epoch_ends: bool = False) -> None:
+    """Make the reports of the windows that end, log and judge them, and pass them on to the sinks."""
+    session.batches.follow(session.members)  # in another window collectors may follow other events
+    results = session.evidence.results
+    for member in members:
+        member.live.window_end()
+    tables, (calls, bad) = merged([member.live for member in members], [session.calls.waiting, results.waiting])
+    if calls:
+        session.calls.agree()
+    if bad:
+        results.agree()
+    for member, table in zip(members, tables, strict=True):
+        member.finish_window(table, epoch_ends)
+    session.calls.notify(member.live for member in session.members)
+    skipped = session.hooks.faults.skipped + sum(member.faults.skipped for member in session.members)
+    if skipped:
+        session._info_once(skipped_message(skipped))
+    session.sinks.reports(members)
+    try:
+        session.alerts.window_end(members)
+    finally:  # also where on_alert="raise" ends the run here
+        session.evidence.passed_on(alert for member in members for alert in member.report.alerts)
+        for member in members:
+            member.history.add(member.report)
+        session.sinks.window_end(members)

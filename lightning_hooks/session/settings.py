@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -37,17 +37,18 @@ ReportEvery = int | Literal["auto"] | None
 ON_ALERT = ("log", "warn", "stop", "raise")
 
 
-def _check_positive(value: object, expected: str) -> None:
-    """Raise, with a text, if a value is no integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(expected)
-    if value < 1:
-        raise ValueError(expected)
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def arguments_in(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a constructor, of its ``locals()`` at its start: each is written once, in its signature."""
-    return {name: value for name, value in variables.items() if name not in ("self", "__class__")}
+def _is_positive(name: str, value: object, expected: str) -> Iterator[tuple[str, bool, type[Exception], str]]:
+    yield name, isinstance(value, int) and not isinstance(value, bool), TypeError, expected
+    yield name, isinstance(value, int) and value >= 1, ValueError, expected
+
+
+def arguments_in(variables: Mapping[str, Any], *own: str) -> dict[str, Any]:
+    """The arguments of a constructor but its own, of its ``locals()`` at its start: each is written once, in its signature."""
+    return {name: value for name, value in variables.items() if name not in ("self", "__class__", *own)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,52 +86,58 @@ class Settings:
         check_selector(self.modules)
         check_metrics(self.metrics)
         check_count("every_n_steps", self.every_n_steps, 1)
-        self._check_on_alert()
-        if self.summary not in (True, False, "full") or not isinstance(self.summary, bool | str):
-            raise TypeError(f"summary must be True (three lines at the end), 'full' (with tables) or False; got {self.summary!r}.")
-        share = self.max_overhead
-        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float)):
-            raise TypeError(f"max_overhead must be None or a share of the step's time such as 0.01; got {share!r}.")
-        if share is not None and not 0 < share <= 1:
-            raise ValueError(f"max_overhead must be above 0 and at most 1 (0.01 is one hundredth); got {share!r}.")
-        check_share(self.min_probability, "min_probability")
-        folder = self.report_dir
-        if folder is not None and folder is not False and not isinstance(folder, str | os.PathLike):
-            raise TypeError(f"report_dir must be 'auto', a directory, or None for nowhere; got {folder!r}.")
-        if self.capsule is not None and not isinstance(self.capsule, str | os.PathLike):
-            raise TypeError(f"capsule must be 'auto', 'rows' (no samples are stored), a folder, or None; got {self.capsule!r}.")
-        most = self.max_capsule_mb
-        if isinstance(most, bool) or not isinstance(most, int | float) or not most > 0:
-            raise ValueError(f"max_capsule_mb must be a number of millions of bytes above 0; got {most!r}.")
-        if self.learning not in (True, False, "auto") or not isinstance(self.learning, bool | str):
-            raise TypeError(f"learning must be 'auto', True or False; got {self.learning!r}.")
         check_count("keep_batches", self.keep_batches, 0)
+        check_share(self.min_probability, "min_probability")
         check_bools(progress_bar=self.progress_bar, functional=self.functional)
-        window = self.report_every_n_steps
-        if window is not None and window != "auto":
-            expected = "report_every_n_steps must be a number of training batches of at least 1, 'auto', or None for epochs"
-            _check_positive(window, f"{expected}; got {window!r}.")
-        self._check_histograms()
-        self._check_figures()
+        for name, valid, error, expected in self._checks():
+            if not valid:
+                raise error(f"{name} must be {expected}; got {getattr(self, name)!r}.")
+        if self.figures and find_spec("matplotlib") is None:
+            raise ImportError(f"figures={self.figures!r} needs matplotlib: pip install matplotlib.")
 
-    def check_early(self, name: str, can: bool) -> None:
-        """Raise if the monitor called so finds nothing that is urgent, and ``check_every_n_steps`` is set, or that is no count."""
-        every = self.check_every_n_steps
-        if every is None:
-            return
-        expected = "check_every_n_steps must be None (alerts at the end of each window) or an integer of at least 1"
-        _check_positive(every, f"{expected}; got {every!r}.")
-        if not can:
-            raise ValueError(
-                f"{name} has nothing to check within a window; got check_every_n_steps={every!r}. Give it to "
-                "GradientFlowMonitor or FeatureStatsMonitor, or to monitors()."
+    def _checks(self) -> Iterator[tuple[str, bool, type[Exception], str]]:
+        """Arguments, whether each is valid, the error where it is not, and what is expected; each as long as those before are."""
+        valid = all(callable(entry) or (isinstance(entry, str) and entry in ON_ALERT) for entry in self._on_alert)
+        expected = f"one of {', '.join(ON_ALERT)}, a function of an Alert, or a list of these"
+        yield "on_alert", valid and len(self._on_alert) > 0, ValueError, expected
+        valid = self.summary in (True, False, "full") and isinstance(self.summary, bool | str)
+        yield "summary", valid, TypeError, "True (three lines at the end), 'full' (with tables) or False"
+        share, most = self.max_overhead, self.max_capsule_mb
+        yield "max_overhead", share is None or _is_number(share), TypeError, "None or a share of the step's time such as 0.01"
+        yield "max_overhead", share is None or 0 < share <= 1, ValueError, "above 0 and at most 1 (0.01 is one hundredth)"
+        yield "max_capsule_mb", _is_number(most) and most > 0, ValueError, "a number of millions of bytes above 0"
+        valid = self.report_dir is None or self.report_dir is False or isinstance(self.report_dir, str | os.PathLike)
+        yield "report_dir", valid, TypeError, "'auto', a directory, or None for nowhere"
+        valid = self.capsule is None or isinstance(self.capsule, str | os.PathLike)
+        yield "capsule", valid, TypeError, "'auto', 'rows' (no samples are stored), a folder, or None"
+        valid = self.learning in (True, False, "auto") and isinstance(self.learning, bool | str)
+        yield "learning", valid, TypeError, "'auto', True or False"
+        if self.report_every_n_steps is not None and self.report_every_n_steps != "auto":
+            yield from _is_positive(
+                "report_every_n_steps",
+                self.report_every_n_steps,
+                "a number of training batches of at least 1, 'auto', or None for epochs",
+            )
+        patterns: Any = [self.histograms] if isinstance(self.histograms, str) else self.histograms
+        if not isinstance(patterns, bool):
+            valid, expected = isinstance(patterns, Sequence), "True, False, or glob patterns on the names of sites"
+            yield "histograms", valid and all(isinstance(each, str) for each in patterns), TypeError, expected
+            yield "histograms", all(patterns or [""]), ValueError, expected
+        yield "figures", isinstance(self.figures, int), TypeError, "True, False, or a number of epochs"
+        yield "figures", self.figures >= 0, ValueError, "True, False, or a number of epochs of at least 1"
+        if self.check_every_n_steps is not None:
+            yield from _is_positive(
+                "check_every_n_steps",
+                self.check_every_n_steps,
+                "None (alerts at the end of each window) or an integer of at least 1",
             )
 
-    def _check_on_alert(self) -> None:
-        entries = self._on_alert
-        if not entries or not all(callable(entry) or (isinstance(entry, str) and entry in ON_ALERT) for entry in entries):
+    def check_early(self, name: str, can: bool) -> None:
+        """Raise if ``check_every_n_steps`` is set, and the monitor called so finds nothing that is urgent."""
+        if self.check_every_n_steps is not None and not can:
             raise ValueError(
-                f"on_alert must be one of {', '.join(ON_ALERT)}, a function of an Alert, or a list of these; got {self.on_alert!r}."
+                f"{name} has nothing to check within a window; got check_every_n_steps={self.check_every_n_steps!r}. Give it to "
+                "GradientFlowMonitor or FeatureStatsMonitor, or to monitors()."
             )
 
     @property
@@ -147,21 +154,3 @@ class Settings:
     def functions(self) -> Sequence[Callable[[Alert], None]]:
         """The functions of ``on_alert``, in order."""
         return [entry for entry in self._on_alert if callable(entry)]
-
-    def _check_histograms(self) -> None:
-        patterns = [self.histograms] if isinstance(self.histograms, str) else self.histograms
-        expected = f"histograms must be True, False, or glob patterns on the names of sites; got {self.histograms!r}."
-        if isinstance(patterns, bool):
-            return
-        if not (isinstance(patterns, Sequence) and all(isinstance(pattern, str) for pattern in patterns)):
-            raise TypeError(expected)
-        if not all(patterns or [""]):
-            raise ValueError(expected)
-
-    def _check_figures(self) -> None:
-        if not isinstance(self.figures, int):
-            raise TypeError(f"figures must be True, False, or a number of epochs; got {self.figures!r}.")
-        if self.figures < 0:
-            raise ValueError(f"figures must be True, False, or a number of epochs of at least 1; got {self.figures!r}.")
-        if self.figures and find_spec("matplotlib") is None:
-            raise ImportError(f"figures={self.figures!r} needs matplotlib: pip install matplotlib.")

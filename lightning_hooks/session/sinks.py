@@ -24,11 +24,7 @@ _warn = partial(info, level=logging.WARNING)
 
 
 class Sinks:
-    """The sinks of one run, in the order in which they are called: events as of :class:`~lightning_hooks.sinks.sink.Sink`.
-
-    Args:
-        sinks: The first ones.
-    """
+    """The sinks of one run, in the order in which they are called: events as of :class:`~lightning_hooks.sinks.sink.Sink`."""
 
     def __init__(self, *sinks: Sink) -> None:
         self._each = list(sinks)
@@ -59,12 +55,7 @@ class Sinks:
         self._call(lambda sink: sink.window_end(members))
 
     def end(self, members: Sequence[Member], end: dict[str, Any]) -> None:
-        """The run has ended.
-
-        Args:
-            members: All.
-            end: How it ended, from :func:`~lightning_hooks.session.closing.ending`.
-        """
+        """The run of these members has ended, as :func:`~lightning_hooks.session.closing.end_event` says."""
         with self._ending():
             for member in members:
                 member.history.add(member.report)
@@ -108,12 +99,8 @@ class Sinks:
 class ReportTargets:
     """Where a run is sent to: a webhook, and the page in a notebook.
 
-    Args:
-        notify: Where notifications go; None for what ``LIGHTNING_HOOKS_NOTIFY`` says when training starts.
-        live: Whether the page is shown.
-
     Attributes:
-        notify: The address, which shows no more than its host; None for none.
+        notify: The address, which shows no more than its host; None for what ``LIGHTNING_HOOKS_NOTIFY`` says when training starts.
         live: Whether the page is shown.
 
     Raises:

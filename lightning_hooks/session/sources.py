@@ -27,11 +27,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Sources:
-    """The sources of the modules of one model, each computed once.
-
-    Args:
-        model: The model. Only the classes of its modules are kept.
-    """
+    """The sources of the modules of one model, of which only the classes are kept. Each is computed once."""
 
     def __init__(self, model: nn.Module) -> None:
         self._types = {name: type(module) for name, module in named_sites(model)}

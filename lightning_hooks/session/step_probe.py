@@ -9,16 +9,101 @@ gradients that were ready and not followed by it are a skipped step.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from operator import is_
 from typing import Any
 
 from lightning_hooks.declare.host import GradientChanges, Host
 from lightning_hooks.declare.step import EarlierOptimizers, Step
+from lightning_hooks.declare.warn import Once
 from lightning_hooks.hooks import HookManager
-from lightning_hooks.session.optimizer_state import GradientTrace, OptimizerState, UndoneUpdate
+from lightning_hooks.session.optimizer_state import (
+    AfterUpdate,
+    BeforeUpdate,
+    GradientTrace,
+    OptimizerState,
+    UndoneUpdate,
+    has_step_hooks,
+)
 from lightning_hooks.session.parameter_places import ParameterPlaces
-from lightning_hooks.session.step_hooks import AfterUpdate, BeforeUpdate, UnseenSteps, has_step_hooks
-from lightning_hooks.session.step_observers import Due, OnFault, StepCalls, StepObservers
+
+StepCalls = Mapping[str, Callable[[Any], Any]]
+"""What an observer does at some of :data:`STEP_EVENTS`: functions of the :class:`Step`, of ``changed`` of what was kept."""
+Due = Collection[int] | None
+"""The optimizers whose gradients an observer takes at their next step; None for those of all at each step."""
+STEP_EVENTS = ("gradients", "update", "taken", "skipped", "changed")
+"""The events that observers of optimizer steps are called at."""
+OnFault = Callable[[str, Exception], None]
+"""Takes the site and the error of what failed."""
+
+
+class StepObservers:
+    """The observers of the optimizer steps of one run.
+
+    Attributes:
+        readers: Of the norms of each step: what they do with a fault.
+        update: What is called where an update starts.
+        taken: What is called where a step was taken.
+    """
+
+    def __init__(self) -> None:
+        self._observers: dict[int, tuple[StepCalls, OnFault | None, Due]] = {}
+        self.readers: list[OnFault] = []
+        self._gradients: list[tuple[Due, Callable[[Any], Any]]] = []
+        self._calls: dict[str, list[Callable[[Any], Any]]] = {}  # theirs, by the event
+        self.update: list[Callable[[Any], Any]] = []
+        self.taken: list[Callable[[Any], Any]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._observers)
+
+    def add(self, owner: object, observer: StepCalls, on_fault: OnFault | None, due: Due) -> None:
+        """Add an observer, behind all others; the arguments are those of :meth:`StepProbe.subscribe`."""
+        self._observers.pop(id(owner), None)
+        self._observers[id(owner)] = observer, on_fault, due
+        self._changed()
+
+    def remove(self, owner: object) -> None:
+        """Remove an observer."""
+        self._observers.pop(id(owner), None)
+        self._changed()
+
+    def _changed(self) -> None:
+        known = self._observers.values()
+        self.readers = [on_fault for _, on_fault, _ in known if on_fault is not None]
+        self._gradients = [(due, calls["gradients"]) for calls, _, due in known if "gradients" in calls]
+        self._calls = {event: [calls[event] for calls, _, _ in known if event in calls] for event in STEP_EVENTS}
+        self.update, self.taken = self._calls["update"], self._calls["taken"]
+
+    def ready(self, step: Step) -> None:
+        """The gradients of a step are there, and not clipped."""
+        for due, call in self._gradients:
+            if due is None or step.optimizer in due:
+                call(step)
+        if self.readers and step.before is None:  # after those who count zeros too, and read both at once
+            try:
+                step.before = step.norms() if step.known is None else step.known
+            except Exception as error:  # noqa: BLE001  training goes on
+                self._failed(error)
+        step.found = ()  # it would keep gradients that are exchanged for others, or freed
+
+    def read_after(self, step: Step) -> None:
+        """Read the norms of gradients that clipping may have changed."""
+        try:
+            step.after = step.norms()
+        except Exception as error:  # noqa: BLE001  training goes on
+            self._failed(error)
+
+    def notify(self, event: str, value: Step | EarlierOptimizers) -> None:
+        """Another event."""
+        for call in self._calls[event]:
+            call(value)
+
+    def _failed(self, error: Exception) -> None:
+        """The norms cannot be read: they are read no more."""
+        readers, self.readers = self.readers, []
+        for on_fault in readers:
+            on_fault("optimizer step (the norms of the gradients)", error)
 
 
 class StepProbe:
@@ -26,12 +111,10 @@ class StepProbe:
 
     Optimizers that are exchanged are followed from the next batch on, parameters that are added to one from its next step on.
 
-    Args:
-        host: The training loop.
-
     Attributes:
         places: The optimizers and their parameters.
         watches: What is known of each optimizer.
+        loop: What a loop that announces no steps does before and after each; set before anybody subscribes.
     """
 
     def __init__(self, host: Host) -> None:
@@ -39,12 +122,21 @@ class StepProbe:
         self._observers = StepObservers()
         self.watches: list[OptimizerState] = []  # of each optimizer
         self._watch_of: dict[int, OptimizerState] = {}  # the same by the ids of the optimizers
-        self._hooks, self._unseen = HookManager(), UnseenSteps()
+        self._hooks, self._warn_once = HookManager(), Once()
+        self._backwards = 0  # in this epoch
+        self.loop: tuple[Callable[[Any, bool], None] | None, Callable[[Any], None] | None] = None, None
         self._backward = self._installed = False
         self._changes: GradientChanges = "any"
 
     def subscribe(self, owner: object, observer: StepCalls, on_fault: OnFault | None = None, due: Due = None) -> None:
-        """Add an observer, as :meth:`.StepObservers.add`; the first one installs the hooks."""
+        """Add an observer; the first one installs the hooks.
+
+        Args:
+            owner: Whose it is.
+            observer: What it does.
+            on_fault: Of one that reads ``before`` and ``after`` of each step: takes what reading them raises, once.
+            due: Of which optimizers it takes the gradients.
+        """
         if not self._observers:
             self._install()
         self._observers.add(owner, observer, on_fault, due)
@@ -63,13 +155,13 @@ class StepProbe:
     def _install(self) -> EarlierOptimizers:
         """Hook the optimizers as they are now; return which of them were there before."""
         self._hooks.remove_all()
-        self._installed = True
+        self._installed, self._backwards = True, 0
         self._changes = self._host.gradient_changes()
         places, watches = self.places, self.watches
         before, names = places.optimizers, places.optimizer_names
         places.update(self._host.model, self._host.optimizers)  # Lightning steps anything that has what it needs
         self.watches, self._watch_of = [], {}
-        parts = self._host, places, self._observers
+        parts = self._host, places, self._changed
         kept: EarlierOptimizers = []
         with self._hooks.all_or_nothing():
             for position, (label, optimizer) in enumerate(zip(places.optimizer_names, places.optimizers, strict=True)):
@@ -79,10 +171,14 @@ class StepProbe:
                 self.watches.append(watch)
                 self._watch_of[id(optimizer)] = watch
                 if watch.hooked:
-                    starts = BeforeUpdate(watch, self._unseen, self._starts)
-                    self._hooks.register(optimizer, starts, "optimizer_step_pre", label=label)
-                    self._hooks.register(optimizer, AfterUpdate(watch, self._left), "optimizer_step_post", label=label)
+                    before_step, after_step = self.loop
+                    pre, post = BeforeUpdate(watch, self._starts, before_step), AfterUpdate(watch, self._left, after_step)
+                    self._hooks.register(optimizer, pre, "optimizer_step_pre", label=label)
+                    self._hooks.register(optimizer, post, "optimizer_step_post", label=label)
         return kept
+
+    def _changed(self, kept: EarlierOptimizers) -> None:
+        self._observers.notify("changed", kept)
 
     # The events of the training loop.
 
@@ -94,7 +190,7 @@ class StepProbe:
             watch.depth, watch.waiting = 0, watch.step is not None  # where a step raised and was caught, it is over
         now, known = self._host.optimizers, self.places.optimizers
         if len(now) != len(known) or not all(map(is_, now, known)):
-            self._observers.notify("changed", self._install())
+            self._changed(self._install())
 
     def before_backward(self) -> None:
         """Backward starts."""
@@ -124,7 +220,7 @@ class StepProbe:
 
     def after_backward(self) -> None:
         """Backward is done. Where steps are not announced the user may clip from here on: this is where *before* is."""
-        self._unseen.backwards += 1
+        self._backwards += 1
         alone = self._host.setup.steps_announced and self._host.loss_scaling.accumulation == 1
         for watch in self.watches:
             left = watch.left
@@ -154,7 +250,7 @@ class StepProbe:
             watch.step = watch.new_step(unscaled=True)
             watch.step.found = ()
             return watch.step
-        self._unseen.seen = True
+        watch.entered = True
         if watch.ready and not watch.depth:  # two steps in one batch, and the first was not taken
             self.skip(watch)
         watch.ready = True
@@ -177,9 +273,20 @@ class StepProbe:
         return None if watch is None else watch.step
 
     def epoch_end(self) -> None:
-        """An epoch is over."""
+        """An epoch is over: warn, once, where it had backward passes and no optimizer's ``step`` was called."""
         kinds = [type(watch.optimizer).__name__ for watch in self.watches if watch.hooked]
-        self._unseen.epoch_end(kinds, self._host.position.epoch)
+        kinds = [kind for kind in kinds if kind != "_MockOptimizer"]  # Lightning's, where the module has none: a rule says so
+        if kinds and self._backwards and not any(watch.entered for watch in self.watches):
+            self._warn_once(
+                f"{', '.join(dict.fromkeys(kinds))}: step() was not called in epoch {self._host.position.epoch}, which had "
+                f"{self._backwards} backward passes, so that gradients, updates and clips are not seen: they are recorded where "
+                "the step() of an optimizer from configure_optimizers is called. If it updates the weights by other methods "
+                "(first_step and second_step of SAM), call its step() with a closure, or let configure_optimizers return the "
+                "optimizer whose step() they call. This warning is shown once."
+            )
+        self._backwards = 0
+        for watch in self.watches:
+            watch.entered = False
 
     # The events of the optimizers.
 

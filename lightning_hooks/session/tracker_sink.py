@@ -6,35 +6,29 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
 from typing_extensions import override
 
 from lightning_hooks.alerts import Alert
 from lightning_hooks.alerts.defaults import kinds_of
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import Once, warn
-from lightning_hooks.hooks.selection import clean_name, named_sites
 from lightning_hooks.session.closing import open_alerts, verdict_of
 from lightning_hooks.session.logged import MOST_PICTURED, evenly
 from lightning_hooks.session.member import Member
-from lightning_hooks.session.run_record import elements
 from lightning_hooks.sinks.sink import Notice, Sink
-from lightning_hooks.trackers import Trackers, some
+from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.console import markdown_text
-from lightning_hooks.trackers.tracker import Chart, Picture, training_charts
+from lightning_hooks.trackers.tracker import Picture, charts_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from lightning_hooks.declare.collector import Figures
 
-SITE_COLUMNS = ("site", "type", "elements of its parameters", "observed by")
 OF_EPOCH = "_epoch"
 """What is appended to the tags of an epoch that had several windows."""
-MOST_SITES = 300
-"""Rows of the table of sites."""
 MOST_ALERTS = 10
 """Alerts in the verdict."""
 VERDICT = "Verdict"
@@ -63,16 +57,15 @@ MOST_WAITING = 64
 class TrackerSink(Sink):
     """Writes what members report to the trackers of one run, and to what checkpoints and early stopping watch.
 
-    Args:
-        host: The training loop.
-        members: Returns all members.
+    The list of members is the session's, and changes with it.
     """
 
-    def __init__(self, host: Host, members: Callable[[], Sequence[Member]]) -> None:
+    def __init__(self, host: Host, members: Sequence[Member]) -> None:
         self._host, self._members = host, members
         self._drawing: DrawingThread | None = None
         self._verdict = ""  # as it was written last
         self._problems: list[list[tuple[str, str]]] = []  # of each verdict that was written
+        self._logged: dict[str, None] = {}  # the tags of the first window
 
     @override
     def reports(self, members: Sequence[Member], of_epoch: bool = False) -> None:
@@ -85,14 +78,14 @@ class TrackerSink(Sink):
             watched = {tag.removesuffix(OF_EPOCH) for tag in watched if tag.endswith(OF_EPOCH)}
         end = OF_EPOCH * of_epoch
         for member, scalars in self._scalars(members):
-            chosen = member.log.scalars.chosen(
+            chosen = member.log.chosen(
                 scalars,
-                member.kind.prefix,
                 member.live.n_modules,
                 (alert.site for alert in member.latest_report.alerts),
                 watched,
                 member.live.not_logged_by_default,
             )
+            self._logged |= {} if member.log.introduced else dict.fromkeys(chosen)
             tagged = [{f"{tag}{end}": value for tag, value in tags.items()} if end else tags for tags in (scalars, chosen)]
             self._host.metrics.write(member.name, *tagged)
 
@@ -111,7 +104,7 @@ class TrackerSink(Sink):
     def end(self, end: Mapping[str, Any], headline: str) -> None:
         try:
             if end["how"] == "finished":
-                self.publish(self._members(), last=True)
+                self.publish(self._members, last=True)
             self.write_figures(last=True)
         finally:
             self.write_verdict(last=True)
@@ -133,12 +126,8 @@ class TrackerSink(Sink):
             yield member, scalars
 
     def write_verdict(self, last: bool = False) -> None:
-        """Write the verdict and the open alerts as text, where these have changed and at the end.
-
-        Args:
-            last: Whether training is over.
-        """
-        members = self._members()
+        """Write the verdict and the open alerts as text, where these have changed, and when training is over."""
+        members = self._members
         alerts = open_alerts(members)
         lines = [f"**{markdown_text(verdict_of(members).headline)}**", ""]
         for alert in alerts[:MOST_ALERTS]:
@@ -153,17 +142,12 @@ class TrackerSink(Sink):
             self._host.metrics.trackers.text(VERDICT, text, self._host.metrics.step)
 
     def publish(self, members: Sequence[Member], last: bool = False) -> None:
-        """Write charts, the table of sites, histograms and figures.
-
-        Args:
-            members: Those whose windows have ended.
-            last: Whether training is over, and all figures are drawn.
-        """
+        """Write charts, histograms and figures of windows that have ended; at the ``last`` all figures."""
         trackers, step = self._host.metrics.trackers, self._host.metrics.step
         if not trackers:
             return
         if not last and not any(member.log.introduced for member in members):
-            _introduce(trackers, self._host, members)
+            _introduce(trackers, self._host, members, self._logged)
         kinds: dict[str, int] = {}
         for member in members:
             prefix = member.kind.prefix
@@ -205,7 +189,7 @@ def _alert_counts(prefix: str, kinds: Iterable[str], peers: Sequence[Member]) ->
 
 def _figures(member: Member, last: bool) -> Figures:
     try:
-        figures = dict(member.live.figures(evenly(list(member.history.reports), MOST_PICTURED), member.log.scalars.written, last))
+        figures = dict(member.live.figures(evenly(list(member.history.reports), MOST_PICTURED), member.log.written, last))
         if member.live.histograms is not None:
             from lightning_hooks.plots import colourful_dimension
 
@@ -217,43 +201,14 @@ def _figures(member: Member, last: bool) -> Figures:
     return figures
 
 
-def _introduce(trackers: Trackers, host: Host, members: Sequence[Member]) -> None:
-    layout: dict[str, dict[str, Chart]] = {
-        "Training": dict(training_charts(host.metrics.logged)),
-        "Alerts": {},
-    }  # the user's own first
+def _introduce(trackers: Trackers, host: Host, members: Sequence[Member], own: Iterable[str]) -> None:
     for member in members:
         member.log.introduced = True
-        every = {**member.live.charts(member.log.scalars.written), "Alerts": {"alerts of each kind": ".+/alerts/.+$"}}
-        for category, charts in every.items():
-            layout.setdefault(category, {}).update(charts)
-    trackers.layout({category: charts for category, charts in layout.items() if charts})
-    trackers.table("sites", SITE_COLUMNS, _sites(host.model, members), host.metrics.step)
-
-
-def _sites(model: nn.Module, members: Sequence[Member]) -> list[list[object]]:
-    """What is observed: name, type, own parameters, by which members."""
-    modules = dict(named_sites(model))
-    parameters = {clean_name(name): parameter for name, parameter in model.named_parameters()}
-    observers: dict[str, list[str]] = {}
-    for member in members:
-        for name in member.live.names:
-            observers.setdefault(name, []).append(member.kind.prefix)
-    rows: list[list[object]] = []
-    known = [name for name in observers if name in modules or name in parameters]
-    for name in known[:MOST_SITES]:
-        if name in modules:
-            kind, size = type(modules[name]).__name__, elements(modules[name].parameters())
-        else:
-            kind, size = "parameter", elements([parameters[name]])
-        rows.append([name, kind, size, ", ".join(dict.fromkeys(observers[name]))])
-    if len(known) > MOST_SITES:
-        rows.append([f"… and {len(known) - MOST_SITES} more", "", None, ""])
-    return rows
+    trackers.layout(charts_of(host.metrics.logged, own))
 
 
 def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
-    """Write new alerts to the trackers: a table of them, and a message for each kind where a tracker sends messages."""
+    """Write a table of new alerts to the trackers."""
     rows: list[tuple[object, ...]] = [
         (
             a.severity,
@@ -272,18 +227,7 @@ def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
     if len(alerts) > MOST_SHOWN:
         rows.append(("", "", f"… and {len(alerts) - MOST_SHOWN} more", None, None, alerts[0].epoch, None, None, None, ""))
     trackers.table("alerts", ALERT_COLUMNS, rows, step)
-    kinds: dict[str, list[Alert]] = {}
-    for alert in alerts:
-        kinds.setdefault(alert.kind, []).append(alert)
-    for kind, group in kinds.items():
-        trackers.alert(f"{kind} at {some([alert.site for alert in group], 1)}", group[0].text, group[0].severity)
     trackers.save()
-
-
-class _Drawing(NamedTuple):
-    tag: str
-    step: int
-    drawn: Future[Picture]
 
 
 class DrawingThread:
@@ -295,21 +239,16 @@ class DrawingThread:
         import PIL.Image  # noqa: F401
 
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="lightning_hooks figures")
-        self._waiting: deque[_Drawing] = deque()
+        self._waiting: deque[tuple[str, int, Future[Picture]]] = deque()
         self._warn_once = Once()
 
     def ask(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
         """Have a picture drawn; it is written under its tag and step by a later :meth:`write`."""
-        self._waiting.append(_Drawing(tag, step, self._executor.submit(lambda: Picture.of_figure(draw()))))
+        self._waiting.append((tag, step, self._executor.submit(lambda: Picture.of_figure(draw()))))
 
     def write(self, trackers: Trackers, wait: bool = False) -> None:
-        """Write what is drawn, the oldest first, on the thread that calls.
-
-        Args:
-            trackers: Where to.
-            wait: Wait for all; else only where too many wait.
-        """
-        while self._waiting and (wait or self._waiting[0].drawn.done() or len(self._waiting) > MOST_WAITING):
+        """Write what is drawn, the oldest first, on the thread that calls. Without ``wait`` it waits only where too many do."""
+        while self._waiting and (wait or self._waiting[0][2].done() or len(self._waiting) > MOST_WAITING):
             tag, step, drawn = self._waiting.popleft()
             try:
                 picture = drawn.result()

@@ -1,19 +1,28 @@
-"""Windows of training batches: merged over ranks, to the epoch and to what rules judge that need more samples; in a checkpoint."""
+"""Windows of training batches: merged over ranks, and to longer ones; in a checkpoint; and the reports that are kept of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.collector import Collector, WindowTables
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.warn import warn
+from lightning_hooks.plots.heat import heatmap
+from lightning_hooks.plots.series import as_reports
 from lightning_hooks.session.settings import ReportEvery
 from lightning_hooks.statistics.reduction import Span, all_ranks, largest, merged_over_ranks
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
 
 LONGEST_EPOCH = 2000
 """Up to so many training batches an epoch is one window by default."""
@@ -24,12 +33,7 @@ ENOUGH = 500
 
 
 def window_length(every: ReportEvery, batches_per_epoch: float) -> int | None:
-    """How many training batches make a window; None for an epoch.
-
-    Args:
-        every: ``report_every_n_steps``.
-        batches_per_epoch: Training batches of an epoch; infinite where that is not known.
-    """
+    """How many training batches make a window, by ``report_every_n_steps``; None for an epoch."""
     if every == "auto":
         return None if batches_per_epoch <= LONGEST_EPOCH else AUTO_WINDOW
     return every
@@ -54,13 +58,7 @@ class MergedWindows:
     long_batches: int = 0
 
     def add(self, collector: WindowTables[Any], table: Tensor, batches: int, epoch_ends: bool) -> Tensor | None:
-        """A window has ended.
-
-        Args:
-            collector: What its table is of.
-            table: Its table.
-            batches: Its training batches.
-            epoch_ends: Whether the epoch ends with it.
+        """A window of so many training batches has ended, and the epoch with it or not.
 
         Returns:
             The table that rules which judge epochs are to be applied to; None if they wait for more windows.
@@ -94,14 +92,7 @@ LAYOUT = 13
 
 
 def save_window(context: Context, collector: Collector[Any], table: Tensor, windows: MergedWindows) -> dict[str, Any]:
-    """Return a window under way in plain types and tensors.
-
-    Args:
-        context: Counts its batches.
-        collector: Its collector.
-        table: Its packed tables, of all ranks together.
-        windows: Those that have ended.
-    """
+    """Return a window under way, with its packed tables of all ranks together, in plain types and tensors."""
     return {
         "places": collector.names,
         "layout": LAYOUT,
@@ -116,14 +107,7 @@ def save_window(context: Context, collector: Collector[Any], table: Tensor, wind
 def load_window(
     name: str, collector: Collector[Any], windows: MergedWindows, state: Mapping[str, Any], is_global_zero: bool
 ) -> tuple[int, int]:
-    """Go on with the window that a checkpoint interrupted; a warning where it does not fit.
-
-    Args:
-        name: The monitor's, for messages.
-        collector: Its collector.
-        windows: Receives those that have ended.
-        state: From :func:`save_window`.
-        is_global_zero: Whether this rank takes the table, which is that of all ranks together.
+    """Go on with the window that a checkpoint interrupted; a warning where it does not fit. Rank 0 takes the table of all ranks.
 
     Returns:
         The training batches of the window so far, and the sampled ones among them.
@@ -154,12 +138,8 @@ def load_window(
 def merged(collectors: Sequence[WindowTables[Any]], flags: Sequence[bool] = ()) -> tuple[list[Tensor], list[bool]]:
     """Merge the packed tables of all ranks: three collectives for all of them.
 
-    Args:
-        collectors: Whose tables; the same on all ranks.
-        flags: What this rank has to say.
-
     Returns:
-        The tables, and whether each flag is set on any rank.
+        The tables, and whether each of the flags is set on any rank.
     """
     packed = [(one.tables.spans, one.tables.pack()) for one in collectors]
     if all_ranks() is None:
@@ -167,3 +147,68 @@ def merged(collectors: Sequence[WindowTables[Any]], flags: Sequence[bool] = ()) 
     raised = packed[0][1].new_tensor([float(flag) for flag in flags]) if packed else torch.empty(0)
     *tables, of_any = merged_over_ranks(*packed, ((Span(len(flags), largest),), raised))
     return tables, [bool(flag) for flag in of_any.tolist()]
+
+
+MOST_EPOCHS = 1000
+MOST_ROWS = 100_000
+"""A row of a report takes about 400 bytes: so many are some 40 MB, which 60 layers with 120 parameters reach after 550 epochs."""
+
+
+class History:
+    """The last reports of one monitor, oldest first."""
+
+    def __init__(self, name: str, kind: type[Collector[Any]]) -> None:
+        self._name, self._kind = name, kind
+        self.reports: deque[Any] = deque(maxlen=MOST_EPOCHS)
+
+    def add(self, report: Any) -> None:
+        """Keep a report; one of the same window as the last takes its place."""
+        if report is None or (self.reports and self.reports[-1] is report):
+            return
+        if not self.reports:
+            rows = sum(len(getattr(report, table, ())) for table in TABLES)
+            self.reports = deque(maxlen=max(1, min(MOST_EPOCHS, MOST_ROWS // max(rows, 1))))
+        elif _window(self.reports[-1]) == _window(report):
+            self.reports.pop()
+        self.reports.append(report)
+
+    def plot(self, stat: str | None = None) -> Figure:
+        """Draw the reports: a heat map of one statistic, or what suits them best; errors as for :meth:`to_frame`."""
+        reports = as_reports(self._known())
+        draw = self._kind.picture(reports, stat)
+        return heatmap(reports, stat or self._kind.drawn) if draw is None else draw()
+
+    def to_frame(self, others: Iterable[Any] = ()) -> pandas.DataFrame:
+        """Return the reports, and others of the same windows, as one long table: a row for each window and each site.
+
+        Returns:
+            Columns ``epoch``, ``step``, ``of`` (``module``, ``parameter`` or ``optimizer``), ``name``, and one per statistic; NaN
+            where one does not apply.
+
+        Raises:
+            ImportError: If pandas is not installed.
+            ValueError: If there is no report yet.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError("to_frame() needs pandas: pip install pandas.") from error
+        rows = []
+        for report in [*self._known(), *others]:
+            for table, noun in TABLES.items():
+                for name, stats in getattr(report, table, {}).items():
+                    values = {field.name: getattr(stats, field.name) for field in dataclasses.fields(stats)}
+                    rows.append({"epoch": report.epoch, "step": report.step, "of": noun, "name": name, **values})
+        return pd.DataFrame(rows, columns=None if rows else ["epoch", "step", "of", "name"])
+
+    def _known(self) -> list[Any]:
+        if not self.reports:
+            raise ValueError(
+                f"{self._name} has no report yet: expected a window of trainer.fit() that has ended, got none. Call this after "
+                "the first window: an epoch, or report_every_n_steps batches."
+            )
+        return list(self.reports)
+
+
+def _window(report: Any) -> tuple[int, int | None]:
+    return report.epoch, getattr(report, "window", None)

@@ -1,1 +1,1 @@
-"""What receives a run's windows and alerts while it goes on: the Health tab of TensorBoard, webhooks, notebooks."""
+"""Receivers of windows and alerts during a run: the Health tab of TensorBoard, webhooks, notebooks."""

@@ -1,30 +1,123 @@
-"""Notifications to a web address, from a thread of its own that training never waits for.
+"""Notifications to a web address: their texts, how each service takes them, and a thread that training never waits for.
 
-The address is a secret: nothing shows, pickles or saves it.
+What comes from a run is text there, never markup or a mention. The address is a secret: nothing shows, pickles or saves it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import http.client
+import json
 import os
-import socket
+import re
 import threading
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from http.client import HTTPException
 from time import monotonic
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.error import HTTPError, URLError
+from urllib.parse import unquote, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from typing_extensions import override
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.sinks.messages import WRITERS, Message, of_alert, of_end
+from lightning_hooks.declare.kinds import inside_a_sentence
 from lightning_hooks.sinks.sink import Notice, Sink
+from lightning_hooks.trackers.console import visible
 
+VERSION = 1
+"""Of plain JSON messages."""
+LONGEST = 1500
+"""Characters of a message; Discord takes 2000."""
+PRIORITIES = {"critical": "urgent", "warning": "high"}
+Body = tuple[bytes, dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A notification."""
+
+    event: str  # alert, or the run's end: finished, stopped, interrupted or crashed
+    kind: str  # of the alert; that of the end for the end
+    severity: str  # critical, warning or info
+    run: str
+    headline: str  # it in a sentence
+    site: str = ""  # where; empty for the run
+    epoch: int = 0
+    step: int = 0
+    cause: str = ""  # what was measured, and the likely cause
+    remedy: tuple[str, ...] = ()  # what to try
+    more: int = 0  # alerts of this kind that were not sent, since one was less than a minute before
+
+    @property
+    def text(self) -> str:
+        """It as lines of plain text, cut where they are too long."""
+        lines = [f"[{self.severity}] {self.headline}", f"{self.run}: epoch {self.epoch}, step {self.step}"]
+        steps = [inside_a_sentence(step.removeprefix("Try ")) for step in self.remedy]  # the line's label says it
+        lines += [self.cause] * bool(self.cause) + [f"try: {'; '.join(steps)}."] * bool(steps)
+        lines += [f"{self.more} more of this kind in the last minute"] * bool(self.more)
+        text = "\n".join(visible(" ".join(line.split())) for line in lines)
+        return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+
+
+def of_alert(alert: Alert, run: str) -> Message:
+    """The notification of a new root alert."""
+    headline = f"{alert.title} at {alert.where}"
+    cause = " ".join((alert.seen, alert.follows)).strip()
+    step = alert.step if alert.since_step is None else alert.since_step
+    return Message("alert", alert.kind, alert.severity, run, headline, alert.site, alert.epoch, step, cause, alert.advice)
+
+
+def of_end(end: Mapping[str, Any], headline: str, run: str) -> Message:
+    """The notification of a run's end: the ``end`` event of its file, and the headline of its verdict."""
+    by_alert = "stopped_by" in end or end.get("error_type") == "AlertError"
+    event = "stopped" if by_alert else {"exception": "crashed"}.get(str(end["how"]), str(end["how"]))
+    severity = {"crashed": "critical", "stopped": "warning"}.get(event, "info")
+    return Message(event, "end", severity, run, f"Training {event}. {headline}", "", int(end["epoch"]), int(end["step"]))
+
+
+def _json(value: Any) -> Body:
+    return json.dumps(value).encode(), {"Content-Type": "application/json"}
+
+
+def _plain(message: Message) -> Body:
+    return _json({"version": VERSION, **asdict(message), "text": message.text})
+
+
+def _slack(message: Message) -> Body:
+    text = message.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # these three make links and mentions
+    return _json({"text": text, "mrkdwn": False})
+
+
+def _discord(message: Message) -> Body:
+    text = re.sub(r"([\\`*_~|<>\[\]()#:-])", r"\\\1", message.text)
+    return _json({"content": text[:2000], "allowed_mentions": {"parse": []}})
+
+
+def _teams(message: Message) -> Body:
+    lines = message.text.split("\n")
+    runs = [{"type": "TextRun", "text": line, "weight": "Default" if number else "Bolder"} for number, line in enumerate(lines)]
+    card = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.2",
+        "body": [{"type": "RichTextBlock", "inlines": [run]} for run in runs],  # of a text block markup would be read
+    }
+    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
+    return _json({"type": "message", "attachments": [attachment]})
+
+
+def _ntfy(message: Message) -> Body:
+    title = visible(f"Training: {message.event} ({message.kind})").encode("ascii", "replace").decode()
+    headers = {"Title": title, "Priority": PRIORITIES.get(message.severity, "default"), "Content-Type": "text/plain; charset=utf-8"}
+    return message.text.encode("utf-8", "backslashreplace"), headers
+
+
+WRITERS = {"slack": _slack, "discord": _discord, "teams": _teams, "ntfy": _ntfy, "json": _plain}
+"""By format, a message as a service takes it: the body of the request and its headers."""
 VARIABLE = "LIGHTNING_HOOKS_NOTIFY"
 FORMATS = tuple(WRITERS)
 HOSTS = {
@@ -102,11 +195,10 @@ class Address:
     def __reduce__(self) -> tuple[type[Address], tuple[Any]]:
         return Address, (self.plain,)
 
-    def __copy__(self) -> Address:
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Address:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Address:
-        return self
+    __copy__ = __deepcopy__
 
 
 def masked(url: str) -> str:
@@ -180,13 +272,13 @@ class Webhook(Sink):
                 continue
             self._sent[kind] = self._clock()
             more = self._held.pop(kind, 0) + len(found) - 1
-            self._send(dataclasses.replace(of_alert(found[0], self._run), more=more))
+            self._send(replace(of_alert(found[0], self._run), more=more))
         self._warn_of_fault()
 
     @override
     def end(self, end: Mapping[str, Any], headline: str) -> None:
         """Send the end of the run before what still waits, and wait for it, but not long."""
-        self._send(dataclasses.replace(of_end(end, headline, self._run), more=sum(self._held.values())), last=True)
+        self._send(replace(of_end(end, headline, self._run), more=sum(self._held.values())), last=True)
         if self._thread is not None:
             self._thread.join(LAST_SECONDS)
             if self._thread.is_alive():
@@ -226,61 +318,31 @@ class Webhook(Sink):
             )
 
 
+class _NoRedirects(HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none: the answer is an error with its status."""
+
+
 def post(url: str, body: bytes, headers: Mapping[str, str], seconds: float = SECONDS) -> str:
-    """Send a request, and look at no more than the status of the answer; redirects are not followed.
+    """Send a request, through the proxy that the environment names, and look at no more than the status of the answer.
 
     Returns:
         What went wrong, without the address; empty if nothing did.
     """
     parts = urlsplit(url)
-    secrets = [part for part in (url, parts.path.strip("/"), parts.query) if part]
-    for secret in secrets:  # an error's text in the message may hold it
-        body = body.replace(secret.encode(), MASK.encode()) if len(secret) > 8 else body
-    connection, target = _connection(parts, seconds)
-    alarm = threading.Timer(seconds, _cut, [connection])  # a timeout holds for each part of an answer, not for all of it
-    alarm.daemon = True
-    alarm.start()
-    began, status, fault = monotonic(), 0, ""
+    for secret in (part for part in (url, parts.path.strip("/"), parts.query) if len(part) > 8):
+        body = body.replace(secret.encode(), MASK.encode())  # as an error's text in the message may hold it
+    own = {"User-Agent": "lightning_hooks"}
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        own["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+        url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     try:
-        connection.request("POST", target, body, {"User-Agent": "lightning_hooks", **_credentials(parts), **headers})
-        status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
-        fault = type(error).__name__
-    finally:
-        alarm.cancel()
-        connection.close()
-    if monotonic() - began >= seconds or fault == "TimeoutError":
-        return f"no answer within {seconds:g} s"
-    if fault:
-        return fault
-    if 300 <= status < 400:
-        return f"it answered {status}, and redirects are not followed"
-    return "" if 200 <= status < 300 else f"it answered {status}"
-
-
-def _connection(parts: SplitResult, seconds: float) -> tuple[http.client.HTTPConnection, str]:
-    """A connection, through the proxy that the environment names, and what is asked for there."""
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    host = parts.hostname or ""
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    proxy = None if proxy_bypass(host) else getproxies().get(parts.scheme)
-    if not proxy:
-        return kind(host, parts.port, timeout=seconds), target
-    through = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    connection = kind(through.hostname or "", through.port, timeout=seconds)
-    if parts.scheme == "https":
-        connection.set_tunnel(host, parts.port, _credentials(through, "Proxy-Authorization"))
-        return connection, target
-    return connection, f"http://{parts.netloc.rpartition('@')[2]}{target}"
-
-
-def _credentials(parts: SplitResult, header: str = "Authorization") -> dict[str, str]:
-    if parts.username is None:
-        return {}
-    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return {header: f"Basic {b64encode(pair.encode()).decode()}"}
-
-
-def _cut(connection: http.client.HTTPConnection) -> None:
-    with suppress(OSError, AttributeError):
-        connection.sock.shutdown(socket.SHUT_RDWR)
+        with build_opener(_NoRedirects).open(Request(url, body, {**own, **headers}), timeout=seconds):
+            return ""
+    except HTTPError as error:
+        error.close()
+        return f"it answered {error.code}" + ", and redirects are not followed" * (300 <= error.code < 400)
+    except (OSError, HTTPException) as error:
+        cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
+        return f"no answer within {seconds:g} s" if isinstance(cause, TimeoutError) else type(cause).__name__

@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import groupby
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lightning_hooks.statistics.moments import pool
 from lightning_hooks.statistics.reduction import (
     Merge,
     Span,
@@ -27,6 +25,7 @@ from lightning_hooks.statistics.reduction import (
     largest,
     merge_tables,
     once,
+    pool,
     pooled,
     smallest,
 )
@@ -145,18 +144,27 @@ class RowTable:
     Args:
         n_rows: How many.
         device: Where they live.
+        columns: The declaration; None for that of the class.
+        alike_on_ranks: Whether a row that is the same on every rank counts once: ranks take the same optimizer steps.
 
     Attributes:
         rows: Shape ``(n_rows, columns)``.
     """
 
-    columns: ClassVar[type[Columns]]
+    columns: type[Columns]
     more: int = 0
     """Columns behind the declared ones, which add."""
-    alike_on_ranks: ClassVar[bool] = False
-    """Whether a row that is the same on every rank counts once: ranks take the same optimizer steps."""
+    alike_on_ranks: bool = False
 
-    def __init__(self, n_rows: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        n_rows: int,
+        device: torch.device | str = "cpu",
+        columns: type[Columns] | None = None,
+        alike_on_ranks: bool | None = None,
+    ) -> None:
+        self.columns = columns or self.columns
+        self.alike_on_ranks = self.alike_on_ranks if alike_on_ranks is None else alike_on_ranks
         self.rows = self.columns.empty(n_rows, device, self.more)
 
     @property
@@ -186,6 +194,11 @@ class RowTable:
         """
         new = self.columns.empty(1, self.rows.device, self.more)[0]
         self.rows = torch.stack([new if place is None else self.rows[place] for place in kept] or [new])[: len(kept)]
+
+    def grow(self, n_rows: int) -> None:
+        """Make room for rows that came later."""
+        more = self.columns.empty(n_rows - len(self.rows), self.rows.device, self.more)
+        self.rows = torch.cat((self.rows, more))
 
     def reset(self) -> None:
         """Start a new window."""

@@ -6,6 +6,7 @@ run over the tables that are there. What is sent does not grow with the number o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -13,8 +14,6 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed
 from torch import Tensor
-
-from lightning_hooks.statistics.moments import moved
 
 T = TypeVar("T")
 Reduction = Literal["max", "sum"]
@@ -76,8 +75,7 @@ def largest(own: Tensor, _among: TableIndex) -> Merging:
 
 def smallest(own: Tensor, among: TableIndex) -> Merging:
     """The smallest of each number."""
-    found = yield from largest(-own, among)
-    return -found
+    return -(yield from largest(-own, among))
 
 
 def added(own: Tensor, _among: TableIndex) -> Merging:
@@ -99,17 +97,53 @@ def of_largest(own: Tensor, _among: TableIndex) -> Merging:
 
 def latest(own: Tensor, among: TableIndex) -> Merging:
     """The numbers of the last table."""
-    found = yield from added(own if among.number == among.count - 1 else torch.zeros_like(own), among)
-    return found
+    return (yield from added(own if among.number == among.count - 1 else torch.zeros_like(own), among))
+
+
+def moved(count: Tensor, by: Tensor, sums: Sequence[Tensor]) -> list[Tensor]:
+    """Take sums of powers of deviations from another centre.
+
+    After Pébay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order statistical moments" (2008):
+    ``Σ (x - c)^p = Σ_k C(p, k) (mean - c)^k Σ (x - mean)^(p - k)``.
+
+    Args:
+        count: How many values each table has.
+        by: How far their mean lies above the new centre.
+        sums: Their sums of squared deviations from their mean; then of third powers, and so on.
+
+    Returns:
+        The same sums of deviations from the new centre.
+    """
+    moved_sums = []
+    for power, own in enumerate(sums, start=2):
+        found = own + count * by**power
+        for k in range(1, power - 1):
+            found = found + math.comb(power, k) * by**k * sums[power - k - 2]
+        moved_sums.append(found)
+    return moved_sums
+
+
+def pool(count: Tensor, mean: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
+    """Pool counts, means and sums of powers of deviations along the first dimension.
+
+    By the k-way form of the pairwise update of Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
+    sample variances" (1979), and of its extension to higher powers by Pébay (2008), which do not cancel.
+
+    Args:
+        count: How many values each has, ``(k, …)``.
+        mean: Their means.
+        sums: Their sums of squared deviations from it; then of third powers, and so on.
+
+    Returns:
+        The same of all values together, ``(…)``.
+    """
+    total = count.sum(0)
+    pooled = (count * mean).sum(0) / total.clamp(min=1)
+    return total, pooled, *(each.sum(0) for each in moved(count, mean - pooled, sums))
 
 
 def pooled(own: Tensor, _among: TableIndex) -> Merging:
-    """Counts, means and sums of powers of deviations from them (squares, third powers, …), of all values together.
-
-    ``(…, 3)`` up to squares. By the k-way form of the pairwise update of Chan, Golub and LeVeque, "Updating formulae and a pairwise
-    algorithm for computing sample variances" (1979), and of its extension to higher powers by Pébay (2008), which do not cancel:
-    each table's deviations are moved to the common mean before they are added.
-    """
+    """What :func:`pool` does, ``(…, 3)`` up to squares: each table's deviations are moved to the common mean and then added."""
     count, mean, *sums = own.unbind(-1)
     yield _nothing(own)
     total, weighted = yield torch.stack((count, count * mean))
@@ -118,8 +152,8 @@ def pooled(own: Tensor, _among: TableIndex) -> Merging:
     return torch.stack((total, common, *powers), -1)
 
 
-def counted(own: Tensor, among: TableIndex) -> Merging:
-    """In how many tables each number is not 0; several of these counts are added in one float, exactly."""
+def flagged(own: Tensor, among: TableIndex) -> Merging:
+    """1 where a number is not 0 in any table, 0 elsewhere: several counts of tables are added in one float, exactly."""
     bits, n = among.count.bit_length(), own.shape[-1]
     each = (52 if own.dtype == torch.float64 else 23) // bits
     shifts = bits * torch.arange(each, device=own.device)
@@ -128,13 +162,7 @@ def counted(own: Tensor, among: TableIndex) -> Merging:
     counts = yield (_rows(padded, each) << shifts).sum(-1).to(own.dtype)
     yield _nothing(own)
     found = (counts.to(torch.int64)[..., None] >> shifts) & ((1 << bits) - 1)
-    return found.flatten(-2)[..., :n].to(own.dtype)
-
-
-def flagged(own: Tensor, among: TableIndex) -> Merging:
-    """1 where a number is not 0 in any table, 0 elsewhere."""
-    counts = yield from counted(own, among)
-    return (counts > 0).to(own.dtype)
+    return (found.flatten(-2)[..., :n] > 0).to(own.dtype)
 
 
 def by_columns(columns: Sequence[tuple[Merge, Sequence[int]]], width: int | None = None) -> Merge:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from lightning_hooks.statistics.columns import (
     SUM,
     Columns,
     Reduction,
-    RowTable,
     row_dtype,
 )
 from lightning_hooks.statistics.reduction import Merging, TableIndex
@@ -73,12 +71,6 @@ empty_table = Column.empty
 """Returns a table of identity rows, of shape ``(n_sites, n_columns)``."""
 merge = Column.merged
 """Merges rows along the first dimension: shape ``(k, …, n_columns)`` to ``(…, n_columns)``."""
-
-
-class ValueTable(RowTable):
-    """A row of values for each of some sites."""
-
-    columns: ClassVar[type[Columns]] = Column
 
 
 class Clock:

@@ -1,27 +1,18 @@
-"""All numbers of a window as one vector: tables packed one behind the other, by name, and the order of the sites' first calls."""
+"""All numbers of a window as one vector, which the host gets in one copy, and the order of the sites' first calls."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_hooks.hooks.selection import outwards
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import (
-    REST,
-    Merge,
-    Merging,
-    Span,
-    Spans,
-    TableIndex,
-    counted,
-    latest,
-    merge_windows,
-    together,
-)
+from lightning_hooks.statistics.reduction import REST, Merge, Span, Spans, largest, latest, merge_windows
 
 
 class PackedTable(Protocol):
@@ -153,6 +144,64 @@ class Tables(Mapping[str, PackedTable]):
             table.reset()
 
 
+class HostCopies:
+    """Carries copies of small tensors to the host, in order.
+
+    From a CUDA device a copy goes into pinned memory behind the work that is queued, with an event that marks its arrival; what
+    is on the CPU is there at once.
+
+    Args:
+        polls: Whether :meth:`arrived` may return whatever happens to be there. Where several ranks must agree it may not: then
+            it returns what it was asked to wait for, and nothing else.
+    """
+
+    def __init__(self, polls: bool = True) -> None:
+        self._polls = polls
+        self._under_way: deque[tuple[Tensor, Any, Any]] = deque()
+
+    def send(self, values: Tensor, note: Any = None) -> None:
+        """Start a copy of ``values`` to the host. They may be overwritten afterwards.
+
+        Args:
+            values: Outside autograd.
+            note: Comes back with the copy.
+        """
+        there, event = self.post(values)
+        self._under_way.append((there, event, note))
+
+    def post(self, values: Tensor) -> tuple[Tensor, Any]:
+        """Start one copy; return where it will be, and the event after which it is there (None if it is there now)."""
+        if not values.is_cuda:
+            return values.to("cpu", copy=True), None
+        there = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        there.copy_(values, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(values.device))
+        return there, event
+
+    def arrived(self, wait: bool = False) -> list[tuple[np.ndarray[Any, Any], Any]]:
+        """Return the copies that are there, oldest first, each with its note; each is returned once.
+
+        Args:
+            wait: Wait for those still under way.
+        """
+        here = []
+        while self._under_way:
+            values, event, note = self._under_way[0]
+            if event is not None:
+                if wait:
+                    event.synchronize()
+                elif not (self._polls and event.query()):
+                    break
+            self._under_way.popleft()
+            here.append((values.numpy(), note))
+        return here
+
+    def forget(self) -> None:
+        """Drop what is under way."""
+        self._under_way.clear()
+
+
 NEVER = -1.0
 """The position of a site that was not called."""
 
@@ -224,57 +273,26 @@ def positions(called: Iterable[int], n_sites: int) -> list[float]:
     return found
 
 
-def sites_in_order(numbers: Iterable[float]) -> list[int]:
-    """The sites that were called, first called first, of what :func:`positions` gave."""
-    known = [(position, site) for site, position in enumerate(numbers) if position >= 0]
-    return [site for _, site in sorted(known)]
+def sites_in_order(numbers: Iterable[float], backward: bool = False) -> list[int]:
+    """The sites that were called, first called first, of what :func:`positions` gave.
+
+    Those with one position, as of ranks that called them in different orders, follow the model's order, or ``backward`` the
+    opposite one, in which gradients arrive.
+    """
+    known = [(position, -site if backward else site) for site, position in enumerate(numbers) if position >= 0]
+    return [abs(site) for _, site in sorted(known)]
 
 
 def first_calls(calls: FirstCalls, n_sites: int) -> HostNumbers:
-    """The positions of a table's sites as numbers that merge; a run keeps them from window to window."""
+    """The positions of a table's sites as numbers that merge; a run keeps them from window to window.
+
+    Of several ranks the last position of each site counts: what only some of them called comes between the others.
+    """
 
     def load(numbers: list[float]) -> None:
         calls.load(sites_in_order(numbers))
 
-    return HostNumbers(lambda: positions(calls, n_sites), merged_positions, latest, load, lambda: n_sites)
-
-
-def merged_positions(own: Tensor, among: TableIndex) -> Merging:
-    """The positions of several ranks together.
-
-    The order of the first rank counts. A site that only others called comes right after the one that it came after there; where
-    others differ in that, in the mean.
-    """
-    called = (own >= 0).to(own.dtype)
-    (first, total), ranks = yield from together([_keys_of_others(own, among), counted(called, among)])
-    known = first >= 0
-    keys = torch.where(known, (first + 1) * _step(own), total / ranks)  # NaN of a site that nobody called: it is sorted last
-    places = torch.argsort(keys, stable=True)
-    numbers = torch.empty_like(own).scatter_(0, places, torch.arange(len(own), dtype=own.dtype, device=own.device))
-    return torch.where(ranks > 0, numbers, NEVER)
-
-
-def _keys_of_others(own: Tensor, among: TableIndex) -> Merging:
-    """The first rank's positions, and for the sites that only others called the sum of their keys."""
-    first = yield own if among.number == 0 else torch.full_like(own, -torch.inf)
-    total = yield torch.where((own >= 0) & (first < 0), _keys(own, first), 0)
-    yield own.new_empty(0)
-    return torch.stack((first, total))
-
-
-def _keys(own: Tensor, first: Tensor) -> Tensor:
-    """What sorts a rank's sites behind the ones that they came after, of those that the first rank called."""
-    places = torch.argsort(own, stable=True)
-    both = (own >= 0) & (first >= 0)
-    lines = torch.arange(len(own), device=own.device)
-    before = torch.where(both[places], lines, -1).cummax(0).values
-    after = torch.where(before >= 0, first[places][before.clamp(min=0)], -1)
-    return torch.empty_like(own).scatter_(0, places, (after + 1) * _step(own)) + 1 + own
-
-
-def _step(positions: Tensor) -> int:
-    """The distance between the keys of two sites of the first rank: room for all others between them."""
-    return len(positions) + 1
+    return HostNumbers(lambda: positions(calls, n_sites), largest, latest, load, lambda: n_sites)
 
 
 def in_order(table: Mapping[str, T], order: Iterable[str]) -> dict[str, T]:

@@ -1,4 +1,4 @@
-"""Where results go: one adapter per kind of logger, chosen by what the logger can do."""
+"""Adapters for loggers: one per kind of logger, chosen by what the logger can do."""
 
 from typing import TYPE_CHECKING
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import csv
-import os
+import json
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from io import BytesIO
 from itertools import islice, pairwise
 from pathlib import Path
-from time import time
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 from typing_extensions import override
 
-from lightning_hooks.trackers.console import markdown_table, markdown_text, metric_name, safe_path
-from lightning_hooks.trackers.tracker import FOLDER, Band, Chart, Histogram, Layout, Picture, Tracker, coarsened
-
-VALUES_PER_EVENT = 1000
+from lightning_hooks.trackers.console import markdown_table, metric_name, safe_path
+from lightning_hooks.trackers.tracker import FOLDER, Histogram, Layout, Picture, Tracker, coarsened
 
 _ARRANGED: WeakSet[Any] = WeakSet()
 """The writers whose run has a layout: TensorBoard reads the first alone, and a trainer may fit more than once."""
@@ -36,26 +32,18 @@ class TensorBoardTracker(Tracker):
 
     @override
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        if not self._writes_plainly():
-            super().scalars(values, step)
-            return
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        items = iter(values.items())
-        while batch := list(islice(items, VALUES_PER_EVENT)):
-            summary = Summary()
-            for tag, value in batch:
-                text = self.prefixed(tag).encode("utf-8", "replace").decode()  # a lone surrogate would raise
-                summary.value.add(tag=text, simple_value=value)
-            self._add(summary, step)
+        super().scalars(
+            {tag.encode("utf-8", "replace").decode(): value for tag, value in values.items()}, step
+        )  # no lone surrogate
 
     @override
     def picture(self, tag: str, picture: Picture, step: int) -> None:
-        if self._is_torchs():
+        if type(self.experiment).__module__.startswith("torch.utils.tensorboard"):  # tensorboardX has messages of its own
             from tensorboard.compat.proto.summary_pb2 import Summary
 
             image = Summary.Image(height=picture.height, width=picture.width, colorspace=3, encoded_image_string=picture.png)
-            self._add(Summary(value=[Summary.Value(tag=self.prefixed(tag), image=image)]), step)
+            summary = Summary(value=[Summary.Value(tag=self.prefixed(tag), image=image)])
+            self.experiment._get_file_writer().add_summary(summary, step)  # there is no public way for a PNG
         else:
             self.experiment.add_image(self.prefixed(tag), picture.array(), step, dataformats="HWC")
 
@@ -94,30 +82,11 @@ class TensorBoardTracker(Tracker):
             return
         _ARRANGED.add(self.experiment)
         self.experiment.add_custom_scalars(
-            {category: {title: self._content(chart) for title, chart in charts.items()} for category, charts in layout.items()}
+            {
+                category: {title: ["Multiline", [re.escape(self.prefixed("")) + pattern]] for title, pattern in charts.items()}
+                for category, charts in layout.items()
+            }
         )
-
-    def _content(self, chart: Chart) -> list[Any]:
-        if isinstance(chart, Band):
-            return ["Margin", [self.prefixed(tag) for tag in (chart.value, chart.lower, chart.upper)]]
-        return ["Multiline", [re.escape(self.prefixed("")) + chart]]
-
-    def _writes_plainly(self) -> bool:
-        """Whether the logger's log_metrics is Lightning's own, which calls add_scalar for each."""
-        module = type(self.logger).log_metrics.__module__
-        return module in ("lightning.fabric.loggers.tensorboard", "lightning_fabric.loggers.tensorboard") and self._is_torchs()
-
-    def _is_torchs(self) -> bool:
-        """Whether the writer is torch's, not tensorboardX's with messages of its own."""
-        return type(self.experiment).__module__.startswith("torch.utils.tensorboard")
-
-    def _add(self, summary: Any, step: int) -> None:
-        self.experiment._get_file_writer().add_summary(summary, step)  # as Lightning does; there is no public name
-
-
-ALERTS_VARIABLE = "LIGHTNING_HOOKS_WANDB_ALERTS"
-"""Set to 1, alerts are sent by ``run.alert`` too: W&B mails them or posts them to Slack."""
-LEVELS = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 
 
 class WandbTracker(Tracker):
@@ -128,7 +97,7 @@ class WandbTracker(Tracker):
     """
 
     shows_pictures = True
-    needs = ("log", "define_metric", "log_artifact", "alert", "save")
+    needs = ("log", "define_metric", "log_artifact", "save")
 
     @override
     def picture(self, tag: str, picture: Picture, step: int) -> None:
@@ -176,12 +145,6 @@ class WandbTracker(Tracker):
         self.experiment.save(str(path), base_path=str(path.parent), policy="now")
 
     @override
-    def alert(self, title: str, text: str, severity: str) -> None:
-        if os.environ.get(ALERTS_VARIABLE) != "1":  # off unless asked for: it sends mail
-            return
-        self.experiment.alert(title=title[:63], text=markdown_text(text), level=LEVELS.get(severity, "WARN"))
-
-    @override
     def save(self) -> None:
         """Nothing: the run writes by itself."""
 
@@ -207,12 +170,9 @@ class MLflowTracker(Tracker):
 
     @override
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        from mlflow.entities import Metric
-
-        now = int(time() * 1000)
-        metrics = [Metric(metric_name(self.prefixed(tag)), float(value), now, step) for tag, value in values.items()]
-        for start in range(0, len(metrics), METRICS_PER_BATCH):
-            self.experiment.log_batch(self.logger.run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
+        named = iter([(metric_name(tag), value) for tag, value in values.items()])
+        while batch := dict(islice(named, METRICS_PER_BATCH)):
+            super().scalars(batch, step)
 
     @override
     def picture(self, tag: str, picture: Picture, step: int) -> None:
@@ -223,9 +183,8 @@ class MLflowTracker(Tracker):
 
     @override
     def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
-        contents = {tag: {"edges": list(edges), "counts": list(counts)} for tag, (edges, counts) in histograms.items()}
-        folder = safe_path(next(iter(histograms)).partition("/")[0])  # one file for all: each would be a request of its own
-        self.experiment.log_dict(self.logger.run_id, contents, f"{FOLDER}/{folder}/histograms/step-{step:08d}.json")
+        file = f"{FOLDER}/{safe_path(_folder_of(histograms))}/step-{step:08d}.json"
+        self.experiment.log_dict(self.logger.run_id, _plain(histograms), file)
 
     @override
     def text(self, tag: str, markdown: str, step: int) -> None:
@@ -233,14 +192,11 @@ class MLflowTracker(Tracker):
 
     @override
     def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
-        file, columns = f"{FOLDER}/{safe_path(tag)}.json", ["step", *columns]
-        data = [[step, *row] for row in rows]
-        if find_spec("pandas") is not None:  # one table for the run, with more rows each time: what mlflow.load_table reads
-            by_column = zip(*data, strict=True) if data else [[] for _ in columns]
-            self.experiment.log_table(self.logger.run_id, dict(zip(columns, map(list, by_column), strict=True)), file)
-        else:
-            file = f"{FOLDER}/{safe_path(tag)}/step-{step:08d}.json"
-            self.experiment.log_dict(self.logger.run_id, {"columns": columns, "data": data}, file)
+        columns = ["step", *columns]
+        by_column = zip(*([step, *row] for row in rows), strict=True) if rows else [[] for _ in columns]
+        # One table for the run, with more rows each time, which needs pandas: what mlflow.load_table reads.
+        table = dict(zip(columns, map(list, by_column), strict=True))
+        self.experiment.log_table(self.logger.run_id, table, f"{FOLDER}/{safe_path(tag)}.json")
 
     @property
     @override
@@ -252,14 +208,10 @@ class MLflowTracker(Tracker):
         self.experiment.log_artifact(self.logger.run_id, str(path), FOLDER)
 
 
-QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-
-
 class CSVTracker(Tracker):
     """Writes to a CSVLogger.
 
-    Its metrics.csv takes numbers: a histogram becomes columns of quantiles; pictures, texts and tables become files below
-    ``lightning_hooks/`` in its log directory.
+    Its metrics.csv takes numbers. Pictures, histograms, texts and tables become files below ``lightning_hooks/`` in its log folder.
     """
 
     shows_pictures = True
@@ -275,11 +227,7 @@ class CSVTracker(Tracker):
 
     @override
     def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
-        columns: dict[str, float] = {}
-        for tag, (edges, counts) in histograms.items():
-            values = quantiles(edges, counts, QUANTILES)
-            columns |= {f"{tag}/q{share * 100:g}": value for share, value in zip(QUANTILES, values, strict=True)}
-        self.scalars(columns, step)
+        self._file(_folder_of(histograms), f"step-{step:08d}.json").write_text(json.dumps(_plain(histograms)), encoding="utf-8")
 
     @override
     def text(self, tag: str, markdown: str, step: int) -> None:
@@ -296,16 +244,10 @@ class CSVTracker(Tracker):
         return folder / name
 
 
-def quantiles(edges: Sequence[float], counts: Sequence[float], shares: Sequence[float]) -> list[float]:
-    """Compute quantiles of a histogram at ascending shares; values are taken as spread evenly in each bin.
+def _folder_of(histograms: Mapping[str, Histogram]) -> str:
+    """The tag of one file for all: each would be a request of its own."""
+    return f"{next(iter(histograms)).partition('/')[0]}/histograms"
 
-    Edges are ascending, one more than counts, which are not negative nor all zero. The shares 0 and 1 give the edges of the first
-    and last bin that are not empty.
-    """
-    sides, values = np.asarray(edges, dtype=float), np.asarray(counts, dtype=float)
-    above, filled = np.cumsum(values), np.flatnonzero(values)
-    wanted = np.asarray(shares) * above[-1]
-    place = np.minimum(np.maximum(np.searchsorted(above, wanted), filled[0]), filled[-1])
-    within = np.minimum(np.maximum((wanted - (above - values)[place]) / values[place], 0.0), 1.0)
-    found: list[float] = (sides[place] + np.diff(sides)[place] * within).tolist()
-    return found
+
+def _plain(histograms: Mapping[str, Histogram]) -> dict[str, Any]:
+    return {tag: {"edges": list(edges), "counts": list(counts)} for tag, (edges, counts) in histograms.items()}

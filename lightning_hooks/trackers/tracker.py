@@ -6,7 +6,7 @@ Pictures are encoded once for all trackers; charts of many curves are what Tenso
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -31,8 +31,8 @@ class Picture:
     height: int  # in pixels
 
     @classmethod
-    def of_figure(cls, figure: Figure) -> Picture:
-        """Draw a matplotlib figure, without pyplot and its global state."""
+    def of_figure(cls, figure: Figure, reduced: bool = True) -> Picture:
+        """Draw a matplotlib figure, without pyplot and its global state; with ``reduced`` colours, or with all, for photographs."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from PIL import Image
 
@@ -40,26 +40,12 @@ class Picture:
         canvas.draw()
         drawn = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba()))
         paper = Image.new("RGBA", drawn.size, "white")
-        whole = Image.alpha_composite(paper, drawn).convert("RGB")
-        # Of all colours, not of the commonest: an alert's mark is few pixels, and must keep its colour.
-        return _encoded(whole.quantize(PALETTE, Image.Quantize.MAXCOVERAGE))
-
-    @classmethod
-    def of_array(cls, image: np.ndarray) -> Picture:
-        """Encode an array, uint8 of shape ``(height, width, 3)``.
-
-        Raises:
-            ImportError: If Pillow is not installed.
-            ValueError: If it is of another type or shape.
-        """
-        image = np.asarray(image)
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise ValueError(f"image must be uint8 of shape (height, width, 3); got {image.dtype} of shape {image.shape}.")
-        try:
-            from PIL import Image
-        except ImportError as error:
-            raise ImportError("Pictures need Pillow: pip install pillow.") from error
-        return _encoded(Image.fromarray(image))
+        image = Image.alpha_composite(paper, drawn).convert("RGB")
+        if reduced:  # of all colours, not of the commonest: an alert's mark is few pixels, and must keep its colour
+            image = image.quantize(PALETTE, Image.Quantize.MAXCOVERAGE)
+        buffer = BytesIO()
+        image.save(buffer, format="PNG", optimize=True)
+        return Picture(buffer.getvalue(), image.width, image.height)
 
     def array(self) -> np.ndarray:
         """Decode it: uint8 of shape ``(height, width, 3)``."""
@@ -68,81 +54,32 @@ class Picture:
         return np.asarray(Image.open(BytesIO(self.png)).convert("RGB"))
 
 
-def _encoded(image: Any) -> Picture:
-    buffer = BytesIO()
-    image.save(buffer, format="PNG", optimize=True)
-    return Picture(buffer.getvalue(), image.width, image.height)
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """A chart with a line and a band around it."""
-
-    value: str  # the line's tag
-    lower: str  # the band's lower side
-    upper: str  # its upper side
-
-
-Chart = str | Band
-"""A regular expression, matched from a tag's start: a chart with a line for each tag that matches; or a band."""
-Layout = Mapping[str, Mapping[str, Chart]]
-"""Category to title to chart."""
+Layout = Mapping[str, Mapping[str, str]]
+"""Category to title to a regular expression, matched from a tag's start: a chart with a line for each tag that matches."""
 
 _USUAL = {
     "loss": r"(?!features/|gradient_flow/|gradient_clip/|loss/(std|last|nonfinite_steps)$).*[Ll]oss.*",
     "learning rate": r"(lr-|lr$|learning_rate).*",
 }
 
-MOST_BANDS = 24
-"""Layers that get a chart of their own."""
-LONGEST_PATTERN = 4000
-"""A browser asks for a pattern's curves in an address, and servers take no long ones."""
 
+def charts_of(logged: Collection[str], own: Iterable[str]) -> Layout:
+    """Charts of what was logged so far: losses and learning rates, alerts, and of our ``own`` tags one for each statistic.
 
-def training_charts(logged: Collection[str]) -> dict[str, Chart]:
-    """Charts of what is logged under the usual names, losses and learning rates, of the tags that were logged so far."""
-    return {title: pattern for title, pattern in _USUAL.items() if any(re.match(pattern, tag) for tag in logged)}
-
-
-def by_statistic(prefix: str, statistics: Sequence[str], sites: Collection[str] = (), noun: str = "") -> dict[str, Chart]:
-    """A chart per statistic, the end of its tags, with a line for each site.
-
-    Without sites, or with more than a pattern can name, there is one for all but the alert counts. ``noun`` is what the sites are,
-    for the titles.
+    Such a chart has a line for each site, or for the model's median, worst, ….
     """
-    pattern = any_of(sites) if sites else ""
-    if not 0 < len(pattern) <= LONGEST_PATTERN:
-        pattern = "(?!alerts/).+"
-    return {
-        f"{statistic} of {noun}" if noun else statistic: f"{re.escape(prefix)}/{pattern}/{re.escape(statistic)}$"
-        for statistic in statistics
-    }
-
-
-def of_model(prefix: str, statistics: Sequence[str]) -> dict[str, Chart]:
-    """A chart per statistic with its median over the sites and its worst value; one of all shares, some of which may stay at 0."""
-    shares = [statistic for statistic in statistics if statistic.endswith(("_fraction", "_rows"))]
-    lines = {statistic: re.escape(statistic) for statistic in statistics if statistic not in shares}
-    if shares:
-        lines["shares"] = any_of(shares)
-    return {
-        f"{title}: median and worst": f"{re.escape(prefix)}/model/{pattern}_(median|worst)$" for title, pattern in lines.items()
-    }
-
-
-def margins(prefix: str, sites: Sequence[str]) -> dict[str, Chart]:
-    """A chart per site: the mean between the least and the largest; of sites spread evenly, where there are many."""
-    step = -(-len(sites) // MOST_BANDS) or 1
-    return {site: Band(f"{prefix}/{site}/mean", f"{prefix}/{site}/min", f"{prefix}/{site}/max") for site in sites[::step]}
-
-
-def any_of(names: Collection[str]) -> str:
-    """A pattern for exactly these names, which says once what several have before their last dot."""
-    ends: dict[str, list[str]] = {}
-    for name in sorted(set(names)):
-        parent, dot, last = name.rpartition(".")
-        ends.setdefault(parent + dot, []).append(re.escape(last))
-    return "(" + "|".join(f"{re.escape(parent)}({'|'.join(last)})" for parent, last in ends.items()) + ")"
+    usual = {title: pattern for title, pattern in _USUAL.items() if any(re.match(pattern, tag) for tag in logged)}
+    layout = {"Training": usual, "Alerts": {"alerts of each kind": ".+/alerts/.+$"}}
+    for tag in own:
+        prefix, _, rest = tag.partition("/")
+        site, _, stat = rest.rpartition("/")
+        charts = layout.setdefault(prefix.replace("_", " ").capitalize(), {})
+        if site == "model":
+            stat = stat.rpartition("_")[0] or stat
+            charts[f"{stat} of the model"] = f"{re.escape(prefix)}/model/{re.escape(stat)}(_[a-z]+)?$"
+        elif site != "alerts":
+            charts[stat] = f"{re.escape(prefix)}/(?!alerts/|model/)(.+/)?{re.escape(stat)}$"
+    return {category: charts for category, charts in layout.items() if charts}
 
 
 Histogram = tuple[Sequence[float], Sequence[float]]
@@ -216,15 +153,6 @@ class Tracker:
 
     def file(self, path: Path, step: int) -> None:
         """Keep a file with the run."""
-
-    def alert(self, title: str, text: str, severity: str) -> None:
-        """Send the run's owner a message, where the tracker does (W&B, with ``LIGHTNING_HOOKS_WANDB_ALERTS=1``).
-
-        Args:
-            title: A line.
-            text: What happened.
-            severity: ``info``, ``warning`` or ``critical``.
-        """
 
     def layout(self, layout: Layout) -> None:
         """Arrange charts, category to title to chart (TensorBoard's Custom Scalars); once per run, only the first counts."""

@@ -9,8 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-import numpy as np
-
 from lightning_hooks.trackers.adapters import CSVTracker, MLflowTracker, TensorBoardTracker, WandbTracker
 from lightning_hooks.trackers.tracker import Histogram, Picture, Tracker
 
@@ -62,30 +60,16 @@ class Trackers:
     text = _of_each(Tracker.text)
     table = _of_each(Tracker.table)
     embedding = _of_each(Tracker.embedding)
-    alert = _of_each(Tracker.alert)
     layout = _of_each(Tracker.layout)
     save = _of_each(Tracker.save)
 
-    def figure(self, tag: str, figure: Figure, step: int) -> None:
+    def figure(self, tag: str, figure: Figure, step: int, reduced: bool = True) -> None:
         """Show a matplotlib figure: an image in TensorBoard and W&B, a PNG file in MLflow and with a CSVLogger."""
         if self.shows_pictures:
-            self.picture(tag, Picture.of_figure(figure), step)
-
-    def image(self, tag: str, image: np.ndarray, step: int) -> None:
-        """Show an image, uint8 of shape ``(height, width, 3)``, as :meth:`figure` does."""
-        if self.shows_pictures:
-            self.picture(tag, Picture.of_array(image), step)
-
-    def histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float], step: int) -> None:
-        """Show a distribution: ``counts[i]`` values between ``edges[i]`` and ``edges[i + 1]``.
-
-        Raises:
-            ValueError: If there are not one more edges than counts.
-        """
-        self.histograms({tag: (edges, counts)}, step)
+            self.picture(tag, Picture.of_figure(figure, reduced), step)
 
     def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
-        """Show distributions by tag, each as :meth:`histogram`: cheaper than one by one.
+        """Show distributions by tag: ``counts[i]`` values between ``edges[i]`` and ``edges[i + 1]``.
 
         Raises:
             ValueError: If one has not one more edges than counts.
@@ -138,7 +122,8 @@ class Trackers:
     def _fault(self, logger: object, error: Exception) -> None:
         if id(logger) not in self._reported:
             self._reported.add(id(logger))
-            self._on_fault(type(logger).__name__, error)
+            cause = error.__cause__  # Lightning takes whatever add_scalar raises for a value that cannot be logged
+            self._on_fault(type(logger).__name__, cause if isinstance(cause, Exception) else error)
 
 
 def _bounded(tag: str, edges: Sequence[float], counts: Sequence[float]) -> Histogram:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_hooks.extraction import map_tensors
+from lightning_hooks.extraction.batches import map_tensors
 from lightning_hooks.hooks import Listener
 
 GradientFunction = Callable[..., "Tensor | None"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.moments import pool
+from lightning_hooks.statistics.reduction import pool
 
 
 def channel_moments(values: Tensor, dim: int | None) -> Tensor:

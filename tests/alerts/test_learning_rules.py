@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +22,7 @@ from lightning_hooks.alerts import (
     StepTooLong,
     StepTooShort,
 )
-from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
-from lightning_hooks.diagnostics.learning.rules import factor_to_best
-from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
+from lightning_hooks.diagnostics.gradients.tables import ParameterGradientStats
 from tests.support.models import Classifier, loader, trainer
 
 LOSS = LossReport(100, 2.0, 0.1, 1.9, 2.1, 2.0, recent=(2.01, 1.99) * 32, start=2.05, lowest=1.95)
@@ -93,19 +90,6 @@ def test_a_loss_is_ruined_until_it_is_better_than_at_first(means: tuple[float, .
     assert [alert.severity for alert in StepTooLong()(course(*means, ratio=0.05))] == (severities or ["info"])
 
 
-def test_a_loss_that_is_nan_is_no_better() -> None:
-    given = course(36.0, 2.1)
-    assert given.loss is not None
-    lost = replace(given.loss, mean=math.nan, recent=(math.nan,) * 8, nonfinite_steps=8)
-    assert [alert.value for alert in StepTooLong()(replace(given, loss=lost).after(given.earlier))] == [18.0]
-
-
-def test_a_loss_that_is_not_minimised_is_not_ruined() -> None:
-    given = course(36.0)
-    assert given.loss is not None
-    assert not [*StepTooLong()(replace(given, loss=replace(given.loss, optimized=False)))]
-
-
 @pytest.mark.parametrize("learning", [True, "auto"])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_a_rate_that_is_far_too_high_is_one_warning_that_names_it(learning: Any, optimizer: Any) -> None:
@@ -121,15 +105,6 @@ def test_a_rate_that_is_far_too_high_is_one_warning_that_names_it(learning: Any,
     assert alert.causes[0].name == "rate_too_high"
     assert "The learning rate is 100;" in alert.diagnosis
     assert "nothing shows that it does harm" not in " ".join(map(str, found))
-
-
-def test_the_best_length_of_a_step_is_that_of_a_quadratic_loss() -> None:
-    curvature, gradient = 2.0, 3.0
-    for length in (0.1, 0.5, 0.9, 1.5, 4.0):
-        predicted = length * gradient**2
-        ratio = (predicted - curvature * (length * gradient) ** 2 / 2) / predicted
-        assert length * factor_to_best(ratio) == pytest.approx(1 / curvature)
-    assert factor_to_best(1.0) == factor_to_best(1.2) == 100
 
 
 SHORT = replace(STEP, step_ratio=0.9999, coherence=0.97, gain=1.2e-4)
@@ -174,17 +149,6 @@ def test_a_part_that_brings_nothing_is_named_once() -> None:
     assert unsure.learning is not None
     unsure.learning.parameters["stem.0.weight"] = ParameterLearning(10, 1e-5, 1e-3, 1e-5)
     assert not [*PartNotLearning()(unsure)]
-
-
-@pytest.mark.parametrize(("lr", "expected"), [(0.1, set()), (30.0, {"step_too_long"})])
-def test_on_trainings(lr: float, expected: set[str]) -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
-    monitor = TrainingMonitor(summary=False, report_dir=None, learning=True)
-    trainer([monitor], max_epochs=2).fit(Classifier(net, lr=lr), loader())
-    assert monitor.gradients is not None
-    found = {alert.kind for alert in monitor.gradients.alerts}
-    assert found & {"step_too_long", "step_too_short", "no_progress", "part_not_learning"} == expected
 
 
 def test_a_loss_that_was_at_the_level_of_a_constant_for_half_of_the_training() -> None:
@@ -266,41 +230,3 @@ def test_a_loss_far_above_that_of_a_constant_when_half_of_the_steps_are_taken(
 def test_a_loss_that_changes_does_not_stand_still(recent: tuple[float, ...], found: bool) -> None:
     given = replace(report(replace(STEP, over_constant=1.0)), loss=replace(LOSS, recent=recent))
     assert bool([*NoProgress()(given)]) is found
-
-
-def test_a_loss_that_falls_slowly_does_not_stand_still() -> None:
-    slowly = replace(LOSS, recent=tuple(2.0 - 1e-4 * step for step in range(64)))
-    for over in (0.99, 1.01):
-        assert not [*NoProgress()(replace(report(replace(STEP, over_constant=over)), loss=slowly))]
-
-
-@pytest.mark.parametrize(
-    ("rate", "peak", "initial", "severity"),
-    [
-        (0.05, 0.05, 0.1, "info"),  # it warms up
-        (0.1, 0.1, 0.1, "warning"),
-        (0.05, 0.1, 0.1, "warning"),  # it decays
-        (0.1, 0.1, None, "warning"),
-    ],
-)
-def test_while_the_rate_warms_up_a_loss_may_stand_still(rate: float, peak: float, initial: float | None, severity: str) -> None:
-    group = GroupSettings(lr=rate, lr_peak=peak, lr_initial=initial)
-    given = report(replace(STEP, over_constant=1.0), optimizers={"0-Adam": OptimizerStats(groups=(group,))})
-    assert [alert.severity for alert in NoProgress()(given)] == [severity]
-
-
-@pytest.mark.parametrize(("last", "found"), [(1.62, True), (1.4, False)])
-def test_the_level_is_that_of_the_last_batches(last: float, found: bool) -> None:
-    """A loss that fell within the window: its mean says less than its end."""
-    given = replace(report(replace(STEP, over_constant=1.25)), loss=replace(LOSS, recent=(last,) * 64))
-    assert bool([*NoProgress()(given)]) is found
-
-
-def test_labels_that_do_not_belong_to_their_inputs_are_a_warning() -> None:
-    torch.manual_seed(0)
-    x, labels = torch.randn(512, 8), torch.randint(3, (512,))
-    batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, labels), 8)
-    net = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3))
-    monitor = TrainingMonitor(summary=False, report_dir=None, every_n_steps=1)
-    trainer([monitor], max_epochs=4, limit_train_batches=64).fit(Classifier(net, lr=0.01), batches)
-    assert [(alert.kind, alert.severity) for alert in monitor.alerts] == [("no_progress", "warning")]

@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_hooks import TrainingMonitor
 from lightning_hooks.alerts import (
     Alert,
     GradientFlowReport,
@@ -29,12 +26,9 @@ from lightning_hooks.alerts import (
     Overfitting,
     ValidationApart,
 )
-from lightning_hooks.declare.rulebook import RuleBook
 from lightning_hooks.diagnostics.loss.report import ValidationLoss
-from lightning_hooks.diagnostics.loss.rules import rising
 from lightning_hooks.diagnostics.loss.table import LossTable
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
-from tests.support.models import Classifier, trainer
 
 NAN = math.nan
 
@@ -80,18 +74,6 @@ def test_a_spike_is_found_once_whatever_the_windows(window: int, at: int) -> Non
     assert alert.value == pytest.approx((3.0 - before.mean()) / (before.max() - before.mean()))
 
 
-def test_the_text_of_a_spike() -> None:
-    losses = falling(300)
-    losses[250:255] = 3.0
-    ((_, alert),) = found(LossSpiking(), reports(losses, 300))
-    before = losses[122:250]
-    assert alert.seen == (
-        f"at training batch 250 of the epoch the loss leapt to at least 3 for 3 batches: {(3 - before.mean()) / before.std():.3g} "
-        f"standard deviations above the mean of 128 batches before ({before.mean():.3g}), {alert.value:.3g} times as far as their "
-        "largest (limit 2). Common causes: a learning rate that is too large, or a corrupt batch."
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [20, 50, 200])
 @pytest.mark.parametrize("case", ["healthy", "one batch", "two batches", "small", "too early", "heavy tails", "manual", "new data"])
@@ -128,27 +110,6 @@ def test_a_loss_that_rises_again(speed: float) -> None:
     assert alert.value > 0.3
 
 
-@pytest.mark.parametrize("window", [20, 50])
-def test_a_rising_loss_is_found_in_short_windows_of_a_long_epoch(window: int) -> None:
-    losses = falling(500)
-    losses[300:] += 0.01 * np.arange(200)
-    book = RuleBook([LossDiverging()])
-    first = next(report for report in reports(losses, window) if book.judge(report, judges="window"))
-    assert 300 < first.step <= 420
-
-
-def test_the_text_of_a_rising_loss() -> None:
-    losses = np.concatenate((np.linspace(2, 1, 200), np.full(50, 1.0), np.linspace(1, 4, 100)))
-    ((_, alert),) = found(LossDiverging(), reports(losses, 350))
-    now, start = np.median(losses[-32:]), np.median(losses[:8])
-    assert alert.value == pytest.approx((now - 1) / (start - 1))
-    assert alert.seen == (
-        f"the loss rises: its median over 32 batches is {now:.3g} now, and was 1 at its lowest and {start:.3g} at the start. "
-        "100% of the fall is undone (limit 30%). Common causes: a learning rate that is too large or grows, a part of the loss "
-        "without a bound, or other data."
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [20, 50, 200, 800])
 @pytest.mark.parametrize("case", ["healthy", "noise", "heavy tails", "leaps and falls again", "manual", "rises from the start"])
@@ -166,25 +127,6 @@ def test_what_does_not_diverge(case: str, window: int) -> None:
     elif case == "rises from the start":  # as temporal difference errors do while a policy learns
         losses = 0.1 + 0.01 * np.arange(800) * (1 + 0.1 * rng.standard_normal(800))
     assert not found(LossDiverging(), reports(losses, window, optimized=case != "manual"))
-
-
-def test_a_loss_that_falls_again_does_not_diverge() -> None:
-    before = np.concatenate((np.linspace(2, 0.3, 300), np.linspace(0.3, 0.35, 100)))
-    risen, falls = (np.concatenate((before, 1.5 + slope * np.linspace(0, 1, 64))) for slope in (0.5, -0.5))
-    assert len(found(LossDiverging(), reports(risen, 464))) == 1
-    assert not found(LossDiverging(), reports(falls, 464))  # the whole of the last 128 batches still has a trend upwards
-
-
-def test_the_trend_is_that_of_mann_and_kendall() -> None:
-    rng = np.random.default_rng(0)
-    for n in (64, 100, 256):
-        losses = rng.standard_normal(n).tolist()
-        size = n // 16
-        means = np.asarray(losses[n - 16 * size :]).reshape(16, size).mean(1)
-        score = sum(np.sign(means[j] - means[i]) for i in range(16) for j in range(i + 1, 16))
-        assert rising(losses) == pytest.approx(score / math.sqrt(16 * 15 * 37 / 18))
-    scores = [rising(rng.standard_normal(128).tolist()) for _ in range(300)]
-    assert (np.mean(scores), np.std(scores)) == pytest.approx((0, 1), abs=0.15)
 
 
 # What is not finite.
@@ -216,9 +158,7 @@ def test_a_loss_that_is_not_finite() -> None:
     ((_, alert),) = found(LossNonfinite(), reports(losses, 15))
     assert (alert.kind, alert.severity, alert.batch, alert.since_step, alert.value) == ("loss_nonfinite", "critical", 7, 7, 3)
     assert alert.seen == (
-        "the loss was NaN or infinite in 3 of 15 training batches, first in batch 7 of the epoch, at global step 7. One step with "
-        "it makes all weights NaN. Common causes: log of 0 or division by 0 in the loss, a mean over an empty mask, or outputs of "
-        "the model that are not finite."
+        "the loss was NaN or infinite in 3 of 15 training batches, first in batch 7 of the epoch, at global step 7."
     )
     assert not found(LossNonfinite(), reports([1.0] * 10, 5))
 
@@ -232,7 +172,7 @@ def test_under_a_loss_scaler_it_is_an_info_if_the_loss_is_finite_as_often(losses
     assert report.loss is not None
     ((_, alert),) = found(LossNonfinite(), [replace(report, loss=replace(report.loss, scaled=True))])
     assert alert.severity == severity
-    assert ("The loss scaler skips such steps, and the loss is finite in others." in alert.seen) is (severity == "info")
+    assert ("; the loss scaler skips such steps" in alert.seen) is (severity == "info")
 
 
 # Infos.
@@ -272,8 +212,7 @@ def test_overfitting(validations: list[float], training: list[float], expected: 
     assert [(a.kind, a.site, a.severity) for a in alerts] == [("overfitting", "validation loss", "info")]
     assert alerts[0].value == pytest.approx(expected)
     assert alerts[0].seen == (
-        "the validation loss rose 3 times in a row, from 0.5 to 0.7, while the training loss fell from 0.5 to 0.2. The model "
-        "learns the training samples by heart."
+        "the validation loss rose 3 times in a row, from 0.5 to 0.7, while the training loss fell from 0.5 to 0.2."
     )
 
 
@@ -299,28 +238,6 @@ def test_learned_by_heart(validations: list[float], training: float, over: float
     assert not list(LearnedByHeart()(replace(report, loss=replace(loss, optimized=False))))
     better = replace(report, loss=replace(loss, validations=(ValidationLoss(1.0, 1.0),)))
     assert not list(LearnedByHeart()(report.after([better])))
-
-
-class Guesser(Classifier):
-    """Logs the loss of each validation."""
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("planted", [True, False])
-def test_labels_that_do_not_belong_to_their_inputs_are_learned_by_heart(planted: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(400, 8, generator=generator)
-    y = (x @ torch.randn(8, 4, generator=generator)).argmax(1)
-    y = y[torch.randperm(len(y), generator=generator)] if planted else y
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 128), nn.ReLU(), nn.Linear(128, 4))
-    monitor = TrainingMonitor(summary=False)
-    training, validation = (DataLoader(TensorDataset(x[rows], y[rows]), 16) for rows in (slice(300), slice(300, None)))
-    trainer([monitor], max_epochs=12, limit_val_batches=1.0).fit(Guesser(net, 3e-3, torch.optim.Adam), training, validation)
-    assert [(a.kind, a.site) for a in monitor.alerts if a.severity != "info"] == [("overfitting", "validation loss")] * planted
 
 
 @pytest.mark.parametrize(

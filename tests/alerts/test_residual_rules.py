@@ -57,10 +57,6 @@ def test_a_channel_that_is_about_to_overflow_is_a_warning_at_its_block() -> None
     assert "NaN or infinite" in alert.seen
 
 
-def test_a_median_channel_of_zero_says_nothing() -> None:
-    assert found(ActivationOutliers(), report({"median_channel_rms": 0.0, "channel_rms": 1e6})) == []
-
-
 def test_growth_is_an_info_at_the_first_block_and_a_warning_near_the_end_of_its_type() -> None:
     made = report({"rms": 0.1}, {"rms": 3.0}, {"rms": 20.0}, {"rms": 500.0})
     assert found(ResidualGrowth(), made) == [("blocks.2", "info", pytest.approx(200.0))]
@@ -68,20 +64,7 @@ def test_growth_is_an_info_at_the_first_block_and_a_warning_near_the_end_of_its_
     made = report({"rms": 0.1, **half}, {"rms": 40.0, **half}, {"rms": 9000.0, "largest": 30_000.0, **half})
     assert found(ResidualGrowth(), made) == [("blocks.2", "warning", pytest.approx(90_000.0))]
     (alert,) = ResidualGrowth()(made)
-    assert "its type ends at 6.55e+04: it is about to overflow." in alert.seen
-
-
-def test_few_blocks_and_a_first_one_of_zeros_are_not_judged() -> None:
-    assert found(ResidualGrowth(), report({}, {"rms": 1e6})) == []
-    assert found(ResidualGrowth(), report({"rms": 0.0}, {"rms": 1.0}, {"rms": 1e6})) == []
-
-
-def test_each_stack_is_judged_by_itself() -> None:
-    """Stages of a convolutional net differ in size, and an encoder's stream is none of its decoder's."""
-    stages = {
-        f"stage{number}.{block}": {"rms": 60.0**number, "stream": f"stage{number}"} for number in range(4) for block in range(4)
-    }
-    assert found(ResidualGrowth(), report(**stages)) == []
+    assert "its type ends at 6.55e+04." in alert.seen
 
 
 @pytest.mark.parametrize("rule", [ActivationOutliers(), ResidualGrowth()])
@@ -107,9 +90,3 @@ def test_what_each_block_multiplies(blocks: int, factor: float, alerts: list[Any
     assert found(ResidualDoubling(), report(*sizes)) == alerts
     apart = [{**size, "stream": str(number)} for number, size in enumerate(sizes)]
     assert found(ResidualDoubling(), report(*apart)) == []
-
-
-def test_inputs_that_are_not_known_or_not_finite_say_nothing() -> None:
-    growing = [{"entered_rms": 4.0**number} for number in range(8)]
-    assert found(ResidualDoubling(), report(*growing[:7], {"entered_rms": math.inf})) == []
-    assert found(ResidualDoubling(), report(*growing[:3], *[{}] * 5)) == []

@@ -47,12 +47,6 @@ def test_dead_experts(found: RouterStats, severity: str | None) -> None:
     assert [alert.severity for alert in alerts] == ([severity] if severity else [])
 
 
-def test_dead_experts_are_named() -> None:
-    (alert,) = DeadExperts()(report(routers={"gate": stats(*TWO_DEAD)}))
-    assert (alert.site, alert.value, alert.threshold) == ("gate", pytest.approx(1 / 3), 0.25)
-    assert "2 of its 6 experts (4, 5) got at most 1% of an even share of 4000 tokens" in alert.text
-
-
 @pytest.mark.parametrize(
     ("found", "effective"),
     [

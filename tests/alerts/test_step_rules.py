@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lightning_hooks.alerts import ClipReport, Discarded, Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
-from lightning_hooks.clipping import StepEvents
 from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, clip_stats
+from lightning_hooks.clipping.watch import StepEvents
 
 QUIET = StepEvents(
     jump=1.2, jump_sigmas=2.0, jump_norm=1.2, jump_mean=0.8, jump_before=128, jump_batch=3, jump_parameter="head.weight",
@@ -40,16 +40,6 @@ def test_spike(change: dict[str, Any], found: bool) -> None:
     assert names(Spike(), **change) == ([("spike", "1-Adam", change["jump"], "warning")] if found else [])
 
 
-def test_spike_says_where_and_how_large() -> None:
-    (alert,) = Spike()(report(jump=50.0, jump_sigmas=30.0, jump_norm=40.0, jump_batch=17))
-    assert alert.text == (
-        "at training batch 17 of the epoch the gradient norm was 40: 50 times the largest before (limit 10) and 30 standard "
-        "deviations above the mean (0.8) of 128 steps, mostly in head.weight. Common causes: a batch unlike the others (not "
-        "normalised, corrupt), or a step just before that changed the weights too much. Check the data of this batch. Set "
-        "gradient_clip_val to limit such a step."
-    )
-
-
 @pytest.mark.parametrize(("growth", "found"), [(1e3, False), (1.1e3, True)])
 def test_diverging(growth: float, found: bool) -> None:
     change = {"growth": growth, "growth_norm": 4.2e5, "growth_batch": 8}
@@ -58,7 +48,7 @@ def test_diverging(growth: float, found: bool) -> None:
         assert alert.text.startswith(
             "at training batch 8 of the epoch the gradient norm was 4.2e+05: 1.1e+03 times the largest of the first steps"
         )
-        assert "Try a lower learning rate or a warm-up. Set gradient_clip_val=1.0" in alert.text
+        assert "Try a lower learning rate." in alert.text
 
 
 def test_a_step_with_a_gradient_that_is_not_finite() -> None:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_hooks.hooks import Listener, guarded
 from lightning_hooks.hooks.functional import CallObserver
-from lightning_hooks.hosts.lightning_callback import EitherPackage
+from lightning_hooks.hosts.lightning_adapter import EitherPackage
 from lightning_hooks.session.step_probe import StepProbe
 from tests.benchmarks.fits import FitTimes, fit
 from tests.benchmarks.workloads import Workload

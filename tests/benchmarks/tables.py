@@ -96,8 +96,9 @@ def in_short(results: Results) -> str:
         lines.append([f"{bold}{ROWS[key].label}{bold}", *(f"{bold}{cell}{bold}" for cell in cells)])
     every = "" if len(keys) < 2 else " All rows but the first record at every step."
     return (
-        f"Longer steps, in percent: CPU time of whole trainings with and without, one thread (`make bench`).{every} "
-        f"{measured_at(results)}; spread, wall time and what is in it: [cost](docs/about/cost.md).\n\n"
+        "Additional CPU time of a step, in percent, from whole trainings with and without callbacks on one thread (`make bench`)."
+        f"{every} "
+        f"{measured_at(results)}. Spread, wall time and details: [cost](docs/about/cost.md).\n\n"
         + table(["", *_headings(found)], lines)
     )
 
@@ -113,11 +114,11 @@ def whole_fits(results: Results, part: str = "fits") -> str:
             entry = result[part].get(key)
             cells.append("" if entry is None else f"{percent(entry['percent'])} ({_spread(entry['quartiles'])})")
         lines.append([ROWS[key].label, *cells])
-    what = "CPU time, one thread" if part == "fits" else f"wall time, threads: {results['machine']['threads']}"
+    threads = results["machine"]["threads"]
+    what = "CPU time of a step on one thread" if part == "fits" else f"wall time of a step on {threads} threads"
     headings = _headings(found) if part == "fits" else [NAMES.get(result["workload"], result["workload"]) for result in found]
-    return f"{measured_at(results)}. Longer steps in percent, {what}; in brackets the quartiles of pairs of fits.\n\n" + table(
-        ["", *headings], lines
-    )
+    caption = f"{measured_at(results)}. Additional {what}, in percent; in brackets the quartiles over pairs of fits."
+    return f"{caption}\n\n{table(['', *headings], lines)}"
 
 
 def _spread(quartiles: Sequence[float]) -> str:
@@ -140,8 +141,8 @@ def inside(results: Results) -> str:
     header = [
         "",
         "a sampled step, µs",
-        "another, µs",
-        "one of the first, µs",
+        "a step that is not sampled, µs",
+        "one of the first steps, µs",
         "every step, %",
         "default, %",
         "start, ms",
@@ -158,7 +159,7 @@ def reads(results: Results) -> str:
         name = NAMES.get(result["workload"], result["workload"])
         whole = "" if own is None else f"{own / 1e3:.3g}"
         lines.append([name, f"{entry['tensors']:.0f}", *(f"{entry[of]:.3g}" for of in ("mb", "sum_ms", "ms")), whole])
-    header = ["", "tensors", "MB", "torch's sum of them, ms", "reading them, ms", "all that the package does in the step, ms"]
+    header = ["", "tensors", "MB", "torch's sum of them, ms", "reading them, ms", "everything the package does in the step, ms"]
     return f"{measured_at(results)}. What a sampled step reads of outputs, gradients and their norms.\n\n" + table(header, lines)
 
 
@@ -187,13 +188,13 @@ def counts(results: Results) -> str:
     """Operations and waits of a step."""
     lines = []
     for result in _of(results, "counts"):
-        for key, label in (("sampled", "a sampled step"), ("other", "another")):
+        for key, label in (("sampled", "a sampled step"), ("other", "a step that is not sampled")):
             entry = result["counts"][key]
             name = NAMES.get(result["workload"], result["workload"])
             lines.append(
                 [f"{name}, {label}", *(f"{entry[of]:.0f}" for of in ("operations", "syncs", "dispatches", "own_dispatches"))]
             )
-    header = ["", "operations", "host syncs", "calls of our function mode", "of them by our own code"]
+    header = ["", "operations", "host syncs", "calls of our function mode", "of these by our own code"]
     return f"{measured_at(results)}.\n\n" + table(header, lines)
 
 

@@ -19,8 +19,8 @@ from tests.benchmarks import overhead, tables
 from tests.benchmarks.capabilities import CAPABILITIES, prices
 from tests.benchmarks.fits import FitTimes, by_place, fit
 from tests.benchmarks.own_time import Stopwatch, entry_points, own_time
-from tests.benchmarks.rows import LONG, ROWS, SHORT, Row, without_native
-from tests.benchmarks.workloads import NAMES, WORKLOADS, DigitsCNN, SdpaTransformer, Workload
+from tests.benchmarks.rows import ROWS, without_native
+from tests.benchmarks.workloads import DigitsCNN, SdpaTransformer, Workload
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # as the benchmark itself does
 
@@ -169,28 +169,7 @@ def test_the_c_library_is_turned_off_and_on_again(monkeypatch: pytest.MonkeyPatc
     assert kernels_for("cpu").name == before
 
 
-def test_rows_are_known() -> None:
-    assert {*LONG, *SHORT, *overhead.QUICK, *overhead.WALL, *tables.IN_SHORT} <= set(ROWS)
-    assert {*overhead.MAIN, *NAMES} <= set(WORKLOADS)
-    assert Row("", list, needs="no_such_package").available is False
-
-
 # The tables.
-
-
-@pytest.mark.parametrize("name", tables.TABLES)
-def test_a_table_is_rendered(name: str, results: dict[str, Any]) -> None:
-    rendered = tables.TABLES[name](results)
-    assert "commit `abc1234`" in rendered
-    lines = [line for line in rendered.splitlines() if line.startswith("|")]
-    assert len(lines) > 2
-    assert len({line.count("|") for line in lines}) == 1
-
-
-def test_the_numbers_are_those_of_the_run(results: dict[str, Any]) -> None:
-    every = results["results"][0]["fits"]["every"]
-    assert f"| the monitors, every step | {tables.percent(every['percent'])} |" in tables.in_short(results)
-    assert "| an epoch's end | 12 ms | 100 ms |" in tables.limits(results)
 
 
 def test_a_page_is_filled_and_checked(results: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,11 +202,6 @@ def test_the_hash_is_of_the_measured_code(tmp_path: Path) -> None:
     for name, changes in (("plots/heat.py", False), ("hooks/notes.txt", False), ("statistics/kernels/native.c", True)):
         (tmp_path / name).write_text("2", encoding="utf-8")
         assert (tables.code_hash(tmp_path) != before) is changes, name
-
-
-def test_pages_have_known_tables() -> None:
-    found = {page.name: [block[1] for block in tables._BLOCK.findall(page.read_text(encoding="utf-8"))] for page in tables.PAGES}
-    assert found == {"README.md": ["in-short"], "cost.md": [name for name in tables.TABLES if name != "in-short"]}
 
 
 @pytest.mark.skipif(not tables.RESULTS.is_file(), reason="no results of a run are kept")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from lightning.pytorch import Callback, seed_everything
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_hooks import ActivationPruner, FeatureStatsMonitor
+from lightning_hooks import ActivationPruner
 from lightning_hooks.pruning import PruningReport, target_at
 from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, ResidualCNN, TinyLSTM, hook_counts, loader, mlp, trainer
@@ -139,17 +137,6 @@ def test_training_goes_on_with_the_mask_bit_for_bit() -> None:
     assert same_state(byhand, pruned)
 
 
-def test_observers_before_it_see_the_whole_output_and_those_after_it_the_masked_one() -> None:
-    def monitor() -> FeatureStatsMonitor:
-        return FeatureStatsMonitor(modules="net.0", every_n_steps=1, summary=False)
-
-    before, pruner, after = monitor(), ActivationPruner(modules="net.0", amount=0.5, summary=False), monitor()
-    after.selection = "after"
-    trainer([before, pruner, after], max_epochs=2).fit(Classifier(mlp()), loader())
-    assert before.report.sites["net.0"].zero_fraction == 0
-    assert after.report.sites["net.0"].zero_fraction == 0.5
-
-
 class Evaluated(Classifier):
     """Keeps what its first layer's successor is given, in every stage."""
 
@@ -190,20 +177,6 @@ def test_evaluation_is_masked_in_the_fit_and_outside_it() -> None:
     again = trainer([pruner], num_sanity_val_steps=2)
     again.fit(model, loader(), loader())
     assert model.seen() == {0.0}  # a new fit starts afresh, its sanity check too
-
-
-def test_an_evaluation_that_raises_leaves_no_hook() -> None:
-    class Fails(Evaluated):
-        def test_step(self, batch: Any, batch_idx: int) -> None:
-            raise ZeroDivisionError
-
-    pruner = ActivationPruner(modules="net.0", summary=False)
-    model = Fails(mlp())
-    run = trainer([pruner])
-    run.fit(model, loader())
-    with pytest.raises(ZeroDivisionError):
-        run.test(model, loader())
-    assert not any(hook_counts(model).values())
 
 
 class Recomputed(nn.Module):
@@ -251,16 +224,6 @@ def test_masks_survive_a_resume_also_in_the_middle_of_an_epoch(tmp_path: Path) -
         for found, masks in zip(keep.masks, expected.masks[at[0] :], strict=True):
             assert_same_masks(found, masks)
         assert pruner.report.sites["net.0"].threshold == pytest.approx(expected.reports[-1].sites["net.0"].threshold)
-
-
-def test_a_checkpoint_is_tested_with_its_masks(tmp_path: Path) -> None:
-    run = trainer([ActivationPruner(modules="net.0", amount=0.25, summary=False)], default_root_dir=tmp_path)
-    run.fit(Evaluated(mlp()), loader())
-    run.save_checkpoint(tmp_path / "end.ckpt")
-    model, pruner = Evaluated(mlp()), ActivationPruner(modules="net.0", amount=0.25, summary=False)
-    trainer([pruner]).test(model, loader(), ckpt_path=tmp_path / "end.ckpt", weights_only=True)
-    assert model.seen() == {0.25}
-    assert int((~pruner.mask("net.0")).sum()) == 4
 
 
 def test_a_checkpoint_of_other_modules_is_rejected(tmp_path: Path) -> None:
@@ -397,35 +360,6 @@ def test_compiled_modules_are_rejected() -> None:
     model = Classifier(nn.Sequential(torch.compile(mlp(), backend="eager"), nn.Linear(3, 3)))
     with pytest.raises(RuntimeError, match=r"'net\.0\.0' runs under torch\.compile, .* then call apply\(model\), and compile"):
         trainer([ActivationPruner(modules="net.0.0")]).fit(model, loader())
-
-
-def test_a_schedule_beyond_the_training_warns() -> None:
-    pruner = ActivationPruner(modules="net.0", amount=0.5, start_epoch=1, end_epoch=4, summary=False)
-    with pytest.warns(UserWarning, match=r"all of amount=0\.5 at the end of epoch 4, and training ends with epoch 1"):
-        trainer([pruner], max_epochs=2).fit(Classifier(mlp()), loader())
-
-
-def test_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer([ActivationPruner(modules="net.0", amount=0.25)]).fit(Classifier(mlp()), loader())
-    text = capsys.readouterr().out
-    assert "Pruning, epoch 0: 25% of the units are masked (target: 25%)." in text
-    assert text.splitlines()[-1].split()[:3] == ["net.0", "16", "4"]
-
-
-def test_copies_and_pickles_keep_the_masks_and_no_model() -> None:
-    copies: list[Any] = []
-
-    class Copy(Callback):
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            if trainer.current_epoch == 1:
-                copies.append(copy.deepcopy(pl_module.net))
-
-    pruner = ActivationPruner(modules="net.0", amount=0.5, summary=False)
-    trainer([pruner, Copy()], max_epochs=2).fit(Classifier(mlp()), loader())
-    assert (copies[0][0](torch.randn(4, 8)) != 0).all()  # a copy is whole
-    again = pickle.loads(pickle.dumps(pruner))
-    assert torch.equal(again.mask("net.0"), pruner.mask("net.0"))
-    assert len(pickle.dumps(pruner)) < 20_000
 
 
 @pytest.mark.cuda

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,6 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_hooks import (
-    ActivationRangeObserver,
     FeatureStatsMonitor,
     GradientClipMonitor,
     GradientClipper,
@@ -22,7 +20,7 @@ from lightning_hooks import (
     HookedCallback,
     monitors,
 )
-from tests.support.models import Classifier, ResidualCNN, is_attached, loader, mlp, trainer
+from tests.support.models import Classifier, ResidualCNN, loader, mlp, trainer
 from tests.support.reference import same_state
 
 
@@ -139,28 +137,6 @@ def test_bad_selection_is_rejected_at_train_start(build: Any, model: Any, messag
         trainer([build()]).fit(model(), loader())
 
 
-def test_callbacks_pickle_and_copy_before_during_and_after_a_fit() -> None:
-    ours = [
-        ActivationRangeObserver(summary=False),
-        *monitors(every_n_steps=1, summary=False),
-        GradientClipper(policy="zclip", summary=False),
-    ]
-    copies: list[Any] = []
-
-    class Copy(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-            copies.extend(copy.deepcopy(callback) for callback in ours)
-            copies.extend(pickle.loads(pickle.dumps(callback)) for callback in ours)
-
-    trainer([*ours, Copy()], limit_train_batches=2).fit(Classifier(mlp()), loader())
-    copies.extend(pickle.loads(pickle.dumps(callback)) for callback in ours)
-    assert not any(is_attached(callback) for callback in copies)
-    assert not any(hasattr(callback, "log") and "log" in vars(callback) for callback in copies)  # no model comes along
-    for callback in copies[-5:-1]:
-        trainer([callback]).fit(Classifier(mlp()), loader())
-        assert callback.report is not None
-
-
 def test_copies_of_a_hooked_model_are_silent() -> None:
     monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
 
@@ -175,13 +151,6 @@ def test_copies_of_a_hooked_model_are_silent() -> None:
 
     trainer([monitor, Save()]).fit(Classifier(mlp()), loader())
     assert monitor.report.sites["net.0"].calls == 7
-
-
-def test_a_second_fit_reports_faults_again() -> None:
-    faulty = Faulty()
-    for _ in range(2):
-        with pytest.warns(UserWarning, match="raised ValueError: no such thing"):
-            trainer([faulty]).fit(Classifier(mlp()), loader())
 
 
 def test_a_module_itself_is_no_selector_and_a_bracketed_name_is_its_own_pattern() -> None:

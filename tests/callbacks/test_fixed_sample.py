@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor, nn
 
 from lightning_hooks import FeatureExtractor, FeatureMapVisualizer, GradCAM, monitors
-from lightning_hooks.extraction import extract, grad_cam
+from lightning_hooks.extraction.cam import grad_cam
+from lightning_hooks.extraction.capture import extract
 from tests.support.models import Classifier, ResidualCNN, TinyTransformer, hook_counts, loader, trainer
 from tests.support.reference import everything, same_state
 
@@ -154,35 +154,6 @@ def test_pictures_go_to_trackers_and_files(tmp_path: Path) -> None:
     assert len(list((tmp_path / "csv").rglob("*.png"))) == 6
 
 
-def test_attention_that_nobody_asked_for_is_shown() -> None:
-    """nn.TransformerEncoderLayer asks its attention for no weights, and in eval mode does not even call it."""
-    ours = FeatureMapVisualizer(modules="*self_attn", n_samples=2)
-    model = Watched(TinyTransformer)
-    trainer([ours]).fit(model, loader((5, 6)))
-    net = model.after[0].eval()
-    assert list(ours.report.sites) == [
-        f"net.encoder.layers.{layer}.self_attn{what}" for layer in (0, 1) for what in ("", "#weights")
-    ]
-    with torch.no_grad():
-        x = net.embed(model.inputs[0][:2])
-        output, weights = net.encoder.layers[0].self_attn(x, x, x, average_attn_weights=False)
-    torch.testing.assert_close(ours.report.sites["net.encoder.layers.0.self_attn#weights"], weights)
-    torch.testing.assert_close(ours.report.sites["net.encoder.layers.0.self_attn"], output)
-
-
-def test_only_some_leaves_are_drawn_where_nobody_chose(caplog: pytest.LogCaptureFixture) -> None:
-    class Deep(nn.Sequential):
-        def __init__(self) -> None:
-            super().__init__(nn.Flatten(), *(nn.Linear(36, 36) for _ in range(30)), nn.Linear(36, 3))
-
-    ours = FeatureMapVisualizer()
-    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
-        trainer([ours]).fit(Watched(Deep), loader(SHAPE))
-    assert "FeatureMapVisualizer draws 12 of 31 modules, spread over the depth. Select others with modules=." in caplog.text
-    assert len(ours.report.sites) == 12
-    assert {"net.1", "net.31"} <= ours.report.sites.keys()
-
-
 @pytest.mark.parametrize("kind", OURS)
 def test_a_resumed_fit_looks_at_the_same_sample(kind: str, tmp_path: Path) -> None:
     saved = ModelCheckpoint(tmp_path, save_last=True)
@@ -207,22 +178,6 @@ def test_a_resumed_fit_looks_at_the_same_sample(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", OURS)
-def test_copies_and_pickles_hold_no_model_and_no_sample(kind: str) -> None:
-    class Look(Callback):
-        def on_train_batch_end(self, *args: Any) -> None:
-            copies.append((copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))))
-
-    copies: list[Any] = []
-    ours = OURS[kind]()
-    model = Watched()
-    before = hook_counts(model)
-    trainer([ours, Look()]).fit(model, loader(SHAPE))
-    assert all(found._taken is None for pair in copies for found in pair)
-    assert hook_counts(model) == before
-    assert not ours.hooks.alive
-
-
-@pytest.mark.parametrize("kind", OURS)
 def test_a_later_fault_warns_once_and_training_continues(kind: str, tmp_path: Path) -> None:
     class Breaks(Watched):
         def forward(self, x: Tensor) -> Tensor:
@@ -238,24 +193,6 @@ def test_a_later_fault_warns_once_and_training_continues(kind: str, tmp_path: Pa
     assert ours.report.epoch == 0
     assert len(model.losses) == 28
     assert all(module.training for module in model.net.modules())
-
-
-def test_precision_of_the_trainer_is_used() -> None:
-    kinds = []
-
-    class Sees(Watched):
-        def forward(self, x: Tensor) -> Tensor:
-            output = super().forward(x)
-            if not self.net.training:
-                kinds.append((x.dtype, output.dtype))
-            return output
-
-    for precision in ("bf16-mixed", "bf16-true"):
-        kinds.clear()
-        ours = [OURS[kind](sample=torch.randn(3, *SHAPE)) for kind in OURS]
-        trainer(ours, precision=precision).fit(Sees(), loader(SHAPE))
-        assert set(kinds) == {(torch.float32 if precision == "bf16-mixed" else torch.bfloat16, torch.bfloat16)}
-        assert ours[1].report.maps.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -302,22 +239,6 @@ def test_a_model_without_a_forward_says_what_to_do(look: Any) -> None:
 
     with pytest.raises(TypeError, match=r"Without has no forward\. Pass forward=: the name of a submodule"):
         trainer([look()]).fit(Without(), loader(SHAPE))
-
-
-def test_without_matplotlib_training_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install matplotlib"):
-        trainer([GradCAM()]).fit(Watched(), loader(SHAPE))
-
-
-def test_one_liners_draw_too() -> None:
-    figures = FeatureMapVisualizer.draw(ResidualCNN(), (torch.randn(9, *SHAPE), None), "conv", n_samples=2, max_maps=3)
-    assert list(figures) == ["conv"]
-    (axes,) = figures["conv"].axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["input", "0", "1", "2"]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["sample 0", "sample 1"]
 
 
 def test_other_monitors_hear_nothing_of_it() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
-from lightning_hooks import GradientFlowMonitor, GradientTransform
-from lightning_hooks.transforms import clamp_gradient
-from tests.support.host_reads import CountSyncs
+from lightning_hooks import GradientTransform
+from lightning_hooks.transforms.gradients import clamp_gradient
 from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
 from tests.support.reference import same_state
@@ -237,103 +235,6 @@ def test_each_micro_batch_is_changed() -> None:
         torch.testing.assert_close(parameter.detach(), reference.get_parameter(name).detach() - 0.1 * total[name])
 
 
-def test_the_monitor_after_it_sees_what_it_made() -> None:
-    monitor = GradientFlowMonitor(every_n_steps=1, summary=False)
-    trainer([GradientTransform(transform="zero", parameters="net.0.*"), monitor]).fit(Classifier(mlp()), loader())
-    assert monitor.report.parameters["net.0.weight"].norm == 0.0
-    assert monitor.report.parameters["net.2.weight"].norm > 0.0
-
-
-class Unfreezes(Callback):
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        pl_module.net[0].requires_grad_(trainer.current_epoch > 0)
-
-
-def test_what_is_unfrozen_later_is_changed_then() -> None:
-    transform = GradientTransform(transform="zero", parameters="net.0.*")
-    reports = []
-
-    class Keep(Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            reports.append(transform.report)
-
-    model = Classifier(mlp())
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.warns(UserWarning, match="there is no gradient at net.0.weight, net.0.bias: frozen, unused, or detached"):
-        trainer([transform, Unfreezes(), Keep()], max_epochs=2).fit(model, loader())
-    assert [report.silent for report in reports] == [("net.0.weight", "net.0.bias"), ()]
-    assert [report.calls["net.0.weight"] for report in reports] == [0, 7]
-    assert torch.equal(model.state_dict()["net.0.weight"], before["net.0.weight"])
-    assert not torch.equal(model.state_dict()["net.2.weight"], before["net.2.weight"])
-
-
-class Penalty(Classifier):
-    """Takes a gradient of its own in the training step."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        (self.own,) = torch.autograd.grad(loss, self.net[4].weight, retain_graph=True)
-        return loss
-
-
-def test_gradients_that_the_user_asks_for_are_the_users() -> None:
-    model = Penalty(mlp())
-    trainer([GradientTransform(transform="zero", parameters="*", modules="net.*")]).fit(model, loader())
-    assert model.own.norm() > 0
-
-
-class Manual(Classifier):
-    raw = False
-
-    def __init__(self) -> None:
-        super().__init__(mlp())
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        loss = super().training_step(batch, batch_idx)
-        loss.backward() if self.raw else self.manual_backward(loss)
-        optimizer.step()
-        return loss
-
-
-def test_manual_optimisation() -> None:
-    model, transform = Manual(), GradientTransform(transform="zero", parameters="*")
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    trainer([transform]).fit(model, loader())
-    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
-    raw = Manual()
-    raw.raw = True
-    with (
-        pytest.warns(UserWarning, match="self.manual_backward was not called in the first batch"),
-        pytest.warns(UserWarning, match="there is no gradient at"),
-    ):
-        trainer([transform]).fit(raw, loader())
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing(reentrant: bool) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    class Recomputed(nn.Module):
-        def __init__(self, on: bool) -> None:
-            super().__init__()
-            self.body, self.act, self.head, self.on = nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3), on
-
-        def forward(self, x: Tensor) -> Tensor:
-            run = lambda x: self.act(self.body(x))  # noqa: E731
-            return self.head(checkpoint(run, x.requires_grad_(), use_reentrant=reentrant) if self.on else run(x))
-
-    found = []
-    for on in (False, True):
-        torch.manual_seed(0)
-        model = Classifier(Recomputed(on))
-        trainer([GradientTransform(transform="clamp", factor=0.001, modules="net.act")]).fit(model, loader())
-        found.append(model)
-    assert same_state(*found)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*lru_cache.*")
 def test_compiled_models() -> None:
     class Plain(Classifier):
@@ -357,15 +258,6 @@ def test_compiled_models() -> None:
     torch.compiler.reset()
 
 
-def test_nothing_waits_for_the_device() -> None:
-    counts = []
-    for ours in ([], [noise(), GradientTransform(transform="clamp", factor=0.1, parameters="*", modules="net.*")]):
-        counter = CountSyncs()
-        trainer([counter, *ours]).fit(Classifier(mlp()), loader(n=64))
-        counts.append(counter.mode.syncs)
-    assert counts[0] == counts[1] > 0
-
-
 def test_the_factor_is_logged_each_epoch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ours = [
         GradientTransform(transform="scale", factor={1: 0.5}, parameters="net.0.*"),
@@ -383,49 +275,6 @@ def test_the_factor_is_logged_each_epoch(tmp_path: Path, caplog: pytest.LogCaptu
     column = header.split(",").index("gradient_transform/scale/factor")
     assert [value for row in rows if (value := row.split(",")[column])] == ["nan", "0.5"]
     assert ours[0].report.factor == 0.5
-
-
-def test_plain_pytorch() -> None:
-    net, x = mlp(), torch.randn(4, 8)
-    reference = copy.deepcopy(net)
-    reference(x).sum().backward()
-    transform = GradientTransform(transform="scale", factor={0: 2.0, 3: 5.0}, parameters="0.weight", modules="3")
-    with transform.apply_to(net) as hooks:
-        assert len(hooks) == 2
-        net(x).sum().backward()
-        torch.testing.assert_close(net[0].weight.grad, reference[0].weight.grad * 4)
-        torch.testing.assert_close(net[2].weight.grad, reference[2].weight.grad * 2)
-        torch.testing.assert_close(net[4].weight.grad, reference[4].weight.grad)
-        net.zero_grad()
-        transform.set_epoch(4)
-        net(x).sum().backward()
-        torch.testing.assert_close(net[0].weight.grad, reference[0].weight.grad * 25)
-    assert not any(hook_counts(net).values())
-
-
-def test_copies_and_pickles_change_nothing() -> None:
-    transform = GradientTransform(transform="zero", parameters="*", modules="net.0")
-    copies: list[Any] = []
-
-    class Copy(Callback):
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            copies.append(pickle.loads(pickle.dumps(transform)))
-            copies.append(copy.deepcopy(pl_module.net))
-
-    trainer([transform, Copy()], limit_train_batches=1).fit(Classifier(mlp()), loader())
-    callback, net = copies
-    assert callback.report is None
-    net(torch.randn(4, 8)).sum().backward()
-    assert net[4].weight.grad.norm() > 0
-    trainer([callback]).fit(Classifier(mlp()), loader())
-    assert callback.report.calls["net.0"] == 7
-
-
-def test_a_functions_error_ends_the_fit_with_the_place() -> None:
-    model = Classifier(mlp())
-    with pytest.raises(RuntimeError, match=r"The transform at 'net.2.weight' changed the gradient in place"):
-        trainer([GradientTransform(transform=lambda g: g.zero_(), parameters="net.2.weight")]).fit(model, loader())
-    assert not any(hook_counts(model).values())
 
 
 BAD = [

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_hooks import InputNormalizer
-from tests.support.host_reads import CountSyncs
 from tests.support.interruptions import Batches, SaveAt
-from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
+from tests.support.models import Classifier, hook_counts, loader, mlp, trainer
 from tests.support.reference import same_state
 
 
@@ -117,11 +113,6 @@ def test_evaluation_is_normalised_too_and_a_checkpoint_brings_the_numbers(tmp_pa
         InputNormalizer.from_checkpoint(tmp_path / "learned.ckpt", modules="net.0")
 
 
-def test_evaluation_without_statistics_warns() -> None:
-    with pytest.warns(UserWarning, match="no mean and std are known for net, so its inputs are not normalised"):
-        trainer([InputNormalizer(modules="net")]).predict(Predicts(mlp()), data())
-
-
 @pytest.mark.parametrize("at", [(0, 2), (1, 3)])
 def test_a_resumed_run_equals_the_uninterrupted_one(at: tuple[int, int], tmp_path: Path) -> None:
     class Scaled(Batches):
@@ -175,30 +166,6 @@ def test_keyword_inputs(argument: str | None) -> None:
     assert model.net.first.ids.dtype == torch.int64
 
 
-def test_images_tokens_and_one_number_for_all() -> None:
-    for dim, shape, width in ((1, (1, 6, 6), 1), (None, (1, 6, 6), 1), (-1, (1, 6, 6), 6)):
-        found = loader(shape)
-        normalizer = InputNormalizer(modules="net.stem", dim=dim)
-        trainer([normalizer]).fit(Classifier(ResidualCNN()), found)
-        x = everything(found)
-        flat = x.flatten()[:, None] if dim is None else x.movedim(dim, -1).flatten(0, -2)
-        numbers = normalizer.statistics["net.stem"]
-        assert len(numbers.mean) == width
-        torch.testing.assert_close(torch.tensor(numbers.std).double(), flat.std(0, correction=0), rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
-def test_half_precision(precision: str) -> None:
-    normalizer, inputs = InputNormalizer(modules="net.0"), Inputs()
-    found = data()
-    trainer([normalizer, inputs], precision=precision).fit(Classifier(mlp()), found)
-    assert inputs.train[0].dtype == (torch.float32 if precision == "bf16-mixed" else torch.bfloat16)
-    x = everything(found) if precision == "bf16-mixed" else found.dataset.tensors[0].bfloat16().double()
-    torch.testing.assert_close(
-        torch.tensor(normalizer.statistics["net.0"].mean, dtype=torch.float64), x.mean(0), rtol=1e-5, atol=1e-5
-    )
-
-
 class Autoencoder(Classifier):
     def __init__(self) -> None:
         super().__init__(nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 8)), lr=0.05)
@@ -226,66 +193,6 @@ def test_outputs_go_back_to_the_inputs_units() -> None:
         InputNormalizer(modules="0", inverse_modules="0", mean=0.0, std=1.0, dim=None).apply_to(lstm),
     ):
         lstm(torch.zeros(2, 3, 4))
-
-
-def test_plain_pytorch_learns_and_freezes() -> None:
-    net, x = mlp(), everything(data()).float()
-    normalizer = InputNormalizer(modules="0")
-    with normalizer.apply_to(net, learn=True):
-        for part in x.split(9):
-            net(part)
-    normalizer.freeze()
-    assert normalizer.statistics["0"].count == (50,) * 8
-    normal = (x - x.mean(0)) / x.std(0, correction=0)
-    torch.testing.assert_close(normalizer.normalize(x), normal, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(normalizer.inverse(normalizer.normalize(x), "0"), x, rtol=1e-4, atol=1e-4)
-    with normalizer.apply_to(net, learn=True):
-        torch.testing.assert_close(net(x), mlp_with(net, normal), rtol=1e-4, atol=1e-4)
-    assert normalizer.statistics["0"].count == (50,) * 8
-    normalizer.reset()
-    assert normalizer.statistics == {}
-    with pytest.raises(ValueError, match=r"\(none yet: fit, load a checkpoint, or apply_to\(\) a model first\); got None"):
-        normalizer.inverse(x)
-    assert InputNormalizer(modules="0", mean=1.0, std=2.0).inverse(x).sum() == pytest.approx(float((x * 2 + 1).sum()))
-
-
-def mlp_with(net: nn.Module, x: Tensor) -> Tensor:
-    return nn.Sequential(*copy.deepcopy(net))(x)
-
-
-def test_a_module_that_is_never_called_warns() -> None:
-    class Bypassed(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return nn.functional.cross_entropy(self.net.forward(batch[0]), batch[1])
-
-    with (
-        pytest.warns(UserWarning, match="net was not called in the first training batch, so its input is not normalised") as warned,
-        pytest.warns(UserWarning, match="nothing was learned at net: its inputs stay as they are"),
-    ):
-        trainer([InputNormalizer(modules="net")]).fit(Bypassed(mlp()), loader())
-    assert len([w for w in warned if "was not called" in str(w.message)]) == 1
-
-
-def test_it_says_that_it_alters_training_and_shows_the_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        trainer([InputNormalizer(modules="net")], logger=CSVLogger(tmp_path)).fit(Classifier(mlp()), data())
-    assert (
-        "InputNormalizer alters training: the input of net is normalised; mean and std are learned from the first epoch"
-        in caplog.text
-    )
-    assert "mean and std of net are learned from the first epoch and final" in caplog.text
-    (table,) = [path for path in tmp_path.rglob("*.csv") if path.name != "metrics.csv"]
-    assert table.read_text().splitlines()[0] == "channel,mean,std"
-    assert len(table.read_text().splitlines()) == 9
-
-
-def test_nothing_waits_for_the_device() -> None:
-    counts = []
-    for ours in ([], [InputNormalizer(modules="net.*", dim=-1)]):
-        counter = CountSyncs()
-        trainer([counter, *ours], max_epochs=1).fit(Classifier(mlp()), loader(n=64))
-        counts.append(counter.mode.syncs)
-    assert counts[0] == counts[1] > 0
 
 
 def test_a_recomputed_layer_neither_learns_twice_nor_goes_without() -> None:
@@ -366,13 +273,3 @@ def test_what_does_not_fit_the_model_ends_the_fit(arguments: dict[str, Any], mes
     with pytest.raises(ValueError, match=message):
         trainer([InputNormalizer(**arguments)]).fit(model, loader())
     assert not any(hook_counts(model).values())
-
-
-def test_a_second_fit_keeps_the_numbers_and_forgets_an_earlier_models() -> None:
-    normalizer = InputNormalizer(modules="net*")
-    trainer([normalizer]).fit(Classifier(mlp()), data())
-    first = normalizer.statistics["net"]
-    trainer([normalizer]).fit(Classifier(nn.Linear(8, 3)), data(shift=1e3))
-    assert list(normalizer.statistics) == ["net"]
-    assert normalizer.statistics["net"] == first
-    assert math.isfinite(first.mean[0])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import math
-import pickle
 import statistics
-import sys
 import time
 from typing import Any
 
@@ -20,9 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_hooks import GradientFlowMonitor, LayerProfiler
 from lightning_hooks.callbacks.layer_profiler import SITE_STATS, STEP_STATS
-from lightning_hooks.profiling import ProfileReport
-from tests.support.ledger import LEDGER, Leaf, Site, Work, assert_agrees, name_sites, sites
-from tests.support.models import Classifier, ResidualCNN, TinyTransformer, hook_counts, loader, mlp, trainer
+from tests.support.ledger import LEDGER, Leaf, Work, assert_agrees, name_sites, sites
+from tests.support.models import Classifier, ResidualCNN, loader, mlp, trainer
 from tests.support.reference import assert_same, same_state
 
 
@@ -169,51 +164,6 @@ def test_what_is_logged_has_the_same_tags_every_epoch(tmp_path: Any) -> None:
     assert len([line for line in text.splitlines()[1:] if line.strip(",")]) == 2
 
 
-def test_the_table_in_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    profiler = LayerProfiler(every_n_steps=1)
-    trainer([profiler]).fit(Classifier(TinyTransformer()), loader((5, 6)))
-    text = capsys.readouterr().out
-    assert "Profile, epoch 0, on cpu: 4 of 7 batches measured. A step took " in text
-    assert "Outside these modules: forward " in text
-    assert "Not called, or inside compiled code: net.encoder.layers.0.self_attn.out_proj, net.encoder.layers.1.self_attn" in text
-    assert "memory MB" not in text
-    assert "recompute ms" not in text
-    table = LayerProfiler.table(profiler.report, top=2, sort="total").splitlines()
-    assert [line.split()[0] for line in table[1:4]] == ["module", "net", "net.encoder"]
-    assert table[4].startswith("  and ")
-    in_order = LayerProfiler.table(profiler.report, sort="model").splitlines()[2:]
-    names = list(profiler.report.sites)
-    assert [line.split()[0] for line in in_order[: len(names)]] == names
-    with pytest.raises(ValueError, match="sort must be one of self, total, model; got 'size'"):
-        LayerProfiler.table(profiler.report, sort="size")  # type: ignore[arg-type]
-
-
-def test_the_bar_chart_goes_to_trackers_that_show_pictures(tmp_path: Any) -> None:
-    from lightning.pytorch.loggers import TensorBoardLogger
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    logger = TensorBoardLogger(tmp_path, name="", version="")
-    profiler = LayerProfiler(every_n_steps=1, warmup_steps=0, plot=True, summary=False)
-    trainer([profiler], logger=logger).fit(Classifier(mlp()), loader())
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert "profile/layers" in events.Tags()["images"]
-    assert any("profile/layers" in tag for tag in events.Tags()["tensors"])  # the table
-
-
-def test_without_matplotlib_the_chart_is_rejected_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    model = Classifier(mlp())
-    with pytest.raises(ImportError, match=r"plot=True\) needs matplotlib: pip install matplotlib"):
-        trainer([LayerProfiler(plot=True)]).fit(model, loader())
-    assert not any(hook_counts(model).values())
-
-
-def test_a_fit_within_the_warm_up_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer([LayerProfiler()], limit_train_batches=2).fit(Classifier(mlp()), loader())
-    assert "nothing was measured in its 2 batches, which were warm-up. Lower warmup_steps" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("kwargs", "error", "text"),
     [
@@ -228,13 +178,6 @@ def test_a_fit_within_the_warm_up_says_so(capsys: pytest.CaptureFixture[str]) ->
 def test_bad_input_says_what_came(kwargs: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         LayerProfiler(**kwargs)
-
-
-def test_a_pattern_that_matches_nothing_leaves_no_hook() -> None:
-    model = Classifier(mlp())
-    with pytest.raises(ValueError, match=r"modules='conv\*' matches no module of Classifier\. Closest names"):
-        trainer([LayerProfiler(modules="conv*")]).fit(model, loader())
-    assert not any(hook_counts(model).values())
 
 
 class Checkpointed(ResidualCNN):
@@ -260,69 +203,3 @@ def test_on_equals_off_bit_for_bit_with_checkpointing_and_other_observers() -> N
     assert profiler.report.sites["net.conv"].recomputed_calls == 1
     assert "recompute ms" in LayerProfiler.table(profiler.report).splitlines()[1]
     assert not profiler.faults.errors
-
-
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")  # which Lightning says once in a process
-def test_a_step_without_a_loss_has_no_backward() -> None:
-    class Skips(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
-            loss = super().training_step(batch, batch_idx)
-            return loss if batch_idx % 2 else None
-
-    profiler = LayerProfiler(every_n_steps=2, warmup_steps=0, summary=False)
-    trainer([profiler]).fit(Skips(mlp()), loader())
-    assert profiler.report.backward_time.mean == 0
-    assert profiler.report.sites["net.0"].forward_self.mean > 0
-
-
-def test_copies_and_pickles_hold_no_model_and_listen_to_nothing() -> None:
-    copies: list[Any] = []
-
-    class Copy(Callback):
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            if batch_idx == 1:
-                copies.append(copy.deepcopy(pl_module.net))
-                copies[0](batch[0]).sum().backward()
-
-    profiler = LayerProfiler(every_n_steps=1, warmup_steps=0, summary=False)
-    trainer([profiler, Copy()]).fit(Classifier(mlp()), loader())
-    assert profiler.report.sites["net.0"].calls == 1
-    again = pickle.loads(pickle.dumps(profiler))
-    assert again.report == profiler.report
-    assert len(pickle.dumps(profiler)) < 20_000
-    trainer([again]).fit(Classifier(mlp()), loader())
-    assert again.report.measured_steps == 7
-
-
-def test_a_fault_warns_once_and_training_continues(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any) -> None:
-        raise RuntimeError("planted")
-
-    monkeypatch.setattr("lightning_hooks.profiling.clock.NodeMap.claim", fail)
-    models = []
-    for callbacks in ([], [LayerProfiler(every_n_steps=1, warmup_steps=0, summary=False)]):
-        torch.manual_seed(0)
-        models.append(Classifier(mlp()))
-        if callbacks:
-            with pytest.warns(
-                UserWarning, match="LayerProfiler: the hook at .*raised RuntimeError: planted; it is switched off"
-            ) as warned:
-                trainer(callbacks).fit(models[-1], loader())
-        else:
-            trainer().fit(models[-1], loader())
-    assert len([w for w in warned if "planted" in str(w.message)]) == 1
-    assert same_state(*models)
-
-
-def test_reports_pickle_and_become_plain_data() -> None:
-    report = LayerProfiler.profile(net := mlp(), lambda: net(torch.ones(2, 8)).sum().backward(), steps=2)
-    assert pickle.loads(pickle.dumps(report)) == report
-    plain = json.loads(json.dumps(report.to_dict()))
-    assert plain["sites"]["0"]["calls"] == 1
-    assert ProfileReport.from_dict(plain) == report
-
-
-def test_a_site_that_reports_the_ledger_is_a_site() -> None:
-    assert sites("a", Leaf())
-    assert not sites("a", nn.ReLU())
-    assert issubclass(Leaf, Site)

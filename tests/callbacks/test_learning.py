@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 from typing import Any
@@ -11,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks import GradientFlowMonitor, TrainingMonitor, watch
+from lightning_hooks import GradientFlowMonitor, TrainingMonitor
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from tests.support.models import Classifier, loader, mlp, trainer
-from tests.support.trainings import Gan
 
 QUIET: dict[str, Any] = {"summary": False, "report_dir": None, "every_n_steps": 1}
 
@@ -83,50 +81,6 @@ def test_tags_and_reports_as_plain_data() -> None:
     assert found["learning/net.0.weight/coherence"] == pytest.approx(report.parameters["net.0.weight"].coherence)
     assert found["learning/over_constant"] == pytest.approx(report.over_constant)
     assert GradientFlowReport.from_dict(monitor.gradients.to_dict()).learning == report
-
-
-def test_the_training_is_the_same_bit_for_bit() -> None:
-    torch.manual_seed(0)
-    first = nn.Sequential(nn.Linear(8, 600), nn.Dropout(0.2), nn.Linear(600, 3))
-    outcomes = []
-    for learning in (True, False):
-        torch.manual_seed(1)
-        model, monitor = Classifier(copy.deepcopy(first)), TrainingMonitor(**QUIET, learning=learning)
-        trainer([monitor], max_epochs=2).fit(model, loader())
-        assert (monitor.learning is None) is not learning
-        outcomes.append((model.losses, [*model.state_dict().values()], torch.get_rng_state()))
-    (losses, weights, state), (plain_losses, plain_weights, plain_state) = outcomes
-    assert losses == plain_losses
-    assert torch.equal(state, plain_state)
-    assert all(torch.equal(one, other) for one, other in zip(weights, plain_weights, strict=True))
-
-
-def test_several_losses_are_not_added_up() -> None:
-    monitor = GradientFlowMonitor(**QUIET)
-    trainer([monitor]).fit(Gan(), loader())
-    assert monitor.learning is not None
-    assert monitor.learning.predicted_gain is None
-    assert monitor.learning.why_not["predicted_gain"] == "several optimizers step, each for a loss of its own"
-    assert all(stats.share is None and stats.coherence is not None for stats in monitor.learning.parameters.values())
-
-
-@pytest.mark.usefixtures("all_detailed")
-def test_a_loop_in_plain_pytorch() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
-    optimizer, gains = torch.optim.SGD(net.parameters(), lr=0.1), []
-    with watch(net, optimizer, summary=False, every_n_steps=1) as monitor:
-        for x, y in loader():
-            nn.functional.cross_entropy(net(x), y).backward()
-            exact = sum(p.grad.double().square().sum().item() for p in net.parameters())
-            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-            norm = sum(p.grad.double().square().sum().item() for p in net.parameters())
-            gains.append(0.1 * (exact * norm) ** 0.5)
-            optimizer.step()
-            optimizer.zero_grad()
-            monitor.step()
-    assert monitor.learning is not None
-    assert monitor.learning.predicted_gain == pytest.approx(sum(gains) / len(gains), rel=1e-4)
 
 
 def test_the_last_gradient_goes_into_the_checkpoint(tmp_path: Any) -> None:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks import GradientFlowMonitor, TrainingMonitor
-from lightning_hooks.declare.measured import MeasuredLoss, is_measured
+from lightning_hooks.declare.measured import MeasuredLoss
 from lightning_hooks.diagnostics.learning.steps import MeasuredSteps, read_steps
-from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 from tests.support.models import Classifier, loader, trainer
 
 QUIET: dict[str, Any] = {"summary": False, "report_dir": None, "every_n_steps": 3}
@@ -42,15 +41,6 @@ def loss_of(model: nn.Module, buffers: nn.Module, batch: Any, state: Tensor) -> 
     mask = nn.functional.dropout(torch.ones(len(batch[0]), 16), 0.3)  # what the float32 forward pass has drawn
     hidden = again[1](again[0](batch[0].double())) * mask
     return nn.functional.cross_entropy(again[4](again[3](hidden)), batch[1]).item()
-
-
-def test_steps_are_measured_in_a_training_with_validation() -> None:
-    torch.manual_seed(0)
-    monitor = GradientFlowMonitor(**QUIET, learning=True)
-    trainer([monitor], max_epochs=2, val_check_interval=2).fit(Classifier(net()), loader(n=56), loader())
-    assert monitor.learning is not None
-    assert monitor.learning.reruns == 4
-    assert "gain" not in monitor.learning.why_not
 
 
 def test_gain_ratio_transfer_and_progress_are_those_of_losses_in_float64() -> None:
@@ -195,10 +185,6 @@ def test_why_steps_are_not_measured(model: Any, expected: str, settings: dict[st
     assert quiet.learning.why_not["step_ratio"] == "steps are run again with learning=True only"
 
 
-def test_which_steps_are_measured() -> None:
-    assert [step for step in range(1, 1001) if is_measured(step)] == [1, 2, 4, 8, 200, 400, 600, 800, 1000]
-
-
 def steps_of(*measured: MeasuredLoss, predicted: float = 1.0, error: float = 0.0) -> MeasuredSteps:
     steps = MeasuredSteps()
     for one in measured:
@@ -218,17 +204,6 @@ def test_ratios_that_are_not_sure_or_not_those_of_the_loss_are_not_given() -> No
         assert fields.get("step_ratio") is None
         assert why_not["step_ratio"].startswith(expected)
     assert read_steps(steps_of(*measured, predicted=4.0).table.pack().tolist(), "")[0]["step_ratio"] == 0.5
-
-
-def test_ranks_are_averaged_and_the_last_window_holds() -> None:
-    one = steps_of(*[MeasuredLoss(step, 5.0, 4.0, 5.0) for step in (1, 2, 4, 8)], predicted=2.0).table
-    other = steps_of(*[MeasuredLoss(step, 5.0, 2.0, 4.0) for step in (1, 2, 4, 8)], predicted=4.0).table
-    fields, _ = read_steps(merge_ranks(one.spans, [one.pack(), other.pack()]).tolist(), "")
-    assert fields["gain"] == 2.0
-    assert fields["step_ratio"] == pytest.approx(2 / 3)
-    assert fields["reruns"] == 4
-    later = merge_windows(one.spans, one.pack(), other.pack())
-    assert torch.allclose(later, other.pack(), equal_nan=True)
 
 
 def test_the_state_goes_into_the_checkpoint(tmp_path: Any) -> None:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 import random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
 from torch import Tensor, nn
-from torchmetrics import CosineSimilarity, MaxMetric, MeanMetric, Metric, MetricCollection, MinMetric, SumMetric
+from torchmetrics import CosineSimilarity, MaxMetric, MeanMetric, Metric, MetricCollection, SumMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
-from torchmetrics.wrappers import MinMaxMetric
 
 from lightning_hooks import FeatureStatsMonitor, TrainingMonitor, monitors, watch
-from lightning_hooks.metrics import TensorStatistics
-from tests.support.models import Classifier, Collecting, TinyLSTM, hook_counts, loader, mlp, trainer
+from tests.support.models import Classifier, hook_counts, loader, mlp, trainer
 from tests.support.reference import Recorder
 
 QUIET: dict[str, Any] = {"summary": False, "every_n_steps": 1}
@@ -76,89 +71,6 @@ def test_two_modules_are_compared_call_by_call() -> None:
     assert values(monitor.metrics) == pytest.approx(
         {"net.student-net.teacher/CosineSimilarity": ((student * teacher).sum(1) / norms).mean()}, rel=1e-5
     )
-
-
-def test_an_output_that_its_partner_lacks_is_forgotten_at_the_batchs_end() -> None:
-    class Sometimes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.calls = nn.Linear(8, 3), nn.Linear(8, 3), 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return self.a(x) + self.b(x) if self.calls > 1 else self.a(x)
-
-    recorder = Recorder(["net.a", "net.b"])
-    torch.manual_seed(0)
-    monitor = FeatureStatsMonitor(metrics={("net.a", "net.b"): CosineSimilarity(reduction="mean")}, **QUIET)
-    trainer([recorder, monitor]).fit(Classifier(Sometimes()), loader())
-    a, b = np.concatenate(recorder.outputs["net.a"][1:]), np.concatenate(recorder.outputs["net.b"])
-    expected = ((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).mean()
-    assert values(monitor.metrics)["net.a-net.b/CosineSimilarity"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_two_patterns_make_pairs_in_order() -> None:
-    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
-    monitor = FeatureStatsMonitor(metrics={("net.[02]", nn.ReLU): CosineSimilarity(reduction="mean")}, **QUIET)
-    fit(monitor, net)
-    assert list(values(monitor.metrics)) == ["net.0-net.1/CosineSimilarity", "net.2-net.3/CosineSimilarity"]
-    with pytest.raises(ValueError, match=r"matches 3 and 2 modules of Classifier, which are taken in pairs, in order\. Give two"):
-        fit(FeatureStatsMonitor(metrics={(nn.Linear, nn.ReLU): MeanMetric()}, **QUIET), net)
-
-
-def test_a_collection_and_a_metric_of_several_numbers() -> None:
-    collection = MetricCollection({"low": MinMetric(), "stats": TensorStatistics()}, prefix="my_")
-    monitor = FeatureStatsMonitor(metrics={"net.0": collection, "net.4": MinMaxMetric(MeanMetric())}, **QUIET)
-    run, _ = fit(monitor)
-    found, stats = values(monitor.metrics), monitor.report.sites["net.0"]
-    assert found["net.0/my_low"] == pytest.approx(stats.min)
-    assert found["net.0/my_stats_std"] == pytest.approx(stats.std)
-    assert {name for name in found if name.startswith("net.4/")} == {f"net.4/MinMaxMetric_{part}" for part in ("raw", "min", "max")}
-    assert run.callback_metrics["features/net.0/my_stats_mean"] == pytest.approx(stats.mean, rel=1e-5)
-
-
-def test_windows_start_again_and_have_rows_in_the_table() -> None:
-    recorder = Recorder(["net.0"])
-    torch.manual_seed(0)
-    monitor = FeatureStatsMonitor(metrics={"net.0": SumMetric()}, report_every_n_steps=3, **QUIET)
-    run = trainer([recorder, monitor], max_epochs=2)
-    run.fit(Classifier(mlp()), loader())
-    sums = [out.sum() for out in recorder.outputs["net.0"]]
-    expected = [sum(sums[start:end]) for start, end in ((0, 3), (3, 6), (6, 7), (7, 10), (10, 13), (13, 14))]
-    table = monitor.to_frame()
-    rows = table[table["of"] == "metric"]
-    assert rows["value"].tolist() == pytest.approx(expected, rel=1e-4)
-    assert set(rows["name"]) == {"net.0/SumMetric"}
-    assert values(monitor.metrics) == {}  # the report of an epoch whose windows have one each
-    assert len(table[table["of"] == "module"]) == 6 * 5
-
-
-def test_the_training_monitor_has_a_table_of_them() -> None:
-    monitor = TrainingMonitor(metrics={"net.0": MeanMetric()}, **QUIET)
-    fit(monitor, max_epochs=2)
-    table = monitor.to_frame("metrics")
-    assert table["name"].tolist() == ["net.0/MeanMetric"] * 2
-    assert table["value"].tolist() == pytest.approx(
-        [report.sites["net.0"].mean for report in monitor.history["features"]], rel=1e-4
-    )
-    assert "value 0.0" in repr(monitor.metrics) or "value -0.0" in repr(monitor.metrics)
-    assert monitor.metrics["net.0/MeanMetric"].value == table["value"].iloc[-1]
-    assert monitor.plot(monitor="metrics").axes[0].get_title(loc="left").strip() == "Output value by metric"
-
-
-def test_they_are_in_the_health_report(tmp_path: Any) -> None:
-    monitor = TrainingMonitor(metrics={"net.0": MeanMetric()}, report_dir=tmp_path, **QUIET)
-    fit(monitor, max_epochs=2)
-    folder = tmp_path / "lightning_hooks"
-    assert "net.0/MeanMetric" in (folder / "report.html").read_text()
-    assert f"| net.0/MeanMetric | {values(monitor.metrics)['net.0/MeanMetric']:.3g} |" in (folder / "report.md").read_text()
-
-
-def test_what_is_logged_in_a_large_model_names_them() -> None:
-    logger = Collecting()
-    fit(FeatureStatsMonitor(metrics={"net.0": MeanMetric()}, **QUIET), mlp(depth=8), logger=logger)
-    assert any("features/net.0/MeanMetric" in row for _, row in logger.rows)
-    assert not any("features/net.0/mean" in row for _, row in logger.rows)
 
 
 def test_monitors_and_plain_loops_take_them() -> None:
@@ -235,53 +147,12 @@ def test_training_is_the_same_to_the_bit() -> None:
     assert all(value == 0 for name, value in values(monitor.metrics).items() if name.endswith("attached"))
 
 
-class Kept(Metric):
-    """Keeps what it is given, as it is."""
-
-    full_state_update = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("seen", [], dist_reduce_fx="cat")
-
-    def update(self, values: Tensor) -> None:
-        self.seen.append(values)
-
-    def compute(self) -> Tensor:
-        return torch.cat(self.seen).sum()
-
-
-def test_a_metric_keeps_the_output_as_it_was_before_a_layer_changed_it_in_place() -> None:
-    recorder = Recorder(["net.fc"])
-    monitor = FeatureStatsMonitor(metrics={"net.fc": Kept()}, **QUIET)
-    torch.manual_seed(0)
-    trainer([recorder, monitor]).fit(Classifier(InPlace()), loader())
-    total = np.concatenate([out.ravel() for out in recorder.outputs["net.fc"]]).sum()
-    assert values(monitor.metrics)["net.fc/Kept"] == pytest.approx(total, rel=1e-4)
-
-
 def test_the_users_metric_and_the_model_are_left_as_they_are() -> None:
     metric = MeanMetric()
     metric.update(5.0)
     _, model = fit(FeatureStatsMonitor(metrics={"net.0": metric}, **QUIET))
     assert metric.compute() == 5.0
     assert not any(hook_counts(model).values())
-
-
-def test_the_monitor_is_copied_and_pickled_with_them() -> None:
-    monitor = FeatureStatsMonitor(metrics={"net.0": MeanMetric()}, **QUIET)
-    fit(monitor)
-    for other in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):
-        fit(other)
-        assert values(other.metrics) == values(monitor.metrics)
-
-
-def test_a_second_fit_starts_afresh() -> None:
-    monitor = FeatureStatsMonitor(metrics={"net.0": SumMetric()}, **QUIET)
-    fit(monitor)
-    first = values(monitor.metrics)
-    fit(monitor)
-    assert values(monitor.metrics) == first
 
 
 def test_validation_and_batches_that_are_not_sampled_do_not_count() -> None:
@@ -292,28 +163,6 @@ def test_validation_and_batches_that_are_not_sampled_do_not_count() -> None:
     assert values(monitor.metrics)["net.0/SumMetric"] == pytest.approx(
         sum(out.sum() for out in recorder.outputs["net.0"]), rel=1e-5
     )
-
-
-def test_a_module_of_several_tensors_gives_the_first_one() -> None:
-    recorder = Recorder(["net.lstm"])
-    monitor = FeatureStatsMonitor(metrics={"net.lstm": SumMetric()}, **QUIET)
-    torch.manual_seed(0)
-    trainer([recorder, monitor]).fit(Classifier(TinyLSTM()), loader((5, 6)))
-    total = sum(out.sum() for out in recorder.outputs["net.lstm"][::3])  # the others are the states
-    assert values(monitor.metrics)["net.lstm/SumMetric"] == pytest.approx(total, rel=1e-4)
-
-
-def test_a_module_that_is_not_called_has_no_value() -> None:
-    class Unused(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            return self[0](x)
-
-    net = Unused(nn.Linear(8, 3), nn.Linear(3, 3))
-    net[1].requires_grad_(False)
-    monitor = FeatureStatsMonitor(metrics={"net.1": MeanMetric()}, rules=["-silent"], **QUIET)
-    run, _ = fit(monitor, net)
-    assert math.isnan(values(monitor.metrics)["net.1/MeanMetric"])
-    assert math.isnan(run.callback_metrics["features/net.1/MeanMetric"])
 
 
 # What raises.
@@ -392,12 +241,6 @@ def test_bad_arguments_are_errors_at_construction(kind: Any, metrics: Any, error
     assert str(raised.value).endswith(text)
 
 
-def test_a_pattern_that_matches_nothing_is_an_error_with_the_closest_names() -> None:
-    expected = r"^metrics='net\.o' matches no module of Classifier\. Closest names: 'net\.\d', .*"
-    with pytest.raises(ValueError, match=expected):
-        fit(FeatureStatsMonitor(metrics={("net.0", "net.o"): MeanMetric()}, **QUIET))
-
-
 @pytest.mark.parametrize(
     "metrics",
     [{"net.0": MeanMetric(), "net.?": MeanMetric()}, {"net.0": MetricCollection({"rms": MeanMetric()})}],
@@ -410,63 +253,3 @@ def test_two_values_of_one_tag_are_an_error(metrics: Any) -> None:
     )
     with pytest.raises(ValueError, match=expected):
         fit(FeatureStatsMonitor(metrics=metrics, **QUIET))
-
-
-def test_nothing_is_left_after_an_error_at_train_start() -> None:
-    model = Classifier(mlp())
-    with pytest.raises(ValueError, match="Closest names"):
-        trainer([TrainingMonitor(metrics={"none": MeanMetric()}, **QUIET)]).fit(model, loader())
-    assert not any(hook_counts(model).values())
-
-
-@pytest.mark.parametrize("kind", [FeatureStatsMonitor, TrainingMonitor])
-def test_a_run_that_goes_on_may_have_metrics_that_it_had_not(kind: Any, tmp_path: Any) -> None:
-    torch.manual_seed(0)
-    first = trainer([kind(**QUIET)], limit_train_batches=3)
-    first.fit(Classifier(mlp()), loader())
-    first.save_checkpoint(tmp_path / "last.ckpt")
-    for metrics in ({"net.0": MeanMetric()}, None):
-        monitor = kind(metrics=metrics, **QUIET)
-        trainer([monitor], max_epochs=2).fit(Classifier(mlp()), loader(), ckpt_path=tmp_path / "last.ckpt")
-        assert (monitor.metrics is None) == (metrics is None)
-
-
-class Saves(Callback):
-    """Writes a checkpoint after three batches."""
-
-    def __init__(self, path: Any) -> None:
-        self.path = path
-
-    def on_train_batch_end(self, run: Any, model: Any, outputs: Any, batch: Any, index: int) -> None:
-        if index == 2 and not run.current_epoch:
-            run.save_checkpoint(self.path)
-
-
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
-def test_a_run_that_goes_on_within_a_window_computes_them_from_there_on(tmp_path: Any) -> None:
-    monitor = FeatureStatsMonitor(metrics={"net.0": SumMetric()}, **QUIET)
-    torch.manual_seed(0)
-    trainer([monitor, Saves(tmp_path / "middle.ckpt")]).fit(Classifier(mlp()), loader())
-    recorder, again = Recorder(["net.0"]), FeatureStatsMonitor(metrics={"net.0": SumMetric()}, **QUIET)
-    trainer([recorder, again]).fit(Classifier(mlp()), loader(), ckpt_path=tmp_path / "middle.ckpt")
-    later = recorder.outputs["net.0"]
-    assert len(later) == 4
-    assert values(again.metrics)["net.0/SumMetric"] == pytest.approx(sum(out.sum() for out in later), rel=1e-4)
-    assert (again.metrics.batches, again.report.sites["net.0"].calls) == (7, 7)
-
-
-def test_without_metrics_there_is_no_member_for_them() -> None:
-    net = mlp()
-    loops = [TrainingMonitor(), FeatureStatsMonitor(), watch(net, torch.optim.SGD(net.parameters(), lr=0.1))]
-    assert not any(member.kind.prefix == "metrics" for loop in loops for member in loop.members)
-
-
-def test_a_configuration_names_them() -> None:
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(TrainingMonitor, "monitor")
-    given = {"metrics": {"net.*": {"class_path": "torchmetrics.MaxMetric"}}, "summary": False}
-    monitor = parser.instantiate(parser.parse_object({"monitor": given})).monitor
-    fit(monitor)
-    assert values(monitor.metrics)["net.4/MaxMetric"] == monitor.features.sites["net.4"].max

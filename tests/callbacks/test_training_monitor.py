@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
-from lightning_hooks import FeatureStatsMonitor, TrainingMonitor, monitors
+from lightning_hooks import TrainingMonitor, monitors
 from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
-from lightning_hooks.hosts.lightning_adapter import Adapter
-from tests.support.models import Classifier, hook_counts, is_attached, loader, mlp, trainer
+from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import everything
 
 
@@ -65,23 +62,6 @@ def test_its_reports_alerts_and_verdict() -> None:
     }
 
 
-def test_a_healthy_run_has_no_alert() -> None:
-    monitor = TrainingMonitor(every_n_steps=1, summary=False)
-    trainer([monitor], max_epochs=1).fit(Classifier(mlp()), loader())
-    assert (monitor.alerts, monitor.verdict) == ([], "1 epoch, no rule broken.")
-
-
-def test_training_is_bit_identical_and_nothing_is_left() -> None:
-    _, plain = fit([])
-    before = hook_counts(Classifier(mlp()))
-    monitor = TrainingMonitor(every_n_steps=1, summary=False)
-    run, model = fit([monitor])
-    assert all(torch.equal(a, b) for a, b in zip(plain.state_dict().values(), model.state_dict().values(), strict=True))
-    assert hook_counts(model) == before
-    assert not is_attached(monitor)
-    assert not any(isinstance(callback, Adapter) for callback in run.callbacks)
-
-
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint")
 def test_it_goes_on_from_a_checkpoint_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     class Saves(Callback):
@@ -98,32 +78,6 @@ def test_it_goes_on_from_a_checkpoint_in_the_middle_of_an_epoch(tmp_path: Path) 
     assert rest.features.sites["net.0"].calls == whole.features.sites["net.0"].calls == 7
     assert rest.clipping.optimizers["0-SGD"].steps == 7
     assert [alert.name for alert in rest.alerts] == [alert.name for alert in whole.alerts]
-
-
-def test_copies_and_pickles_are_whole_and_observe_a_run_of_their_own() -> None:
-    monitor = TrainingMonitor(every_n_steps=1, summary=False)
-    fit([monitor])
-    for twin in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):
-        assert everything(twin.features) == everything(monitor.features)
-        fit([twin])
-        assert everything(twin.features) == everything(monitor.features)
-
-
-def test_next_to_another_monitor_each_tag_is_logged_once() -> None:
-    other, monitor = FeatureStatsMonitor(modules="net.0", every_n_steps=1, summary=False), TrainingMonitor(summary=False)
-    run, _ = fit([other, monitor])
-    assert list(other.report.sites) == ["net.0"]
-    assert len(monitor.features.sites) == 5
-    assert float(run.callback_metrics["features/net.0/mean"]) == other.report.sites["net.0"].mean
-
-
-@pytest.mark.parametrize("change", [list, lambda given: [*given, Callback()], copy.deepcopy])
-def test_libraries_may_copy_or_extend_the_list_of_callbacks(change: Any) -> None:
-    for given in ([TrainingMonitor(every_n_steps=1, summary=False)], monitors(every_n_steps=1, summary=False)):
-        handed = change(given)
-        run, _ = fit(handed)
-        assert [type(callback) for callback in run.callbacks[: len(given)]] == [type(callback) for callback in given]
-        assert all(callback.members[0].report is not None for callback in handed[: len(given)])
 
 
 @pytest.mark.parametrize(

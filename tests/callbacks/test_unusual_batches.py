@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import GradientClipMonitor, GradientFlowMonitor, TrainingMonitor
-from lightning_hooks.diagnostics import unusual
-from lightning_hooks.diagnostics.loss import table
-from lightning_hooks.diagnostics.unusual import MOST_SAMPLES, LargestBatches, UnusualBatch
+from lightning_hooks.diagnostics.unusual import MOST_SAMPLES, UnusualBatch
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.data import whole
 from lightning_hooks.run_report.health import health_of
-from lightning_hooks.run_report.training import listed_samples, unusual_batches
+from lightning_hooks.run_report.training import unusual_batches
 from tests.support.models import Classifier, trainer
 from tests.support.pages import of_kind, section_of
 
@@ -134,24 +132,3 @@ def _largest(monitor: TrainingMonitor, name: str) -> tuple[UnusualBatch, ...]:
     assert monitor.gradients is not None
     assert monitor.clipping is not None
     return monitor.gradients.largest_losses if name == "losses" else monitor.clipping.largest_norms["0-SGD"]
-
-
-def test_equal_values_are_in_order_and_many_samples_are_cut() -> None:
-    def samples_of(epoch: int, batch: int) -> range:
-        return range(batch, batch + 100)
-
-    batches = LargestBatches()
-    assert [one.batch for one in batches.read(0, [(1.0, number, number) for number in (4, 2, 0)], samples_of)] == [0, 2, 4]
-    batches.reset()
-    found = batches.read(1, [(1.0, 9, 19), (2.0, 3, 13), (float("nan"), 1, 11), (0.5, 8, 18), (1.5, 7, 17)], samples_of)
-    assert [(one.epoch, one.batch, one.step) for one in found] == [(1, 3, 13), (1, 7, 17), (0, 0, 0), (0, 2, 2), (0, 4, 4)]
-    assert found[0].samples == tuple(range(3, 3 + MOST_SAMPLES))
-    assert listed_samples(found[0]) == "3, 4, 5, 6, 7, 8, 9, 10 and 56 more"
-    other = LargestBatches()
-    other.load(json.loads(json.dumps(batches.state())))
-    batches.reset()
-    assert [one.samples for one in other.read(1, [], lambda epoch, batch: ())] == [tuple(range(b, b + 64)) for b in (0, 2, 4)]
-
-
-def test_as_many_steps_are_remembered_as_losses() -> None:
-    assert unusual.SLOTS == table.SLOTS

@@ -90,13 +90,6 @@ def test_a_whole_checkpoint_of_lightning_s() -> None:
     assert (found.prefix, found.renamed, found.fits) == (("net.", ""), 11, ())
 
 
-def test_nothing_is_loaded() -> None:
-    net = Net()
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    check_loaded(net, Net().state_dict())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
-
-
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "nets_of_test_loaded.py").write_text(
         "from torch import nn\ndef net():\n    return nn.ModuleDict({'body': nn.Linear(2, 2)})\n"

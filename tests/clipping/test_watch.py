@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_hooks.clipping import ClipLedger, NormHistory, step_events
-from lightning_hooks.clipping.watch import FIRST_STEPS, WINDOW, EventColumn
+from lightning_hooks.clipping.stats import ClipLedger
+from lightning_hooks.clipping.watch import FIRST_STEPS, WINDOW, EventColumn, NormHistory, step_events
 from lightning_hooks.diagnostics.clipping_events.collector import MERGED_EVENTS
 from lightning_hooks.statistics.reduction import Span, by_columns, merge_ranks
 
@@ -144,38 +144,6 @@ def test_the_past_lasts_over_epochs_and_through_a_state() -> None:
         assert events.jump <= whole["jump"][0]
         assert events.jump_before > late["jump"][4]  # steps of the epoch before count
         assert (events.unzeroed_steps, events.wasted_clips) == (3, 4)
-
-
-def test_fused_optimizers_skip_by_themselves() -> None:
-    """Under a loss scaler these take no step whose gradient is not finite, and say so to nobody."""
-    ledger = ClipLedger(1)
-    for number, skips in ((1.0, True), (math.inf, True), (2.0, True), (math.nan, False)):
-        row = torch.tensor([number], dtype=torch.float64)
-        ledger.write(row, row, True, skips, batch=int(number) if math.isfinite(number) else 5)
-    events = step_events(ledger.events.tolist(), ["a"])
-    assert (events.jump, events.jump_batch, events.first_nonfinite_batch) == (2.0, 2, 5)
-    assert ledger.total[0] == 3  # steps taken
-
-
-def test_the_same_in_single_precision() -> None:
-    norms, taken = history(60)
-    watch = NormHistory(dtype=torch.float32)
-    watch.read(norms.float(), list(range(60)), torch.tensor(taken))
-    double = NormHistory()
-    double.read(norms, list(range(60)), torch.tensor(taken))
-    assert watch.events.tolist() == pytest.approx(double.events.tolist(), rel=1e-4)
-
-
-def test_nothing_is_said_against_norms_of_zero() -> None:
-    """A part that does not learn yet, as in a GAN or where a schedule unfreezes it: the first gradient is no explosion."""
-    norms = torch.zeros(30, 3, dtype=torch.float64)
-    norms[20:] = 1.0
-    watch = NormHistory()
-    watch.read(norms, list(range(30)), torch.ones(30, dtype=torch.bool))
-    events = step_events(watch.events.tolist(), NAMES)
-    assert (events.jump, events.jump_batch) == (1.0, 21)  # held against batch 20
-    assert math.isnan(events.growth)
-    assert_events(events, reference(norms, [True] * 30, list(range(30))))
 
 
 def test_events_of_ranks_merge_to_the_largest_and_the_first() -> None:

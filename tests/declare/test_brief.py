@@ -2,7 +2,6 @@
 
 import pytest
 
-from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
 from tests.support.made_reports import alert, clips, features, flow, layer_names
 
 
@@ -23,18 +22,6 @@ def test_the_lines_of_a_report():
     assert lines[2].startswith("  c: dead 100%, rms ")
     assert lines[3].startswith("  d: ")
     assert lines[5] == "  alerts: 1 critical, 1 info (dead at c, …)"
-
-
-def test_what_was_not_measured_comes_last():
-    optimizers = {"0-SGD": OptimizerStats(), "1-SGD": OptimizerStats(update_rms=0.1), "2-SGD": OptimizerStats(update_rms=0.0)}
-    lines = repr(flow(0, [], optimizers=optimizers)).splitlines()
-    assert lines[2:5] == ["  2-SGD: update_rms 0", "  1-SGD: update_rms 0.1", "  0-SGD: nothing measured"]
-
-
-def test_a_notebook_shows_the_same_escaped():
-    report = features(0, ["<b>"])
-    assert report._repr_html_().startswith("<pre><b>FeatureReport: epoch 0")
-    assert "&lt;b&gt;: " in report._repr_html_()
 
 
 def test_a_report_is_asked_by_name():

@@ -6,10 +6,10 @@ import inspect
 import pytest
 
 from lightning_hooks import alerts
-from lightning_hooks.alerts import ALERT_KINDS, RULES, Alert, Rule
+from lightning_hooks.alerts import ALERT_KINDS, RULES, Rule
 from lightning_hooks.alerts.defaults import FILES
 from lightning_hooks.alerts.explain import rules_that_raise, thresholds_of
-from lightning_hooks.declare.kinds import KINDS, inside_a_sentence
+from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.rulebook import reports_of
 
 BUILT_IN = sorted(
@@ -74,32 +74,11 @@ def test_a_kind_has_a_title_and_advice(kind):
 @pytest.mark.parametrize("rule", BUILT_IN)
 def test_an_alert_of_every_built_in_rule_says_what_to_try(rule):
     assert any(isinstance(one, rule) for book in RULES.values() for one in book), "a rule that nobody asks"
-    made = rule().alert(Report(), "layer", 2.0, 1.0, "warning", "it is so.", "Usually why.")
-    assert (made.title, made.message, made.diagnosis) == (KINDS[rule.kind].title, "it is so.", "Usually why.")
+    made = rule().alert(Report(), "layer", 2.0, 1.0, "warning", "it is so.")
+    assert (made.title, made.message, made.diagnosis) == (KINDS[rule.kind].title, "it is so.", "")
     assert made.advice
-    assert made.text == " ".join(["it is so.", "Usually why.", *(f"{step}." for step in made.advice)])
-    what, why, *rest = str(made).splitlines()
+    assert made.text == " ".join(["it is so.", *(f"{step}." for step in made.advice)])
+    what, *rest = str(made).splitlines()
     assert what == f"[warning] {rule.kind} at layer (epoch 3, step 40): it is so."
-    assert why == "  why: Usually why."
     assert len(rest) == 1
     assert rest[0].startswith("  try: ")
-
-
-def test_advice_that_depends_on_what_was_seen_comes_first():
-    assert alerts.Dead().alert(Report(), "layer", 2.0, 1.0, "warning", "so.", advice=("Do that",)).text == "so. Do that."
-
-
-def test_an_alert_of_the_users_own_may_give_its_message_alone():
-    own = Alert("too_loud", "layer", 2.0, 1.0, 0, 9, "warning", "it is loud. Turn it down.")
-    assert (own.title, own.diagnosis, own.advice) == ("Too loud", "", ())
-    assert own.text == own.message == "it is loud. Turn it down."
-
-
-def test_an_alert_of_an_earlier_version_says_everything_once():
-    old = Alert("dead", "layer", 1.0, 0.7, 0, 9, "critical", "100%. Why. Do it.", diagnosis="100%. Why.", advice=("Do it",))
-    assert (old.message, old.diagnosis, old.text) == ("100%. Why.", "", "100%. Why. Do it.")
-
-
-def test_titles_inside_a_sentence():
-    assert inside_a_sentence("Dead units") == "dead units"
-    assert inside_a_sentence("NaN or infinite values") == "NaN or infinite values"

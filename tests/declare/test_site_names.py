@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_hooks import Alert
 from lightning_hooks.declare.site_names import readable
 
 
@@ -22,12 +21,3 @@ from lightning_hooks.declare.site_names import readable
 )
 def test_readable(site: str, name: str) -> None:
     assert readable(site) == name
-
-
-def test_a_line_has_readable_names_and_the_alert_its_site() -> None:
-    alert = Alert("zero", "0-Adam", 1.0, 0.5, 0, 9, "warning", "so.", consequences=("missing at 0-Adam.group0.1",), also=("b",))
-    assert str(alert).splitlines() == [
-        "[warning] zero at optimizer Adam and 1 more site (epoch 0, step 9): so.",
-        "  Consequences: missing at parameter 1 of Adam (group 0).",
-    ]
-    assert alert.name == "zero at 0-Adam"

@@ -44,17 +44,6 @@ def test_its_own_handlers_replace_lightnings(monkeypatch: pytest.MonkeyPatch) ->
     assert (stream.getvalue(), written.getvalue()) == ("mine\n", "Lightning's again\n")
 
 
-def test_its_level_silences_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = of_lightning(monkeypatch)
-    try:
-        LOGGER.setLevel(logging.WARNING)
-        info("on the way")
-        info("an alert", logging.WARNING)
-    finally:
-        LOGGER.setLevel(logging.INFO)
-    assert written.getvalue() == "an alert\n"
-
-
 @pytest.mark.slow
 def test_a_level_that_was_set_before_the_import_stays() -> None:
     code = (

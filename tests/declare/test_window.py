@@ -1,15 +1,13 @@
 """A window: reports of all monitors, each of which knows those of earlier windows while rules read it."""
 
 import copy
-import math
 import pickle
 from dataclasses import replace
 
 import pytest
 
-from lightning_hooks.alerts import AttentionReport, ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.alerts import AttentionReport, FeatureReport, GradientFlowReport
 from lightning_hooks.declare.window import Window
-from lightning_hooks.diagnostics.loss.report import LossReport
 from tests.support.made_reports import alert, features, flow, layer_names
 
 NAMES = layer_names(3)
@@ -51,17 +49,3 @@ def test_a_window_holds_one_report_of_each_monitor() -> None:
     assert [found.kind for found in window.alerts] == ["dead"]
     with pytest.raises(ValueError, match="shorter"):
         window.with_alerts([()])
-
-
-def test_places_are_those_of_the_report_that_knows_most_modules() -> None:
-    some = FeatureReport(0, 1, {}, order=("a", "b"))
-    more = GradientFlowReport(0, 1, dict.fromkeys("cba"), {}, 1.0, order=("c", "b", "a"))  # type: ignore[arg-type]
-    assert Window([some, more]).places == {"a": 0, "b": 1, "c": 2}
-    assert Window().places == {}
-
-
-def test_the_loss_is_that_of_the_report_that_has_one() -> None:
-    without, broken = flow(0, NAMES), replace(flow(0, NAMES), loss=LossReport(1, math.nan, 0.0, 0.0, 0.0, 0.0))
-    known = replace(flow(0, NAMES), loss=LossReport(2, 0.5, 0.1, 0.4, 0.6, 0.5))
-    assert Window([ClipReport(0, 1, {}), without, broken, known]).loss == 0.5
-    assert Window([features(0, NAMES), without, broken]).loss is None

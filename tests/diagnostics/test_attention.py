@@ -112,22 +112,6 @@ def test_every_row_is_taken_where_there_are_few() -> None:
         assert chosen.queries.tolist() == [list(range(queries))] * samples
 
 
-def test_samples_of_a_batch_show_different_queries() -> None:
-    chosen = grid(8, 512)
-    assert len(set(chosen.queries[:, 1:-1].flatten().tolist())) == 8 * 6
-
-
-def test_three_dimensions_hold_samples_times_heads() -> None:
-    query, key = tensors(2, 3, 5, 7, 8)
-    mask = torch.rand(2, 3, 5, 7) > 0.3
-    whole = product_heads(query, key, mask)
-    assert torch.equal(product_heads(query.flatten(0, 1), key.flatten(0, 1), mask.flatten(0, 1), heads=3), whole)
-    assert torch.equal(product_heads(query[None], key[None], mask[None]), whole)
-    logits = query @ key.transpose(-1, -2)
-    assert torch.equal(written_out_heads(logits.flatten(0, 1), heads=3), written_out_heads(logits))
-    assert product_heads(query.flatten(0, 1), key.flatten(0, 1), mask[0, 0]).shape == (1, len(MEASURED))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fill", [MINUS, -1e9, "smallest"])
 def test_logits_that_are_written_out(fill: Any, dtype: torch.dtype) -> None:
@@ -155,17 +139,6 @@ def test_rows_that_are_not_finite_are_counted_and_leave_the_others_alone() -> No
     assert product_heads(query, key, output=output)[:, Head.NONFINITE].tolist() == [2.0, 1.0]
 
 
-def test_large_logits_are_exact() -> None:
-    query, key = tensors(2, 2, 9, 9, 8, spread=30.0)
-    assert_heads(product_heads(query, key), reference(query.double() @ key.double().transpose(-1, -2) / math.sqrt(8)))
-
-
-def test_uniform_attention_has_an_entropy_of_one() -> None:
-    heads = product_heads(torch.zeros(2, 2, 9, 4), torch.randn(2, 2, 9, 4), causal=True)
-    assert (heads[:, Head.ENTROPY] / heads[:, Head.JUDGED]).tolist() == pytest.approx([1.0, 1.0], rel=1e-6)
-    assert heads[:, Head.JUDGED].tolist() == [16.0, 16.0]
-
-
 def test_the_probabilities_are_those_of_pytorch() -> None:
     query, key = tensors(2, 2, 6, 6, 8)
     mask = torch.rand(2, 2, 6, 6) > 0.3
@@ -174,11 +147,3 @@ def test_the_probabilities_are_those_of_pytorch() -> None:
     rows = mask.sum(-1) > 1
     expected = (shares[..., 0] * rows).sum((0, 2))
     assert product_heads(query, key, mask)[:, Head.FIRST].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
-
-
-def test_logits_that_diverge_are_no_masks() -> None:
-    logits = torch.randn(2, 2, 8, 8) * 1e6
-    logits[0, 0, 0] = -logits[0, 0, 0].abs() - 1e4
-    assert written_out_heads(logits)[:, Head.MASKED].tolist() == [0.0, 0.0]
-    assert written_out_heads(logits)[:, Head.NONFINITE].tolist() == [0.0, 0.0]
-    assert written_out_heads(logits[:1, :1, :1])[:, Head.MASKED].tolist() == [1.0]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_hooks.diagnostics.attention.heads import Head, product_heads
-from lightning_hooks.diagnostics.attention.table import AttentionStats, AttentionTable, heads_of, most_heads
+from lightning_hooks.diagnostics.attention.table import AttentionStats, AttentionTable
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 
 
@@ -84,35 +82,3 @@ def test_a_window_goes_on_from_a_checkpoint() -> None:
     after.reset()
     assert stats(after.pack()) == {}
     assert torch.equal(after.pack(), AttentionTable(4, 5).pack())
-
-
-def test_heads_and_sites_without_a_line_are_left_out() -> None:
-    made = table((0, 1, 1.0))
-    made.add(4, heads(1), half=False)
-    made.add(0, heads(5, count=7), half=False)
-    found = stats(made.pack())
-    assert list(found) == ["a"]
-    assert len(found["a"].heads) == 5
-    assert found["a"].calls == 2
-    assert [head.max_logit for head in found["a"].heads] == pytest.approx(
-        torch.maximum(heads(5, count=7)[:5, Head.MAX], torch.cat((heads(1)[:, Head.MAX], torch.full((2,), -math.inf)))).tolist()
-    )
-
-
-def test_nothing_to_judge_is_nan() -> None:
-    made = AttentionTable(1, 2)
-    made.add(0, product_heads(torch.randn(2, 2, 3, 4), torch.randn(2, 2, 3, 4), torch.zeros(3, 3, dtype=torch.bool)), half=False)
-    found = made.read(made.pack(), ["a"])["a"]
-    assert (found.masked_rows, found.masked_samples, found.nonfinite_rows) == (1.0, 1.0, 0.0)
-    assert math.isnan(found.max_logit)
-    assert math.isnan(found.entropy)
-    assert math.isnan(found.heads[0].first_token_share)
-    assert math.isnan(found.end_max_logit)
-
-
-def test_how_many_heads_a_model_names() -> None:
-    assert heads_of(nn.MultiheadAttention(8, 4)) == 4
-    assert heads_of(nn.Linear(8, 4)) == 0
-    assert most_heads(nn.Linear(2, 2)) == 16
-    assert most_heads(nn.TransformerEncoderLayer(128, 64)) == 64
-    assert most_heads(nn.MultiheadAttention(1024, 512)) == 128

@@ -16,7 +16,7 @@ from lightning_hooks.diagnostics.calls.table import (
     is_over_batch,
     softmax_use,
 )
-from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
+from lightning_hooks.statistics.reduction import merge_ranks
 from tests.support.calls import call_table
 
 
@@ -45,18 +45,6 @@ def test_a_mask_and_the_dimension(mask: Tensor, least: float) -> None:
         assert use_of(values.transpose(-1, -2), -2) == SoftmaxUse(1, 0, 0)  # keys before queries
 
 
-def test_scores_that_are_right_in_another_layout() -> None:
-    heads_last = scores(LATER, 2).unsqueeze(-1).expand(2, 6, 6, 4)
-    assert use_of(heads_last, 2) == SoftmaxUse(1, 0, 0)
-    pooled = torch.randn(4, 9, 1)
-    pooled[:, 6:] = -torch.inf
-    assert use_of(pooled, 1) == SoftmaxUse(1, 0, 0)
-    assert use_of(pooled.expand(4, 9, 3), 1) == SoftmaxUse(1, 0, 0)
-    assert use_of(torch.randn(8, 8), 0) == SoftmaxUse(1, 0, 0)  # nothing is masked
-    assert use_of(torch.zeros(2, 2), -2) == SoftmaxUse(1, 0, 0)
-    assert use_of(torch.zeros(0, 3), 0) == SoftmaxUse(1, 0, 0)
-
-
 @pytest.mark.parametrize(
     ("shape", "dim", "samples", "found"),
     [
@@ -78,16 +66,6 @@ def test_over_the_batch(shape: tuple[int, ...], dim: int, samples: int | None, f
     assert use.over_batch == found
 
 
-def test_the_dimension_that_pytorch_chooses() -> None:
-    for shape in ((8,), (8, 10), (8, 5, 10), (8, 2, 3, 4)):
-        values = torch.randn(shape)
-        with pytest.warns(UserWarning, match="Implicit dimension"):
-            chosen = torch.nn.functional._get_softmax_dim("softmax", values.dim(), 3)
-        use = use_of(values, None, 8)
-        assert use is not None
-        assert use.over_batch == (chosen == 0 and values.dim() > 1)
-
-
 def test_dropout() -> None:
     checks = call_table(CheckedCalls, 2)
     checks.dropout(0, 0.0, training=False)  # told not to
@@ -96,26 +74,6 @@ def test_dropout() -> None:
     checks.dropout(0, 0.5, training=False)
     checks.dropout(0, 0.1, training=False, in_validation=True)
     assert dropout_use(checks.pack().view(2, -1)[0].tolist()) == DropoutUse(0.5, 3, 1, 1)
-
-
-def test_tables_merge() -> None:
-    tables = [call_table(CheckedCalls, 2) for _ in range(3)]
-    for number, table in enumerate(tables[:2]):
-        table.softmax(1, scores(LATER), -2, None)
-        table.dropout(0, 0.1 * (number + 1), training=False)
-    packed = [table.pack() for table in tables]
-    windows = merge_windows(tables[0].spans, merge_windows(tables[0].spans, packed[0], packed[1]), packed[2])
-    for merged in (merge_ranks(tables[0].spans, packed), windows):
-        rows = merged.view(2, -1).tolist()
-        assert softmax_use(rows[1]) == SoftmaxUse(2, 0, 2)
-        assert dropout_use(rows[0]) == DropoutUse(0.2, 2, 2, 0)
-    back = call_table(CheckedCalls, 2)
-    back.unpack(packed[1])
-    assert torch.equal(back.pack(), packed[1])
-    back.dropout(0, 0.2, training=True)
-    assert dropout_use(back.pack().view(2, -1)[0].tolist()) == DropoutUse(0.2, 2, 1, 0)
-    back.reset()
-    assert not back.pack().any()
 
 
 def test_precision() -> None:

@@ -14,16 +14,14 @@ from lightning_hooks import TrainingMonitor
 from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport, LossReport, OptimizerStats, ParameterSetup
 from lightning_hooks.clipping.stats import ClipStats
 from lightning_hooks.declare.host import TrainingSetup
-from lightning_hooks.diagnostics.batches.inputs import FeatureScales
 from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
 from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
-from lightning_hooks.diagnostics.features.stats import FeatureStats
-from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
+from lightning_hooks.diagnostics.features.table import FeatureStats
+from lightning_hooks.diagnostics.gradients.tables import ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, ScheduleStats
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
-from lightning_hooks.diagnostics.setup.checks import ModelSetup, UnregisteredModules
 from tests.support.bad_steps import failed
 from tests.support.models import Classifier, loader, trainer
 
@@ -86,57 +84,12 @@ def test_inputs_off_their_centre_are_standardised_and_large_ones_scaled(mean: fl
     assert (cause is None) if first is None else (cause is not None and cause.decisive and cause.remedies[0].to == first)
 
 
-def test_the_batch_is_left_where_the_loss_may_compare_with_it() -> None:
-    given = features(sites={}, inputs={"training": stats(60.0, 50.0, -40.0, 160.0)})
-    cause = data.large_inputs.judge(alert("saturated", "net.a"), facts(given))
-    assert cause is not None
-    assert [remedy.target for remedy in cause.remedies] == ["what net.a is given", "batch[0]"]
-    assert cause.remedies[0].code == "self.net.a(x * 0.013)"
-    known = dataclasses.replace(given, targets={"mse_loss": TargetStats(4, 0, 0, 0, 0, 0, 0)})
-    cause = data.large_inputs.judge(alert("saturated", "net.a"), facts(known))
-    assert cause is not None
-    assert cause.remedies[0].target == "batch[0]"
-
-
 @pytest.mark.parametrize(("low", "found"), [(-9999.0, True), (-9998.7, False), (-3000.0, False)])
 def test_a_number_that_stands_for_what_is_missing(low: float, found: bool) -> None:
     given = features(inputs={"training": stats(-100.0, 990.0, low, 4.0)})
     cause = data.placeholder.judge(alert("poor_init"), facts(given))
     assert (cause is not None) is found
     assert cause is None or (cause.remedies[0].code, cause.remedies[0].from_) == ("x[x == -9999] = 0", low)
-
-
-def test_columns_of_different_sizes_are_standardised_each() -> None:
-    given = features(inputs={"training": stats(60.0, 60.0, 1.0, 300.0)}, feature_scales={"net.a": FeatureScales(4.0, 2, 10, 200.0)})
-    cause = data.large_inputs.judge(alert("feature_scale", "net.a"), facts(given))
-    assert cause is not None
-    assert cause.remedies[0].code == "x = (x - x.mean(0)) / x.std(0)"
-
-
-@pytest.mark.parametrize(("ratio", "name"), [(1e-16, "constant_data"), (1e-7, "destroyed_inputs"), (0.3, "unrelated_targets")])
-def test_why_samples_are_alike_behind_the_first_layer(ratio: float, name: str) -> None:
-    known = facts(features(ratio, inputs={"training": stats(0.0, 1.0, -2.0, 2.0)}))
-    judged = {one.name: one.judge(alert("no_progress"), known) for one in (data.constant_data, data.destroyed_inputs)}
-    judged["unrelated_targets"] = data.unrelated_targets.judge(alert("no_progress"), known)
-    assert [name for name, cause in judged.items() if cause is not None and cause.decisive] == [name]
-
-
-def test_samples_are_not_blamed_for_a_layer_of_zeros() -> None:
-    zeros = {**START, "net.a.weight": TensorFacts(64, 0.0, 0.0, 0.0)}
-    assert data.constant_data.judge(alert("constant", "net.a", 0.0), facts(features(1e-16), start=zeros)) is None
-
-
-@pytest.mark.parametrize(("ratio", "over"), [(1e-5, 1.0), (3e-3, 0.5), (3e-3, 30.0)])
-def test_targets_are_not_blamed_where_steps_are_small_or_the_loss_is_elsewhere(ratio: float, over: float) -> None:
-    cause = data.unrelated_targets.judge(alert("no_progress"), facts(report=flow(ratio, over)))
-    assert cause is None or not cause.decisive
-
-
-@pytest.mark.parametrize(("kind", "ratio", "to"), [("SGD", 1.5e-5, 0.2), ("SGD", 3e-3, None), ("Adam", 3e-3, None)])
-def test_a_rate_is_raised_to_steps_of_a_usual_size(kind: str, ratio: float, to: float | None) -> None:
-    cause = rates.rate_too_low.judge(alert("no_progress"), facts(report=flow(ratio, 1.0, 1e-3, kind)))
-    assert (cause.remedies[0].to if cause is not None else None) == to
-    assert rates.rate_too_low.judge(alert("no_progress", severity="info"), facts(report=flow(1.5e-5, 1.0, 1e-3, kind))) is None
 
 
 def test_a_rate_that_is_0_at_the_start_and_a_schedule_of_steps_that_is_stepped_by_epochs() -> None:
@@ -156,14 +109,6 @@ def test_a_rate_that_is_0_at_the_start_and_a_schedule_of_steps_that_is_stepped_b
     assert (cause.remedies[0].target, cause.remedies[0].to) == ("scheduler.interval", "step")
 
 
-def test_rates_that_grow_from_group_to_group_are_set_to_a_usual_one() -> None:
-    groups = tuple(GroupSettings(lr=lr, lr_peak=lr) for lr in (1e-3, 0.03, 0.9))
-    report = flow(optimizers={"0-Adam": OptimizerStats(groups=groups)})
-    cause = rates.group_too_fast.judge(alert("update_too_large", "net.b.weight"), facts(report=report))
-    assert cause is not None
-    assert (cause.remedies[0].target, cause.remedies[0].to) == ("optimizer.param_groups[1].lr, optimizer.param_groups[2].lr", 3e-3)
-
-
 def test_frozen_parameters_in_the_optimizer_and_a_frozen_head() -> None:
     frozen = ParameterSetup(64, 2, False, False, ("0-Adam",), 10, 1e-3)
     report = flow(setups={"net.a.weight": ParameterSetup(64, 2, True, True, ()), "net.b.weight": frozen})
@@ -178,85 +123,6 @@ def test_frozen_parameters_in_the_optimizer_and_a_frozen_head() -> None:
         start = {**START, "net.b.weight": TensorFacts(64, 0.0, -0.5, high)}
         cause = wiring.frozen_by_mistake.judge(alert("not_optimized", "net.a.bias"), facts(report=report, start=start))
         assert (cause is not None) is found
-
-
-def test_parameters_that_came_after_the_optimizer() -> None:
-    free = ParameterSetup(64, 2, True, True, ())
-    report = flow(setups={"net.b.parametrizations.weight.original0": free})
-    cause = wiring.in_no_optimizer.judge(alert("not_optimized", "net.b"), facts(report=report))
-    assert cause is not None
-    assert [remedy.op for remedy in cause.remedies] == ["call", "add"]
-
-
-@pytest.mark.parametrize(
-    ("left", "held", "listed"),
-    [
-        (["net.a.weight", "net.a.bias"], ["net.b.weight"], "self.net.a.parameters()"),
-        (["net.a.weight", "net.b.weight"], ["head.weight"], "self.net.parameters()"),
-        (["net.0.weight", "net.2.weight"], ["net.1.weight"], "[*self.net[0].parameters(), *self.net[2].parameters()]"),
-        (["net.a.bias"], ["net.a.weight"], "[self.net.a.bias]"),
-        (["scale", "net.a.weight"], ["head.weight"], "[self.scale, *self.net.parameters()]"),
-    ],
-)
-def test_the_code_adds_all_that_is_in_no_optimizer_and_nothing_else(left: list[str], held: list[str], listed: str) -> None:
-    setups = {name: ParameterSetup(64, 2, True, True, ()) for name in left}
-    setups |= {name: ParameterSetup(64, 2, True, True, ("0-Adam",)) for name in held}
-    cause = wiring.in_no_optimizer.judge(alert("not_optimized", left[0]), facts(report=flow(setups=setups)))
-    assert cause is not None
-    assert cause.remedies[-1].code == f"optimizer.add_param_group({{'params': {listed}}})"
-
-
-def test_tensors_that_the_model_does_not_know_become_parameters() -> None:
-    for held, to in ((0, "an nn.Parameter or nn.ParameterList"), (2, "an nn.ModuleList or nn.ModuleDict")):
-        report = flow(model_setup=ModelSetup(unregistered={"net.widths": UnregisteredModules(held, 2, True)}))
-        cause = wiring.not_registered.judge(alert("unregistered", "net.widths"), facts(report=report))
-        assert cause is not None
-        assert cause.remedies[0].to == to
-
-
-def test_attention_over_the_samples_of_a_batch() -> None:
-    cause = wiring.wrong_axis.judge(alert("no_progress"), facts(time_first=("net.b",)))
-    assert cause is not None
-    assert (cause.remedies[0].target, cause.remedies[0].to) == ("net.b.batch_first", True)
-    assert wiring.wrong_axis.judge(alert("no_progress"), facts(time_first=("net.c",))) is None  # samples are not along it
-    assert wiring.wrong_axis.judge(alert("no_progress"), facts()) is None
-
-
-@pytest.mark.parametrize(("calls", "back", "found"), [(48, 4, True), (48, 48, False), (4, 4, False)])
-def test_a_state_that_is_detached_between_calls(calls: int, back: int, found: bool) -> None:
-    arrived = GradientStats(back, 400, 0.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
-    known = facts(features(sites={"net.b": stats(0.0, 1.0, -1.0, 1.0, calls)}), flow(modules={"net.b": arrived}))
-    cause = wiring.detached_state.judge(alert("no_progress"), known)
-    assert (cause is not None) is found
-
-
-def test_a_weight_behind_an_operation_without_a_slope() -> None:
-    parameters = {"net.b.weight": gradient(0.0, 1.0, norm=0.0), "net.b.bias": gradient()}
-    known = facts(report=flow(parameters=parameters))
-    cause = wiring.no_slope.judge(alert("zero", "net.b.weight"), known)
-    assert cause is not None
-    assert cause.decisive
-    alike = facts(features(1e-16), flow(parameters=parameters))  # nothing reaches it that could give it a gradient
-    assert wiring.no_slope.judge(alert("zero", "net.b.weight"), alike) is None
-    dead = facts(report=flow(parameters={**parameters, "net.b.bias": gradient(0.0, 1.0, norm=0.0)}))
-    cause = wiring.no_slope.judge(alert("zero", "net.b.weight"), dead)
-    assert cause is None or not cause.decisive
-
-
-@pytest.mark.parametrize(("sizes", "found"), [((1e-6,) * 6, True), ((1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1), False)])
-def test_gradients_of_one_size_are_cut(sizes: tuple[float, ...], found: bool) -> None:
-    report = flow(parameters={f"net.{place}.weight": gradient(size) for place, size in enumerate(sizes)})
-    assert (wiring.cut_gradients.judge(alert("update_too_small", "0-Adam"), facts(report=report)) is not None) is found
-
-
-def test_a_loss_without_a_graph() -> None:
-    lost = ParameterSetup(64, 2, True, False, ("0-Adam",), 10, 1e-3)
-    cause = wiring.loss_without_graph.judge(
-        alert("missing", "net.b.weight"), facts(report=flow(setups={"net.a.weight": lost, "net.b.weight": lost}))
-    )
-    assert cause is not None
-    assert cause.score > 0.7  # above the cut path, which it is one of
-    assert wiring.loss_without_graph.judge(alert("missing", "net.b.weight"), facts()) is None
 
 
 def test_an_optimizer_that_is_never_stepped() -> None:
@@ -313,22 +179,6 @@ def test_a_parameter_that_starts_far_larger_than_the_others(low: float, high: fl
     assert weights.large_start.judge(alert("poor_init", "net.b"), facts(start=drawn)) is None
 
 
-@pytest.mark.parametrize(("gain", "kind", "found"), [(0.14, "Linear", True), (0.58, "Linear", False), (0.14, "LayerNorm", False)])
-def test_layers_that_all_start_small(gain: float, kind: str, found: bool) -> None:
-    given = features(initial_gains={f"net.{place}": gain for place in range(6)})
-    known = facts(given, modules={**MODULES, "net.c": kind})
-    assert (weights.small_start.judge(alert("vanishing", "net.b"), known) is not None) is found
-
-
-def test_biases_that_close_all_gates() -> None:
-    closed = {f"net.gates.{place}.bias": TensorFacts(24, -20.0, -20.0, -20.0) for place in range(5)}
-    modules = {**{name.removesuffix(".bias"): "Linear" for name in closed}, "net": "Highway"}
-    cause = weights.offset_bias.judge(alert("saturated", "net/sigmoid"), facts(modules=modules, start={**START, **closed}))
-    assert cause is not None
-    assert cause.decisive
-    assert cause.remedies[0].target == ", ".join(closed)
-
-
 def test_a_row_that_a_mask_empties_and_a_batch_of_one() -> None:
     first, later = (
         code.nonfinite_operation.judge(
@@ -344,17 +194,6 @@ def test_a_row_that_a_mask_empties_and_a_batch_of_one() -> None:
     cause = code.nonfinite_operation.judge(alert("loss_nonfinite", batch=7), facts(bad_step=single))
     assert cause is not None
     assert (cause.remedies[0].target, cause.remedies[0].to) == ("dataloader.drop_last", True)
-
-
-def test_a_rectifier_before_targets_below_0() -> None:
-    below = TargetStats(4, 0, 0, 0, 0, 0, 0, bounded=400, outside=240, bound="relu")
-    sites = {"net.a": stats(0.0, 1.0, -1.0, 1.0), "net.b": stats(0.5, 1.0, 0.0, 2.0)}
-    known = facts(features(sites=sites, targets={"mse_loss": below}), modules={**MODULES, "net.b": "ReLU"})
-    cause = code.activation_before_loss.judge(alert("output_range", "mse_loss"), known)
-    assert cause is not None
-    assert cause.statement == "net.b (ReLU) stands before a loss whose targets it cannot put out."
-    other = facts(features(sites=sites, targets={"mse_loss": below}), modules={**MODULES, "net.b": "Tanh"})
-    assert code.activation_before_loss.judge(alert("output_range", "mse_loss"), other) is None
 
 
 class Places(nn.Module):

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_hooks.diagnostics.loss_inputs.class_weights import class_weights, weighted_down
+from lightning_hooks.diagnostics.loss_inputs.predictions import class_weights
+from lightning_hooks.diagnostics.loss_inputs.targets import weighted_down
 from lightning_hooks.hooks.graph import viewed_from_last
 
 LABELS = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, -100])
@@ -27,10 +28,6 @@ def test_how_much_labels_weigh_over_classes(weights: list[float], ratio: float) 
     assert found is not None
     of_labels, of_classes = found.tolist()
     assert of_labels / of_classes == pytest.approx(ratio)
-
-
-def test_without_weights_nothing_counts() -> None:
-    assert class_weights(None, LABELS, -100) is None
 
 
 @pytest.mark.parametrize(
@@ -60,8 +57,3 @@ def test_a_view_that_takes_other_numbers_for_classes(change: object, found: bool
     logits = torch.randn(5, 6, 4, requires_grad=True) * 1
     seen: Tensor = change(logits)  # type: ignore[operator]
     assert viewed_from_last(seen) is found
-
-
-def test_maps_of_classes_are_flattened_by_a_view() -> None:
-    assert not viewed_from_last((torch.randn(5, 4, 6, 7, requires_grad=True) * 1).flatten(2))
-    assert not viewed_from_last((torch.randn(5, 4, 6, 4, requires_grad=True) * 1).flatten(2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -39,19 +38,3 @@ def test_sizes_are_those_of_the_batch_that_differs_most() -> None:
 def test_the_limit(ratio: float, found: int) -> None:
     report = FeatureReport(0, 10, {}, feature_scales={"net.0": FeatureScales(ratio, 2, 8, 1e6)})
     assert [(a.kind, a.site, a.severity) for a in FeatureScale()(report)] == [("feature_scale", "net.0", "warning")] * found
-
-
-@pytest.mark.parametrize(("net", "found"), [(mlp(), True), (nn.Sequential(nn.BatchNorm1d(8), *mlp()), False)])
-def test_an_index_among_the_features(net: nn.Module, found: bool) -> None:
-    x = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
-    x[:, 2] = 1e6 + torch.arange(60)
-    alerts = [alert for alert in trained(net, x).report.alerts if alert.severity != "info"]
-    assert [(alert.kind, alert.site, alert.value > 1e5) for alert in alerts] == [("feature_scale", "net.0", True)] * found
-    assert all(alert.message.startswith("feature 2 of the 8 that it is given is 1.") for alert in alerts)
-
-
-def test_counts_that_are_rare_and_values_that_are_not_finite_say_nothing() -> None:
-    x = torch.zeros(40, 8)
-    x[::7, :] = 1.0
-    x[0, 1] = math.nan
-    assert not [alert for alert in trained(mlp(), x).report.alerts if alert.kind == "feature_scale"]

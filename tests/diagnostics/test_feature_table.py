@@ -1,6 +1,5 @@
 """The table of features: dead units, saturation, silence, and the merge over ranks."""
 
-import math
 from dataclasses import asdict
 
 import pytest
@@ -8,9 +7,10 @@ import torch
 from torch import nn
 
 from lightning_hooks.diagnostics.features.table import FeatureTable
-from lightning_hooks.statistics import Column
 from lightning_hooks.statistics.reduction import merge_ranks
 from tests.support.reference import assert_stats, reference_stats
+
+pytestmark = pytest.mark.usefixtures("each_path")
 
 
 @pytest.fixture(autouse=True)
@@ -111,41 +111,6 @@ def test_saturation_reads_outputs_or_inputs(net):
     assert silent == ("conv", "act1", "linear", "act2", "branch")
 
 
-def test_saturation_without_a_positional_input_is_unknown(net):
-    table = FeatureTable(net.sites(), net)
-    table.add(4, (), torch.randn(3))
-    assert math.isnan(read(table)[0]["gelu"].saturated_fraction)
-
-
-def test_several_tensors_are_one_call():
-    net = nn.Sequential(nn.LSTM(2, 3))
-    table = FeatureTable([("lstm", net[0])], net)
-    output, (hidden, cell) = result = net[0](torch.randn(4, 1, 2))
-    table.add(0, (), result)
-    stats = read(table)[0]["lstm"]
-    everything = torch.cat([tensor.detach().flatten() for tensor in (output, hidden, cell)]).double().numpy()
-    assert_stats(stats, reference_stats([everything]))
-
-
-def test_an_empty_output_is_a_call_and_integers_are_none(net):
-    table = FeatureTable(net.sites(), net)
-    table.add(1, (), torch.empty(0, 5))
-    table.add(2, (), torch.ones(3, dtype=torch.int64))
-    table.add(5, (), torch.empty(0))
-    stats, silent = read(table)
-    assert (stats["act1"].calls, stats["act1"].count, stats["act1"].dead_fraction) == (1, 0, None)
-    assert math.isnan(stats["act1"].mean)
-    assert math.isnan(stats["gate"].saturated_fraction)
-    assert "linear" in silent
-
-
-def test_nonfinite_outputs_are_counted(net):
-    table = FeatureTable(net.sites(), net)
-    table.add(2, (), torch.tensor([1.0, math.nan, math.inf, 3.0]))
-    stats = read(table)[0]["linear"]
-    assert (stats.mean, stats.std, stats.nonfinite_fraction, stats.zero_fraction) == (2.0, 1.0, 0.5, 0.0)
-
-
 def numbers(stats):
     return {key: value for key, value in asdict(stats).items() if value is not None}
 
@@ -192,35 +157,6 @@ def test_a_rank_that_missed_sites_neither_shifts_nor_silences_them(net, missing)
     assert_same(idle.read(merged([idle, *ranks])), read(whole))
 
 
-def test_sites_silent_on_every_rank_stay_silent(net):
-    ranks = [FeatureTable(net.sites(), net) for _ in range(2)]
-    for table in ranks:
-        fill(net, table, [torch.randn(2, 3, 4)], branch=False)
-    assert ranks[0].read(merged(ranks))[1] == ("branch",)
-
-
-def test_one_rectifier_used_at_two_widths():
-    net = nn.Sequential(nn.Linear(2, 10), nn.ReLU())
-    table = FeatureTable([("act", net[1])], net)
-    for values in ([[1.0, 0, 0]], [[0.0, 2, 0, 0, 0, 3, 0, 0, 0]], [[0.0, 0, 4, 0]]):
-        table.add(0, (), torch.tensor(values))
-    assert read(table)[0]["act"].dead_fraction == pytest.approx(5 / 9)
-    assert table.read(merged([table, table]))[0]["act"].dead_fraction == pytest.approx(5 / 9)
-
-
-@pytest.mark.parametrize("width", [15, 16, 17])
-def test_more_units_than_the_capacity_are_unknown_not_wrong(width):
-    """The capacity is that of the parameters (10), in whole float64s (16)."""
-    net = nn.Sequential(nn.Linear(2, 10), nn.ReLU())
-    table = FeatureTable([("act", net[1])], net)
-    values = torch.zeros(1, width)
-    values[0, 0] = values[0, -1] = 1.0
-    table.add(0, (), values)
-    expected = pytest.approx(1 - 2 / width)
-    assert read(table)[0]["act"].dead_fraction == expected
-    assert table.read(packed_for_ranks(table))[0]["act"].dead_fraction == (expected if width <= 16 else None)
-
-
 @pytest.mark.parametrize(
     ("module", "units"),
     [
@@ -240,38 +176,3 @@ def test_capacity_is_derived_from_the_parameters(module, units):
     if isinstance(module, nn.LazyLinear):
         units = 0  # not known yet, on any rank
     assert FeatureTable([("0", module)], root).capacity == units
-
-
-def test_a_model_without_rectifiers_packs_rows_only():
-    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
-    tables = [FeatureTable([("0", net[0]), ("1", net[1])], net) for _ in range(2)]
-    for table in tables:
-        table.add(1, (), torch.tensor([1.0, 0.0]))
-    packed = merged(tables)
-    assert packed.numel() == 2 * len(Column)
-    stats, silent = tables[0].read(packed)
-    assert (stats["1"].calls, stats["1"].saturated_fraction, silent) == (2, 0.5, ("0",))
-
-
-@pytest.mark.parametrize("capacity", [None, 40])
-def test_an_unpacked_table_goes_on_where_the_packed_one_was(net, capacity):
-    batches = torch.randn(12, 3, 4).split(4)
-    whole, first, second = (FeatureTable(net.sites(), net) for _ in range(3))
-    fill(net, whole, batches)
-    fill(net, first, batches[:2])
-    first.reserved = capacity
-    second.unpack(first.pack())
-    assert_same(read(second), read(first))
-    fill(net, second, batches[2:])
-    assert_same(read(second), read(whole))
-
-
-def test_reset_starts_again(net):
-    table, fresh = FeatureTable(net.sites(), net), FeatureTable(net.sites(), net)
-    fill(net, table, [torch.randn(64, 3, 4)])
-    table.reset()
-    assert read(table)[1] == tuple(name for name, _ in net.sites())
-    batch = torch.randn(2, 3, 4)
-    fill(net, table, [batch])
-    fill(net, fresh, [batch])
-    assert_same(read(table), read(fresh))

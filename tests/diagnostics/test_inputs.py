@@ -12,20 +12,16 @@ import torch
 from torch import Tensor
 from transformers import BatchEncoding
 
-from lightning_hooks.diagnostics.batches.inputs import COMPARED, LEAST, InputTable, indices_of, tensors_in
+from lightning_hooks.diagnostics.batches.inputs import COMPARED, LEAST, InputTable, tensors_in
 from lightning_hooks.statistics.reduction import merge_ranks
 from lightning_hooks.statistics.rows import Clock
 from tests.support.reference import assert_stats, reference_stats
 
+pytestmark = pytest.mark.usefixtures("each_path")
+
 
 def table() -> InputTable:
     return InputTable(Clock())
-
-
-def test_indices_are_those_of_torch() -> None:
-    places, shape = torch.arange(0, 4 * 3 * 5, 7), (4, 3, 5)
-    assert all(map(torch.equal, indices_of(places, shape), torch.unravel_index(places, shape)))
-    assert [int(index) for index in indices_of(torch.tensor(13), (20,))] == [13]
 
 
 def test_moments_of_both_parts() -> None:
@@ -120,31 +116,12 @@ def test_ranks_merge_to_one_process_and_an_epoch_can_be_taken_up() -> None:
     }
 
 
-def test_places() -> None:
-    x, y, z = torch.zeros(1), torch.ones(1), torch.ones(2)
-    assert [place for place, _ in tensors_in(x)] == ["batch"]
-    found = list(tensors_in({"a": (x, {"b": y}), 3: [z, "no tensor", None]}))
-    assert [place for place, _ in found] == ["['a'][0]", "['a'][1]['b']", "[3][0]"]
-    assert all(one is other for (_, one), other in zip(found, (x, y, z), strict=True))
-
-
 def same_samples(*batches: object) -> bool | None:
     """Whether the samples of all batches are the same."""
     inputs = table()
     for batch in batches:
         inputs.train(tensors_in(batch), compare=True)
     return inputs.read(inputs.pack())["same_samples"]
-
-
-def test_token_ids_that_are_the_same_in_all_samples() -> None:
-    same, other = torch.full((16, 5), 7), torch.arange(80).view(16, 5)
-    ones, labels = torch.ones(16, 5, dtype=torch.bool), torch.arange(16)
-    assert same_samples([same, ones, labels]) is True
-    assert same_samples([other, ones, labels]) is False
-    assert same_samples([same, ones], [other, ones]) is False
-    assert same_samples([torch.cat((same[:12], other[:4])), ones]) is False  # a prompt that comes twelve times
-    assert same_samples([labels]) is None
-    assert same_samples([same[:3]]) is None
 
 
 def test_samples_are_the_same_only_if_those_of_all_tensors_are() -> None:
@@ -214,9 +191,3 @@ def test_what_is_stored_is_read_and_nothing_is_asked_for() -> None:
         ({Hostile: x, "a": y}, ["['a']"]),
     ]
     assert [[place for place, _ in tensors_in(batch)] for batch, _ in stored] == [places for _, places in stored]
-
-
-def test_a_batch_that_contains_itself() -> None:
-    batch: list[Any] = [torch.zeros(1)]
-    batch.append(batch)
-    assert 1 <= len(list(tensors_in(batch))) < 20

@@ -83,37 +83,6 @@ def test_a_large_parameter_is_estimated_with_its_standard_error() -> None:
     assert 0.6 < torch.tensor(misses).std().item() < 1.5
 
 
-def test_the_sample_is_spread_over_rows_and_columns() -> None:
-    for shape in ((4096, 1024), (1000, 4096), (5000, 1)):
-        numel = shape[0] * shape[1]
-        places = spread_places(numel)
-        assert len(places.unique()) == SAMPLE
-        assert places[0] >= 0
-        assert places[-1] < numel
-        columns = torch.bincount(places % shape[1] * min(16, shape[1]) // shape[1], minlength=min(16, shape[1]))
-        assert columns.min() > 0.8 * SAMPLE / min(16, shape[1])
-        assert places.diff().max() <= 2 * numel / SAMPLE + 1
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_rows_of_an_embedding_that_a_batch_touches_count_whole(sparse: bool) -> None:
-    torch.manual_seed(2)
-    parameter, gradient = nn.Parameter(torch.zeros(10_000, 16)), torch.zeros(10_000, 16)
-    ids = torch.tensor([3, 77, 9000])
-    gradient[ids] = torch.randn(3, 16)
-    exact = 0.1 * gradient.double().square().sum().item()
-    given = torch.sparse_coo_tensor(ids[None], gradient[ids], (10_000, 16), check_invariants=True) if sparse else gradient
-    rows = taken([parameter], [given], tables=[0]).rows(None)[0]
-    assert rows[LearningColumn.GAIN].item() == pytest.approx(exact, rel=1e-5)
-    assert rows[LearningColumn.ERROR].item() == 0
-
-
-def test_a_loss_scale_is_divided_out() -> None:
-    parameter, gradient = nn.Parameter(torch.zeros(8)), torch.full((8,), 64.0)
-    rows = taken([parameter], [gradient], carries_scale=True, loss_scale=torch.tensor(64.0)).rows(None)[0]
-    assert rows[LearningColumn.GAIN].item() == pytest.approx(8 * 6.4)
-
-
 def test_a_step_that_is_not_finite_or_not_taken_does_not_count() -> None:
     parameter, table = nn.Parameter(torch.zeros(4)), LearningTable(1)
     for gradient, valid in ((torch.tensor([1.0, math.nan, 0, 0]), None), (torch.ones(4), torch.tensor(False))):
@@ -150,15 +119,6 @@ def test_the_noise_scale_is_that_of_the_samples_gradients() -> None:
     report = learning_report(["w"], table.lines(table.pack()), float(size), {})
     assert report.noise_scale == pytest.approx(exact, rel=0.1)
     assert report.suggested_batch_size == 256
-
-
-def test_shares_are_not_given_where_the_sum_is_not_sure() -> None:
-    row = [1.0, 1.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0]
-    report = learning_report(["w"], [row, row], 8.0, {})
-    assert report.parameters["w"].share is None
-    assert report.why_not["share"].startswith("the standard error")
-    row = [1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    assert learning_report(["w"], [row, row], 8.0, {}).why_not["share"] == "the updates are predicted to raise the loss"
 
 
 class Call:
@@ -199,30 +159,3 @@ def test_the_best_constant_answer() -> None:
         assert found == pytest.approx(mean / constant, rel=0.02), function
         assert best == pytest.approx(constant, rel=0.02), function
         assert not why
-
-
-def test_the_best_constant_answer_under_label_smoothing() -> None:
-    labels = torch.tensor([0] * 5 + [1] * 3 + [2] * 2).repeat(20)
-    shares = 0.8 * torch.tensor([0.5, 0.3, 0.2]) + 0.2 / 3
-    table = ConstantTable()
-    table.record(Call("cross_entropy", shares.log().expand(200, 3), labels, label_smoothing=0.2))  # type: ignore[arg-type]
-    assert table.read(table.pack())[0] == pytest.approx(1, rel=0.01)
-
-
-def test_why_the_best_constant_is_not_known() -> None:
-    x, y = torch.randn(16, 3), torch.randint(3, (16,))
-    several = [Call("cross_entropy", x, y), Call("mse_loss", x, x + 1)]
-    for calls, expected in (
-        ([], "no loss was seen"),
-        ([Call("cross_entropy", x, y, weight=torch.ones(3))], "does not follow"),
-        ([Call("mse_loss", x, x, reduction="sum")], "does not follow"),
-        ([Call("mse_loss", x, torch.ones(16, 3))], "all targets are the same"),
-        ([Call("cross_entropy", x[:8], torch.arange(8) % 3)], "too few labels"),
-        (several, "several losses"),
-    ):
-        table = ConstantTable()
-        for call in calls:
-            table.record(call)  # type: ignore[arg-type]
-        found, best, why = table.read(table.pack())
-        assert found is best is None
-        assert expected in why

@@ -13,7 +13,6 @@ import torch
 from lightning_hooks.diagnostics.loss.report import RECENT, LossReport
 from lightning_hooks.diagnostics.loss.table import (
     LOSS_SPAN,
-    MOST_VALIDATIONS,
     N_LOSS_NUMBERS,
     SLOTS,
     LossTable,
@@ -68,38 +67,6 @@ def test_a_window(n: int, bad: list[int]) -> None:
     assert_report(LossTable().read(packed), losses)
 
 
-def test_a_window_without_a_loss_has_no_report() -> None:
-    assert LossTable().read(LossTable().pack()) is None
-    assert LossTable().read(filled([None] * 5).pack()) is None
-
-
-def test_batches_without_a_loss_count_as_none() -> None:
-    losses = noise(20)
-    report = LossTable().read(filled([None, *losses[:10], None, None, *losses[10:], None]).pack())
-    assert_report(report, losses)
-
-
-def test_several_backward_passes_of_a_batch_are_one_value_and_what_was_returned_goes_before_them() -> None:
-    table = LossTable()
-    for value in (1.0, 5.0):
-        table.add(torch.tensor([value, value + 2]))
-    table.end_batch(0, 0)
-    table.add(torch.tensor(3.0))
-    table.end_batch(1, 1, torch.tensor(7.0))
-    table.end_batch(2, 2, torch.tensor(8.0))
-    assert_report(table.read(table.pack()), [4.0, 7.0, 8.0])
-
-
-def test_scale_and_accumulation_are_undone_and_the_value_is_a_copy() -> None:
-    table, loss = LossTable(), torch.tensor(256.0)
-    table.add(loss, 4.0, torch.tensor(1024.0))
-    loss.zero_()
-    table.end_batch(0, 0)
-    report = table.read(table.pack())
-    assert report is not None
-    assert report.mean == 1.0
-
-
 @pytest.mark.parametrize("n", [50, SLOTS])
 def test_ranks_are_averaged_batch_by_batch(n: int) -> None:
     ranks = [noise(n, seed) for seed in range(3)]
@@ -116,15 +83,6 @@ def test_a_rank_with_fewer_batches() -> None:
     assert report is not None
     assert report.recent == pytest.approx(tuple(expected))
     assert report.mean == pytest.approx(np.mean([*one, *other]))  # every rank's value weighs the same
-
-
-def test_of_several_ranks_long_windows_keep_their_moments() -> None:
-    ranks = [noise(SLOTS + 80, seed) for seed in range(2)]
-    report = LossTable().read(merge_ranks((LOSS_SPAN,), [filled(losses).pack() for losses in ranks]))
-    assert report is not None
-    assert report.count == SLOTS + 80
-    assert report.mean == pytest.approx(np.mean(ranks))
-    assert report.last == pytest.approx(np.mean(ranks, 0)[-1])
 
 
 @pytest.mark.parametrize("sizes", [(20, 30), (64, 1, 7), (SLOTS - 5, 20), (SLOTS, SLOTS), (10, SLOTS + 70, 30), (SLOTS + 9, 5)])
@@ -199,23 +157,3 @@ def test_validations_are_kept_with_the_training_loss_before_them() -> None:
     filled([5.0] * 30, 0, tables[0])
     tables[0].end_validation(torch.tensor(9.0))
     assert pairs(tables[0].read(tables[0].pack()))[-2:] == [(3.0, 3.0), (9.0, 4.0)]
-
-
-def test_validations_of_windows_in_a_row_and_of_a_resumed_window() -> None:
-    one, whole = LossTable(), LossTable()
-    validated(one, [1.0, 2.0])
-    first = one.pack()
-    one.read(first)
-    one.reset()
-    filled([4.0] * 10, 0, one)
-    one.end_validation(torch.tensor(7.0))
-    validated(whole, [1.0, 2.0, 7.0])
-    assert pairs(LossTable().read(merge_windows((LOSS_SPAN,), first, one.pack()))) == pairs(whole.read(whole.pack()))
-    resumed = LossTable()
-    resumed.load(whole.state())
-    resumed.unpack(whole.pack())
-    many = [float(value) for value in range(MOST_VALIDATIONS)]
-    for table in (whole, resumed):
-        validated(table, many, start=30)
-    torch.testing.assert_close(resumed.pack(), whole.pack(), equal_nan=True)
-    assert [value for value, _ in pairs(resumed.read(resumed.pack()))] == many[-8:]

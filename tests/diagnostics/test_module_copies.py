@@ -64,45 +64,6 @@ def test_a_copy_that_nothing_updates(frozen: bool) -> None:
     assert alert.message.startswith("it has the weights that policy had when training started, and policy has changed since")
 
 
-def test_numbers_that_are_complex() -> None:
-    torch.manual_seed(0)
-    net = Learner()
-    for part in (net.policy, net.target):
-        part.register_parameter("phase", nn.Parameter(torch.ones(3, dtype=torch.complex64)))
-    assert len(alerts_of(net, [*net.policy.parameters()], nothing)) == 1
-
-
-def test_a_copy_that_follows() -> None:
-    torch.manual_seed(0)
-    net = Learner()
-    assert not alerts_of(net, [*net.policy.parameters()], follow)
-
-
-def test_a_copy_that_an_optimizer_holds() -> None:
-    torch.manual_seed(0)
-    net = Learner()
-    assert not alerts_of(net, [*net.parameters()], nothing)
-
-
-def test_another_net_of_that_form() -> None:
-    torch.manual_seed(0)
-    net = Learner()
-    with torch.no_grad():
-        next(net.target.parameters()).mul_(1.5)
-    assert not alerts_of(net, [*net.policy.parameters()], nothing)
-
-
-def back(net: Learner, step: int) -> None:
-    """What is learned is lost again."""
-    net.policy.load_state_dict(net.target.state_dict())
-
-
-def test_a_copy_of_what_does_not_change() -> None:
-    torch.manual_seed(0)
-    net = Learner()
-    assert not alerts_of(net, [*net.policy.parameters()], back)
-
-
 Update = Callable[[Learner, int], None]
 
 
@@ -129,28 +90,6 @@ def every(steps: int) -> Update:
 def wrong_sign(net: Learner, step: int) -> None:
     for mean, parameter in pairs(net):
         mean.data.add_(mean.data - parameter.data, alpha=0.01)
-
-
-def one_memory(net: Learner, step: int) -> None:
-    for mean, parameter in pairs(net):
-        mean.data = parameter.data
-
-
-def onto_itself(net: Learner, step: int) -> None:
-    net.target.load_state_dict(net.target.state_dict())
-
-
-def overwritten() -> Update:
-    """The decay is capped by a warm-up, and what is computed takes its place, as one minus it."""
-    decay = 0.9999
-
-    def update(net: Learner, step: int) -> None:
-        nonlocal decay
-        decay = 1 - min(decay, (1 + step) / (10 + step))
-        for mean, parameter in pairs(net):
-            mean.data.sub_(decay * (mean.data - parameter.data))
-
-    return update
 
 
 def reports_of(update: Update, before_the_step: bool = False, windows: int = 4) -> list[GradientFlowReport]:
@@ -201,38 +140,6 @@ def test_a_copy_that_moves_away() -> None:
         "it moves away from policy, of which it is a copy: the cosine of its change and of the way to policy is "
         f"{stats.toward:.2g} (limit -0.5), and the distance is {stats.distance * 100:.3g}% of the norm."
     )
-
-
-def test_an_average_whose_decay_is_overwritten() -> None:
-    reports = reports_of(overwritten())
-    assert found(reports) == [[], *[[("warning", "target")]] * 3]  # from the second window on: averages warm up
-    decay = reports[1].model_setup.copies["target"].decay
-    assert decay is not None
-    assert 0.3 < decay < 0.7
-    (alert,) = [alert for alert in reports[1].alerts if alert.kind == "module_copy"]
-    assert alert.message == (
-        f"it is an average of policy that keeps {decay * 100:.3g}% of itself at a step (limit 70%): it is no more than the last "
-        "few steps' weights."
-    )
-
-
-@pytest.mark.parametrize("decay", [0.8, 0.95])
-def test_the_decay_is_measured(decay: float) -> None:
-    measured = reports_of(average(decay))[1].model_setup.copies["target"].decay
-    assert measured == pytest.approx(decay, abs=1e-3)
-
-
-def test_a_copy_in_the_same_memory() -> None:
-    reports = reports_of(one_memory)
-    assert found(reports) == [[("warning", "target")]] * 4
-    (alert,) = [alert for alert in reports[0].alerts if alert.kind == "module_copy"]
-    assert alert.message == (
-        "its weights are those of policy themselves, in the same memory: it changes as they do, and is no copy."
-    )
-
-
-def test_a_copy_that_is_copied_onto_itself_stands_still() -> None:
-    assert found(reports_of(onto_itself)) == [[("info", "target")]] * 4
 
 
 def test_the_distance_is_a_statistic() -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_hooks.callbacks.model_monitors import AttentionMonitor
-from lightning_hooks.diagnostics.attention.next_tokens import NextColumn, NextTokens
+from lightning_hooks.callbacks.single_monitors import AttentionMonitor
+from lightning_hooks.diagnostics.attention.table import NextColumn, NextTokens
 from tests.support.calls import call_table
 from tests.support.models import Classifier, trainer
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_hooks.diagnostics.loss_inputs.predictions import (
     BUCKETS,
@@ -18,7 +17,6 @@ from lightning_hooks.diagnostics.loss_inputs.predictions import (
     LossInputs,
     OutputStats,
     is_across,
-    measure,
     output_stats,
 )
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
@@ -129,15 +127,6 @@ def test_values(name: str, dtype: torch.dtype) -> None:
     check(measured(calls), reference(calls))
 
 
-def test_classes_before_positions_in_any_memory() -> None:
-    (logits, target), _ = case("tokens", torch.float32)
-    calls = [(logits.transpose(1, 2).contiguous().transpose(1, 2), target)]
-    check(measured(calls), reference(calls))
-    (logits, target), _ = case("pixels", torch.float32)
-    calls = [(logits.contiguous(memory_format=torch.channels_last), target)]
-    check(measured(calls), reference(calls))
-
-
 def test_targets_that_are_probabilities() -> None:
     torch.manual_seed(0)
     calls = [(torch.randn(30, 5), torch.rand(30, 5).softmax(1)), (torch.randn(4, 5, 6), torch.rand(4, 5, 6).softmax(1))]
@@ -154,26 +143,6 @@ def test_masked_classes_and_broken_rows() -> None:
     check(stats, reference(calls))
     assert stats.rows == 10
     assert math.isfinite(stats.min_logit)
-
-
-def test_a_batch_whose_labels_are_all_ignored() -> None:
-    calls = [(torch.randn(6, 3), torch.full((6,), 2)), (torch.randn(6, 3), torch.tensor([2, 1, 0, 1, 2, 2]))]
-    stats = measured(calls, ignore_index=2)
-    check(stats, reference(calls, ignore_index=2))
-    assert (stats.ignored_calls, stats.labels, stats.rows) == (1, 12, 3)
-    nothing = measured(calls[:1], ignore_index=2)
-    assert nothing.rows == 0
-    assert math.isnan(nothing.max_logit)
-
-
-def test_what_the_loss_is_given() -> None:
-    logits, target = torch.randn(64, 10) * 2, torch.randint(10, (64,))
-    for dtype in (torch.float32, torch.bfloat16):
-        given = logits.to(dtype)
-        found = [measured([(values, target)]) for values in (given, given.softmax(1), given.log_softmax(1), given.relu())]
-        assert [(stats.probabilities, stats.log_probabilities) for stats in found] == [(0, 0), (1, 0), (0, 1), (0, 0)]
-        assert found[3].min_logit == 0
-        assert found[3].zero_fraction == pytest.approx((logits <= 0).double().mean().item())
 
 
 @pytest.mark.parametrize("shape", [(24, 7), (5, 100), (3, 11, 6), (2, 3, 5, 4), (1, 4, 5)])
@@ -216,51 +185,3 @@ def _in_a_row(table: LossInputs, packed: list[Tensor]) -> Tensor:
     for later in packed[1:]:
         merged = merge_windows(table.spans, merged, later)
     return merged
-
-
-def test_entropy_and_accuracy_are_those_of_torch() -> None:
-    torch.manual_seed(1)
-    logits, target = torch.randn(50, 8), torch.randint(8, (50,))
-    stats = measured([(logits, target)])
-    assert stats.entropy == pytest.approx(torch.distributions.Categorical(logits=logits).entropy().mean().item(), rel=1e-5)
-    assert stats.accuracy == pytest.approx((logits.argmax(1) == target).float().mean().item())
-    assert F.cross_entropy(logits, target, reduction="sum").item() == pytest.approx(
-        50 * stats.log_z - logits.gather(1, target[:, None]).sum().item(), rel=1e-5
-    )
-
-
-ROW = torch.tensor([0.3, -1.2, 2.0])
-
-
-@pytest.mark.parametrize(
-    ("rows", "target", "same"),
-    [
-        (ROW.repeat(6, 1), torch.arange(6) % 3, 1),
-        (ROW.repeat(6, 1) + 1e-6 * torch.randn(6, 3), torch.arange(6) % 3, 1),
-        (ROW.repeat(6, 1) + 1e-3 * torch.eye(6, 3), torch.arange(6) % 3, 0),
-        (ROW.repeat(3, 1), torch.arange(3), 0),  # few
-        (torch.zeros(6, 3), torch.arange(6) % 3, 0),  # a head that starts at 0
-        (torch.stack([*[ROW] * 5, -ROW]), torch.tensor([0, 1, 2, 0, 1, -100]), 1),  # but for one that is ignored
-        (ROW.repeat(6, 1).masked_fill(torch.tensor([False, True, False]), -torch.inf), torch.zeros(6, dtype=torch.int64), 1),
-        (ROW.repeat(6, 1).half(), torch.full((6, 3), 1 / 3).half(), 1),
-        (ROW.repeat(6, 1)[:, :, None], torch.zeros(6, 1, dtype=torch.int64), 1),
-        (torch.full((6, 3), torch.nan), torch.arange(6) % 3, 0),
-    ],
-)
-def test_rows_that_are_all_the_same(rows: Tensor, target: Tensor, same: int) -> None:
-    assert measured([(rows, target)]).same == same
-    assert measured([(rows, target), (torch.randn(6, 3), torch.arange(6) % 3)]).same == same
-
-
-@pytest.mark.parametrize(
-    ("targets", "share"),
-    [
-        ([[0.2, 0.8], [1.0, 0.0], [0.5, 0.49]], 0.0),
-        ([[1.0, 1.0], [1.0, 0.0], [0.5, 0.4]], 2 / 3),
-        ([[0.0, 0.0], [0.0, 1.0], [0.0, 0.0]], 0.0),  # rows that do not count
-        ([[-1.0, 1.5], [0.0, 1.0], [0.0, 1.0]], 1 / 3),
-    ],
-)
-def test_rows_of_probabilities_that_do_not_sum_to_one(targets: Any, share: float) -> None:
-    row = measure(torch.randn(3, 2), torch.tensor(targets), -100)
-    assert output_stats(row.tolist()).unnormalized == pytest.approx(share)

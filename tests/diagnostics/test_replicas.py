@@ -7,17 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_hooks.diagnostics.ranks import TOLERANCE, RankDifference, ReplicaTable, rank_difference, weight_marks
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 
 NAMES = ["a", "b", "c"]
-
-
-@pytest.fixture
-def path() -> None:
-    """No kernels here: one path is enough."""
 
 
 def packed(weights: Any = (1.0, 1.0, 1.0), gradients: Any = (), step: int = 3) -> Tensor:
@@ -45,22 +40,6 @@ def test_the_first_parameter_that_differs() -> None:
     found = merged(packed(gradients=[0.5, 0.5]), packed((1.0, 1.0, 2.0), [0.5, 0.5]))
     assert found == RankDifference("c", "weights", pytest.approx(0.5), 0, 1, 3)
     assert merged(packed(gradients=[0.0]), packed(gradients=[0.1])) == RankDifference("a", "gradients", 1.0, 1, 0, 3)
-
-
-def test_what_is_not_compared() -> None:
-    one, other = packed(gradients=[0.5, 0.5]), packed(gradients=[0.5, 0.1], step=4)
-    assert merged(one, other) is None  # other steps
-    table = ReplicaTable(3)
-    table.add_gradients(torch.arange(3), torch.ones(3), 3)
-    assert bool((table.pack()[:6] == -math.inf).all())  # nothing is to be alike, as under local SGD
-    table.add_weights([1], [torch.ones(2)])
-    assert torch.isfinite(table.pack()[:6]).tolist() == [False, True, False] * 2
-    table.grow(4)
-    table.reset()
-    assert len(table.pack()) == 2 * 9
-    assert not torch.isfinite(table.pack()[:8]).any()
-    table.add_weights([], [])
-    assert not torch.isfinite(table.pack()[:8]).any()
 
 
 def test_the_worst_of_two_windows() -> None:
@@ -95,11 +74,3 @@ def test_marks_differ_as_much_as_the_weights() -> None:
             assert bool((distance < 50 * share).all())
     flipped = [-weight for weight in weights]
     assert bool(((weight_marks(flipped) - before).abs()[[0, 1, 3, 4, 5]] > 1e-3).all())
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
-def test_marks_of_any_dtype(dtype: torch.dtype) -> None:
-    parameters = [nn.Parameter(torch.ones((4, 4), dtype=dtype)), nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(6, 4).T)]
-    marks = weight_marks(parameters)
-    assert (marks.dtype, marks.requires_grad) == (torch.float64, False)
-    assert marks[1].item() == pytest.approx(math.log(math.sqrt(3)) + sum(math.cos(1 + i) for i in range(3)) / math.sqrt(3))

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.diagnostics.representations.table import (
-    MOST_ELEMENTS,
-    MOST_SAMPLES,
     RepresentationStats,
     RepresentationTable,
-    batch_size_of,
     representation_stats,
     sample_grid,
-    samples_in,
 )
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 
@@ -67,13 +61,6 @@ def test_values(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check(measured(calls), calls)
 
 
-def test_any_memory() -> None:
-    torch.manual_seed(0)
-    calls = [torch.randn(30, 20, 8).permute(1, 2, 0), torch.randn(8, 4, 9, 9).contiguous(memory_format=torch.channels_last)]
-    for call in calls:
-        check(measured([call]), [call])
-
-
 def test_samples_that_are_the_same() -> None:
     torch.manual_seed(0)
     one = torch.randn(1, 64)
@@ -81,37 +68,6 @@ def test_samples_that_are_the_same() -> None:
     assert measured([one * torch.linspace(1, 3, 32)[:, None]]).ratio == pytest.approx(0, abs=1e-12)  # of one direction
     near = measured([one + 1e-3 * torch.randn(32, 64)]).ratio
     assert near == pytest.approx(1e-6, rel=0.3)
-
-
-def test_an_output_that_says_nothing_is_not_a_call() -> None:
-    table = RepresentationTable(["a"])
-    table.size = 8
-    table.take(0, torch.zeros(8, 16))
-    table.take(0, torch.full((8, 16), 2.0))
-    table.take(0, torch.full((8, 16), math.nan))
-    table.finish()
-    assert table.pack().tolist() == [0, 0, 0, 0]
-    table.take(0, torch.randn(8, 16))
-    table.finish()
-    assert table.pack()[0] == 1
-
-
-def test_it_keeps_what_is_overwritten_later() -> None:
-    torch.manual_seed(0)
-    values = torch.randn(8, 16)
-    kept, table = values.clone(), RepresentationTable(["a", "b"])
-    table.size = 8
-    table.take(1, values)
-    values.zero_()
-    table.finish()
-    check(representation_stats(table.pack().view(2, -1)[1].tolist()), [kept])
-
-
-@pytest.mark.parametrize("shape", [(1000, 1000), (64, 512, 768), (3, 5), (2, 3, 224, 224), (16, 1, 1, 4096)])
-def test_the_grid(shape: tuple[int, ...]) -> None:
-    taken = torch.empty(shape, device="meta")[sample_grid(shape)]
-    assert taken.shape[0] == min(shape[0], len(range(0, shape[0], -(-shape[0] // MOST_SAMPLES)))) <= MOST_SAMPLES
-    assert min(math.prod(shape[1:]), MOST_ELEMENTS // 4) <= taken[0].numel() <= MOST_ELEMENTS
 
 
 def test_ranks_and_windows_merge_as_one() -> None:
@@ -135,27 +91,3 @@ def test_ranks_and_windows_merge_as_one() -> None:
     assert torch.equal(back.rows, tables[0].rows)
     back.reset()
     assert not back.rows.any()
-
-
-@pytest.mark.parametrize(
-    ("batch", "size"),
-    [
-        (torch.zeros(7, 3), 7),
-        ((torch.zeros(7, 3), torch.zeros(7)), 7),
-        ({"ids": torch.zeros(7, 3), "scale": torch.tensor(1.0)}, 7),
-        ((torch.zeros(7, 3), torch.zeros(9)), None),
-        (["no tensor"], None),
-        (torch.zeros(0, 3), None),
-    ],
-)
-def test_the_size_of_a_batch(batch: Any, size: int | None) -> None:
-    assert batch_size_of(tensors_in(batch)) == size
-
-
-@pytest.mark.parametrize(
-    ("shape", "found"),
-    [((8, 16), True), ((16, 16), True), ((12, 16), False), ((8,), False), ((8, 4), False), ((128, 16), False), ((), False)],
-)
-def test_where_the_samples_are(shape: tuple[int, ...], found: bool) -> None:
-    assert samples_in(shape, 8) is found
-    assert not samples_in((2, 16), 2)  # too few

@@ -95,18 +95,6 @@ def test_the_largest_logits_are_the_choices(dtype: torch.dtype) -> None:
     assert stats.dead_experts == (3,)
 
 
-def test_numbers_of_experts_go_before_the_largest_logits() -> None:
-    logits, chosen = logits_of(30), torch.randint(0, 4, (30, TOP_K))
-    check(read(table_of(Routing(logits, chosen))), reference([(logits, chosen)], EXPERTS, TOP_K))
-
-
-def test_choices_outside_are_dropped_and_without_logits_there_is_no_margin() -> None:
-    chosen = torch.tensor([[0, EXPERTS], [1, -1], [0, 1]], dtype=torch.int32)
-    expected = reference([(None, chosen)], EXPERTS, TOP_K)
-    assert (expected["dropped_fraction"], expected["entropy"], expected["margin"]) == (2 / 6, None, None)
-    check(read(table_of(Routing(None, chosen))), expected)
-
-
 def test_a_dispatch_mask_says_what_was_dropped() -> None:
     mask = torch.eye(EXPERTS, dtype=torch.int64)[[0, 0, 1, 2]]
     mask[1] = 0
@@ -124,25 +112,6 @@ def test_logits_that_are_not_finite_are_counted_and_left_out() -> None:
     expected = reference([(logits, chosen)], EXPERTS, TOP_K)
     assert expected["nonfinite_tokens"] == 3
     check(read(table_of(Routing(logits, chosen))), expected)
-
-
-def test_probabilities_are_taken_as_they_are() -> None:
-    logits = logits_of(20)
-    check(read(table_of(Routing(logits.softmax(-1)))), reference([(logits, logits.topk(TOP_K).indices)], EXPERTS, TOP_K))
-
-
-def test_where_every_expert_is_chosen_there_is_no_margin() -> None:
-    stats = read(table_of(Routing(logits_of(4)), top_k=EXPERTS))
-    assert stats is not None
-    assert (stats.margin, stats.balance) == (None, pytest.approx(1.0))
-
-
-def test_overflow_is_beyond_a_factor_of_the_even_share() -> None:
-    chosen = torch.zeros((10, 1), dtype=torch.int64)
-    for factor, share in ((1.0, 0.8), (2.5, 0.5), (5.0, 0.0)):
-        stats = read(table_of(Routing(None, chosen), top_k=1, capacity_factor=factor))
-        assert stats is not None
-        assert stats.overflow_fraction == pytest.approx(share)
 
 
 def test_what_never_ran_has_no_statistics_and_no_tokens_are_no_error() -> None:

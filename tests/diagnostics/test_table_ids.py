@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_range
+from lightning_hooks.diagnostics.batches.inputs import MissedRow, id_out_of_range
 
 
 class Net(nn.Module):
@@ -45,16 +45,3 @@ IDS = torch.tensor([[0, 8, 3], [2, 9, -1]])
 def test_what_a_lookup_failed_for(call: Any, batch: Any, found: MissedRow | None) -> None:
     net = Net()
     assert id_out_of_range(raised(lambda: call(net)), net, batch, 7) == found
-
-
-def test_no_property_of_the_model_is_read() -> None:
-    class Trap(nn.Module):
-        @property
-        def weight(self) -> Tensor:
-            raise AssertionError
-
-    net = Net()
-    net.body["trap"] = Trap()
-    found = id_out_of_range(raised(lambda: net.body["words"](IDS)), net, (IDS,), None)
-    assert found is not None
-    assert found.batch is None

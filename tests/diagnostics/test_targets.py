@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from lightning_hooks.diagnostics.loss_inputs.targets import (
-    BLANK,
     BOUNDS,
     KL_DIVERGENCE,
     VARIED,
@@ -101,13 +99,6 @@ def test_whether_targets_differ(targets: list[Tensor], found: tuple[int, int] | 
         assert (stats.compared, stats.constant) == found == reference(targets)
 
 
-def test_large_targets_are_sampled_up_to_the_last_sample() -> None:
-    target = torch.randn(1, 2, 60, 50).repeat(20, 1, 1, 1)
-    assert measured(target, target).constant == 1
-    target[18:] += 1
-    assert measured(target, target).constant == 0
-
-
 @pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize("scale", [0.4, 3.0])
 def test_targets_outside_of_what_an_output_can_be(bound: str, scale: float) -> None:
@@ -122,23 +113,6 @@ def test_targets_outside_of_what_an_output_can_be(bound: str, scale: float) -> N
     outside = sum(value < low - near or value > high + near for value in target.flatten().tolist())
     assert (stats.bounded, stats.outside, stats.bound) == (2 * target.numel(), 2 * outside, bound)
     assert measured(target) == TargetStats(1, 0, 0, 0, 0, 0, 0)  # of an output without bounds
-
-
-@pytest.mark.parametrize(
-    ("labels", "lengths", "blank", "blanks"),
-    [
-        ([[0, 3, 2], [4, 0, 0]], (3, 1), 0, 1),  # padding is no label
-        ([[1, 3, 2], [4, 0, 0]], torch.tensor([3, 1]), 0, 0),
-        ([1, 0, 3, 0, 2], torch.tensor([3, 2]), 0, 2),  # one after the other
-        ([[1, 3, 2], [4, 5, 9]], [3, 2], 9, 0),
-        ([[1, 3, 2], [4, 9, 9]], [3, 2], 9, 1),
-    ],
-)
-def test_labels_that_are_the_blank(labels: list[Any], lengths: Any, blank: int, blanks: int) -> None:
-    table = call_table(LossTargets)
-    table.add_labels(1, torch.tensor(labels), lengths, blank)
-    stats = stats_of(table, 1)
-    assert (stats.calls, stats.bounded, stats.outside, stats.bound) == (1, torch.tensor(labels).numel(), blanks, BLANK)
 
 
 def test_tables_merge() -> None:
@@ -158,22 +132,3 @@ def test_tables_merge() -> None:
     assert stats_of(back, 1).calls == 5
     back.reset()
     assert not back.pack().any()
-
-
-@pytest.mark.parametrize(
-    ("given", "target", "same"),
-    [
-        (torch.arange(5.0).expand(6, 5), torch.randn(6, 5), 1),
-        (torch.arange(5.0).expand(6, 5) + 1e-3 * torch.eye(6, 5), torch.randn(6, 5), 0),
-        (torch.arange(5.0).expand(6, 5), torch.ones(6, 5), 0),  # so they are to be
-        (torch.arange(5.0).expand(3, 5), torch.randn(3, 5), 0),
-        (torch.zeros(6, 5), torch.randn(6, 5), 0),
-        (torch.ones(6, 1), torch.randn(6, 1), 0),
-        (torch.arange(8.0).expand(20, 8).reshape(20, 2, 2, 2).bfloat16(), torch.randn(20, 2, 2, 2), 1),
-    ],
-)
-def test_inputs_that_are_the_same_for_all_samples(given: Tensor, target: Tensor, same: int) -> None:
-    table = call_table(LossTargets)
-    table.add(1, given, target, True)
-    table.add(1, torch.randn(given.shape), target, True)
-    assert stats_of(table, 1).same == same

@@ -95,8 +95,8 @@ def test_finetune_follows_the_unfreezing(run_here: Run) -> None:
 def test_finetune_finds_the_forgotten_detach(run_here: Run) -> None:
     printed = run_here("finetune", "--fault", "detached")
     text = " ".join(printed.split())
-    where = "missing at backbone.conv2.weight and 3 more sites (epoch 2, step 63)"
-    assert f"[warning] {where}: it requires a gradient but had none" in text
+    assert "[warning] missing at backbone.conv2.weight and 3 more sites (epoch 2, step 63, " in text
+    assert "it requires a gradient but had none" in text
     assert "no gradient comes back from head." in text
     missing = epoch_rows("gradient_flow/alerts/missing")  # logged from the first alert on, after the two frozen epochs
     assert len(missing) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks import GradCAM
-from lightning_hooks.extraction import grad_cam
-from tests.support.models import ResidualCNN, TinyLSTM, hook_counts
+from lightning_hooks.extraction.cam import grad_cam
+from tests.support.models import hook_counts
 from tests.support.reference import same_state
 
 
@@ -113,53 +112,6 @@ def test_the_default_is_the_last_convolution_and_the_predicted_class() -> None:
     assert torch.equal(cam.classes, classes)
 
 
-def test_maps_do_not_depend_on_the_rest_of_the_batch() -> None:
-    net, x = build(InPlace)
-    whole = GradCAM.compute(net.train(), x, module="conv1", target=1)
-    single = torch.cat([GradCAM.compute(net, sample[None], module="conv1", target=1) for sample in x])
-    torch.testing.assert_close(whole, single, rtol=1e-4, atol=1e-7)
-
-
-class Shared(nn.Module):
-    """One convolution called twice, and a forward that runs the body twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.act, self.head = nn.Conv2d(3, 3, 3, padding=1), nn.ReLU(inplace=True), nn.Linear(3, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.act(self.conv(x))
-        return self.head(self.act(self.conv(x)).mean((2, 3)))
-
-
-def test_each_call_of_a_layer_has_its_own_map() -> None:
-    torch.manual_seed(0)
-    net, x = Shared(), torch.randn(2, 3, 6, 6)
-    tapped = []
-    with torch.enable_grad():
-        first = net.conv(x)
-        second = net.conv(first.relu())
-        score = net.head(second.relu().mean((2, 3)))[:, 2].sum()
-    for values in (first, second):
-        gradient = torch.autograd.grad(score, values, retain_graph=True)[0]
-        tapped.append((gradient.mean((2, 3), keepdim=True) * values).sum(1).clamp(min=0).detach())
-    assert not torch.equal(*tapped)
-    for call, expected in ((0, tapped[0]), (1, tapped[1]), (-1, tapped[1]), (-2, tapped[0])):
-        torch.testing.assert_close(GradCAM.compute(net, x, module="conv", target=2, call=call), expected)
-    with pytest.raises(ValueError, match="call=2, but 'conv' was called 2 times in this forward pass"):
-        GradCAM.compute(net, x, module="conv", target=2, call=2)
-
-
-def test_forward_passes_before_and_after_do_not_mix_in() -> None:
-    """Hooks that keep 'the last activation' give the map of another batch."""
-    net, x = build(InPlace)
-    expected = GradCAM.compute(net, x, module="conv1", target=0)
-    net.eval()
-    loss = net(torch.randn(2, 3, 11, 13)).sum()
-    assert torch.equal(GradCAM.compute(net, x, module="conv1", target=0), expected)
-    loss.backward()
-
-
 def test_gradients_modes_and_random_state_are_left_alone() -> None:
     net, x = build(InPlace)
     net.train()
@@ -179,32 +131,6 @@ def test_gradients_modes_and_random_state_are_left_alone() -> None:
     assert {name: count for name, count in hook_counts(net).items() if ":" not in name} == {
         name: count for name, count in hooks.items() if ":" not in name
     }
-
-
-@pytest.mark.parametrize("grad_mode", [torch.no_grad, torch.inference_mode])
-def test_frozen_models_and_no_grad_callers(grad_mode: Any) -> None:
-    net, x = build(InPlace)
-    expected = GradCAM.compute(net, x, module="conv2", target=1)
-    net.requires_grad_(False)
-    assert torch.equal(GradCAM.compute(net, x, module="conv2", target=1), expected)
-    with grad_mode():
-        found = GradCAM.compute(net, x.clone(), module="conv2", target=1)
-    assert torch.equal(found, expected)
-    assert not found.requires_grad
-
-
-def test_residual_sums_in_place_and_bfloat16() -> None:
-    net, x = ResidualCNN(), torch.randn(2, 1, 6, 6)
-    found = GradCAM.compute(net, x, module="conv", target=0)
-    net.eval()
-    act = net.act(net.bn(net.stem(x)))
-    values = net.conv(act)
-    score = net.head((values + act).relu().mean((2, 3)))[:, 0].sum()
-    gradient = torch.autograd.grad(score, values)[0]
-    torch.testing.assert_close(found, (gradient.mean((2, 3), keepdim=True) * values).sum(1).clamp(min=0).detach())
-    half = GradCAM.compute(net.bfloat16(), x.bfloat16(), module="conv", target=0)
-    assert half.dtype == torch.float32
-    torch.testing.assert_close(half, found, rtol=0.1, atol=0.01)
 
 
 class TinyViT(nn.Module):
@@ -271,54 +197,6 @@ def test_transformers_models(kind: str) -> None:
     assert model.training
 
 
-def test_tuples_and_volumes_and_signals() -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.both = nn.ModuleDict({"conv": nn.Conv2d(1, 2, 3)})
-            self.inner = self.Inner()
-            self.head = nn.Linear(2, 2)
-
-        class Inner(nn.Module):
-            def forward(self, x: Tensor) -> Any:
-                return {"mask": torch.ones(1, dtype=torch.long), "out": (x * 2, x)}
-
-        def forward(self, x: Tensor) -> Tensor:
-            found = self.inner(self.both["conv"](x))
-            return self.head(found["out"][0].relu_().mean((2, 3)))
-
-    net, x = Pair(), torch.randn(2, 1, 6, 6)
-    first = GradCAM.compute(net, x, module="inner", target=0)
-    torch.testing.assert_close(first, GradCAM.compute(net, x, module="both.conv", target=0))
-    volume = nn.Sequential(nn.Conv3d(1, 2, 3), nn.AdaptiveAvgPool3d(1), nn.Flatten())
-    assert GradCAM.compute(volume, torch.randn(2, 1, 5, 6, 7), target=0).shape == (2, 3, 4, 5)
-    signal = nn.Sequential(nn.Conv1d(1, 2, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten())
-    assert GradCAM.compute(signal, torch.randn(2, 1, 8), target=0).shape == (2, 6)
-    lstm = TinyLSTM()
-    assert GradCAM.compute(lstm, torch.randn(2, 5, 6), module="lstm", target=0, reshape=(1, 5)).shape == (2, 1, 5)
-
-
-def test_size_scales_bilinearly() -> None:
-    net, x = build(InPlace)
-    small = GradCAM.compute(net, x, target=0)
-    large = GradCAM.compute(net, x, target=0, size=(11, 13))
-    assert torch.equal(large, nn.functional.interpolate(small[:, None], (11, 13), mode="bilinear")[:, 0])
-
-
-def test_one_score_per_sample_and_segmentation() -> None:
-    x = torch.randn(2, 1, 6, 6)
-    two = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1))
-    one = nn.Sequential(*two, nn.Flatten(0))
-    assert one(x).shape == (2,)
-    assert torch.equal(GradCAM.compute(one, x, target=0), GradCAM.compute(two, x, target=0))
-    assert torch.equal(GradCAM.compute(one, x), GradCAM.compute(two, x))
-    segmenter = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
-    found = GradCAM.compute(segmenter, x, module="0", target=lambda output: output[:, 2].mean((1, 2)))
-    values = segmenter[0](x)
-    gradient = torch.autograd.grad(segmenter[2](values.relu())[:, 2].mean((1, 2)).sum(), values)[0]
-    torch.testing.assert_close(found, (gradient.mean((2, 3), keepdim=True) * values).sum(1).clamp(min=0).detach())
-
-
 NET, X = build(InPlace)
 
 
@@ -356,26 +234,3 @@ NET, X = build(InPlace)
 def test_messages(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         GradCAM.compute(NET, X, **arguments)
-
-
-def test_messages_about_tokens_and_models_without_convolutions() -> None:
-    with pytest.raises(ValueError, match="7 tokens are no square grid, with or without the first; pass reshape="):
-        GradCAM.compute(TinyLSTM(), torch.randn(2, 7, 6), module="lstm")
-    with pytest.raises(ValueError, match=r"reshape=\(3, 3\) needs 9 tokens; the layer gives 7"):
-        GradCAM.compute(TinyLSTM(), torch.randn(2, 7, 6), module="lstm", reshape=(3, 3))
-    with pytest.raises(ValueError, match="TinyLSTM has no convolution to choose; name a layer with module="):
-        GradCAM.compute(TinyLSTM(), torch.randn(2, 7, 6))
-
-
-def test_objects_with_logits() -> None:
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = NET
-
-        def forward(self, x: Tensor) -> Any:
-            return SimpleNamespace(logits=self.net(x), hidden=x)
-
-    assert torch.equal(
-        GradCAM.compute(Wrapped(), X, module="net.conv2", target=0), GradCAM.compute(NET, X, module="conv2", target=0)
-    )

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_hooks.extraction import ExtractedFeatures, FeatureStore, Reservoir, batch_size, choose, first_rows
-from lightning_hooks.extraction.extracted import join
+from lightning_hooks.extraction.extracted import ExtractedFeatures, choose, join
+from lightning_hooks.extraction.store import FeatureStore, Reservoir
 
 
 def stream(reservoir: Reservoir, sizes: list[int]) -> list[int]:
@@ -45,14 +45,6 @@ def test_every_sample_of_the_stream_is_as_likely_to_be_kept() -> None:
     assert set(counts) == set(range(20))
     # Each count is binomial(600, 1/4): standard deviation 10.6. Chi-squared with 19 degrees of freedom: 43.8 is the 0.999 quantile.
     assert sum((count - expected) ** 2 / (600 * 0.25 * 0.75) for count in counts.values()) < 43.8
-
-
-def test_an_epoch_starts_again_with_the_same_keys() -> None:
-    reservoir = Reservoir(3, "reservoir", 1)
-    one = stream(reservoir, [10, 10])
-    reservoir.reset()
-    assert stream(reservoir, [10, 10]) == one
-    assert stream(Reservoir(3, "reservoir", 2), [10, 10]) != one
 
 
 @settings(max_examples=40, deadline=None)
@@ -139,30 +131,6 @@ def test_a_site_that_changes_shape_is_reported_and_left_out() -> None:
     )
 
 
-def test_a_field_that_changes_shape_is_reported_and_left_out() -> None:
-    faults: list[Any] = []
-    store = FeatureStore(Reservoir(10), {"mask": 1, "label": 2}, lambda *fault: faults.append(fault))
-    for width in (3, 4):
-        store.start((torch.zeros(2), torch.zeros(2, width), torch.arange(2)), torch.device("cpu"))
-        store.commit()
-    _, fields = store.collect([slot for _, _, slot in store.reservoir.kept()])
-    assert list(fields) == ["label"]
-    assert fields["label"].tolist() == [0, 1, 0, 1]
-    assert [(name, str(error)[:56]) for name, error in faults] == [
-        ("mask", "'mask' has shape (4,) per sample here and had (3,) befor")
-    ]
-
-
-def test_memory_is_bounded_by_the_samples_kept() -> None:
-    store = FeatureStore(Reservoir(6, "reservoir"), {}, lambda *fault: None)
-    for _ in range(50):
-        store.start(torch.zeros(8, 3), torch.device("cpu"))
-        if store.rows is not None:
-            store.outputs.append(("a", store.take("a", torch.zeros(8, 100))))
-        store.commit()
-    assert {name: tuple(buffer.shape) for name, buffer in store._tensors.items()} == {"a": (6, 100)}
-
-
 @pytest.mark.parametrize(
     ("field", "batch", "message"),
     [
@@ -216,34 +184,3 @@ def test_files_give_back_what_went_in(suffix: str, tmp_path: Path) -> None:
         assert back.sites[name].dtype == values.dtype
     assert torch.equal(back.fields["label"], whole.fields["label"])
     assert {key: back.fields[key] for key in ("name", "flag")} == {key: whole.fields[key] for key in ("name", "flag")}
-
-
-def test_bfloat16_in_either_file(tmp_path: Path) -> None:
-    whole = ExtractedFeatures(0, 0, {"a": torch.tensor([1.0, 2.5], dtype=torch.bfloat16)})
-    assert ExtractedFeatures.load(whole.save(tmp_path / "a.safetensors")).sites["a"].dtype == torch.bfloat16
-    back = ExtractedFeatures.load(whole.save(str(tmp_path / "a.npz"))).sites["a"]
-    assert back.tolist() == [1.0, 2.5]
-    assert back.dtype == torch.float32
-
-
-def test_another_suffix_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"files with the suffix \.npz or \.safetensors; got '.*features\.pt'"):
-        ExtractedFeatures(0, 0, {}).save(tmp_path / "features.pt")
-
-
-def test_first_rows_cut_what_belongs_to_samples() -> None:
-    batch = {"x": torch.arange(12).view(4, 3), "n": ["a", "b", "c", "d"], "w": torch.ones(7), "p": (torch.zeros(4), 5), "s": "text"}
-    cut = first_rows(batch, 2)
-    assert cut["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert cut["n"] == ["a", "b"]
-    assert len(cut["w"]) == 7
-    assert len(cut["p"][0]) == 2
-    assert cut["p"][1] == 5
-    assert cut["s"] == "text"
-    batch["x"].zero_()
-    assert cut["x"].sum() == 15
-    assert batch_size((None, [torch.zeros(()), torch.zeros(3)])) == 3
-    with torch.inference_mode():
-        assert not first_rows(torch.zeros(3), 2).is_inference()
-    with pytest.raises(ValueError, match="at least one tensor to take rows from; got str"):
-        first_rows("text", 1)

@@ -99,7 +99,7 @@ def train(model: Any, data: Any, folder: Path, ckpt_path: Path | None = None, ca
     return {
         "logged": [[step, tag, value] for step, row in logger.rows for tag, value in row.items()],
         "alerts": seen,
-        "reports": {monitor.prefix: [report.to_dict() for report in monitor.history] for monitor in ours},
+        "reports": {monitor.collector.prefix: [report.to_dict() for report in monitor.history] for monitor in ours},
         "files": {path.name: _lines(path) for path in sorted(folder.rglob("*.jsonl"))},
         "warned": sorted({str(warning.message) for warning in reported if "Monitor" in str(warning.message)}),
         "printed": [line.replace(str(folder), "<folder>") for line in [*messages.texts, *printed.getvalue().splitlines()]],

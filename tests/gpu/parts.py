@@ -27,10 +27,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_hooks
 from lightning_hooks import TrainingMonitor, kernels
-from lightning_hooks.statistics import Column, empty_table
 from lightning_hooks.statistics.kernels import Bounds, Kernels, Units, kernels_for
 from lightning_hooks.statistics.kernels.host import HostKernels
-from lightning_hooks.statistics.rows import Clock
+from lightning_hooks.statistics.rows import Clock, Column, empty_table
 from tests.benchmarks.fits import by_place, clock_of, fit
 from tests.benchmarks.peers import FiveItems, NothingFloor, WandbWatch
 from tests.benchmarks.workloads import WORKLOADS, DigitsCNN, ResNet18, SdpaTransformer, Workload

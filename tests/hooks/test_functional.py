@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from lightning_hooks.hooks.functional import MOST_CALLS, CallObserver, FunctionCall
+from lightning_hooks.hooks.functional import CallObserver, FunctionCall
 from lightning_hooks.hooks.functions import FUNCTIONS
-from lightning_hooks.hooks.modes import Exchange
 from tests.support.models import hook_counts
 
 
@@ -116,28 +114,6 @@ def test_every_way_to_call_a_function_is_one_call(call: Callable[[Tensor], Tenso
     assert torch.equal(found[-1].output, expected)
 
 
-@pytest.mark.parametrize(("need_weights", "function"), [(True, "softmax"), (False, "sdpa")])
-def test_multi_head_attention_shows_what_it_calls(need_weights: bool, function: str) -> None:
-    attention, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(3, 5, 8)
-    root = nn.ModuleDict({"attn": attention})
-    originals = F.scaled_dot_product_attention, F.softmax
-    calls = seen(root, lambda: attention(x, x, x, need_weights=need_weights))
-    assert [call.name for call in calls] == [f"attn/{function}"]
-    assert (F.scaled_dot_product_attention, F.softmax) == originals
-
-
-def test_a_long_loop_counts_for_its_last_site() -> None:
-    calls = seen(nn.Identity(), lambda: [torch.tanh(torch.ones(1)) for _ in range(MOST_CALLS + 3)])
-    assert [call.name for call in calls[:2]] == ["tanh", "tanh_1"]
-    assert [call.name for call in calls[MOST_CALLS - 1 :]] == [f"tanh_{MOST_CALLS - 1}"] * 4
-
-
-def test_nobody_is_asked_for_what_is_not_wanted() -> None:
-    net = Net()
-    assert {call.function for call in seen(net, lambda: net(torch.randn(1, 5, 8)), lambda name: name == "sdpa")} == {"sdpa"}
-    assert not seen(net, lambda: net(torch.randn(1, 5, 8)), lambda _: False)
-
-
 @pytest.mark.parametrize("kind", ["layer", "encoder", "attention"])
 def test_a_frozen_teacher_takes_its_fused_path(kind: str) -> None:
     torch.manual_seed(0)
@@ -196,45 +172,6 @@ def test_modes_of_others_keep_their_places() -> None:
     assert torch._C._len_torch_function_stack() == 0
 
 
-@pytest.mark.parametrize("pause", [True, False], ids=["backward", "a module"])
-def test_a_block_of_the_users_around_what_takes_the_mode_away(pause: bool) -> None:
-    net, calls = nn.ModuleDict({"block": Block()}), []
-    observer = CallObserver(net, calls.append, lambda _: True)
-    observer.start({""})
-    depths = []
-    with observer.step():
-        with Counting() as own:  # entered after the mode, and left before it
-            net["block"](torch.randn(1, 5, 8))
-            if pause:
-                observer.pause()
-                net["block"](torch.randn(1, 5, 8))
-            depths.append(torch._C._len_torch_function_stack())
-            assert own.calls
-        torch.ones(1).tanh()
-        depths.append(torch._C._len_torch_function_stack())
-    assert depths == [2, 1]
-    observer.stop()
-    assert [call.name for call in calls] == ["tanh"]  # the block's own calls are not wanted, and no one else's
-
-
-def test_only_modules_that_are_named_have_the_mode() -> None:
-    net, calls = Net(), []
-    observer = CallObserver(net, calls.append, lambda _: True)
-    observer.start({"blocks.1.attn"})
-    depths: list[int] = []
-    handles = [
-        module.register_forward_pre_hook(lambda *_: depths.append(torch._C._len_torch_function_stack())) for module in net.modules()
-    ]
-    with observer.step():
-        net(torch.randn(1, 5, 8))
-    observer.stop()
-    for handle in handles:
-        handle.remove()
-    assert [call.name for call in calls] == ["blocks.1.attn/sdpa"]
-    assert (depths.count(1), max(depths)) == (2, 1)  # the attention and the layer in it, of all modules
-    assert not any(hook_counts(net).values())
-
-
 def test_backward_and_recomputation_are_not_seen() -> None:
     block, x, calls, depths = Block(), torch.randn(2, 5, 8), [], []
     observer = CallObserver(nn.ModuleDict({"block": block}), calls.append, lambda _: True)
@@ -246,48 +183,6 @@ def test_backward_and_recomputation_are_not_seen() -> None:
     names = [call.name for call in calls]
     assert names == ["block.norm/layer_norm", "block.attn/sdpa", "block/relu", "block.act/relu", "block/relu_1", "block/dropout"]
     assert depths == [1, 0]
-
-
-def test_other_threads_are_not_seen_and_see_nothing() -> None:
-    net, attention, x = Net(), nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
-    root, calls, own = nn.ModuleDict({"net": net, "attn": attention}), [], F.scaled_dot_product_attention
-    observer = CallObserver(root, calls.append, lambda _: True)
-    observer.start()
-    with ThreadPoolExecutor(1) as pool, observer.step():
-        pool.submit(net, x).result()
-        pool.submit(lambda: attention(x, x, x, need_weights=False)).result()
-        assert pool.submit(torch._C._len_torch_function_stack).result() == 0
-    observer.stop()
-    assert not calls
-    assert F.scaled_dot_product_attention is own
-
-
-def test_an_attention_that_was_replaced_is_called_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    attention, x, used = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8), []
-    own = F.scaled_dot_product_attention
-
-    def other(*args: Any, **kwargs: Any) -> Tensor:
-        used.append(1)
-        return own(*args, **kwargs)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", other)
-    calls = seen(nn.ModuleDict({"attn": attention}), lambda: attention(x, x, x, need_weights=False))
-    assert [call.name for call in calls] == ["attn/sdpa"]
-    assert used
-    assert F.scaled_dot_product_attention is other
-
-    outer: list[Any] = []
-    show = Exchange({"softmax": F.softmax}).shown_to
-    with show(lambda *call: outer.append(call)):
-        with show(lambda *call: calls.append(call)):
-            F.softmax(x, -1)
-        F.softmax(x, -1)
-    assert len(outer) == 1
-
-
-def test_values_that_are_not_there_are_passed_over() -> None:
-    calls = seen(nn.Identity(), lambda: [F.relu(torch.empty(3, device="meta")), F.relu(torch.ones(1))])
-    assert [call.output.device.type for call in calls] == ["cpu"]
 
 
 @torch.compile(backend="eager")

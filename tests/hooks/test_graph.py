@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_hooks.hooks.graph import aligns, distance_sign, made_by, nearest_known, parameters_behind, squashed_twice
+from lightning_hooks.hooks.graph import aligns, distance_sign, made_by, squashed_twice
 
 W = torch.randn(4, 3, requires_grad=True)
 X = torch.randn(5, 4)
@@ -44,23 +44,6 @@ def test_squashed_twice(loss: Callable[[Tensor], Tensor]) -> None:
 @pytest.mark.parametrize("loss", ONCE.values(), ids=ONCE)
 def test_squashed_once(loss: Callable[[Tensor], Tensor]) -> None:
     assert squashed_twice(loss(X @ W)) is None
-
-
-def test_a_graph_of_any_size_is_looked_at_near_the_loss_only() -> None:
-    z = (X @ W).softmax(1)
-    for _ in range(200):
-        z = z + 1
-    assert squashed_twice(F.cross_entropy(z, Y)) is None
-
-
-def test_the_nearest_node_of_which_something_is_known() -> None:
-    first = X @ W
-    second = first.relu()
-    third = second.softmax(1)
-    known = {first.grad_fn: "first", second.grad_fn: "second"}
-    assert nearest_known(third.grad_fn, known) == "second"
-    assert nearest_known(first.grad_fn, known) == "first"
-    assert nearest_known(third.grad_fn, {}) is None
 
 
 def test_a_loss_that_aligns() -> None:
@@ -105,14 +88,3 @@ def test_what_computed_a_tensor(output: Callable[[Tensor], Tensor], function: st
 )
 def test_the_sign_of_a_distance(loss: Callable[[Tensor], Tensor], sign: int) -> None:
     assert distance_sign(loss(X @ W)) == sign
-
-
-def test_the_parameters_behind_a_loss() -> None:
-    first, second, unused = (nn.Parameter(torch.randn(3, 3)) for _ in range(3))
-    hidden = X @ W @ first  # W is no parameter
-    out = hidden.relu() @ second
-    known = {hidden.grad_fn: "hidden", out.grad_fn: "out"}
-    found = {id(parameter): user for parameter, user in parameters_behind(out.sum(), known)}
-    assert found == {id(first): "hidden", id(second): "out"}
-    assert id(unused) not in found
-    assert dict(parameters_behind(first.detach().sum(), known)) == {}

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import sysconfig
-from types import ModuleType
-
-import pytest
 import torchmetrics
-import transformers.models.bart.modeling_bart
 from torch import nn
 
 from lightning_hooks.hooks.parameters import of_libraries, unused_parts
@@ -41,21 +35,9 @@ def test_a_body_that_runs_before_all_that_trains_was_cut_off() -> None:
     assert spare("stem", "body") == set()
 
 
-def test_features_under_no_grad_are_meant() -> None:
-    assert spare("stem", "body", under_no_grad=True) == {"stem", "body"}
-
-
 def test_a_branch_that_runs_after_what_trains_is_not_used() -> None:
     assert spare("pooler") == {"pooler"}
     assert spare("pooler", calls=(*CALLS[:4], "net.head", "net.pooler")) == {"pooler"}
-
-
-def test_a_branch_that_never_runs_is_not_used() -> None:
-    assert spare("body", calls=("net.stem", "net.pooler", "net.head")) == {"body"}
-
-
-def test_a_small_branch_that_runs_first_is_no_body() -> None:
-    assert spare("stem") == {"stem"}
 
 
 def test_what_a_library_s_class_holds() -> None:
@@ -64,34 +46,6 @@ def test_what_a_library_s_class_holds() -> None:
     found = of_libraries(root, ["net.body.2", "net.stem.weight", "head", "head.bias"])
     assert list(found) == ["net.body.2", "net.stem.weight"]
     assert found["net.body.2"] == "a part of Classifier (from torchmetrics) that this task does not use"
-
-
-def test_a_library_is_a_package_with_a_version_other_than_the_roots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it lies, and whatever its source is: a checkout that is installed as editable is as good as a wheel."""
-
-    class Training(nn.Module):
-        pass
-
-    package = ModuleType("newlib")
-    monkeypatch.setitem(sys.modules, "newlib", package)
-    monkeypatch.setattr(Classifier, "__module__", "newlib.models")
-    root = Training()
-    root.net = Classifier()
-    assert of_libraries(root, ["net.pooler.weight"]) == {}  # a folder of the user's own
-    package.__version__ = "1.0"  # type: ignore[attr-defined]
-    reason = "a part of Classifier (from newlib) that this task does not use"
-    assert of_libraries(root, ["net.pooler.weight"]) == {"net.pooler.weight": reason}
-    Training.__module__ = "newlib.training"
-    assert of_libraries(root, ["net.pooler.weight"]) == {}  # the user's own package, with a version
-    package.__file__ = f"{sysconfig.get_path('purelib')}/newlib/__init__.py"  # a whole recipe of a library, which nobody edits
-    assert of_libraries(root, ["net.pooler.weight"]) == {"net.pooler.weight": reason}
-
-
-def test_the_parameters_of_a_library_s_own_kind_of_layer_are_part_of_it() -> None:
-    """PyTorch's class names them, not the library's."""
-    root = nn.Module()
-    root.net = transformers.models.bart.modeling_bart.BartScaledWordEmbedding(4, 8, 0)
-    assert list(of_libraries(root, ["net.weight"])) == ["net.weight"]
 
 
 class Blocks(Classifier):
@@ -112,12 +66,3 @@ def test_blocks_that_a_library_runs_under_no_grad_are_meant() -> None:
     calls = [*CALLS, "net.tower.0", "net.tower.1"]
     assert unused_parts(root, without, calls, {*calls}) == {}
     assert unused_parts(root, without, calls, {*CALLS}).keys() == without
-
-
-@pytest.mark.parametrize(
-    ("wide", "calls", "found"),
-    [(96, ("body",), {"spare.weight", "spare.bias"}), (96, ("body", "spare"), set()), (64, ("body",), set())],
-)
-def test_a_small_layer_of_ones_own_that_nothing_calls(wide: int, calls: tuple[str, ...], found: set[str]) -> None:
-    root = nn.ModuleDict({"body": nn.Linear(wide, wide), "spare": nn.Linear(8, 8)})
-    assert unused_parts(root, {"spare.weight", "spare.bias"}, calls).keys() == found

@@ -84,20 +84,3 @@ class Drawn:
 )
 def test_numbers_of_the_host(value: Any, expected: float | None) -> None:
     assert as_number(value) == read_number(value) == expected
-
-
-@pytest.mark.parametrize(
-    ("tensor", "expected"),
-    [
-        (torch.tensor(0.5), 0.5),
-        (torch.tensor([2]), 2.0),
-        (torch.zeros(2), None),
-        (torch.zeros(0), None),
-        (torch.tensor(1j), None),
-        (torch.zeros((), device="meta"), None),
-        (fake(1), None),
-    ],
-)
-def test_numbers_in_tensors(tensor: Tensor, expected: float | None) -> None:
-    assert as_number(tensor) is None  # it may be on a device
-    assert read_number(tensor) == expected

@@ -4,13 +4,12 @@ import copy
 import pickle
 import threading
 import time
-import weakref
 
 import pytest
 import torch
 from torch import nn
 
-from lightning_hooks.hooks import Faults, Gate, Listener, counted, guarded, sampled, synchronized, timed
+from lightning_hooks.hooks import Gate, Listener, counted, guarded, sampled, synchronized, timed
 
 WRAPPERS = [sampled, counted, timed, synchronized, guarded]
 
@@ -21,11 +20,6 @@ def double(*args, **kwargs):
 
 def failing(*args, **kwargs):
     raise RuntimeError("broken hook")
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_arguments_and_result_pass_through(wrapper):
-    assert wrapper(double)(1, 2, extra=3) == 9
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -51,13 +45,6 @@ def test_sampled_every(every, ran):
     for call in range(7):
         hook(call)
     assert seen == ran
-
-
-def test_sampled_returns_none_out_of_turn():
-    """So an output is replaced only when it is its turn."""
-    layer = nn.Identity()
-    layer.register_forward_hook(sampled(lambda module, args, output: output * 0, every=2))
-    assert [layer(torch.ones(1)).item() for _ in range(4)] == [0, 1, 0, 1]
 
 
 def test_sampled_while_a_gate_is_open():
@@ -93,33 +80,6 @@ def test_timed_adds_the_hooks_own_time():
     hook(0.0)
     assert 0.02 <= hook.seconds < 0.5
     assert (hook.calls, hook.mean_seconds) == (2, hook.seconds / 2)
-
-
-def test_timed_counts_a_call_that_raises():
-    hook = timed(failing)
-    with pytest.raises(RuntimeError, match="broken hook"):
-        hook()
-    assert hook.calls == 1
-    assert hook.seconds > 0
-
-
-def test_synchronized_lets_one_thread_in_at_a_time():
-    inside, most = 0, []
-
-    def hook():
-        nonlocal inside
-        inside += 1
-        most.append(inside)
-        time.sleep(0.002)
-        inside -= 1
-
-    alone = synchronized(hook)
-    threads = [threading.Thread(target=alone) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1] * 8
 
 
 class Tally:
@@ -162,11 +122,6 @@ def test_synchronized_protects_a_hook_of_a_threaded_forward(safe):
     assert ((tally.calls, tally.total) == everything) is safe
 
 
-def test_synchronized_may_reenter():
-    hook = synchronized(lambda levels: hook(levels - 1) if levels else "bottom")
-    assert hook(3) == "bottom"
-
-
 def test_guarded_reports_once_and_switches_off():
     faults = []
     inner = counted(failing)
@@ -175,19 +130,6 @@ def test_guarded_reports_once_and_switches_off():
     assert faults == [("body.0", "broken hook")]
     assert inner.calls == 1
     assert (type(hook.error), hook.error.__traceback__) == (RuntimeError, None)
-
-
-def test_guarded_keeps_nothing_of_the_failing_frame_alive():
-    def hook():
-        big = torch.ones(3)
-        refs.append(weakref.ref(big))
-        raise RuntimeError("with a tensor in the frame")
-
-    refs = []
-    guard = guarded(hook)
-    guard()
-    assert guard.error is not None
-    assert refs[0]() is None
 
 
 def test_guarded_lets_interrupts_through():
@@ -257,22 +199,3 @@ def test_a_hook_with_a_gate_needs_neither_its_function_nor_us_in_a_copy(copied):
     hook = copied(guarded(lambda *_: 5, when=Gate(open=True)))
     assert hook.__self__.__class__.__module__ == "contextlib"
     assert hook(1, (2,), 3) is None
-
-
-@pytest.mark.parametrize("hook", [Recorder(), guarded(Recorder(), when=Gate())])
-def test_a_hook_in_place_says_why_a_module_cannot_be_scripted(hook):
-    model = nn.Sequential(nn.ReLU())
-    model[0].register_forward_hook(hook)
-    with pytest.raises(AttributeError, match="lightning_hooks are in place while the training batches of an epoch run"):
-        torch.jit.script(model)
-
-
-def test_faults_report_each_site_once():
-    faults = Faults()
-    faults("a", ValueError("first"))
-    faults("a", ValueError("again"))
-    faults("b", TypeError("other"))
-    assert faults.take() == [("a", "ValueError: first"), ("b", "TypeError: other")]
-    assert faults.take() == []
-    faults("a", ValueError("later"))
-    assert (faults.take(), faults.errors["a"]) == ([], "ValueError: first")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +9,9 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.loggers import CSVLogger
-from torch import Tensor, nn
+from torch import nn
 
-from lightning_hooks import FeatureStatsMonitor, TrainingMonitor
-from lightning_hooks.alerts import AlertError
+from lightning_hooks import TrainingMonitor
 from lightning_hooks.callbacks.training_monitor import MonitorsFromEnvironment
 from lightning_hooks.environment import callbacks_from_environment
 from lightning_hooks.hosts.fabric import FabricLoop
@@ -91,73 +86,6 @@ def test_a_callback_of_the_loop_closes_epochs_and_nothing_else_is_asked_for(tmp_
     assert "features/0/rms" in next(tmp_path.rglob("metrics.csv")).read_text()
 
 
-def test_an_alert_may_raise() -> None:
-    net = mlp(dead=True)
-    with pytest.raises(AlertError, match="representation_collapse"):
-        train(new_fabric(monitor(on_alert="raise", report_every_n_steps=4)), net)
-    gc.collect()
-
-
-def test_a_session_that_is_collected_writes_its_report(tmp_path: Path) -> None:
-    net = mlp()
-    train(new_fabric(monitor(report_dir=tmp_path)), net)
-    gc.collect()
-    del net
-    gc.collect()
-    assert (tmp_path / "lightning_hooks" / "report.html").exists()
-
-
-SCRIPT = """
-import sys, torch
-from lightning.fabric import Fabric
-from lightning_hooks import TrainingMonitor
-net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-fabric = Fabric(accelerator="cpu", devices=1, callbacks=[TrainingMonitor(report_dir=sys.argv[1])])
-model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
-for _ in range(3):
-    fabric.backward(model(torch.randn(8, 4)).square().mean())
-    optimizer.step()
-    optimizer.zero_grad()
-if len(sys.argv) > 2:
-    raise ValueError("mine")
-"""
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_report_is_written_at_exit(fails: bool, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), *(["fail"] if fails else [])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == int(fails), done.stderr
-    assert ("ValueError: mine" in done.stderr) == fails
-    assert "Monitors: " in done.stdout
-    assert (tmp_path / "lightning_hooks" / "report.html").exists()
-
-
-def test_several_models_are_observed_together() -> None:
-    torch.manual_seed(0)
-    ours = monitor(report_every_n_steps=4)
-    fabric = new_fabric(ours)
-    made, critic = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-    maker, maker_optimizer = fabric.setup(made, torch.optim.SGD(made.parameters(), lr=0.1))
-    judge, judge_optimizer = fabric.setup(critic, torch.optim.Adam(critic.parameters()))
-    for _ in range(2):
-        fabric.backward(judge(maker(torch.randn(8, 3)).detach()).mean())
-        judge_optimizer.step()
-        judge_optimizer.zero_grad()
-        fabric.backward(-judge(maker(torch.randn(8, 3))).mean())
-        maker_optimizer.step()
-        maker_optimizer.zero_grad()
-        judge_optimizer.zero_grad()
-    fabric.call("on_train_end")
-    assert {name: stats.steps for name, stats in ours.clipping.optimizers.items()} == {"0-SGD": 2, "1-Adam": 2}
-    assert {"0-Linear", "1-Sequential.0"} <= set(ours.features.sites)
-
-
-def test_other_monitors_say_which_one_fabric_takes() -> None:
-    with pytest.raises(TypeError, match=r"Fabric takes lightning_hooks\.TrainingMonitor.*got FeatureStatsMonitor"):
-        train(new_fabric(FeatureStatsMonitor()), mlp())
-
-
 def test_the_environment_adds_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTNING_HOOKS", "1")
     (added,) = callbacks_from_environment()
@@ -177,21 +105,6 @@ def test_the_environment_adds_them(monkeypatch: pytest.MonkeyPatch) -> None:
     fabric._callbacks[0].on_train_end()
     assert own.features is not None
     assert again.features is None
-
-
-def test_the_environment_never_ends_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LIGHTNING_HOOKS", "1")
-
-    class Bare(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(4, 3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.weight
-
-    with pytest.warns(UserWarning, match="LIGHTNING_HOOKS: this training runs without monitors, because of ValueError"):
-        train(new_fabric(*callbacks_from_environment()), Bare())
 
 
 def test_a_resumed_training_reports_as_one_that_went_on(tmp_path: Path) -> None:
@@ -218,17 +131,3 @@ def test_a_resumed_training_reports_as_one_that_went_on(tmp_path: Path) -> None:
     assert (after.features.epoch, after.features.step) == (whole.features.epoch, whole.features.step)
     assert after.gradients.loss.mean == whole.gradients.loss.mean
     assert after.gradients.loss.count == 4
-
-
-def test_the_variable_alone_adds_them_to_a_script(tmp_path: Path) -> None:
-    script = SCRIPT.replace(", callbacks=[TrainingMonitor(report_dir=sys.argv[1])]", "").replace(
-        "from lightning_hooks import", "# "
-    )
-    settings = tmp_path / "monitors.yaml"
-    settings.write_text(f"report_dir: {tmp_path}\n")
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    environment = {**os.environ, "LIGHTNING_HOOKS": str(settings)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "Monitors: " in done.stdout
-    assert (tmp_path / "lightning_hooks" / "report.html").exists()

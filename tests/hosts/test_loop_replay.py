@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_hooks import watch
-from lightning_hooks.__main__ import main
 from tests.hosts.test_watch import is_clean
 
 BAD, SIZE, BATCH = 45, 64, 8
@@ -209,74 +207,9 @@ def test_hugging_faces_trainer_runs_its_own_loss_again(accumulate: int, tmp_path
     monitor, left = in_hugging_faces_trainer("log", tmp_path / "on", **options)
     assert left == expected
     alert = first(monitor)
-    assert alert.message.startswith("log of 0 gives -inf in ")
+    assert alert.seen.startswith("log of 0 gives -inf in ")
     assert alert.samples == (BAD,)
     assert not any("to the bit" in text for text in alert.causes[0].evidence_for)
-
-
-def test_workers_that_stay_over_epochs_name_the_sample() -> None:
-    net, data = Net(), loader("", workers=2)
-    optimizer, bad = adam(net), torch.zeros(0)
-    with watch(net, optimizer, loss_function=loss_of(net), summary=False) as monitor:
-        for epoch in range(2):
-            for index, batch in enumerate(monitor.batches(data)):
-                if (epoch, index) == (1, 3):
-                    batch["labels"][5], bad = 0.0, batch["inputs"][5].clone()
-                loss = monitor.loss(batch)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                monitor.step(loss)
-    [sample] = first(monitor).samples
-    assert torch.equal(Samples("").inputs[sample], bad)
-
-
-def test_the_first_bad_micro_batch_is_the_one_that_is_run_again() -> None:
-    net, data = Net(), loader("log")
-    optimizer, bad = adam(net), []
-    with watch(net, optimizer, loss_function=loss_of(net), summary=False) as monitor:
-        for index, batch in enumerate(monitor.batches(data)):
-            loss = monitor.loss(batch)
-            (loss / 4).backward()
-            if index % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
-            monitor.step(loss)
-            bad += [index] if not loss.isfinite() and not bad else []
-    alert = first(monitor)
-    assert (alert.batch, alert.samples) == (bad[0], (BAD,))
-    assert "to the bit" not in alert.diagnosis
-
-
-def test_a_step_that_raises_is_run_again() -> None:
-    table, optimizer = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 1)), None
-    optimizer = adam(table)
-    ids = torch.arange(24).reshape(6, 4) % 8
-    ids[4, 2] = 8
-    with pytest.raises(IndexError), watch(table, optimizer, loss_function=lambda x: table(x).mean(), summary=False) as monitor:
-        for row in ids:
-            loss = monitor.loss(row)
-            loss.backward()
-            optimizer.step()
-            monitor.step(loss)
-    [alert] = [alert for alert in monitor.alerts if alert.kind == "id_out_of_range"]
-    assert alert.batch == 4
-
-
-def test_a_loss_function_that_the_loop_calls_by_itself_is_one_warning() -> None:
-    net = Net()
-    optimizer, function = adam(net), loss_of(net)
-    with warnings.catch_warnings(record=True) as caught, watch(net, optimizer, loss_function=function, summary=False) as monitor:
-        warnings.simplefilter("always")
-        for batch in loader("log"):
-            loss = function(batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            monitor.step(loss)
-    [message] = [str(warning.message) for warning in caught]
-    assert "did not come from monitor.loss(batch)" in message
-    assert "its batch is not at hand" in first(monitor).diagnosis
 
 
 def test_what_is_missing_for_a_replay_is_an_error() -> None:
@@ -292,65 +225,3 @@ def test_what_is_missing_for_a_replay_is_an_error() -> None:
                 call([])
     with pytest.raises(RuntimeError, match="belong into the block"):
         watch(net, optimizer, loss_function=loss_of(net)).loss({})
-
-
-def test_several_optimizers_name_the_samples_alone(tmp_path: Path) -> None:
-    net, data = Net(), loader("log")
-    optimizers = [adam(net.body), adam(net.head)]
-    with watch(net, optimizers, loss_function=loss_of(net), log_dir=tmp_path, summary=False) as monitor:
-        for batch in monitor.batches(data):
-            loss = monitor.loss(batch)
-            loss.backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-            monitor.step(loss)
-    samples = {sample for alert in monitor.alerts for sample in alert.samples}
-    assert BAD in samples
-    assert len(samples) == BATCH
-
-
-def test_learning_is_measured_as_in_lightning() -> None:
-    monitor, left = in_plain_pytorch("", None, learning=True, every_n_steps=1)
-    assert left == in_plain_pytorch_alone("")
-    other, _ = in_plain_pytorch("", None, every_n_steps=1)
-    assert monitor.features.sites == other.features.sites, "steps that are run again are not recorded"
-    measured = monitor.learning
-    assert measured is not None
-    assert measured.reruns > 0
-    assert measured.step_ratio is not None
-
-
-def accumulated(**arguments: Any) -> Any:
-    net = Net()
-    optimizer = adam(net)
-    with watch(net, optimizer, loss_function=loss_of(net), summary=False, **arguments) as monitor:
-        for index, batch in enumerate(loader("")):
-            loss = monitor.loss(batch)
-            (loss / 2).backward()
-            if index % 2:
-                optimizer.step()
-                optimizer.zero_grad()
-            monitor.step(loss)
-    return monitor
-
-
-def test_under_accumulation_no_step_is_measured_by_running_it_again() -> None:
-    with pytest.warns(UserWarning, match="no step is measured by running it again: gradients are accumulated over several batches"):
-        monitor = accumulated(learning=True)
-    assert monitor.learning.reruns == 0
-
-
-def model_and_loss() -> tuple[nn.Module, Callable[[Any], Tensor]]:
-    net = Net()
-    return net, loss_of(net)
-
-
-def test_the_command_runs_a_capsule_of_a_loop_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    in_plain_pytorch("log", None, capsule=tmp_path)
-    [path] = tmp_path.iterdir()
-    command = ["replay", str(path), "--model", "tests.hosts.test_loop_replay:model_and_loss"]
-    assert main([*command, "--output", str(tmp_path / "page.html")]) == 0
-    printed = capsys.readouterr().out
-    assert "log of 0 gives -inf in " in printed
-    assert f"Samples: {BAD}." in printed

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_hooks import TrainingMonitor
 from tests.hosts.loops import NetLayers, Samples
 from tests.support.models import hook_counts
 
@@ -72,29 +71,6 @@ def test_accumulation_and_the_clip_are_seen(tmp_path: Path) -> None:
     assert ours.gradients.loss.mean == pytest.approx(math.log(3), rel=0.2), "not a third of it"
 
 
-class Diverging(NetLayers):
-    def forward(self, inputs: Any, labels: Any) -> Any:
-        found = super().forward(inputs, labels)
-        self.calls = getattr(self, "calls", 0) + 1
-        return found if self.calls != 4 else {**found, "loss": found["loss"] * math.nan}
-
-
-def test_a_loss_that_the_filter_hides_is_reported(tmp_path: Path) -> None:
-    ours = monitor()
-    new_trainer(tmp_path, ours, net=Diverging(), logging_nan_inf_filter=True).train()
-    kinds = {alert.kind for report in ours.history["gradients"] for alert in report.alerts}
-    assert {"nonfinite", "loss_nonfinite"} & kinds
-    assert ours.history["gradients"][0].loss.first_nonfinite_batch == 3
-
-
-def test_validation_losses_belong_to_their_epoch(tmp_path: Path) -> None:
-    ours = monitor()
-    new_trainer(tmp_path, ours, eval_strategy="epoch").train()
-    first, second = ours.history["gradients"]
-    assert (len(first.loss.validations), first.epoch, second.epoch) == (1, 0, 1)
-    assert all(report.sites["first"].calls == 6 for report in ours.history["features"]), "evaluation is not recorded"
-
-
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
 @pytest.mark.parametrize("later", [False, True])
 def test_every_exit_is_clean(error: BaseException, later: bool, tmp_path: Path) -> None:
@@ -130,33 +106,3 @@ def test_a_resumed_training_goes_on_with_its_window(tmp_path: Path) -> None:
     assert second.history["features"][0].sites == whole.history["features"][0].sites
     assert second.history["clipping"][0].optimizers["0-AdamW"].steps == 6
     assert is_clean(resumed)
-
-
-def test_trackers_of_report_to_get_the_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
-    new_trainer(tmp_path, monitor(), report_to=["tensorboard"]).train()
-    tags = set[str]()
-    for file in tmp_path.rglob("events.out*"):  # older versions do not read the variable
-        events = EventAccumulator(str(file))
-        events.Reload()
-        tags |= set(events.Tags()["scalars"])
-    assert {"features/first/rms", "gradient_clip/rate"} <= tags
-
-
-def test_an_alert_may_stop_the_training(tmp_path: Path) -> None:
-    ours = monitor(on_alert="stop", min_probability=0.0)
-    trainer = new_trainer(tmp_path, ours, num_train_epochs=5)
-    trainer.train()
-    assert trainer.state.global_step < 10
-    assert "dead" in {alert.kind for alert in ours.alerts}
-
-
-def test_the_callback_of_lightning_names_the_right_class(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"lightning_hooks\.hosts\.transformers\.MonitorCallback"):
-        new_trainer(tmp_path, TrainingMonitor())
-    with pytest.raises(ValueError, match="progress_bar=True needs Lightning"):
-        MonitorCallback(progress_bar=True)
-    with pytest.raises(TypeError, match="There is no argument 'module'"):
-        MonitorCallback(module="x")

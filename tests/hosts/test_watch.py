@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import warnings
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
-from torch.utils.tensorboard import SummaryWriter
 
-from lightning_hooks import Alert, watch
-from lightning_hooks.alerts import AlertError
+from lightning_hooks import watch
 from tests.support.capture import captured
 from tests.support.models import hook_counts
 from tests.support.reference import assert_stats, reference_stats
@@ -138,14 +130,6 @@ def test_every_exit_is_clean() -> None:
         assert (error is None) == (monitor.members[0].end["how"] == "finished")
 
 
-def test_a_failed_start_leaves_nothing() -> None:
-    net = mlp()
-    optimizer = sgd(net)
-    with pytest.raises(ValueError, match="matches no"), observed(net, optimizer, modules="encoder.*"):
-        pass
-    assert is_clean(net, optimizer)
-
-
 def test_only_forwards_of_training_are_recorded() -> None:
     net = mlp()
     optimizer = sgd(net)
@@ -168,44 +152,6 @@ def test_only_forwards_of_training_are_recorded() -> None:
             net.train()
         reports = monitor.end_window()
     assert {site: stats.calls for site, stats in reports["features"].sites.items()} == dict.fromkeys(reports["features"].sites, 3)
-
-
-def test_a_forgotten_step_is_one_message_and_one_too_many_an_empty_batch() -> None:
-    net = mlp()
-    optimizer = sgd(net)
-    with pytest.warns(UserWarning, match=r"stepped 3 times and step\(\) was not called") as found, observed(net, optimizer):
-        train(net, optimizer, count=7)
-    assert len(found) == 1
-    net = mlp()
-    optimizer = sgd(net)
-    with observed(net, optimizer, report_every_n_steps=None) as monitor:
-        train(net, optimizer, monitor, count=3)
-        monitor.step()
-        monitor.step()
-        reports = monitor.end_window()
-    assert reports["clipping"].optimizers["0-SGD"].steps == 3
-    assert reports["features"].sites["0"].calls == 3
-    assert reports["gradients"].loss.count == 3
-
-
-def test_accumulation_counts_batches_and_steps() -> None:
-    net = mlp()
-    optimizer = sgd(net)
-    with observed(net, optimizer) as monitor:
-        for index, (x, y) in enumerate(batches(6)):
-            loss = nn.functional.cross_entropy(net(x), y)
-            (loss / 3).backward()
-            if index % 3 == 2:
-                optimizer.step()
-                optimizer.zero_grad()
-            monitor.step(loss)
-        reports = monitor.end_window()
-    clips = reports["clipping"].optimizers["0-SGD"]
-    assert (clips.steps, clips.clipped_steps) == (2, 0)
-    assert reports["features"].sites["0"].calls == 6
-    assert reports["gradients"].loss.count == 6
-    assert reports["gradients"].loss.first_nonfinite_batch is None
-    assert 0.8 < reports["gradients"].loss.mean < 1.5, "the loss that step() is given, not a third of it"
 
 
 def test_several_optimizers_have_their_own_steps() -> None:
@@ -231,123 +177,6 @@ def test_several_optimizers_have_their_own_steps() -> None:
     assert {name: (stats.steps, stats.clipped_steps) for name, stats in clips.items()} == {"0-SGD": (4, 4), "1-Adam": (8, 0)}
     assert reports["features"].sites["critic"].calls == 4 * 5
     assert is_clean(nets, *optimizers)
-
-
-def test_closures_are_followed() -> None:
-    net = mlp().eval()
-    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(net(x), y)
-        loss.backward()
-        return loss
-
-    with observed(net, optimizer) as monitor:
-        for x, y in batches(3):  # noqa: B007  the closure reads them
-            monitor.step(optimizer.step(closure))
-        reports = monitor.end_window()
-    assert reports["clipping"].optimizers["0-LBFGS"].steps == 3
-    assert reports["gradients"].parameters["0.weight"].steps == 3
-
-
-def test_recomputation_is_not_recorded() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(checkpoint(self.first, x, use_reentrant=False))
-
-    net = Net()
-    optimizer = sgd(net)
-    with observed(net, optimizer) as monitor:
-        train(net, optimizer, monitor)
-    assert {stats.calls for stats in monitor.features.sites.values()} == {5}
-
-
-class Passing(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return function(*args, **(kwargs or {}))
-
-
-def test_modes_of_the_user_leave_as_they_came() -> None:
-    net = mlp()
-    optimizer = sgd(net)
-    with observed(net, optimizer) as monitor:
-        for x, y in batches(3):
-            with Passing():
-                scores = net(x)
-            with torch.device("cpu"):
-                loss = nn.functional.cross_entropy(scores, y)
-            with Passing(), torch.device("cpu"):
-                loss.backward()
-                optimizer.step()
-            assert torch._C._len_torch_function_stack() <= 1
-            optimizer.zero_grad()
-            monitor.step(loss)
-        assert torch._C._len_torch_function_stack() == 0
-    torch.set_default_device("cpu")
-    try:
-        before = torch._C._len_torch_function_stack()
-        with observed(net, optimizer) as monitor:
-            train(net, optimizer, monitor)
-        assert torch._C._len_torch_function_stack() == before
-    finally:
-        torch.set_default_device(None)
-    assert monitor.clipping.optimizers["0-SGD"].steps == 5
-
-
-def test_values_go_to_every_logger(tmp_path: Path) -> None:
-    net = mlp()
-    optimizer = sgd(net)
-    written: list[tuple[dict[str, float], int]] = []
-    writer = SummaryWriter(str(tmp_path / "events"))
-    loggers = [writer, lambda values, step: written.append((values, step))]
-    with observed(net, optimizer, loggers=loggers, log_dir=tmp_path, report_every_n_steps=2) as monitor:
-        train(net, optimizer, monitor, count=4)
-    writer.close()
-    assert [step for values, step in written if "features/0/rms" in values] == [1, 3]
-    assert any("gradient_clip/rate" in values for values, _ in written)
-    assert (tmp_path / "lightning_hooks" / "report.html").exists()
-    assert (tmp_path / "lightning_hooks" / "reports.jsonl").exists()
-    assert next((tmp_path / "events").glob("events*")).stat().st_size > 1000
-    with pytest.raises(TypeError, match="loggers must be"):
-        observed(net, optimizer, loggers=3)
-
-
-def test_nothing_is_written_without_a_log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    net = mlp()
-    optimizer = sgd(net)
-    with observed(net, optimizer) as monitor:
-        train(net, optimizer, monitor)
-    assert list(tmp_path.iterdir()) == []
-
-
-def dead() -> nn.Sequential:
-    net = mlp()
-    nn.init.constant_(net[0].bias, -50.0)
-    return net
-
-
-def test_alerts_reach_functions_stop_and_raise() -> None:
-    net, heard = dead(), list[Alert]()
-    optimizer = sgd(net)
-    with observed(net, optimizer, on_alert=[heard.append, "stop"]) as monitor:
-        train(net, optimizer, monitor)
-        assert not monitor.should_stop
-        monitor.end_window()
-        assert monitor.should_stop
-    assert "dead" in {alert.kind for alert in heard}
-    assert [alert.kind for alert in monitor.alerts] == ["dead"]
-    assert "Dead units" in monitor.verdict
-    net = dead()
-    optimizer = sgd(net)
-    with pytest.raises(AlertError, match="dead"), observed(net, optimizer, on_alert="raise") as monitor:
-        train(net, optimizer, monitor)
-    assert is_clean(net, optimizer)
 
 
 def test_a_resumed_training_reports_as_one_that_went_on() -> None:
@@ -415,23 +244,6 @@ def test_each_wrong_argument_is_named(wrong: dict[str, Any], error: type[Excepti
     assert "\n" not in str(raised.value)
 
 
-def test_what_needs_lightning_and_what_is_wrong_is_an_error() -> None:
-    net = mlp()
-    optimizer = sgd(net)
-    with pytest.raises(ValueError, match="progress_bar=True needs Lightning"):
-        watch(net, optimizer, progress_bar=True)
-    with pytest.raises(TypeError, match="There is no argument 'every_n_step'"):
-        watch(net, optimizer, every_n_step=3)
-    monitor = observed(net, optimizer)
-    with pytest.raises(RuntimeError, match="belong into the block"):
-        monitor.step()
-    with monitor:
-        with pytest.raises(TypeError, match=r"Leave out \.item\(\)"):
-            monitor.step(0.5)  # type: ignore[arg-type]
-        with pytest.raises(RuntimeError, match="observe a training already"):
-            monitor.start()
-
-
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_compiled_model_is_observed(in_place: bool) -> None:
     class Net(nn.Module):
@@ -457,91 +269,3 @@ def test_a_compiled_model_is_observed(in_place: bool) -> None:
     assert monitor.clipping.optimizers["0-SGD"].clipped_steps == 5
     assert {stats.calls for stats in monitor.features.sites.values()} == {5}
     assert monitor.alerts == []
-
-
-def test_a_backward_that_is_not_seen_leaves_the_gradients_of_the_step() -> None:
-    net = mlp()
-    optimizer = sgd(net)
-    with observed(net, optimizer) as monitor:
-        for x, y in batches(6):
-            loss = nn.functional.cross_entropy(net(x), y)
-            torch.autograd.backward(loss)
-            nn.utils.clip_grad_norm_(net.parameters(), 0.05)
-            optimizer.step()
-            optimizer.zero_grad()
-            monitor.step(loss)
-        reports = monitor.end_window()
-    clips = reports["clipping"].optimizers["0-SGD"]
-    assert (clips.steps, clips.clipped_steps) == (6, 0)
-    assert clips.norm_after == pytest.approx(0.05, rel=1e-4)
-    assert reports["gradients"].loss.count == 6
-    assert "not_zeroed" not in {alert.kind for alert in monitor.alerts}
-
-
-class FakeRun:
-    """A run of W&B's, as far as values go."""
-
-    def __init__(self) -> None:
-        self.logged: list[dict[str, float]] = []
-        self.dir, self.id = "nowhere", "run"
-
-    def log(self, values: dict[str, float]) -> None:
-        self.logged.append(values)
-
-    def define_metric(self, *_: Any, **__: Any) -> None: ...
-    def log_artifact(self, *_: Any, **__: Any) -> None: ...
-    def alert(self, *_: Any, **__: Any) -> None: ...
-    def save(self, *_: Any, **__: Any) -> None: ...
-
-
-@pytest.mark.filterwarnings("ignore")  # SQLAlchemy's own, of MLflow's store
-def test_values_go_to_runs_of_wandb_and_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # MLflow's artifacts
-    mlflow = pytest.importorskip("mlflow")
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    run, net = FakeRun(), mlp()
-    optimizer = sgd(net)
-    try:
-        with mlflow.start_run() as active, observed(net, optimizer, loggers=[run, active]) as monitor:
-            train(net, optimizer, monitor)
-        assert "gradient_clip/rate" in mlflow.get_run(active.info.run_id).data.metrics
-    finally:
-        mlflow.set_tracking_uri(None)
-    assert any(values.get("gradient_clip/rate") == 1.0 and values["trainer/global_step"] == 4 for values in run.logged)
-
-
-SCRIPT = """
-import sys, torch
-from lightning_hooks import watch
-def main(fails):
-    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    monitor = watch(net, optimizer, log_dir=sys.argv[1]).start()
-    for _ in range(3):
-        loss = net(torch.randn(8, 4)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        monitor.step(loss)
-    if fails:
-        raise ValueError("mine")
-    return monitor if len(sys.argv) > 3 else None
-kept = main(sys.argv[2] == "fail")
-print("main is over")
-"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "how"), [(["pass"], "finished"), (["pass", "kept"], "finished"), (["fail"], "exception")], ids=str
-)
-def test_monitors_that_are_started_without_a_block_end_with_their_function_or_with_the_process(
-    arguments: list[str], how: str, tmp_path: Path
-) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == int(how == "exception"), done.stderr
-    assert done.stdout.count("Monitors: ") == 1
-    if how == "finished":
-        assert (done.stdout.index("Monitors: ") > done.stdout.index("main is over")) == ("kept" in arguments)
-    health = json.loads((tmp_path / "lightning_hooks" / "health.json").read_text())
-    assert (health["training"], health["windows"]) == (how, how == "finished")

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import Alert, TrainingMonitor
 from lightning_hooks.alerts import AlertBook, AttentionReport, GradientFlowReport
-from lightning_hooks.declare.hypothesis import Cause
+from lightning_hooks.declare.cause import Cause
 from lightning_hooks.declare.window import Window
 from lightning_hooks.judge.diagnosis import Diagnosis
 from lightning_hooks.judge.problems import in_problems
-from lightning_hooks.run_report import judge, read_run
-from lightning_hooks.run_report.health import health_of
-from lightning_hooks.run_report.verdict import courses
 from tests.support.models import trainer
 
 RATE, LOGITS, COLLAPSE = "update_too_large at head.weight", "attention_logits at a", "attention_collapse at a"
@@ -65,14 +60,6 @@ def test_a_problem_stays_the_cause_of_what_it_has_damaged() -> None:
     assert last == ({RATE: "", "attention_collapse at b": RATE}, [])
 
 
-def test_it_is_over_with_its_consequences() -> None:
-    books = AlertBook(), AlertBook()
-    shown = story([RATE], [COLLAPSE], [COLLAPSE], [], [], [COLLAPSE], books=books)
-    assert [new for _, new in shown] == [[RATE], [], [], [], [], [COLLAPSE]]
-    (over,) = books[0].ended
-    assert (over.since, over.until, [*over.consequences]) == (0, 2, [COLLAPSE])
-
-
 def test_the_alert_is_the_one_that_was_passed_on_with_what_follows_now() -> None:
     book = AlertBook()
     book.new_alerts([replace(found(RATE, 0), message="a step changes it by 131%")])
@@ -82,13 +69,6 @@ def test_the_alert_is_the_one_that_was_passed_on_with_what_follows_now() -> None
     assert (alert.message, alert.epoch, alert.since_step, alert.severity) == ("a step changes it by 131%", 0, 10, "warning")
     assert {*alert.consequences} == {COLLAPSE, "attention_collapse at b"}
     assert [problem.alert.name for problem in ordered.problems] == [RATE]
-
-
-def test_the_course_of_the_loss_follows_from_it_too() -> None:
-    """The loss spikes after too large updates, and goes on to diverge when nothing else is found any more."""
-    windows = [RATE], ["loss_spike at loss"], ["saturated at a"], ["loss_diverging at loss"], [RATE, LOGITS]
-    for names, (shown, new) in list(zip(windows, story(*windows), strict=True))[1:]:
-        assert (shown, new) == ({RATE: "", **{name: RATE for name in names if name != RATE}}, [])
 
 
 @pytest.mark.parametrize(
@@ -143,11 +123,6 @@ def test_a_problem_that_has_moved_on_has_its_beginning_and_its_causes() -> None:
     report = replace(GradientFlowReport(3, 10, MODULES, {}, 1.0), alerts=(moved, spike))
     (problem,) = in_problems(Window([report]), [book]).problems
     assert (problem.alert.name, problem.alert.causes) == (moved.name, ())
-
-
-def test_infos_follow_from_it_as_infos() -> None:
-    (_, (shown, new)) = story([RATE], [f"info: {COLLAPSE}"])
-    assert (shown, new) == ({RATE: "", COLLAPSE: RATE}, [])
 
 
 @pytest.mark.parametrize("cut", [1, 2])
@@ -211,32 +186,3 @@ def test_causes_are_judged_with_the_reports_of_earlier_windows(monkeypatch: pyte
     trainer([monitor], max_epochs=3).fit(Attends(0.01), tokens())
     assert set(map(repr, seen)) == {"(0, [])", "(1, [0])", "(2, [0, 1])"}
     assert all(report.earlier == () for reports in monitor.history.values() for report in reports)
-
-
-@pytest.mark.slow
-def test_the_learning_rate_that_came_first_is_the_headline_of_a_collapse(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    torch.manual_seed(0)
-    monitor = TrainingMonitor(summary=False, every_n_steps=1)
-    fit = trainer([monitor], max_epochs=7, logger=CSVLogger(tmp_path, name="", version=""))
-    fit.fit(Attends(0.2), tokens())
-    windows = [{alert.name: alert for alert in report.alerts} for report in monitor.history["gradients"]]
-    (root,) = (alert for alert in windows[0].values() if alert.kind == "update_too_large" and not alert.cause)
-    assert "learning rate is 0.2" in root.diagnosis
-    assert root.advice[0].startswith("Set optimizer.lr to 0.003 (it is 0.2)")
-
-    collapsed = [alert for alert in monitor.attention.alerts if alert.kind == "attention_collapse"]
-    assert {alert.cause for alert in collapsed} == {root.name}
-    assert [(alert.name, alert.severity) for alert in monitor.alerts] == [(root.name, "warning")]
-    assert monitor.verdict.startswith("Updates as large as the weights at ")
-    assert monitor.verdict.endswith(", since epoch 0.")
-
-    run = read_run(tmp_path)
-    assert judge(run).headline == monitor.verdict
-    (problem,) = (problem for problem in judge(run).problems if problem.lasts and problem.severity != "info")
-    assert {alert.name for alert in collapsed} <= set(problem.consequences)
-    (course,) = (course for course in courses(run) if course.alert.name == root.name)
-    assert (course.lasts, course.severity) == (True, "warning")
-    first, *_ = health_of(run).document()["alerts"]
-    assert (first["kind"], first["open"]) == ("update_too_large", True)
-    assert "[warning] attention" not in caplog.text
-    assert "[ended]" not in caplog.text

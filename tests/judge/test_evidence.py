@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import Alert, TrainingMonitor, monitors
 from lightning_hooks.alerts import FeatureReport, GradientFlowReport, LearningReport, LossReport, ParameterLearning, ParameterSetup
-from lightning_hooks.declare.hypothesis import Cause
+from lightning_hooks.declare.cause import Cause
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.learning.effect import Effects
 from lightning_hooks.judge.evidence import Judge

@@ -65,4 +65,4 @@ def test_the_file_is_small_and_its_signs_are_as_declared() -> None:
         assert SIGNS.get(name, 0) * value >= 0, name
         part, _, rest = name.partition(" ")
         assert part != "kind" or rest in KINDS
-        assert part != "cause" or any(rest == cause.name for kind in KINDS.values() for cause in kind.hypotheses), name
+        assert part != "cause" or any(rest == cause.name for kind in KINDS.values() for cause in kind.causes), name

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from lightning_hooks.alerts import AttentionReport, AttentionStats, HeadStats
-from lightning_hooks.diagnostics.attention.collector import AttentionCollector
 from lightning_hooks.plots import attention_heads
-from lightning_hooks.session.history import History
 
 HEAD = HeadStats(max_logit=4.0, entropy=0.8, first_token_share=0.1, masked_rows=0.0, nonfinite_rows=0.0)
 
@@ -38,19 +36,6 @@ def test_a_cell_for_each_head(stat: str) -> None:
     assert mesh.norm.vmax == (1.0 if stat == "entropy" else pytest.approx(4.0))
 
 
-def test_without_attention_it_says_so() -> None:
-    figure = attention_heads(report())
-    assert any("No attention was seen" in text.get_text() for axes in figure.axes for text in axes.texts)
-
-
 def test_an_unknown_statistic_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"stat must be one of entropy, first_token_share, .*; got 'rms'"):
         attention_heads(report((0.1,)), "rms")
-
-
-def test_the_picture_of_reports_is_that_of_the_last() -> None:
-    history = History("AttentionMonitor", AttentionCollector)
-    history.add(report((0.5,)))
-    history.add(replace(report((0.25,)), epoch=3))
-    figure = history.plot()
-    assert np.ma.filled(figure.axes[0].collections[0].get_array(), np.nan).tolist() == [[0.25]]

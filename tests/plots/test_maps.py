@@ -52,11 +52,6 @@ def test_each_map_is_scaled_by_itself() -> None:
     assert tuple(coloured(np.full((1, 1), np.nan))[0, 0]) == (213, 94, 0)
 
 
-def test_resizing_repeats_points() -> None:
-    picture = RANDOM.integers(0, 255, (2, 3, 3), dtype=np.uint8)
-    assert np.array_equal(resized(picture, 4, 9), picture.repeat(2, axis=0).repeat(3, axis=1))
-
-
 def test_tiles_stand_in_rows_and_columns() -> None:
     red, blue = np.zeros((50, 50, 3), np.uint8), np.zeros((25, 25, 3), np.uint8)
     red[..., 0], blue[..., 2] = 255, 255
@@ -116,16 +111,6 @@ def test_the_grid_holds_the_input_and_the_first_maps() -> None:
     assert "channels 0 to 3 of 9 (9x48x48)" in " ".join(text.get_text().replace("\n", " ") for text in axes.texts)
     volume = RANDOM.normal(size=(1, 1, 5, 48, 48))
     assert np.array_equal(whole(feature_map("v", volume, "maps"))[:48, :48], coloured(volume[0, 0, 2]))
-
-
-def test_heat_maps_are_centred_on_zero() -> None:
-    values = RANDOM.normal(size=(3, 6, 10)) + 2
-    figure = feature_map("net.block", values, "tokens", when="epoch 0")
-    assert len(figure.axes) == 3
-    for axes, panel in zip(figure.axes, values, strict=True):
-        (image,) = axes.images
-        assert np.array_equal(np.asarray(image.get_array()), panel)
-        assert image.get_clim() == pytest.approx((-np.abs(panel).max(), np.abs(panel).max()))
 
 
 def test_inputs_become_images() -> None:

@@ -2,17 +2,9 @@
 
 import pytest
 
-from lightning_hooks.plots.canvas import MOST_BLOCKS, labels, round_numbers
-from lightning_hooks.trackers.console import shared_prefix, shortened
+from lightning_hooks.plots.canvas import name_layers, round_numbers, single
+from lightning_hooks.trackers.console import shared_prefix
 from tests.support.made_reports import layer_names
-
-
-def test_a_long_name_keeps_its_end():
-    assert shortened("encoder.layer") == "encoder.layer"
-    short = shortened("a" * 30 + ".self_attn.out_proj.weight")
-    assert len(short) == 34
-    assert short.endswith("attn.out_proj.weight")
-    assert "…" in short
 
 
 @pytest.mark.parametrize(
@@ -30,26 +22,18 @@ def test_what_all_names_share_is_left_out(names, prefix):
     assert shared_prefix(names) == prefix
 
 
-def test_few_layers_are_all_named():
-    found = labels(layer_names(5))
-    assert found.texts == ("embed", "encoder.layers.0.ln_1", "encoder.layers.0.attn.q", "encoder.layers.0.attn.k", "head")
-    assert found.positions == (0, 1, 2, 3, 4)
-    assert (found.prefix, found.edges) == ("model.", ())
-
-
-def test_many_layers_are_named_by_blocks():
-    found = labels(layer_names(500))
-    assert found.texts[:3] == ("embed", "encoder.layers.0", "encoder.layers.1")
-    assert found.positions[:3] == (0.0, 5.5, 15.5)
-    assert found.edges[:3] == (-0.5, 0.5, 10.5)
-    assert found.edges[-1] == 499.5
-    assert len(found.texts) <= MOST_BLOCKS
-
-
-def test_many_layers_without_blocks_are_named_by_round_steps():
-    found = labels([f"net.{i}" for i in range(500)])
-    assert found.positions == tuple(range(0, 500, 10))
-    assert found.texts[1] == "10"
+@pytest.mark.parametrize(
+    ("names", "texts", "label"),
+    [
+        (layer_names(5)[:3], ["embed", "encoder.layers.0.ln_1", "encoder.layers.0.attn.q"], "layer in model"),
+        ([f"net.{i}" for i in range(500)], [str(i) for i in range(0, 500, 10)], "layer in net (1 in 10 is named)"),
+    ],
+)
+def test_all_layers_are_named_or_every_so_many(names, texts, label):
+    _, axes = single(4, 4)
+    name_layers(axes, names, "y", "layer")
+    assert [text.get_text() for text in axes.get_yticklabels()] == texts
+    assert axes.get_ylabel() == label
 
 
 def test_steps_people_count_in():

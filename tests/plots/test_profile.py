@@ -54,18 +54,6 @@ def test_bars_are_self_times_longest_first():
     assert starts == [9, 3, 1, 3]
 
 
-def test_layers_beyond_the_top_share_a_bar():
-    figure = layer_times(report({f"layer{i}": layer(i, 2 * i) for i in range(1, 6)}), top=2)
-    assert drawn(figure) == ["layer5", "layer4", "3 more layers", "outside all layers", "other"]
-    assert widths(figure)["backward"] == [10, 8, 12, 4]
-    assert "recompute" not in widths(figure)
-
-
-def test_nothing_measured_is_reported():
-    figure = layer_times(report({}, steps=0))
-    assert any("Nothing was measured in 7 batches" in text.get_text() for text in figure.axes[0].texts)
-
-
 def test_bad_input(monkeypatch):
     with pytest.raises(TypeError, match="expected a ProfileReport, such as LayerProfiler's report; got dict"):
         layer_times(dataclasses.asdict(report(SITES)))

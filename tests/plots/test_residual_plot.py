@@ -50,12 +50,6 @@ def test_rms_by_depth() -> None:
     draw(figure)
 
 
-def test_a_line_ends_where_another_stack_begins() -> None:
-    figure = residual_stream(report(*[{"stream": "one"}] * 3, *[{"stream": "two", "rms": 7.0}] * 2))
-    drawn = [list(line.get_ydata()) for line in figure.axes[0].lines if line.get_color() == "#0072b2"]
-    assert drawn == [[1.0] * 3, [7.0] * 2]
-
-
 def test_a_block_with_an_alert_is_marked() -> None:
     made = report({}, {"channel_rms": 500.0, "rms": 20.0}, {})
     figure = residual_stream(replace(made, alerts=tuple(ActivationOutliers()(made))))
@@ -71,10 +65,3 @@ def test_a_block_with_an_alert_is_marked() -> None:
 def test_whatever_the_numbers_are(rms: float) -> None:
     draw(residual_stream(report({}, {"rms": rms, "channel_rms": rms}, {"median_channel_rms": rms})))
     draw(residual_stream(report({"rms": rms, "channel_rms": rms, "median_channel_rms": rms})))
-
-
-def test_no_stack_of_blocks_is_said_so() -> None:
-    figure = residual_stream(report())
-    assert any("no stack of blocks" in text.get_text() for text in figure.axes[0].texts)
-    with pytest.raises(TypeError, match="expected one FeatureReport"):
-        residual_stream([report()])  # type: ignore[arg-type]

@@ -9,7 +9,6 @@ import statistics
 
 import pytest
 
-from lightning_hooks.profiling import report as reports
 from lightning_hooks.profiling.clock import FORWARD, OTHER, Place
 from lightning_hooks.profiling.report import StepSamples, Tally, TracedStep
 
@@ -45,38 +44,3 @@ def test_the_spread_is_that_of_the_steps() -> None:
     assert (report.epoch, report.step, report.measured_steps, report.batches) == (4, 37, 37, 50)
     assert (report.silent, report.overhead) == (("b",), 0.5)
     assert json.loads(json.dumps(report.to_dict()))["sites"]["a"]["forward_self"]["mean"] == pytest.approx(spread.mean)
-
-
-def test_steps_that_do_not_count_leave_only_what_they_weighed() -> None:
-    found = StepSamples(["a"], "cuda:0")
-    found.add(TracedStep({0: Tally(calls=1, memory_bytes=1000)}, True, False, {((0,), FORWARD): 2.0}))
-    assert not found.steps
-    fill(found, [4.0, 5.0], (0,))
-    report = found.report(0, 0, 3)
-    assert report.measured_steps == 2
-    assert report.sites["a"].memory_bytes == 1000
-    found.reset()
-    fill(found, [1.0], (0,))
-    assert found.report(1, 0, 1).sites["a"].memory_bytes == 1000  # of the fit, not of the epoch
-
-
-def test_a_long_epoch_is_thinned_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "LIMIT", 8)
-    found, taken = StepSamples(["a"], "cpu"), []
-    for index in range(64):
-        if found.wants():
-            taken.append(index)
-            fill(found, [float(index)], (0,))
-    assert found.stride == 16
-    kept = [step.accounts[((0,), FORWARD)] for step in found.steps]
-    assert kept == [0, 16, 32, 48]
-    assert len(taken) == 8 + 4 * 3  # 0 to 7, then every second, fourth, eighth
-    found.reset()
-    assert found.stride == 1
-
-
-def test_nothing_measured_is_nan_and_silent() -> None:
-    report = StepSamples(["a"], "cpu").report(0, 0, 3)
-    assert math.isnan(report.step_time.mean)
-    assert math.isnan(report.overhead)
-    assert (report.sites, report.silent, report.measured_steps) == ({}, ("a",), 0)

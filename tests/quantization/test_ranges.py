@@ -17,7 +17,6 @@ from torch.ao.quantization import HistogramObserver, MinMaxObserver, MovingAvera
 from lightning_hooks.quantization import RangeTable, quantization_parameters
 from lightning_hooks.quantization import scales as rh
 from lightning_hooks.quantization.ranges import finite_extremes
-from lightning_hooks.statistics import histograms
 from lightning_hooks.statistics.reduction import merge_ranks
 
 AO_DTYPES = {"int8": torch.qint8, "uint8": torch.quint8}
@@ -139,14 +138,6 @@ def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
     assert (later.min, later.max) == (1.0, 2.0)
 
 
-def test_a_channel_without_a_finite_value_has_no_range() -> None:
-    x = torch.tensor([[1.0, math.nan, 2.0]])
-    first, second, third = ours([x], channel_dim=1).channels
-    assert (first.min, third.max) == (1.0, 2.0)
-    assert math.isnan(second.min)
-    assert (second.scale, second.zero_point) == (1.0, 0)
-
-
 @pytest.mark.parametrize("percentile", [50.0, 99.0, 99.9, 100.0])
 def test_percentiles_are_numpys_within_a_bin(percentile: float) -> None:
     for seed in range(14):
@@ -196,15 +187,6 @@ def test_the_device_form_agrees_with_the_host_form() -> None:
         assert abs(high - other_high) <= 8 * step, seed
 
 
-def test_many_values_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    ends = torch.stack(torch.aminmax(x))
-    whole = rh._counts(x, ends, 64)
-    monkeypatch.setattr(histograms, "_CHUNK", 7)
-    assert torch.equal(rh._counts(x, ends, 64), whole)
-    assert whole.sum() == 1000
-
-
 @pytest.mark.parametrize("method", ["minmax", "moving_average", "histogram", "percentile"])
 def test_ranks_merge(method: str) -> None:
     """Extremes and counts to the bit; a moving average is that of the ranks' mean extremes; a histogram keeps all counts."""
@@ -242,36 +224,3 @@ def test_ranks_merge(method: str) -> None:
         again = RangeTable(tables[0].names, method=method)
         again.unpack(merged)
         assert repr(again.read(again.pack())) == repr(tables[0].read(merged))
-
-
-def test_channels_merge_where_ranks_know_different_ones() -> None:
-    tables = [RangeTable(["a", "b"], channel_dim=-1, capacity=4) for _ in range(2)]
-    tables[0].add(0, torch.tensor([[1.0, 2.0]]))
-    tables[1].add(0, torch.tensor([[0.0, 3.0, 4.0]]))
-    tables[1].add(1, torch.zeros(2, 9))  # more than there is room for: its channels are left out
-    merged = merge_ranks(tables[0].spans, [table.pack() for table in tables])
-    sites, _ = tables[0].read(merged)
-    assert [(c.min, c.max) for c in sites["a"].channels] == [(0.0, 1.0), (2.0, 3.0), (4.0, 4.0)]
-    assert sites["b"].channels == ()
-    again = RangeTable(["a", "b"], channel_dim=-1, capacity=4)
-    again.unpack(merged)
-    again.add(0, torch.tensor([[-1.0, 2.0]]))
-    assert again.read(again.pack())[0]["a"].channels[0].min == -1.0
-
-
-def test_a_new_epoch_starts_afresh() -> None:
-    for method in ("minmax", "moving_average", "histogram"):
-        table = RangeTable(["site"], method=method, channel_dim=0 if method == "minmax" else None)
-        table.add(0, torch.tensor([-100.0, 100.0]))
-        table.reset()
-        assert table.read(table.pack())[1] == ("site",)
-        table.add(0, (torch.tensor([1.0]), torch.tensor([3.0]), torch.tensor([7])))  # several tensors; integers have no range
-        found = table.read(table.pack())[0]["site"]
-        assert (found.smallest, found.largest, found.calls, found.count) == (1.0, 3.0, 1, 2)
-
-
-def test_unknown_levels_are_rejected() -> None:
-    with pytest.raises(ValueError, match="dtype must be one of int8, uint8; got 'int4'"):
-        quantization_parameters(torch.zeros(1), torch.ones(1), "int4")
-    with pytest.raises(ValueError, match="scheme must be one of affine, symmetric; got 'both'"):
-        quantization_parameters(torch.zeros(1), torch.ones(1), "int8", "both")

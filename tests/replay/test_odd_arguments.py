@@ -78,15 +78,8 @@ def test_what_is_said_of_an_operation_is_true(name: str) -> None:
     operation, what, why = CASES[name]
     alert = message(operation)
     assert alert.message.startswith(what)
-    assert alert.diagnosis == why if not why else alert.diagnosis.startswith(why)
+    assert why in alert.seen
     assert BAD in alert.samples or name == "uint16"  # all of its inputs are 0
-
-
-@pytest.mark.filterwarnings("ignore:std")
-def test_a_loss_that_is_infinite_at_first_says_nothing_of_the_size_of_targets() -> None:
-    alert = message(lambda x, h: h + torch.std(x[:, :3], 1, correction=3, keepdim=True))
-    assert alert.message.startswith("std gives inf")
-    assert not [remedy for remedy in alert.remedies if remedy.op == "scale"]
 
 
 class Raises(Net):

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_hooks import Alert, TrainingMonitor
 from tests.replay.planted import Fault
 from tests.support.models import trainer
-from tests.support.pages import data_of
 
 PAGE = Path(__file__).parents[2] / "docs/guides/operations.md"
 BAD = 77
@@ -38,10 +37,6 @@ class Case(NamedTuple):
 def where(x: Tensor, yes: float, no: float) -> Tensor:
     """A column with one number for the bad sample, and another for the others."""
     return torch.where(x[:, :1] == 0, yes, no)
-
-
-def sums(h: Tensor) -> Tensor:
-    return h.sum(1, keepdim=True)
 
 
 def ctc(x: Tensor, h: Tensor) -> Tensor:
@@ -265,27 +260,14 @@ def test_the_message_knows_the_operation(name: str) -> None:
     assert alert.site == "bad"
     assert alert.batch == alert.since_step == BAD // 8
     assert alert.message.startswith(case.what)
-    assert case.why in alert.diagnosis
+    assert case.why in alert.seen
     assert case.remedy in alert.advice[0]
     assert BAD in alert.samples
     assert len(rest) == 2
-    assert len(first) + len(rest[1]) < 350
+    assert len(first) + len(rest[1]) < 400
     said = " ".join([str(alert), *alert.advice])
     assert "arguments that it holds for" not in said
     assert not [remedy for remedy in alert.remedies if remedy.to in (0, math.inf, -math.inf)]
-
-
-def test_the_report_folds_what_the_message_leaves_out(tmp_path: Path) -> None:
-    seed_everything(3, verbose=False)
-    x = torch.rand(16, 4)
-    x[3, 0] = 0
-    monitor = TrainingMonitor(summary=False, report_dir=tmp_path)
-    trainer([monitor]).fit(Net(CASES["log"].operation), DataLoader(TensorDataset(x), batch_size=8))
-    page = data_of((tmp_path / "lightning_hooks" / "report.html").read_text())["page"]
-    folded = " ".join(page["problems"][0]["evidence"])
-    assert "log was given float32[8, 1] from 0 to" in folded
-    assert "torch.log(x[:, :1])" in folded
-    assert "float32[8, 1]" not in monitor.alerts[0].text
 
 
 def test_the_page_has_each_operation() -> None:
@@ -298,19 +280,20 @@ def test_the_page_has_each_operation() -> None:
 def page() -> str:
     """The page of messages."""
     lines = [
-        "# What a bad step says",
+        "# Messages by operation",
         "",
-        "The message for each operation that can give the first NaN of a run. Its last line keeps the value and the gradient",
-        "finite.",
+        "The message for each operation that can be the first to produce NaN or infinity, and a line of code that keeps its value",
+        "and its gradient finite. Replace the names in that line with yours.",
         "",
     ]
     for name, case in CASES.items():
         alert = message(case.operation)
-        why = " ".join(filter(None, (alert.diagnosis, alert.of_samples)))
         what, advice = (
-            re.sub(r"\w+, test_operations.py:\d+", "Net.forward, net.py:12", one) for one in (alert.message, alert.advice[0])
+            re.sub(r"\w+, test_operations.py:\d+", "Net.forward, net.py:12", one)
+            for one in (alert.diagnosis or alert.message, alert.advice[0])
         )
-        lines += [f"## {name}", "", "```text", what, f"why: {why}", f"try: {advice}", "```", ""]
+        seen = " ".join(filter(None, (alert.measured if alert.diagnosis else "", alert.of_samples)))
+        lines += [f"## {name}", "", "```text", what, seen, f"try: {advice}", "```", ""]
     return "\n".join(lines)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_hooks import GradientFlowMonitor
 from tests.support.models import trainer
@@ -27,13 +25,6 @@ class Indices(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         return torch.tensor(float(index + self.first))
-
-
-class Stream(IterableDataset[Tensor]):
-    def __iter__(self) -> Iterator[Tensor]:
-        worker = get_worker_info()
-        first = 0 if worker is None else 100 * worker.id
-        yield from (torch.tensor(float(first + position)) for position in range(24))
 
 
 class Model(LightningModule):
@@ -91,33 +82,6 @@ def test_indices_of_a_map_style_data_set(loader: Any, options: dict[str, Any]) -
         assert rows.samples() == tuple(batch.reshape(-1).int().tolist())
 
 
-@pytest.mark.parametrize("mode", ["max_size_cycle", "min_size", "max_size"])
-def test_several_loaders(mode: Any) -> None:
-    def loaders() -> CombinedLoader:
-        both = {
-            "a": DataLoader(Indices(), batch_size=4, shuffle=True),
-            "b": DataLoader(Indices(9), batch_size=2, shuffle=True, num_workers=1),
-        }
-        return CombinedLoader(both, mode)
-
-    pairs = fit(loaders)
-    assert len(pairs) == (10 if mode == "min_size" else 12)
-    for batch, rows in pairs:
-        expected = [f"{name}: {int(index)}" for name, part in batch.items() if part is not None for index in part]
-        assert rows.samples() == tuple(expected)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_positions_in_a_stream(workers: int) -> None:
-    pairs = fit(lambda: DataLoader(Stream(), batch_size=4, num_workers=workers), max_epochs=1)
-    known = [(batch, rows) for batch, rows in pairs if rows is not None]
-    assert len(known) >= 6
-    for batch, rows in known:
-        worker, position = divmod(int(batch[0]), 100)
-        assert rows.samples() == (f"worker {worker}, position {position}" if workers else f"position {position}",)
-        assert rows.samples([2]) == (f"worker {worker}, position {position + 2}" if workers else f"position {position + 2}",)
-
-
 def test_loaders_and_the_strategy_are_left_as_they_were() -> None:
     loader = DataLoader(Indices(), batch_size=4)
     before = dict(vars(loader))
@@ -136,17 +100,3 @@ def test_loaders_and_the_strategy_are_left_as_they_were() -> None:
 class Failing(Callback):
     def on_train_batch_end(self, *args: Any) -> None:
         raise ZeroDivisionError
-
-
-def test_a_second_pass_by_somebody_else_changes_nothing() -> None:
-    loader = DataLoader(Indices(), batch_size=4, shuffle=True)
-
-    class Second(Callback):
-        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-            list(loader)
-
-    monitor = GradientFlowMonitor(summary=False)
-    compared = Compared(monitor)
-    trainer([monitor, compared, Second()], max_epochs=2).fit(Model(lambda: loader))
-    for batch, rows in compared.pairs:
-        assert rows.samples() == tuple(batch.int().tolist())

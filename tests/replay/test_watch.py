@@ -9,36 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import TrainingMonitor
-from lightning_hooks.__main__ import main
 from lightning_hooks.hooks.generators import GeneratorWatch
 from lightning_hooks.replay.ring import MOST_BYTES, STEPS, Ring, StepEvidence
 from lightning_hooks.replay.rows import BatchRows
-from tests.replay.planted import BAD, Net, data, fit
+from tests.replay.planted import Net, data
 from tests.support.models import trainer
-
-
-class Asks(Callback):
-    def __init__(self, monitor: TrainingMonitor) -> None:
-        self.monitor = monitor
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 5:
-            self.monitor.request_capsule()
-
-
-def test_a_capsule_on_request(tmp_path: Path) -> None:
-    monitor = TrainingMonitor(summary=False, capsule=tmp_path)
-    fit([monitor, Asks(monitor)], bad=False)
-    [path] = tmp_path.iterdir()
-    assert path.name == "requested-step5"
-    assert main(["replay", str(path), "--model", "tests.replay.test_capsule:made"]) == 1  # the step is fine
-    with pytest.raises(RuntimeError, match="no fit is under way"):
-        monitor.request_capsule()
 
 
 def test_one_capsule_of_a_kind_also_over_a_resume(tmp_path: Path) -> None:
@@ -73,47 +52,9 @@ def test_a_spike_names_its_batch_and_has_a_capsule_of_its_own(kept: int, tmp_pat
     path = next(path for path in tmp_path.iterdir() if path.name == f"{alert.kind}-step25")
     record = json.loads((path / "capsule.json").read_text())
     assert record["samples"] == list(range(200, 208))
-    assert record["batch_at_hand"]["entries"][0][1]["is"] == ("list" if kept else "plain")
+    assert record["batch_at_hand"] is bool(kept)
     assert not (path / "state.pt").exists()  # the weights are later ones
     assert any("the batch" in text for text in record["left_out"]) is not bool(kept)
-
-
-def test_compiled_parts_run_without_compilation_and_the_alert_says_so(tmp_path: Path) -> None:
-    model = Net()
-    model.body = torch.compile(model.body, backend="eager")  # type: ignore[assignment]
-    monitor = TrainingMonitor(summary=False, capsule=tmp_path)
-    fit([monitor], model=model)
-    alert = next(alert for alert in monitor.alerts if "nonfinite" in alert.kind)
-    assert "Compiled parts ran without torch.compile for this." in alert.causes[0].evidence_for
-    assert alert.samples == (BAD,)
-
-
-def test_the_first_bad_micro_batch_is_found_in_an_epoch_that_starts_to_accumulate(tmp_path: Path) -> None:
-    class BadGradient(Net):
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            loss = super().training_step(batch, batch_idx)
-            return loss + (loss * 0).sqrt() if (self.current_epoch, batch_idx) == (1, 1) else loss
-
-    monitor = TrainingMonitor(summary=False, capsule=tmp_path)
-    fit([monitor, GradientAccumulationScheduler({0: 1, 1: 4})], bad=False, model=BadGradient(), max_epochs=2)
-    alert = next(alert for alert in monitor.alerts if "nonfinite" in alert.kind)
-    assert (alert.epoch, alert.batch) == (1, 1)
-
-
-def test_the_ring_counts_no_states_of_steps_whose_states_are_forgotten() -> None:
-    ring, watch = Ring(), GeneratorWatch(torch.device("cpu"))
-    for batch in range(2 * STEPS):
-        entry = StepEvidence(0, batch, batch)
-        ring.add(entry)
-        for _ in range(3):  # a closure that runs several times
-            torch.rand(1)
-            states = entry.generators = watch.read()
-            entry.nbytes += states.nbytes
-            ring.nbytes += states.nbytes
-    empty, entries = StepEvidence(0, 0, 0), [*ring]
-    Ring().add(empty)
-    assert {entry.nbytes for entry in entries[:-STEPS]} == {empty.nbytes}
-    assert ring.nbytes == sum(entry.nbytes for entry in entries)
 
 
 def test_the_ring_keeps_within_its_memory_and_the_states_of_its_last_steps() -> None:
@@ -122,14 +63,11 @@ def test_the_ring_keeps_within_its_memory_and_the_states_of_its_last_steps() -> 
         torch.rand(1)
         entry = StepEvidence(0, batch, batch, BatchRows({"": array("q", range(1000))}, 8000))
         ring.add(entry)
-        states = entry.generators = watch.read()
-        entry.nbytes += states.nbytes
-        ring.nbytes += states.nbytes
+        entry.generators = watch.read()
     assert ring.nbytes <= MOST_BYTES
     entries = [*ring]
     assert [entry.generators is not None for entry in entries] == [False] * (len(entries) - STEPS) + [True] * STEPS
     assert len(entries) > STEPS
     assert ring.nbytes == sum(entry.nbytes for entry in entries)
-    assert max(entry.nbytes for entry in entries) <= 16_000
     assert ring.of(0, 399) is entries[-1]
     assert ring.of(0, 0) is None

@@ -3,13 +3,9 @@
 import dataclasses
 
 import numpy as np
-import pytest
 
-from lightning_hooks.alerts import ParameterSetup
 from lightning_hooks.run_report import judge, read_run
-from lightning_hooks.run_report.budget import thin
-from lightning_hooks.run_report.events import read_lines
-from lightning_hooks.run_report.lines import FOLDER, LONG, REPORTS, Memory, append, line, report_line
+from lightning_hooks.run_report.lines import FOLDER, REPORTS, Memory, append, line, report_line, thin
 from tests.support.made_reports import FIT, alert, clips, features, flow, layer_names
 
 NAMES = layer_names(30)
@@ -43,7 +39,7 @@ def simulate(folder, epochs, most, names=NAMES, start=0):
         append(file, epoch_of(epoch, memory, names))
         largest = max(largest, file.stat().st_size)
         if thin(file, most):
-            memory.forget_names()
+            memory.forget_fields()
     return file, largest
 
 
@@ -73,14 +69,6 @@ def test_what_has_not_changed_is_left_out_and_read_again(tmp_path):
     assert judge(short).headline == judge(long).headline
 
 
-def test_an_alert_that_lasts_is_as_it_was_first(tmp_path):
-    file, _ = simulate(tmp_path, 7, 10**9)
-    (recorded,) = read_run(file).of("gradient_flow")
-    assert recorded.alerts[5][0].site == recorded.alerts[0][0].site == NAMES[20]
-    assert recorded.alerts[5][0].epoch == 0
-    assert recorded.last.alerts == recorded.alerts[6]
-
-
 def test_a_long_run_keeps_its_size_its_alerts_and_evenly_spread_tables(tmp_path):
     most = 500_000
     file, largest = simulate(tmp_path, 150, most)
@@ -102,82 +90,6 @@ def test_a_long_run_keeps_its_size_its_alerts_and_evenly_spread_tables(tmp_path)
     assert np.diff(sparse.epochs).max() <= 16
 
 
-def test_epochs_without_news_go_where_tables_are_not_enough(tmp_path):
-    file = tmp_path / FOLDER / REPORTS
-    memory = Memory()
-    append(file, line("fit", FIT) + "".join(report_line("gradient_clip", "", clips(e), 0.5, memory) for e in range(400)))
-    assert thin(file, 60_000)
-    assert file.stat().st_size <= 60_000
-    (recorded,) = read_run(file).monitors
-    assert (recorded.epochs[0], recorded.epochs[-1], recorded.last.epoch) == (0, 399, 399)
-
-
-def set_up(rate):
-    return {
-        name: ParameterSetup(100, 2, True, True, ("0-Adam",), lr=round(rate * (1 + i), 5), decay=0.5)
-        for i, name in enumerate(NAMES)
-    }
-
-
-@pytest.mark.parametrize("changes", [7, 201], ids=["before", "between"])
-def test_what_changed_in_an_epoch_that_goes_is_in_the_next_one(tmp_path, changes):
-    """A learning rate that fell, in an epoch whose line holds nothing else."""
-    file, memory = tmp_path / FOLDER / REPORTS, Memory()
-    append(file, line("fit", FIT))
-    for epoch in range(400):
-        changed = {"alerts": (), "setups": set_up(0.1 if epoch < changes else 0.001), "silent": ("a" * LONG,) * (epoch < changes)}
-        append(file, report_line("gradient_flow", "", flow(epoch, NAMES[:2], **changed), 0.5, memory))
-    before = read_run(file)
-    assert thin(file, 70_000)
-    (recorded,) = read_run(file).monitors
-    assert changes not in recorded.epochs
-    (whole,) = before.monitors
-    assert recorded.last.setups == whole.last.setups == set_up(0.001)
-    assert recorded.last.silent == whole.last.silent == ()
-    written = [event["report"] for event in read_lines(file) if event["event"] == "report"]
-    assert [name for name in ("elements", "lr") for report in written[1:] if name in report.get("setups", {})] == ["lr"]
-
-
-def test_a_model_larger_than_the_budget_keeps_its_last_epoch(tmp_path):
-    file, _ = simulate(tmp_path, 6, 1000)
-    for recorded in read_run(file).monitors:
-        assert recorded.epochs[-1] == recorded.last.epoch == 5
-
-
-def test_a_file_goes_on_after_a_resume(tmp_path):
-    simulate(tmp_path, 30, 210_000)
-    file, _ = simulate(tmp_path, 60, 210_000, start=20)
-    run = read_run(file)
-    assert run.epochs == list(range(60))
-    assert alerts_in(run, 19) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(19)]
-    assert alerts_in(run, 45) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(45)]
-
-
-@pytest.mark.parametrize("cut", [0.1, 0.35, 0.77])
-def test_a_torn_line_costs_only_what_it_held(tmp_path, cut):
-    file, _ = simulate(tmp_path, 20, 10**9)
-    text = file.read_text().splitlines(keepends=True)
-    del text[int(cut * len(text))]
-    text[-1] = text[-1][: len(text[-1]) // 2]
-    file.write_text("".join(text))
-    run = read_run(file)
-    assert len(run.epochs) == 20
-    judge(run)
-
-
-def test_modules_that_come_and_go(tmp_path):
-    file, memory = tmp_path / FOLDER / REPORTS, Memory()
-    append(file, line("fit", FIT))
-    for epoch in range(40):
-        append(file, epoch_of(epoch, memory, NAMES[epoch % 3 :]))
-        if thin(file, 200_000):
-            memory.forget_names()
-    (recorded,) = read_run(file).of("features")
-    for epoch, tables in recorded.columns.items():
-        assert list(tables["sites"][0]) == NAMES[epoch % 3 :]
-    assert list(recorded.last.sites) == NAMES[39 % 3 :]
-
-
 def test_a_file_holds_no_more_windows_than_a_reader_keeps(tmp_path):
     """Short windows: size and lines stay as they are, however many there are; alerts are kept of all of them."""
     file, memory, sizes, written = tmp_path / FOLDER / REPORTS, Memory(), [], 0
@@ -188,7 +100,7 @@ def test_a_file_holds_no_more_windows_than_a_reader_keeps(tmp_path):
         written += 1
         if written > 40 and thin(file, windows=20):
             written = 20
-            memory.forget_names()
+            memory.forget_fields()
         sizes.append(file.stat().st_size)
     assert max(sizes[120:]) < 1.3 * max(sizes[:120])
     run = read_run(file)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_hooks import monitors
-from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.cli import main
 from tests.support.models import Classifier, loader, mlp, trainer
 
@@ -84,33 +83,6 @@ def test_a_run_with_junk_in_it(data: st.DataObject, lines: list[str], tmp_path: 
         text = json.dumps(changed(event, path, data.draw(JUNK)))
         damaged[number] = text[: data.draw(st.sampled_from([len(text), len(text), len(text) // 2]))]
     commands(write(tmp_path, damaged), capsys)
-
-
-def test_a_number_that_is_a_list(lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the description of the layers, which is left out, and in a table, whose line is."""
-    broken = [json.loads(line) for line in lines]
-    fit = next(event for event in broken if event["event"] == "fit")
-    fit["layers"]["parameters"][0] = [None]
-    report = next(event for event in broken if event["event"] == "report")
-    report["epoch"] = [0]
-    folder = write(tmp_path, [json.dumps(event) for event in broken])
-    assert main(["report", str(folder)]) == 0
-    assert f"note: 1 line of {folder} could not be read" in capsys.readouterr().err
-    run = read_run(folder)
-    assert "layers" not in run.fit
-    assert run.fit["model"] == "Classifier"
-
-
-def test_an_alert_without_a_severity(lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    broken = [json.loads(line) for line in lines]
-    first = next(event for event in broken if event.get("alerts"))
-    del first["alerts"][0]["severity"]
-    folder = write(tmp_path, [json.dumps(event) for event in broken])
-    assert main(["report", str(folder)]) == 0
-    assert capsys.readouterr().err == ""
-    severities = {alert.severity for record in read_run(folder).monitors for found in record.alerts.values() for alert in found}
-    assert "info" in severities
-    assert None not in severities
 
 
 def test_nothing_but_junk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import torch
 from lightning_hooks import TrainingMonitor
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.data import whole
-from lightning_hooks.run_report.sections import learning_charts
+from lightning_hooks.run_report.training import learning_charts
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.pages import of_kind, section_of
 
@@ -36,9 +36,3 @@ def test_shares_and_step_ratio_over_time(tmp_path: Path) -> None:
     ]
     titles = [chart["title"] for chart in of_kind(section_of(whole(run, 0.0), "training"), "chart")]
     assert titles[-2:] == ["Which layers the loss falls by", "Step ratio"]
-
-
-def test_without_learning_there_are_no_charts(tmp_path: Path) -> None:
-    monitor = TrainingMonitor(summary=False, report_dir=tmp_path, learning=False)
-    trainer([monitor]).fit(Classifier(mlp()), loader())
-    assert learning_charts(read_run(tmp_path)) == []

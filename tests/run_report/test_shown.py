@@ -13,7 +13,6 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lightning_hooks import FeatureStatsMonitor, TrainingMonitor
-from lightning_hooks.declare.host import TrainingSetup
 from lightning_hooks.run_report.page import MOST_NOTEBOOK_BYTES
 from tests.support.models import Classifier, loader, mlp, trainer
 
@@ -43,22 +42,6 @@ def test_before_the_first_window_it_says_what_to_do() -> None:
         monitor.to_frame("feature")
 
 
-def test_during_a_fit_it_shows_the_windows_that_ended(tmp_path: Path) -> None:
-    monitor, seen = TrainingMonitor(every_n_steps=1, summary=False, report_dir=tmp_path), []
-
-    class Look(Callback):
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            report = monitor.report
-            seen.append((report.verdict.headline, report.run.epochs, report.path, "Dead units" in monitor._repr_html_()))
-
-    nothing = ("No report: no window was completed.", [], None, False)
-    for _ in range(2):  # what the first fit left in the folder is not the second one's
-        seen.clear()
-        fit(monitor, Look())
-        assert seen == [nothing, ("Dead units at net.1, since epoch 0.", [0], None, True)]
-        assert monitor.report.path == tmp_path / "lightning_hooks" / "report.html"
-
-
 def test_without_files_the_report_is_that_of_the_files(tmp_path: Path) -> None:
     reports = []
     for logger in (CSVLogger(tmp_path, name="csv", version=0), False):
@@ -79,32 +62,6 @@ def test_without_files_the_report_is_that_of_the_files(tmp_path: Path) -> None:
         assert repr(of_file.columns) == repr(of_memory.columns)
 
 
-@pytest.mark.parametrize("files", [True, False])
-def test_after_an_exception_it_says_what_ended_training(tmp_path: Path, files: bool) -> None:
-    class Fails(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if trainer.current_epoch == 1:
-                raise IndexError("index 96 is out of range")
-
-    monitor = TrainingMonitor(every_n_steps=1, summary=False, report_dir=tmp_path if files else None)
-    with pytest.raises(IndexError):
-        fit(monitor, Fails())
-    assert monitor.report.verdict.status == "failed"
-    assert "Training ended with IndexError: index 96 is out of range" in monitor._repr_html_()
-    assert "Dead units" in monitor._repr_html_()
-    assert (monitor.report.path is not None) is files
-
-
-def test_other_ranks_have_it_without_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_rank_1(**known: Any) -> TrainingSetup:
-        return TrainingSetup(**{**known, "is_global_zero": False})
-
-    monkeypatch.setattr("lightning_hooks.hosts.lightning.TrainingSetup", of_rank_1)
-    monitor = TrainingMonitor(every_n_steps=1, summary=False)
-    fit(monitor, logger=CSVLogger(tmp_path))
-    assert repr(monitor.report) == "RunReport('Dead units at net.1, since epoch 0.', path=None)"
-
-
 def test_what_users_wrote_is_escaped_and_the_size_is_bounded() -> None:
     hostile = "<script>alert(1)</script>" * 40
     net = nn.Sequential()
@@ -121,31 +78,6 @@ def test_what_users_wrote_is_escaped_and_the_size_is_bounded() -> None:
     shown = whole.report._repr_html_()
     assert shown.count("<") == 2  # the frame alone
     assert len(shown) < 2 * MOST_NOTEBOOK_BYTES
-
-
-def test_colours_of_the_text_are_those_of_the_notebook() -> None:
-    monitor = TrainingMonitor(every_n_steps=1, summary=False)
-    fit(monitor, logger=False)
-    assert "background" not in monitor._repr_html_()
-    assert ";color:" not in monitor._repr_html_()
-
-
-def test_plots_and_tables_have_the_values_of_the_reports() -> None:
-    pytest.importorskip("pandas")
-    monitor = TrainingMonitor(every_n_steps=1, summary=False)
-    fit(monitor, logger=False)
-    frame = monitor.to_frame()
-    assert list(frame.columns[:4]) == ["epoch", "step", "of", "name"]
-    dead = frame[(frame.name == "net.1") & (frame.epoch == 1)]
-    assert dead.dead_fraction.tolist() == [1.0]
-    assert dead["rms"].tolist() == [monitor.features.sites["net.1"].rms]
-    clips = monitor.to_frame(monitor="clipping")
-    assert clips.rate.tolist() == [report.optimizers["0-SGD"].rate for report in monitor.history["clipping"]]
-    gradients = monitor.to_frame("gradients")
-    weight = gradients[(gradients.name == "net.4.weight") & (gradients.epoch == 0)]
-    assert weight.norm.tolist() == [monitor.history["gradients"][0].parameters["net.4.weight"].norm]
-    axes = monitor.plot(stat="rms").axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1", "2", "3", "4"]  # net.0 to net.4
 
 
 @pytest.mark.parametrize(("missing", "call"), [("matplotlib", "plot"), ("pandas", "to_frame")])

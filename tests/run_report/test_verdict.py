@@ -10,7 +10,7 @@ from lightning_hooks.declare.book import AlertBook
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
 from lightning_hooks.run_report.verdict import conclude, courses, problems_of
-from tests.support.made_reports import FIT, alert, clips, features
+from tests.support.made_reports import FIT, alert, features
 
 DIAGNOSIS = "all of its units gave zero. Usually a large bias did it."
 ADVICE = ("Try a lower learning rate", "Use a GELU")
@@ -54,21 +54,6 @@ def test_what_lasts_is_reported_since_when(verdict_of):
     assert problem.advice == ADVICE
 
 
-def test_what_came_back_counts_from_then(verdict_of):
-    (problem,) = verdict_of([DEAD], [], [], [DEAD], [DEAD]).problems
-    assert problem.when == "since epoch 3 (also in epoch 0)"
-
-
-def test_all_that_came_before_is_reported(verdict_of):
-    (problem,) = verdict_of([DEAD], [DEAD], [], [], [DEAD], [], [], [DEAD]).problems
-    assert problem.when == "since epoch 7 (also in epochs 0 to 1 and 4)"
-
-
-def test_one_epoch_without_it_is_no_end(verdict_of):
-    (problem,) = verdict_of([DEAD], [], [DEAD], [DEAD]).problems
-    assert problem.when == "since epoch 0"
-
-
 def test_a_problem_whose_site_moves_is_one_problem_from_its_first_epoch(verdict_of):
     wandering = [("vanishing", site, "warning") for site in ("b.133.1", "b.133.0", "b.132.1")]
     verdict = verdict_of([], *([one] for one in wandering))
@@ -91,13 +76,6 @@ def test_the_first_alert_says_what_where_and_when(tmp_path):
     assert (course.since, course.alert.value, course.alert.batch) == (0, 0.5102, 10)
 
 
-def test_what_passed_is_no_verdict_but_reported(verdict_of):
-    verdict = verdict_of([], [DEAD], [DEAD], [])
-    assert verdict.status == "healthy"
-    assert verdict.headline == "Dead units at a, in epochs 1 to 2, not seen since."
-    assert verdict_of([DEAD], []).headline.endswith("in epoch 0, not seen since.")
-
-
 @pytest.mark.parametrize(
     ("losses", "status", "clause"),
     [
@@ -114,11 +92,6 @@ def test_what_is_said_of_the_loss(verdict_of, losses, status, clause):
     past = verdict_of([DEAD], [], [], losses=losses)
     assert (past.status, past.headline) == (status, f"Dead units at a, in epoch 0, not seen since{clause}")
     assert verdict_of([], [], [DEAD], losses=losses).headline == "Dead units at a, since epoch 2."
-
-
-def test_what_the_run_was_stopped_by_is_in_the_headline(verdict_of):
-    verdict = verdict_of([DEAD], end="finished", epoch=0, step=7, stopped_by="dead at a")
-    assert verdict.headline == "Dead units at a, since epoch 0. Stopped by dead at a at step 7."
 
 
 def test_a_checkpoint_holds_what_was_found():
@@ -141,21 +114,6 @@ def test_a_checkpoint_holds_what_was_found():
     assert conclude([resumed], True, None).headline == "Dead units at b and 1 more, since epoch 3 (also in epoch 0)."
 
 
-def test_the_gravest_comes_first_and_infos_last(verdict_of):
-    found = [("silent", "a", "info"), ("constant", "a", "warning"), DEAD, ("nonfinite", "b", "critical")]
-    verdict = verdict_of([*found, ("vanishing", "a", "critical")], found)
-    assert [problem.kind for problem in verdict.problems] == ["dead", "nonfinite", "constant", "vanishing", "silent"]
-    assert verdict.headline == "Dead units at a, since epoch 0; 2 more problems."
-
-
-def test_infos_alone_are_healthy(verdict_of):
-    assert verdict_of([("silent", "a", "info")]).headline == "1 epoch, no alert above info (infos: modules that were not measured)."
-
-
-def test_a_kind_of_the_users_own_is_reported_in_its_words(verdict_of):
-    assert verdict_of([("too_loud", "a", "warning")]).headline == "Too loud at a, since epoch 0."
-
-
 @pytest.mark.parametrize(
     ("end", "detail"),
     [
@@ -167,17 +125,6 @@ def test_how_training_ended_is_reported(verdict_of, end, detail):
     assert verdict_of([], end=end).details[0] == detail
 
 
-def test_a_run_without_an_epoch_is_not_judged(verdict_of):
-    verdict = verdict_of(end="exception")
-    failed = "Training ended with ValueError: boom. No report: no window was completed."
-    assert (verdict.status, verdict.headline) == ("failed", failed)
-
-
-def test_an_error_without_a_text_is_its_type(verdict_of):
-    verdict = verdict_of([], end="exception", error="SIGTERMException: ", epoch=0, step=4)
-    assert verdict.headline == "Training ended with SIGTERMException (epoch 0, step 4). No alert was raised before it."
-
-
 def test_a_run_that_raised_is_not_called_healthy(verdict_of):
     verdict = verdict_of([], end="exception")
     assert (verdict.status, verdict.headline) == ("failed", "Training ended with ValueError: boom. No alert was raised before it.")
@@ -186,21 +133,3 @@ def test_a_run_that_raised_is_not_called_healthy(verdict_of):
     verdict = verdict_of([DEAD], [], end="exception")
     assert verdict.headline == "Training ended with ValueError: boom. Dead units at a, in epoch 0, not seen since."
     assert verdict.status == "failed"
-
-
-def test_a_run_that_observed_nothing_is_not_called_healthy(tmp_path):
-    file = tmp_path / "run" / FOLDER / REPORTS
-    append(
-        file,
-        line("fit", FIT) + report_line("features", "", features(0, []), 0.0) + report_line("gradient_clip", "", clips(0, []), 0.0),
-    )
-    assert judge(read_run(file)).headline == "Nothing was observed: no module, no parameter and no optimizer."
-
-
-def test_a_monitor_that_fell_silent_early_does_not_last(tmp_path):
-    file = tmp_path / "run" / FOLDER / REPORTS
-    append(file, line("fit", FIT))
-    append(file, report_line("features", "", features(0, ["a"], alerts=(alert("dead", "a", 0),)), 0.0))
-    append(file, report_line("gradient_clip", "", clips(0), 0.0) + report_line("gradient_clip", "", clips(1), 0.0))
-    (course,) = courses(read_run(file))
-    assert not course.lasts

@@ -18,8 +18,3 @@ def test_the_line_of_alerts_fits_the_terminal() -> None:
         assert alerts.endswith(f" and {30 - shown} more")
         assert alerts.startswith(FIRST)
     assert closing_lines(BAD, [], "")[1:] == ["Open alerts: none"]
-
-
-def test_one_alert_is_named_however_narrow_the_terminal() -> None:
-    assert closing_lines(BAD, MANY[:1], width=10)[1] == FIRST
-    assert closing_lines(BAD, MANY, width=10)[1] == f"{FIRST} and 29 more"

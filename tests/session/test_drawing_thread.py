@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_hooks.session.tracker_sink import MOST_WAITING, DrawingThread
+from lightning_hooks.session.tracker_sink import DrawingThread
 from lightning_hooks.trackers.tracker import Picture
 
 
@@ -57,11 +57,3 @@ def test_a_picture_that_fails_is_reported_once_and_the_others_are_written(drawin
         drawing.write(kept, wait=True)  # type: ignore[arg-type]
     assert len(reported) == 1
     assert [(tag, step) for tag, step, _ in kept.found] == [("good", 0), ("good", 1), ("good", 2)]
-
-
-def test_pictures_that_wait_are_bounded(drawing: DrawingThread) -> None:
-    kept = Kept()
-    for step in range(MOST_WAITING + 10):
-        drawing.ask("p", lambda: None, step)  # type: ignore[arg-type, return-value]
-        drawing.write(kept)  # type: ignore[arg-type]
-        assert len(drawing._waiting) <= MOST_WAITING

@@ -15,12 +15,10 @@ from lightning_hooks.declare.collector import Collector
 from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
 from lightning_hooks.diagnostics.gradients.collector import GradientCollector
-from lightning_hooks.hosts.loop_setup import setup_of
-from lightning_hooks.hosts.plain import PlainHost
+from lightning_hooks.hosts.plain import PlainHost, setup_of
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.session import Session
 from lightning_hooks.session.settings import Settings
-from tests.support.models import hook_counts
 from tests.support.reference import assert_stats, reference_stats
 
 
@@ -69,7 +67,7 @@ def test_a_loop_of_ones_own_has_the_numbers_of_a_slow_reference() -> None:
     for member in ours:
         session.join(member)
     loop.train(session, batches, clip=0.05)
-    session.finish()
+    session.close()
 
     model, outputs, norms = net(), [], []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -87,53 +85,6 @@ def test_a_loop_of_ones_own_has_the_numbers_of_a_slow_reference() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loop.net.parameters(), strict=True))
     assert loop.metrics.values["features/0/mean"] == features.sites["0"].mean
     assert "gradient_flow/total_norm" in loop.metrics.values
-
-
-def test_a_skipped_batch_counts_for_no_member() -> None:
-    loop = Loop(net())
-    session, ours = Session(loop), members()
-    for member in ours:
-        session.join(member)
-    session.batch_start(None, 0)
-    for member in ours:
-        member.skip_batch()
-    assert [(member.context.batches, member.context.sampled_batches) for member in ours] == [(0, 0)] * 3
-    session.close("stopped")
-
-
-def test_a_window_that_goes_on_unsampled_sees_gradients_that_no_optimizer_holds() -> None:
-    loop = Loop(net())
-    loop.net.register_parameter("shift", nn.Parameter(torch.zeros(())))
-    session, member = Session(loop), Member("flow", GradientCollector, Settings(every_n_steps=4, summary=False))
-    session.join(member)
-    member.context.batches = 1  # those of a checkpoint
-    for index in range(1, 7):
-        session.batch_start(None, index)
-        loss = loop.net(torch.ones(2, 4)).sum() + (loop.net.shift if index == 6 else 0.0)
-        session.before_backward(loss)
-        loss.backward()
-        session.after_backward()
-        session.before_optimizer_step(loop.optimizer)
-        loop.optimizer.step()
-        loop.net.zero_grad()
-        session.batch_end()
-    session.epoch_end()
-    assert member.report.setups["shift"].has_gradient
-    session.close("stopped")
-
-
-def test_one_hook_per_module_and_none_after_the_end() -> None:
-    loop = Loop(net())
-    before = hook_counts(loop.net)
-    session = Session(loop)
-    for member in members():
-        session.join(member)
-    session.batch_start(None, 0)
-    assert [len(module._forward_hooks) for module in loop.net] == [1, 1, 1]
-    session.close("stopped")
-    session.close("stopped")
-    assert hook_counts(loop.net) == before
-    assert not loop.optimizer._optimizer_step_pre_hooks
 
 
 def test_each_event_reaches_a_collector_once() -> None:
@@ -191,7 +142,7 @@ def test_hooks_are_in_place_in_training_batches_only() -> None:
     assert count() == 3
     session.batch_end()
     assert count() == 3
-    session.pauses.validation_start()
+    session.validation_start()
     assert count() == 0
     session.batch_start(None, 1)
     assert count() == 3

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lightning_hooks import Alert
-from lightning_hooks.sinks.messages import WRITERS, of_alert, of_end
+from lightning_hooks.sinks.webhook import WRITERS, of_alert, of_end
 
 HOSTILE = "<!channel> @everyone **x** [a](http://b)\u202e\x1b[31m & <script>"
 ALERT = Alert(
@@ -33,13 +33,13 @@ def test_plain_json_has_all_fields():
         "site": HOSTILE,
         "epoch": 3,
         "step": 80,
-        "cause": "90 % of its units gave 0. A large negative bias. Consequences: zero at net.0.",
+        "cause": "A large negative bias. 90 % of its units gave 0. Consequences: zero at net.0.",
         "remedy": ["Lower the learning rate", "Try GELU"],
         "more": 0,
     }
     assert text.splitlines()[1:] == [
         "Net, logs/version_0: epoch 3, step 80",
-        "90 % of its units gave 0. A large negative bias. Consequences: zero at net.0.",
+        "A large negative bias. 90 % of its units gave 0. Consequences: zero at net.0.",
         "try: lower the learning rate; GELU.",
     ]
     assert "\x1b" not in text
@@ -52,19 +52,6 @@ def test_slack_gets_no_links_and_no_mentions():
     assert "<" not in found["text"]
     assert "&lt;!channel&gt;" in found["text"]
     assert found["mrkdwn"] is False
-
-
-def test_discord_gets_no_markup_and_no_mentions():
-    found = json.loads(body("discord")[0])
-    assert found["allowed_mentions"] == {"parse": []}
-    assert r"\*\*x\*\* \[a\]\(http\://b\)" in found["content"]
-    assert len(json.loads(body("discord", Alert("dead", "*" * 5000, 0, 0, 0, 0, "warning"))[0])["content"]) <= 2000
-
-
-def test_teams_gets_a_card_of_plain_runs():
-    card = json.loads(body("teams")[0])["attachments"][0]["content"]
-    assert {block["type"] for block in card["body"]} == {"RichTextBlock"}
-    assert card["body"][0]["inlines"][0]["text"].startswith("[critical] Dead units at <!channel>")
 
 
 def test_ntfy_gets_text_and_a_priority():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_hooks.diagnostics.features.table import kurtosis_of
 from lightning_hooks.statistics.kernels import kernels_for
-from lightning_hooks.statistics.moments import kurtosis_of
 from lightning_hooks.statistics.rows import Column
 
 
@@ -79,12 +79,18 @@ def assert_moments():
     return check
 
 
-@pytest.fixture(params=["compiled", "torch"], autouse=True)
-def path(request, monkeypatch):
-    """Every test here runs on both paths for CPU memory."""
+@pytest.fixture(params=["compiled", "torch"])
+def each_path(request, monkeypatch):
+    """A test that asks for it runs on both paths for CPU memory."""
     monkeypatch.setenv("LIGHTNING_HOOKS_NATIVE", "1" if request.param == "compiled" else "0")
     kernels_for.cache_clear()
     if request.param == "compiled" and kernels_for("cpu").name != "c":
         pytest.skip("the C library is not built: python hatch_build.py")
     yield request.param
     kernels_for.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def path(each_path):
+    """Every test here does."""
+    return each_path

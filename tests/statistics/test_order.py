@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_hooks.statistics.reduction import Span, latest, merge_ranks
-from lightning_hooks.statistics.tables import FirstCalls, in_order, merged_positions, parameters_in_order, positions, sites_in_order
+from lightning_hooks.statistics.reduction import Span, largest, latest, merge_ranks
+from lightning_hooks.statistics.tables import FirstCalls, parameters_in_order, positions, sites_in_order
 
 
 def merged(*ranks: list[int], n: int = 6) -> list[int]:
-    order = Span(n, merged_positions, latest)
+    order = Span(n, largest, latest)
     return sites_in_order(merge_ranks((order,), [torch.tensor(positions(called, n)) for called in ranks]).tolist())
 
 
@@ -19,20 +19,16 @@ def merged(*ranks: list[int], n: int = 6) -> list[int]:
     [
         ([[2, 0, 1]], [2, 0, 1]),
         ([[2, 0, 1], [2, 0, 1]], [2, 0, 1]),
-        ([[0, 1, 2], [1, 0, 2]], [0, 1, 2]),  # the first rank's counts
+        ([[0, 1, 2], [1, 0, 2]], [0, 1, 2]),  # as they are numbered where ranks disagree
         ([[0, 1], [0, 4, 3, 1]], [0, 4, 3, 1]),  # what it did not call stands where another called it
-        ([[0, 1, 2], [5, 4, 0, 2]], [5, 4, 0, 1, 2]),
+        ([[0, 1, 2], [5, 4, 0, 1, 2]], [5, 4, 0, 1, 2]),
         ([[], [3, 1]], [3, 1]),
         ([[0, 1], [0, 2, 1], [0, 3, 1]], [0, 2, 3, 1]),
         ([[], []], []),
     ],
 )
-def test_the_first_rank_counts_and_the_others_add_to_it(ranks: list[list[int]], expected: list[int]) -> None:
+def test_what_only_some_ranks_called_comes_between_the_others(ranks: list[list[int]], expected: list[int]) -> None:
     assert merged(*ranks) == expected
-
-
-def test_a_table_follows_the_order_and_keeps_what_it_does_not_name() -> None:
-    assert list(in_order({"a": 1, "b": 2, "c": 3}, ["c", "x", "a"])) == ["c", "a", "b"]
 
 
 def test_parameters_stand_with_their_modules() -> None:
@@ -61,11 +57,3 @@ def test_a_site_that_is_called_late_has_its_place(batches: list[list[int]], expe
         calls.called.extend(batch)
         calls.take()
     assert list(calls) == expected
-
-
-def test_a_site_that_was_forgotten_holds_no_place() -> None:
-    calls = FirstCalls([0, 1])
-    calls.called.append(0)
-    calls.load([site for site in calls if site])
-    calls.called.append(2)
-    assert list(calls) == [1, 2]

@@ -10,18 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.clipping import merge_tallies, tally
-from lightning_hooks.clipping.stats import ClipColumn
+from lightning_hooks.clipping.stats import ClipColumn, merge_tallies, tally
 from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn, empty_events
 from lightning_hooks.diagnostics.clipping_events.collector import (
     MERGED_EVENTS,
-    N_STEP_COUNTS,
     OVER_RANKS,
     OVER_WINDOWS,
+    TALLY_START,
     ClipCollector,
 )
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
-from lightning_hooks.diagnostics.features.table import FeatureTable
 from lightning_hooks.diagnostics.gradients.collector import GradientCollector
 from lightning_hooks.diagnostics.gradients.tables import ParameterTable
 from lightning_hooks.session.member import Member
@@ -29,29 +27,21 @@ from lightning_hooks.session.session import Session
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.statistics.reduction import (
     REST,
-    Merge,
     Span,
     Spans,
     TableIndex,
-    added,
     by_columns,
     flagged,
     largest,
     latest,
     merge_ranks,
     merge_windows,
-    once,
     over_ranks,
-    paired,
-    pooled,
-    smallest,
 )
 from lightning_hooks.statistics.rows import MOMENTS, N_COLUMNS, Column, ParameterColumn, empty_table, merge, parameter_rows
-from lightning_hooks.statistics.tables import merged_positions
 from tests.session.test_session import Loop
 
 WORLD = 64
-WAYS: tuple[Merge, ...] = (largest, smallest, added, latest, flagged)
 
 
 @pytest.fixture
@@ -127,15 +117,6 @@ def test_rows_are_those_of_all_values(world: int) -> None:
     assert torch.equal(merge_ranks((Span(REST, Column.merge()),), tables)[Column.COUNT :: N_COLUMNS], before[:, Column.COUNT])
 
 
-def test_each_way_to_merge() -> None:
-    tables = [torch.tensor([1.0, 5.0, 0.0]), torch.tensor([3.0, -2.0, 0.0]), torch.tensor([2.0, 0.0, 0.0])]
-    found = [merge_ranks((Span(3, way),), tables).tolist() for way in WAYS]
-    assert found == [[3, 5, 0], [1, -2, 0], [6, 3, 0], [2, 0, 0], [1, 1, 0]]
-    assert merge_windows((Span(3, largest, paired(torch.sub)),), *tables[:2]).tolist() == [-2, 7, 0]
-    counts = torch.tensor([[2.0, 1.0, 2.0], [0.0, 0.0, 0.0]])  # count, mean, squared deviations
-    assert merge_ranks((Span(3, pooled),), [counts, counts + torch.tensor([0.0, 2.0, 0.0])]).tolist() == [[4, 2, 8], [0, 0, 0]]
-
-
 @pytest.mark.parametrize("n", [0, 1, 7, 1001])
 @pytest.mark.parametrize("world", [1, 2, 3, 127, 300])
 def test_flags_are_counted_exactly(n: int, world: int) -> None:
@@ -171,15 +152,6 @@ def test_parameters_that_are_the_same_on_every_rank_count_once() -> None:
     twice = merge_windows(spans, same, same)  # other steps of the same parameters
     torch.testing.assert_close(twice[:-4].view(4, -1), ParameterColumn.merged(torch.stack((rows[0], rows[0]))))
     assert twice[-4:].tolist() == [2.0, 0.6, 2.0, 0.0]
-
-
-def test_one_bit_makes_a_row_another() -> None:
-    one = torch.tensor([0.1, 0.0, 3.0, math.inf], dtype=torch.float64)
-    assert torch.equal(merge_ranks((Span(4, once(added, 4)),), [one, one * torch.tensor([1, -1, 1, 1])]), one)  # -0.0 is 0.0
-    for column in range(3):
-        other = one.clone()
-        other[column] = torch.nextafter(one[column], torch.tensor(9.0, dtype=torch.float64))
-        assert torch.equal(merge_ranks((Span(4, once(added, 4)),), [one, other]), one + other)
 
 
 def events(**numbers: float) -> Tensor:
@@ -223,16 +195,15 @@ def test_tallies_of_ranks_that_step_together() -> None:
     for _ in range(WORLD):
         before = torch.rand((5, 3), generator=generator, dtype=torch.float64)
         found = tally(before, before * 0.5, torch.rand(5, generator=generator) < 0.8)
-        tables.append(torch.cat((empty_events(), torch.zeros(N_STEP_COUNTS), found))[None])
+        tables.append(torch.cat((empty_events(), torch.zeros(TALLY_START - N_EVENT_COLUMNS), found))[None])
     spans = (Span(tables[0].numel(), by_columns(OVER_RANKS), by_columns(OVER_WINDOWS)),)
-    before_tally = N_EVENT_COLUMNS + N_STEP_COUNTS
-    found = on_ranks(spans, tables)[0][:, before_tally:]
-    stacked = torch.stack(tables)[..., before_tally:]
+    found = on_ranks(spans, tables)[0][:, TALLY_START:]
+    stacked = torch.stack(tables)[..., TALLY_START:]
     counts = [ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColumn.SKIPPED]
     assert torch.equal(found[:, counts], stacked.amax(0)[:, counts])
     rest = [column for column in range(found.shape[1]) if column not in counts]
     torch.testing.assert_close(found[:, rest], merge_tallies(stacked)[:, rest], rtol=1e-13, atol=0)
-    torch.testing.assert_close(merge_windows(spans, tables[0], tables[1])[:, before_tally:], merge_tallies(stacked[:2]))
+    torch.testing.assert_close(merge_windows(spans, tables[0], tables[1])[:, TALLY_START:], merge_tallies(stacked[:2]))
 
 
 def test_an_order_is_the_same_on_every_rank() -> None:
@@ -241,9 +212,9 @@ def test_an_order_is_the_same_on_every_rank() -> None:
         table[2], table[0] = 0, 1
         if number == 40:
             table[2], table[4], table[3], table[0] = 0, 1, 2, 3
-    found = on_ranks((Span(5, merged_positions, latest),), tables)
+    found = on_ranks((Span(5, largest, latest),), tables)
     assert all(numbers.tolist() == [3.0, -1.0, 0.0, 2.0, 1.0] for numbers in found)
-    assert merge_windows((Span(5, merged_positions, latest),), tables[0], found[0]).tolist() == found[0].tolist()
+    assert merge_windows((Span(5, largest, latest),), tables[0], found[0]).tolist() == found[0].tolist()
 
 
 def sent(modules: int, world: int, alike: bool) -> list[int]:
@@ -277,15 +248,3 @@ def test_what_is_sent_does_not_grow_with_the_ranks(world: int, alike: bool) -> N
     few, many = sent(100, world, alike), sent(200, world, alike)
     assert len(few) == len(many) == 3
     assert sum(many) + 98 * (sum(many) - sum(few)) <= (6.2e6 if alike else 10e6)
-
-
-@pytest.mark.parametrize("world", [2, 64, 1024])
-def test_flags_of_units_are_two_bytes_at_most(world: int) -> None:
-    net = nn.Sequential(nn.Linear(4, 4096), *(nn.ReLU() for _ in range(8)))
-    sites = [(str(index), module) for index, module in enumerate(net)]
-    table = FeatureTable(sites, net)
-    table.reserved = table.capacity
-    found: list[int] = []
-    over_ranks([(table.spans, table.pack())], TableIndex(0, world), lambda tensor, _: found.append(tensor.nbytes))
-    rows = 8 * N_COLUMNS * len(sites)
-    assert sum(found) - rows <= 2.1 * 8 * 4096

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lightning_hooks.statistics import Column, empty_table, merge, scaled, summarize
-from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.rows import N_COLUMNS
+from lightning_hooks.statistics.kernels import summarize
+from lightning_hooks.statistics.rows import Column, empty_table, merge, scaled
 
 # Squares of the tiniest values vanish, here and in the reference, each in its own way: test_summarize has those.
 ordinary = st.floats(-1e6, 1e6).map(lambda value: 0.0 if abs(value) < 1e-9 else value)
@@ -68,51 +67,9 @@ def _only(row, columns):
     return kept
 
 
-def test_merge_does_not_cancel():
-    """A mean of 1e8 standard deviations leaves the spread intact, where sums of squares would be negative."""
-    data = 1e8 + np.random.default_rng(0).standard_normal((4, 1000))
-    merged = joined(*(row_of(part) for part in data))
-    assert merged[Column.M2].item() == pytest.approx(np.square(data - data.mean()).sum(), rel=1e-7)
-
-
-def test_merge_works_on_whole_tables():
-    tables = torch.stack([torch.stack([row_of(np.arange(n) * k * 1.0) for n in (2, 5, 0)]) for k in (1, 2, 3)])
-    merged = merge(tables)
-    assert merged.shape == (3, N_COLUMNS)
-    for site in range(3):
-        assert torch.equal(merged[site], merge(tables[:, site]))
-
-
-def test_count_beyond_float32():
-    row = empty_table(1)[0]
-    row[Column.COUNT] = 2.0**24
-    one = empty_table(1)[0]
-    one[Column.COUNT] = 1
-    assert joined(row, one)[Column.COUNT] == 2**24 + 1
-
-
 @given(arrays, st.floats(1e-3, 1e3))
 def test_scaled_is_the_row_of_the_scaled_values(a, factor):
     row = row_of(a, 4)
     before = row.clone()
     assert_same(scaled(row, factor), row_of(a * factor, 4))
     assert torch.equal(row, before)
-
-
-def test_scaled_by_a_tensor_over_a_table():
-    table = torch.stack([row_of(np.array([1.0, 3.0])), row_of(np.array([2.0, 2.0]))])
-    result = scaled(table, torch.tensor([10.0, 0.5]))
-    assert result[:, Column.MEAN].tolist() == [20.0, 1.0]
-    assert result[:, Column.M2].tolist() == pytest.approx([200.0, 0.0])
-    assert result[:, Column.COUNT].tolist() == [2.0, 2.0]
-
-
-def test_an_empty_table():
-    table = empty_table(2)
-    assert table.dtype == row_dtype(torch.device("cpu")) == torch.float64
-    assert row_dtype(torch.device("mps")) == torch.float32
-    assert table.shape == (2, N_COLUMNS) == (2, 19)
-    assert table[1, Column.MIN] == float("inf")
-    assert table[1, Column.MAX] == float("-inf")
-    assert table[1, Column.FIRST_NONFINITE] == float("inf")
-    assert table.nan_to_num(posinf=0, neginf=0).sum() == 0

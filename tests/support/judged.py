@@ -1,4 +1,4 @@
-"""What a rule book makes of a rule: its alerts as excuses leave them."""
+"""What a rule book makes of a rule: its alerts."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ import random
 from collections.abc import Sequence
 
 from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport
-from lightning_hooks.clipping import ClipStats
-from lightning_hooks.diagnostics.features.stats import FeatureStats
-from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
+from lightning_hooks.clipping.stats import ClipStats
+from lightning_hooks.diagnostics.features.table import FeatureStats
+from lightning_hooks.diagnostics.gradients.tables import GradientStats, ParameterGradientStats
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -146,30 +146,6 @@ class Collecting(Logger):
         pass
 
 
-class ElsewhereLogger(Logger):
-    """As W&B's and MLflow's: no log_dir, but a save_dir, a name and a version."""
-
-    def __init__(self, save_dir: Any, version: Any = "abc") -> None:
-        super().__init__()
-        self._save_dir, self._version = save_dir, version
-
-    @property
-    def save_dir(self) -> Any:
-        return self._save_dir
-
-    @property
-    def name(self) -> str:
-        return "project"
-
-    @property
-    def version(self) -> Any:
-        return self._version
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def log_metrics(self, metrics: Any, step: Any = None) -> None: ...
-
-
 def is_attached(callback: Any) -> bool:
     """Whether a callback of lightning_hooks has hooks in a model now."""
     members = getattr(callback, "members", ())

@@ -34,10 +34,10 @@ def messages(data: bytes) -> Iterator[bytes]:
             assert kind in (FIRST, MIDDLE), kind
 
 
-def read_run(folder: Path) -> tuple[list[dict[str, Any]], list[Any], Path]:
-    """The rows of a run's history, its alerts, and where its files are."""
+def read_run(folder: Path) -> tuple[list[dict[str, Any]], Path]:
+    """The rows of a run's history, and where its files are."""
     (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    rows, alerts = [], []
+    rows = []
     for record in _finished(path):
         if record.WhichOneof("record_type") == "history":
             rows.append({})
@@ -47,9 +47,7 @@ def read_run(folder: Path) -> tuple[list[dict[str, Any]], list[Any], Path]:
                 for name in outer:
                     place = place.setdefault(name, {})
                 place[key] = json.loads(item.value_json)
-        elif record.WhichOneof("record_type") == "alert":
-            alerts.append(record.alert)
-    return rows, alerts, path.parent / "files"
+    return rows, path.parent / "files"
 
 
 def _finished(path: Path, patience: float = 60.0) -> list[Any]:

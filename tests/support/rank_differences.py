@@ -203,7 +203,6 @@ ARGUMENTS: dict[str, tuple[Any, Any]] = {
 }
 CASES: dict[str, tuple[int, Case]] = {
     **COUNTED,
-    "slow": (2, lambda *at: fit(*at, model=Net(at_bad=lambda: time.sleep(2.0)))),
     "dies": (2, lambda *at: fit(*at, model=Net(at_bad=lambda: os.kill(os.getpid(), signal.SIGKILL)))),
     "raises": (2, lambda *at: fit(*at, model=Net(at_bad=raises))),
     "missing on 1": (2, lambda rank, *at: fit(rank, *at, ours=[] if rank else None)),
@@ -212,7 +211,6 @@ CASES: dict[str, tuple[int, Case]] = {
     "order": (2, lambda rank, *at: fit(rank, *at, ours=trio(slice(None, None, -1 if rank else 1)))),
     "no pattern": (2, lambda rank, *at: fit(rank, *at, modules=["net.4" if rank else "net.0"])),
     "fewer batches": (2, lambda rank, *at: fit(rank, *at, batches=10 - 3 * rank)),
-    "messages": (2, differing(on_alert=("warn", "log"))),
     **{name: (2, differing(**{name: pair})) for name, pair in ARGUMENTS.items()},
     "version": (2, another_version),
     "stages": (2, stage(lambda rank: [f"layer{2 * rank + number}" for number in range(2)])),

@@ -1,10 +1,7 @@
-"""What a model puts out in two DDP processes; pickled for the test to compare. Rank 1 alone calls a second loss."""
+"""What a model puts out in two DDP processes. Rank 1 alone calls a second loss."""
 
 from __future__ import annotations
 
-import os
-import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +50,7 @@ class TwoLosses(Classifier):
         return loss + extra
 
 
-def fit(rank: int) -> dict[str, Any]:
+def found(rank: int, folder: Path) -> dict[str, Any]:
     """Two ranks, each with batches of its own."""
     torch.manual_seed(0)
     model, monitor = TwoLosses(), FeatureStatsMonitor(every_n_steps=1, summary=False)
@@ -62,9 +59,3 @@ def fit(rank: int) -> dict[str, Any]:
     run = trainer([monitor], strategy="ddp", devices=2, use_distributed_sampler=False)
     run.fit(model, DataLoader(data, batch_size=6), DataLoader(data, batch_size=6))
     return {"report": monitor.report, "given": model.given, "second": model.second, "kept": model.net.kept}
-
-
-if __name__ == "__main__":
-    rank = int(os.environ["LOCAL_RANK"])
-    torch.set_num_threads(1)
-    (Path(sys.argv[1]) / f"{rank}.pickle").write_bytes(pickle.dumps(fit(rank)))

@@ -1,10 +1,7 @@
-"""The residual stream of a training in two DDP processes and in one; pickled for the test to compare."""
+"""The residual stream of a training in two DDP processes and in one."""
 
 from __future__ import annotations
 
-import os
-import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +37,5 @@ def fit(world: int, rank: int) -> FeatureReport:
     return monitor.report
 
 
-if __name__ == "__main__":
-    number = int(os.environ["LOCAL_RANK"])
-    (Path(sys.argv[1]) / f"{number}.pickle").write_bytes(pickle.dumps({"report": fit(2, number)}))
+def found(rank: int, folder: Path) -> dict[str, Any]:
+    return {"report": fit(2, rank)}

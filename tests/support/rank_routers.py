@@ -1,10 +1,7 @@
-"""What RouterMonitor finds in two DDP processes; pickled for the test to compare."""
+"""What RouterMonitor finds in two DDP processes."""
 
 from __future__ import annotations
 
-import os
-import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ from tests.support.models import trainer
 from tests.support.rank_cases import Shards
 
 
-def found(world: int, rank: int, case: str) -> dict[str, Any]:
+def run_case(world: int, rank: int, case: str) -> dict[str, Any]:
     """Two ranks, or one process on the batches of both, one after the other; nothing trains, so that both see the same model."""
     kwargs: dict[str, Any] = (
         {"strategy": "ddp_find_unused_parameters_true", "devices": 2, "use_distributed_sampler": False} if world == 2 else {}
@@ -30,7 +27,6 @@ def found(world: int, rank: int, case: str) -> dict[str, Any]:
 
 CASES = ("even", "uneven")
 
-if __name__ == "__main__":
-    rank = int(os.environ["LOCAL_RANK"])
-    by_case = {case: found(2, rank, case) for case in CASES}
-    Path(sys.argv[1], f"{rank}.pickle").write_bytes(pickle.dumps(by_case))
+
+def found(rank: int, folder: Path) -> dict[str, Any]:
+    return {case: run_case(2, rank, case) for case in CASES}

@@ -27,7 +27,7 @@ def make_run(tmp_path):
                 append(file, report_line(prefix, "every leaf", report, 0.01))
             append(file, line("epoch", {"epoch": epoch, "seconds": 2.0, "bytes": 5000}))
         if end:
-            append(file, line("end", {"how": end, "error": "ValueError: <b>bad</b>"}))
+            append(file, line("end", {"how": end, "error": "ValueError: <b>bad</b>", "error_type": "ValueError"}))
         return folder
 
     return make

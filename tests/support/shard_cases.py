@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientClipper, GradientFlowMonitor
-from lightning_hooks.clipping import AGC, AutoClip, GlobalNorm, PerTensor, Value, ZClip
+from lightning_hooks.clipping.policies import AGC, AutoClip, GlobalNorm, PerTensor, Value, ZClip
 from tests.support.models import Classifier, trainer
 from tests.support.rank_cases import Shards
 

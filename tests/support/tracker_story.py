@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from lightning_hooks.trackers import Trackers
-from lightning_hooks.trackers.tracker import Band
+from lightning_hooks.trackers.tracker import Picture
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 SCALARS = {"features/net.0/rms": 1.5, "features/net.0/mean": math.nan, "gradient_clip/rate": 0.25}
@@ -25,7 +25,7 @@ HOSTILE_TAGS = (
 )
 EDGES, COUNTS = [-1.0, 0.0, 0.5, 2.0], [3.0, 0.0, 5.0]
 COLUMNS, ROWS = ["site", "value"], [["net.0", 0.5], ["<b>|evil", None]]
-LAYOUT = {"Features": {"rms": "features/.+/rms$", "net.0": Band("f/mean", "f/min", "f/max")}}
+LAYOUT = {"Features": {"rms": "features/.+/rms$"}}
 STEPS = (6, 13)
 
 
@@ -44,6 +44,12 @@ def image() -> np.ndarray:
     pixels = np.zeros((4, 6, 3), dtype=np.uint8)
     pixels[1, 2] = (255, 0, 10)
     return pixels
+
+
+def picture() -> Picture:
+    buffer = BytesIO()
+    Image.fromarray(image()).save(buffer, format="PNG")
+    return Picture(buffer.getvalue(), 6, 4)
 
 
 def pixels_of(png: bytes) -> np.ndarray:
@@ -65,15 +71,14 @@ def write_all(trackers: Trackers, folder: Path) -> None:
         trackers.scalars({tag: value + step for tag, value in SCALARS.items()}, step)
         trackers.scalars(dict.fromkeys(HOSTILE_TAGS, 2.0), step)
         trackers.figure("features/figures/rms", figure(), step)
-        trackers.image("features/maps/net.0", image(), step)
-        trackers.histogram("features/net.0/histogram", EDGES, COUNTS, step)
-        trackers.histogram("features/empty/histogram", EDGES, [0, 0, 0], step)
+        trackers.picture("features/maps/net.0", picture(), step)
+        trackers.histograms({"features/net.0/histogram": (EDGES, COUNTS)}, step)
+        trackers.histograms({"features/empty/histogram": (EDGES, [0, 0, 0])}, step)
         trackers.text("notes", "**seen**", step)
         trackers.table("sites", COLUMNS, ROWS, step)
         trackers.embedding("features/net.0/space", np.arange(6.0).reshape(2, 3), ["a", "b"], step)
         trackers.file(path, step)
-        trackers.alert("dead at net.0", "all units are dead", "critical")
-        trackers.image("../../../escape/<i>", image(), step)
+        trackers.picture("../../../escape/<i>", picture(), step)
         trackers.table("../../../escape/<i>", COLUMNS, ROWS, step)
         trackers.text("../../../escape/<i>", "x", step)
         trackers.save()

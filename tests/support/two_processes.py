@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import socket
@@ -19,8 +20,8 @@ def free_port() -> int:
         return port
 
 
-def run_twice(module: str, folder: Path, timeout: float = 300.0) -> dict[str, list[Any]]:
-    """Run ``python -m module folder`` as ranks 0 and 1, each of which pickles a dictionary into ``<folder>/<rank>.pickle``.
+def run_twice(module: str, folder: Path, *arguments: str, timeout: float = 300.0) -> dict[str, list[Any]]:
+    """Run ``python -m module folder arguments`` as ranks 0 and 1; each pickles a dictionary into ``<folder>/<rank>.pickle``.
 
     Returns:
         Its key to what rank 0 found and what rank 1 found.
@@ -34,7 +35,7 @@ def run_twice(module: str, folder: Path, timeout: float = 300.0) -> dict[str, li
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", module, str(folder)],
+            [sys.executable, "-m", module, str(folder), *arguments],
             env={**os.environ, **joined, "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -51,3 +52,16 @@ def run_twice(module: str, folder: Path, timeout: float = 300.0) -> dict[str, li
         assert process.returncode == 0, output[-4000:]
     first, second = (pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2))
     return {key: [first[key], second[key]] for key in first}
+
+
+def main(folder: Path, modules: list[str]) -> None:
+    """Run ``found`` of several modules of this folder, one after the other: what takes long is to import torch."""
+    rank, by_module = int(os.environ["LOCAL_RANK"]), {}
+    for name in modules:
+        (folder / name).mkdir(exist_ok=True)
+        by_module[name] = importlib.import_module(f"tests.support.{name}").found(rank, folder / name)
+    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(by_module))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -82,7 +82,6 @@ assert lightning_hooks.monitors and "lightning" in sys.modules
         "statistics",
         "quantization",
         "clipping",
-        "transforms",
         "debugging",
         "extraction",
         "alerts",

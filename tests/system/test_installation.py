@@ -32,7 +32,7 @@ pytestmark = [
 
 KERNELS = """
 import json, torch, lightning_hooks
-from lightning_hooks.statistics import empty_table
+from lightning_hooks.statistics.rows import empty_table
 from lightning_hooks.statistics.kernels import kernels_for
 
 table = empty_table(1)

@@ -64,7 +64,7 @@ def test_the_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
         getattr(importlib.import_module(module), function)(["--help"])
     shown = capsys.readouterr().out
     assert shown.startswith("usage: lightning-hooks ")
-    assert re.search(r"^ +report +make a run's", shown, re.MULTILINE)
+    assert re.search(r"^ +report +write report.html and report.md of a run", shown, re.MULTILINE)
 
 
 def test_without_tensorboard_other_loggers_have_all_they_had(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lightning_hooks
-from lightning_hooks.clipping import POLICIES
+from lightning_hooks.clipping.policies import POLICIES
 from lightning_hooks.diagnostics.clipping_events import collector as clipping
 from lightning_hooks.diagnostics.features import collector as features
 from lightning_hooks.diagnostics.gradients import view as gradient_view

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hooks.trackers.adapters import QUANTILES, quantiles
 from lightning_hooks.trackers.tracker import coarsened
 
 
@@ -16,28 +14,6 @@ def histograms(draw: st.DrawFn) -> tuple[list[float], list[float]]:
     widths = draw(st.lists(st.floats(1e-6, 10), min_size=1, max_size=60))
     counts = draw(st.lists(st.integers(0, 1000), min_size=len(widths), max_size=len(widths)).filter(any))
     return np.cumsum([draw(st.floats(-10, 10)), *widths]).tolist(), [float(count) for count in counts]
-
-
-@given(histograms())
-def test_quantiles_rise_from_the_first_value_to_the_last(histogram: tuple[list[float], list[float]]) -> None:
-    edges, counts = histogram
-    found = quantiles(edges, counts, QUANTILES)
-    occupied = np.flatnonzero(counts)
-    assert found[0] == edges[occupied[0]]
-    assert found[-1] == pytest.approx(edges[occupied[-1] + 1])
-    assert found == sorted(found)
-
-
-@given(histograms(), st.floats(0, 1))
-def test_a_quantile_has_its_share_below(histogram: tuple[list[float], list[float]], share: float) -> None:
-    edges, counts = histogram
-    (value,) = quantiles(edges, counts, [share])
-    below = np.interp(value, edges, np.concatenate([[0], np.cumsum(counts)]))
-    assert below == pytest.approx(share * sum(counts), abs=1e-6 * sum(counts) + 1e-9)
-
-
-def test_quantiles_of_an_even_spread() -> None:
-    assert quantiles([0.0, 1.0, 2.0, 4.0], [0.0, 10.0, 10.0], [0.0, 0.25, 0.5, 0.75, 1.0]) == [1.0, 1.5, 2.0, 3.0, 4.0]
 
 
 @given(histograms(), st.integers(1, 40))

@@ -44,21 +44,6 @@ def test_a_table_is_printed_where_half_a_line_would_never_end() -> None:
     assert live.getvalue() == plain.getvalue() == "\nGradients:\n  layer   rms\n  net.0   0.5\n  net.1  1.25\n"
 
 
-def test_without_a_console_nothing_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdout", None)
-    show(["nobody reads this"])
-
-
-def test_a_table_keeps_to_the_terminals_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    name = "model.encoder.layers.11.attention.self.query_projection.with_a_long_name.relu"
-    header = ("module", "mean", "std", "zeros", "dead", "saturated", "NaN, inf")
-    lines = Table(header, [(name, -0.003439, 0.6391, 0.1234, 1.0, None, 0.0)]).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert lines[0].split()[:3] == ["module", "mean", "std"]
-    assert ".relu " in lines[1]  # a name's end matters most
-
-
 def ascii_stream() -> io.TextIOWrapper:
     return io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True)
 

@@ -17,11 +17,9 @@ from lightning_hooks.trackers.adapters import MLflowTracker
 from lightning_hooks.trackers.console import metric_name, safe_path
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.tracker_story import (
-    COLUMNS,
     COUNTS,
     EDGES,
     HOSTILE_TAGS,
-    ROWS,
     SCALARS,
     STEPS,
     Faults,
@@ -97,25 +95,6 @@ def test_artifacts(run: Any, step: int, tmp_path: Path) -> None:
     np.testing.assert_array_equal(pixels_of(artifact(run, f"lightning_hooks/{escaped}/{file}.png", tmp_path)), image())
 
 
-def test_a_table_is_one_that_mlflow_loads_and_grows_by_step(run: Any) -> None:
-    pandas = pytest.importorskip("pandas", reason="mlflow.load_table needs pandas")
-    client, run_id = run
-    experiment = client.get_run(run_id).info.experiment_id
-    table = client.load_table(experiment, "lightning_hooks/sites.json", run_ids=[run_id])
-    assert list(table.columns) == ["step", *COLUMNS]
-    found = [[None if pandas.isna(cell) else cell for cell in row] for row in table.to_numpy().tolist()]
-    assert found == [[step, *row] for step in STEPS for row in ROWS]
-
-
-def test_without_pandas_a_table_is_a_file_a_step(store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("lightning_hooks.trackers.adapters.find_spec", lambda name: None)
-    logger, faults = logger_in(store, "lightning.pytorch"), Faults()
-    Trackers([logger], faults).table("sites", COLUMNS, ROWS, 7)
-    assert faults == []
-    found = json.loads(artifact((logger.experiment, logger.run_id), "lightning_hooks/sites/step-00000007.json", tmp_path))
-    assert found == {"columns": ["step", *COLUMNS], "data": [[7, *row] for row in ROWS]}
-
-
 def test_more_metrics_than_a_request_takes(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logger = logger_in(store, "lightning.pytorch", prefix="mine")
     sizes = []
@@ -162,22 +141,3 @@ def test_the_health_report_of_a_fit_is_among_the_artifacts(store: Path, log: pyt
     del fit
     gc.collect()
     assert not folder.exists()
-
-
-def test_reports_that_the_store_does_not_take_stay_where_they_are(
-    store: Path, log: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: Any) -> None:
-        raise OSError("No space left on device")
-
-    logger = logger_in(store, "lightning.pytorch")
-    monkeypatch.setattr(logger.experiment, "log_artifact", full)
-    fit = trainer(monitors(every_n_steps=1, summary=False), logger=logger)
-    with pytest.warns(UserWarning, match="MLFlowLogger raised OSError: No space left on device"):
-        fit.fit(Classifier(mlp()), loader())
-    (said,) = messages(log)
-    path = Path(said.removeprefix("Monitors: 1 epoch, no rule broken. Health report: "))
-    assert path.is_relative_to(tmp_path)
-    del fit
-    gc.collect()
-    assert "1 epoch, no rule broken." in path.read_text()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lightning_hooks.trackers.console import markdown_table, markdown_text, metric_name, safe_path
+from lightning_hooks.trackers.console import markdown_text, metric_name, safe_path
 from tests.support.made_reports import HOSTILE
 
 NAMES = st.text(max_size=120) | st.sampled_from(HOSTILE) | st.text(alphabet="./\\ab", max_size=12)
@@ -71,21 +71,3 @@ def test_mlflow_takes_every_metric_name() -> None:
 )
 def test_markdown_text(text: str, escaped: str) -> None:
     assert markdown_text(text) == escaped
-
-
-def test_a_markdown_table() -> None:
-    assert markdown_table(["site", "value"], [["a|b", 0.123456], ["c", None], ["d", 3]]).splitlines() == [
-        "| site | value |",
-        "| --- | --- |",
-        "| a\\|b | 0.1235 |",
-        "| c | - |",
-        "| d | 3 |",
-    ]
-
-
-def test_sentences_stand_below_the_table() -> None:
-    message = "its <b> gradient " + "word " * 30
-    lines = markdown_table(["kind", "value", "what was seen"], [["dead|", 0.5, message], ["zero", 1.0, ""]]).splitlines()
-    assert lines[:4] == ["| kind | value |", "| --- | --- |", "| dead\\| | 0.5 |", "| zero | 1 |"]
-    assert lines[4:] == ["", "*what was seen:*", "", f"- **dead\\|**: its &lt;b&gt; gradient {'word ' * 30}"]
-    assert markdown_table(["a"], [["x" * 100]]).splitlines()[2] == f"| {'x' * 100} |"  # a name is no sentence

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import resource
 import signal
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning_hooks.trackers import Tracker, Trackers
 from lightning_hooks.trackers.adapters import CSVTracker, TensorBoardTracker
 from tests.support.models import Collecting
-from tests.support.tracker_story import PACKAGES, SCALARS, STEPS, Faults, figure, image, write_all
+from tests.support.tracker_story import SCALARS, STEPS, Faults, write_all
 
 # Where a disk is full TensorBoard's writing thread ends, and pytest hears of it some tests later.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -29,11 +27,6 @@ class WithoutExperiment(Collecting):
         raise RuntimeError("no server")
 
 
-class Raising(Collecting):
-    def log_metrics(self, metrics: Any, step: Any = None) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def test_a_users_logger_gets_scalars_and_declines_the_rest(tmp_path: Path) -> None:
     logger, faults = Collecting(), Faults()
     write_all(Trackers([logger], faults), tmp_path)
@@ -41,36 +34,11 @@ def test_a_users_logger_gets_scalars_and_declines_the_rest(tmp_path: Path) -> No
     assert [(step, set(row)) for step, row in logger.rows][::2] == [(step, set(SCALARS)) for step in STEPS]
 
 
-def test_it_is_not_asked_to_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    trackers = Trackers([Collecting()], Faults())
-    assert not trackers.shows_pictures
-    drawn = figure()
-    monkeypatch.setattr("lightning_hooks.trackers.tracker.Picture.of_figure", lambda figure: pytest.fail("drawn for nobody"))
-    trackers.figure("a", drawn, 1)
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_logger_that_answers_to_everything_is_asked_for_nothing_special(package: str, tmp_path: Path) -> None:
-    dummy, mock, faults = importlib.import_module(f"{package}.loggers.logger").DummyLogger(), MagicMock(), Faults()
-    trackers = Trackers([dummy, mock], faults)
-    write_all(trackers, tmp_path)
-    assert faults == []
-    assert {type(tracker) for tracker in trackers._trackers} == {Tracker}
-    assert {call[0] for call in mock.method_calls} == {"log_metrics", "save"}
-
-
 def test_a_logger_whose_experiment_raises_is_reported_once_and_still_gets_scalars(tmp_path: Path) -> None:
     broken, faults = WithoutExperiment(), Faults()
     write_all(Trackers([broken], faults), tmp_path)
     assert [(name, str(error)) for name, error in faults] == [("WithoutExperiment", "no server")]
     assert len(broken.rows) == 2 * len(STEPS)
-
-
-def test_a_logger_that_raises_is_reported_once_and_the_others_go_on(tmp_path: Path) -> None:
-    collecting, faults = Collecting(), Faults()
-    write_all(Trackers([Raising(), collecting, Raising()], faults), tmp_path)
-    assert [(name, error.errno) for name, error in faults] == [("Raising", errno.ENOSPC)] * 2  # each of the two once
-    assert len(collecting.rows) == 2 * len(STEPS)
 
 
 @pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
@@ -92,27 +60,6 @@ def test_a_disk_that_is_full(kind: Any, tmp_path: Path) -> None:
     assert name == kind.__name__
     assert isinstance(error, OSError)
     assert error.errno == errno.EFBIG
-
-
-def test_no_logger_at_all(tmp_path: Path) -> None:
-    trackers = Trackers([], lambda name, error: pytest.fail(str(error)))
-    assert not trackers
-    write_all(trackers, tmp_path)
-
-
-def test_the_run_is_not_opened_before_there_is_something_to_write() -> None:
-    opened = []
-
-    class Lazy(Collecting):
-        @property
-        def experiment(self) -> None:
-            opened.append(True)
-
-    trackers = Trackers([Lazy()], Faults())
-    assert opened == []
-    trackers.scalars({"a": 1.0}, 1)
-    trackers.scalars({"a": 1.0}, 2)
-    assert opened == [True]
 
 
 def test_what_a_logger_can_do_decides(tmp_path: Path) -> None:
@@ -138,21 +85,6 @@ def test_what_a_logger_can_do_decides(tmp_path: Path) -> None:
     write_all(trackers, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (np.zeros((4, 4), np.uint8), r"image must be uint8 of shape \(height, width, 3\); got uint8 of shape \(4, 4\)"),
-        (np.zeros((4, 4, 3), np.float32), r"got float32 of shape \(4, 4, 3\)"),
-        (np.zeros((4, 4, 4), np.uint8), r"got uint8 of shape \(4, 4, 4\)"),
-    ],
-)
-def test_an_image_of_another_shape_raises(wrong: np.ndarray, message: str, tmp_path: Path) -> None:
-    trackers = Trackers([CSVLogger(tmp_path)], Faults())
-    with pytest.raises(ValueError, match=message):
-        trackers.image("a", wrong, 1)
-    trackers.image("a", image(), 1)
-
-
 def test_a_histogram_must_fit_and_what_cannot_be_placed_is_left_out() -> None:
     seen = []
 
@@ -163,8 +95,8 @@ def test_a_histogram_must_fit_and_what_cannot_be_placed_is_left_out() -> None:
     trackers = Trackers([Collecting()], Faults())
     trackers._trackers = [Keeping(Collecting())]
     with pytest.raises(ValueError, match="h: edges must be one more than counts; got 2 edges and 2 counts"):
-        trackers.histogram("h", [0.0, 1.0], [1, 2], 1)
-    trackers.histogram("h", [-np.inf, 0.0, 1.0, 2.0, np.inf], [9, 1, np.nan, 8], 1)
-    trackers.histogram("nothing", [0.0, 1.0], [0], 1)
-    trackers.histogram("unbounded", [-np.inf, np.inf], [5], 1)
+        trackers.histograms({"h": ([0.0, 1.0], [1, 2])}, 1)
+    trackers.histograms({"h": ([-np.inf, 0.0, 1.0, 2.0, np.inf], [9, 1, np.nan, 8])}, 1)
+    trackers.histograms({"nothing": ([0.0, 1.0], [0])}, 1)
+    trackers.histograms({"unbounded": ([-np.inf, np.inf], [5])}, 1)
     assert seen == [({"h": ([0.0, 1.0, 2.0], [1, 0.0])}, 1)]

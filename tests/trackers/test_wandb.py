@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,7 +39,6 @@ pytestmark = [
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("wandb")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LIGHTNING_HOOKS_WANDB_ALERTS", "1")
         for name, value in {"MODE": "offline", "SILENT": "true", "ERROR_REPORTING": "false", "CONSOLE": "off"}.items():
             patch.setenv(f"WANDB_{name}", value)
         logger = loggers_of(request.param).WandbLogger(save_dir=folder, name="<run>", offline=True)
@@ -63,7 +59,7 @@ def column(rows: list[dict[str, Any]], tag: str) -> list[tuple[int, Any]]:
 
 
 def test_scalars_stand_at_lightnings_step_and_none_is_dropped(run: Any) -> None:
-    rows, _, _ = run
+    rows, _ = run
     for tag, value in SCALARS.items():
         found = column(rows, tag)
         assert [step for step, _ in found] == list(STEPS)
@@ -74,7 +70,7 @@ def test_scalars_stand_at_lightnings_step_and_none_is_dropped(run: Any) -> None:
 
 
 def test_histograms(run: Any) -> None:
-    rows, _, _ = run
+    rows, _ = run
     found = column(rows, "features/net.0/histogram")
     assert [(step, value["_type"], value["values"], value["bins"]) for step, value in found] == [
         (step, "histogram", COUNTS, EDGES) for step in STEPS
@@ -83,7 +79,7 @@ def test_histograms(run: Any) -> None:
 
 
 def test_pictures(run: Any) -> None:
-    rows, _, files = run
+    rows, files = run
     for step, value in column(rows, "features/maps/net.0"):
         assert step in STEPS
         assert (value["_type"], value["width"], value["height"]) == ("image-file", 6, 4)
@@ -92,7 +88,7 @@ def test_pictures(run: Any) -> None:
 
 
 def test_tables(run: Any) -> None:
-    rows, _, files = run
+    rows, files = run
     ((_, first), _) = column(rows, "sites")
     assert first["_type"] == "table-file"
     table = json.loads((files / first["path"]).read_text())
@@ -103,39 +99,6 @@ def test_tables(run: Any) -> None:
     assert table["data"] == [["a", 0.0, 1.0, 2.0], ["b", 3.0, 4.0, 5.0]]
 
 
-def test_the_file_and_the_alert(run: Any) -> None:
-    _, alerts, files = run
+def test_the_file(run: Any) -> None:
+    _, files = run
     assert (files / "report.html").read_text() == "<p>fine</p>"
-    assert [(alert.title, alert.text, alert.level) for alert in alerts] == [
-        ("dead at net.0", "all units are dead", "ERROR") for _ in STEPS
-    ]
-
-
-def test_no_line_is_printed_for_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    import wandb
-
-    page = tmp_path / "report.html"
-    page.write_text("<p>fine</p>")
-    for mode in ("offline", "disabled"):
-        with wandb.init(mode=mode, dir=tmp_path, settings=wandb.Settings(silent=False, console="off")) as run:
-            capfd.readouterr()
-            WandbTracker(SimpleNamespace(experiment=run)).file(page, 1)
-            assert "".join(capfd.readouterr()) == ""
-            assert (Path(run.dir) / "report.html").exists() is (mode == "offline")
-
-
-def test_nobody_gets_mail_who_did_not_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    logger = SimpleNamespace(experiment=SimpleNamespace(alert=lambda **_: pytest.fail("a message was sent")))
-    for value in (None, "0"):
-        if value is not None:
-            monkeypatch.setenv("LIGHTNING_HOOKS_WANDB_ALERTS", value)
-        WandbTracker(logger).alert("dead at net.0", "all units are dead", "critical")
-
-
-def test_hostile_names_of_media_are_made_safe(run: Any) -> None:
-    rows, _, files = run
-    hostile = {key for row in rows for key in row if "escape" in key}
-    assert len(hostile) == 1
-    assert all(".." not in key and "<" not in key for key in hostile)
-    assert not [path for path in files.rglob("*") if ".." in path.name]
-    assert not any(math.isnan(row["_timestamp"]) for row in rows if "_timestamp" in row)

@@ -17,15 +17,19 @@ from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.attention.heads import is_half, product_heads, written_out_heads
-from lightning_hooks.diagnostics.attention.next_tokens import NextTokens
-from lightning_hooks.diagnostics.attention.table import MOST_SITES, AttentionReport, AttentionTable, heads_of, most_heads
+from lightning_hooks.diagnostics.attention.table import (
+    ATTENTION,
+    MOST_SITES,
+    AttentionReport,
+    AttentionTable,
+    NextTokens,
+    heads_of,
+    most_heads,
+)
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.heat import cell_figure
 from lightning_hooks.trackers import Table
-from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 
-FUNCTIONS = ("sdpa", "softmax")
-"""The functions whose calls are attention, or may be."""
 STATISTICS = ("max_logit", "entropy", "first_token_share", "masked_rows", "nonfinite_rows")
 _ATTENDS = ("attn", "attention")
 _ROUTES = ("router", "gate", "gating", "expert")
@@ -52,14 +56,14 @@ class AttentionCollector(Collector[AttentionReport]):
         self._functional = functional = context.functional
         self._expected = expected and functional is not None
         self._found: dict[str, bool] = {}  # site -> whether its calls are attention that the user selects
-        self._sites = CallSites(functional, FUNCTIONS)
+        self._sites = CallSites(functional, ATTENTION)
         self._ever: dict[str, None] = {}  # sites with a number in any window
         sites = 0 if functional is None else min(functional.capacity, MOST_SITES)
         self.table = AttentionTable(sites, most_heads(context.host.model), context.host.setup.device)
         if functional is not None and "functional" in state:
             with context.loading():
                 functional.restore(state["functional"])
-        context.on_call(FUNCTIONS, self._record, layers=True)
+        context.on_call(ATTENTION, self._record, layers=True)
         self._next = NextTokens(functional, context)
         self.set_tables(heads=self.table, next_tokens=self._next)
 
@@ -129,14 +133,6 @@ class AttentionCollector(Collector[AttentionReport]):
         return {
             **stat_scalars(self.prefix, self._ever, report.sites, STATISTICS),
             **model_scalars(self.prefix, report.sites.values(), STATISTICS, _worst),
-        }
-
-    @override
-    def charts(self, written: LoggedStatistics) -> Layout:
-        if self.unused:
-            return {}
-        return {
-            "Attention": by_statistic(self.prefix, written.statistics) if written.of_sites else of_model(self.prefix, STATISTICS)
         }
 
     @classmethod

@@ -77,13 +77,7 @@ class Grid(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def grid(samples: int, queries: int, device: torch.device | str = "cpu") -> Grid:
-    """Choose rows: of every sample its first query, its last, and between them others than in the next sample.
-
-    Args:
-        samples: In the batch.
-        queries: Of each.
-        device: Where the indices are made.
-    """
+    """Choose query rows: of every sample its first query, its last, and between them others than in the next sample."""
     if samples * queries <= MOST_ROWS:
         taken, each = samples, queries
     else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
+from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
@@ -23,7 +23,7 @@ def _last(facts: Facts) -> AttentionReport:
     return facts.window.report(AttentionReport) or AttentionReport(0, 0, {})
 
 
-@hypothesis("replace it by its opposite, if that was meant", "pass a causal mask")
+@possible_cause("replace it by its opposite, if that was meant", "pass a causal mask")
 def wrong_mask(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A mask hides all keys, or shows what it is to hide."""
     mask = f"the mask of {alert.site}"
@@ -35,7 +35,7 @@ def wrong_mask(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return "A mask hides all keys.", [replace(mask, "its opposite, if that was meant", code="~mask")]
 
 
-@hypothesis("divide the scores by the root of the width of a head")
+@possible_cause("divide the scores by the root of the width of a head")
 def unscaled_scores(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The scores of an attention layer are not scaled as those of the others."""
     sites, gains = _last(facts).sites, usable_gains(facts)
@@ -53,7 +53,7 @@ def unscaled_scores(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     return f"The scores of {alert.site} are {times:.3g} times as large as those of the other layers.", [remedy]
 
 
-@hypothesis("turn the mask round")
+@possible_cause("turn the mask round")
 def inverted_mask(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A mask hides what it is to show."""
     sites = _last(facts).sites
@@ -84,8 +84,8 @@ class AttentionLogits(Rule):
     kind: ClassVar[str] = "attention_logits"
 
     threshold: float = 50.0
-    growth: float = 3.0
-    least: float = 30.0
+    growth: ClassVar[float] = 3.0
+    least: ClassVar[float] = 30.0
 
     def __call__(self, report: AttentionReport) -> Iterator[Alert]:
         """Yield an alert per site, the one with the largest logit first."""
@@ -95,18 +95,14 @@ class AttentionLogits(Rule):
             if stats.half_precision and stats.max_logit > self.threshold:
                 yield self.alert(
                     report, site, stats.max_logit, self.threshold, "warning",
-                    f"its largest logit is {stats.max_logit:.3g} in half precision (limit {self.threshold:g}).",
-                    f"Rounding to bfloat16 changes probabilities by 10% there. Common causes: {_CAUSES}",
+                    f"its largest logit is {stats.max_logit:.3g} in half precision (limit {self.threshold:g}): rounding to "
+                    "bfloat16 changes probabilities by 10% there.",
                 )  # fmt: skip
             elif end > limit:
                 yield self.alert(
                     report, site, end, limit, "warning",
                     f"its largest logit grew from {begin:.3g} to {end:.3g} within this window (limit {limit:.3g}).",
-                    f"Attention goes to single keys, and training may diverge. Common causes: {_CAUSES}",
                 )  # fmt: skip
-
-
-_CAUSES = "queries and keys without a norm at a high learning rate, or logits not divided by the root of a head's width."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,13 +122,13 @@ class AttentionCollapse(Rule):
     """
 
     kind: ClassVar[str] = "attention_collapse"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "share", "sink", "everywhere")
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "share", "sink")
 
     threshold: float = 0.05
     share: float = 0.5
     sink: float = 0.5
     least: float = 30.0
-    everywhere: float = 0.2
+    everywhere: ClassVar[float] = 0.2
 
     def __call__(self, report: AttentionReport) -> Iterator[Alert]:
         """Yield an alert per site, the one with the lowest entropy first."""
@@ -144,9 +140,8 @@ class AttentionCollapse(Rule):
                 yield self.alert(
                     report, site, statistics.fmean(collapsed), limit, "warning",
                     f"{len(collapsed)} of its {len(stats.heads)} heads attend to a single key: their entropy is below "
-                    f"{percent(limit)} of its maximum{everywhere}.",
-                    f"The softmax is saturated (largest logit {stats.max_logit:.3g}) and passes almost no gradient. Common "
-                    f"causes: {_CAUSES}",
+                    f"{percent(limit)} of its maximum{everywhere}, and the softmax (largest logit {stats.max_logit:.3g}) passes "
+                    "almost no gradient.",
                 )  # fmt: skip
 
     def _collapsed(self, stats: AttentionStats, limit: float) -> list[float]:
@@ -169,7 +164,7 @@ class AttentionUniform(Rule):
     shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.999
-    min_steps: int = 1000
+    min_steps: ClassVar[int] = 1000
 
     def __call__(self, report: AttentionReport) -> Iterator[Alert]:
         """Yield an info per site."""
@@ -181,8 +176,6 @@ class AttentionUniform(Rule):
                     report, site, min(head.entropy for head in stats.heads), self.threshold, "info",
                     f"all of its heads attend to all keys alike after {report.step} steps: their entropy is above "
                     f"{percent(self.threshold)} of its maximum.",
-                    "Common causes: a layer that has not begun to learn, queries or keys that are next to zero, or keys that are "
-                    "all the same.",
                 )  # fmt: skip
 
 
@@ -209,20 +202,17 @@ class MaskedRows(Rule):
             if found > 0 and stats.masked_nonfinite_rows > 0:
                 yield self.alert(
                     report, site, found, 0.0, "critical",
-                    f"{rows}, and their softmax over minus infinity alone is NaN.", _MASKS,
+                    f"{rows}, and their softmax over minus infinity alone is NaN.",
                 )  # fmt: skip
             elif found > 0 and stats.masked_samples > self.threshold:
                 yield self.alert(
                     report, site, stats.masked_samples, self.threshold, "warning",
                     f"{rows}; in {percent(stats.masked_samples)} of the samples none may.",
-                    f"They attend to nothing, or to all keys alike. {_MASKS}",
                 )  # fmt: skip
             elif found > 0:
                 yield self.alert(
                     report, site, found, 0.0, "info",
                     f"{rows}.",
-                    "This does no harm where their outputs are not used, as those of padding before a causal sequence. Other "
-                    "causes: a mask with the opposite meaning, or one that leaves out the diagonal.",
                 )  # fmt: skip
 
 
@@ -242,13 +232,9 @@ class TargetShown(Rule):
                 report, site, 1.0, 0.0, "warning",
                 "a query may attend to the token that comes next, and this token is its target in the cross entropy: the loss "
                 "falls without anything being learned that holds where the next token is not known.",
-                "Common causes: no causal mask, a mask with the opposite meaning.",
                 advice=("Pass is_causal=True, or a mask that hides what comes later",
                     "Check what True means: nn.MultiheadAttention hides such a key, scaled_dot_product_attention shows it"),
             )  # fmt: skip
-
-
-_MASKS = "Common causes: a mask with the opposite meaning, or samples that are all padding."
 
 
 __all__ = ["AttentionCollapse", "AttentionLogits", "AttentionUniform", "MaskedRows", "TargetShown"]
@@ -256,7 +242,7 @@ __all__ = ["AttentionCollapse", "AttentionLogits", "AttentionUniform", "MaskedRo
 KINDS = (
     Kind(
         "attention_logits", "Very large attention logits", group="Attention, experts, residual streams", states="symptom",
-        hypotheses=(group_too_fast, initial_scale, unscaled_scores, rate_too_high),
+        causes=(group_too_fast, initial_scale, unscaled_scores, rate_too_high),
         meaning="The largest logit of an attention layer, scale times query times key, is too large for half precision or grows "
         "fast. This comes before divergence in large transformers.",
         formula="alert if max_logit > {AttentionLogits.threshold} in bfloat16 or float16\n"
@@ -269,7 +255,7 @@ KINDS = (
         "attention_collapse", "Attention to a single key", group="Attention, experts, residual streams",
         states="symptom",
         measures="share",
-        hypotheses=(group_too_fast, initial_scale, unscaled_scores, rate_too_high),
+        causes=(group_too_fast, initial_scale, unscaled_scores, rate_too_high),
         meaning="Most heads of an attention layer attend to a single key, which is not the first one. Their softmax is saturated, "
         "and hardly any gradient reaches queries and keys.",
         formula="entropy = mean over query rows of -sum(p * log(p)) / log(keys that the row may attend to)\n\n"
@@ -282,7 +268,7 @@ KINDS = (
     Kind(
         "attention_uniform", "Attention to all keys alike", group="Attention, experts, residual streams", states="symptom",
         measures="share",
-        hypotheses=(initial_scale, constant_weights),
+        causes=(initial_scale, constant_weights),
         meaning="All heads of an attention layer still attend to all keys alike after 1000 steps. The layer only takes a mean.",
         formula="alert if entropy > {AttentionUniform.threshold} in every head, after {AttentionUniform.min_steps} optimizer "
         "steps",
@@ -293,7 +279,7 @@ KINDS = (
         "masked_rows", "A mask that hides every key or shows the target", group="Attention, experts, residual streams",
         states="fact",
         about="nonfinite", measures="share",
-        hypotheses=(wrong_mask,),
+        causes=(wrong_mask,),
         meaning="Some queries of an attention layer may attend to no key at all. Their output is NaN, zero or the mean of "
         "everything, depending on how attention is computed. Or they may attend to the next token where that is their target.",
         formula="alert if a query row may attend to no key\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,9 +34,6 @@ _ODD, _MIX, _STEP = 0x9E3779B97F4A7C1, 0x2545F4914F6CDD1D, 1_000_003  # any larg
 
 def batch_hashes(batch: BatchTensors) -> tuple[Tensor, Tensor] | None:
     """Hash a batch: the bits of its tensors, their order in the batch and the order of their numbers. No host sync.
-
-    Args:
-        batch: Its tensors, as the model gets them.
 
     Returns:
         The hash of the batch, a whole number from 1 to 2 ** 24 - 1, shape ``()``, int64; 0 where all numbers of each tensor are
@@ -96,12 +93,6 @@ class PairColumn(Columns):
     SAME = SUM
 
 
-class PairTable(RowTable):
-    """One row."""
-
-    columns: ClassVar[type[Columns]] = PairColumn
-
-
 class HashColumn(Columns):
     """What is kept of the hash of a batch: the two are its largest over the ranks, and the largest of its negative."""
 
@@ -109,10 +100,25 @@ class HashColumn(Columns):
     NEGATIVE = HIGHEST
 
 
-class HashTable(RowTable):
-    """A row for each of the last batches."""
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """How often batches were the same, by a hash of a sample of their numbers; batches of one number only are not compared.
 
-    columns: ClassVar[type[Columns]] = HashColumn
+    Attributes:
+        compared: Sampled batches that were compared with the batch after them.
+        repeated: Those of them whose next batch was the same, or had the same numbers in a tensor that otherwise changes.
+        ranks: How many ranks get data of their own; 1 where all ranks share a batch.
+        rank_batches: Sampled batches that were compared over the ranks, of the window's last 16.
+        same_on_ranks: Those of them that were the same on all ranks.
+        different: How many of these differ from one another.
+    """
+
+    compared: int = 0
+    repeated: int = 0
+    ranks: int = 1
+    rank_batches: int = 0
+    same_on_ranks: int = 0
+    different: int = 0
 
 
 class BatchHashes(Tables):
@@ -120,13 +126,10 @@ class BatchHashes(Tables):
 
     A batch counts as the same too where one of its tensors of floating-point numbers is, though that tensor is not always the same:
     noise that is drawn by loader workers with equal seeds comes with other images.
-
-    Args:
-        device: Where the numbers live.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self._pairs, self._last = PairTable(1, device), HashTable(SLOTS, device)
+        self._pairs, self._last = RowTable(1, device, PairColumn), RowTable(SLOTS, device, HashColumn)
         super().__init__(device, pairs=self._pairs, last=self._last)
         self._next = 0
         self.before: Tensor | None = None  # the hash of the batch before, if that was sampled
@@ -173,15 +176,11 @@ class BatchHashes(Tables):
         self._next = 0
         self.before = self._parts = None
 
-    def read(self, packed: Tensor) -> tuple[tuple[int, int], tuple[int, int, int]]:
-        """Read a packed table on the host.
-
-        Returns:
-            How many pairs of batches were compared, and how many of them were the same; how many batches were hashed, how many of
-            these were the same on all ranks, and how many different ones those are.
-        """
+    def read(self, packed: Tensor, ranks: int) -> BatchCounts:
+        """Name the numbers of a packed table on the host; ``ranks`` get data of their own."""
         parts = self.split(packed)
-        compared, repeated = map(int, parts["pairs"].tolist())
         hashed = [(high, -negative) for high, negative in self._last.lines(parts["last"]) if high > 0]
         same = [high for high, low in hashed if high == low]
-        return (compared, repeated), (len(hashed), len(same), len(set(same)))
+        on_ranks = (len(hashed), len(same), len(set(same))) if ranks > 1 else ()
+        compared, repeated = map(int, parts["pairs"].tolist())
+        return BatchCounts(compared, repeated, ranks, *on_ranks)

@@ -1,23 +1,26 @@
-"""The inputs of a model: how large they are, whether samples differ, and how the sizes of features differ."""
+"""The inputs of a model: how large they are, whether samples differ, how the sizes of features differ, ids beyond a table."""
 
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar
+from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding, embedding_bag
 from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.diagnostics.features.stats import feature_stats
+from lightning_hooks.diagnostics.features.table import feature_stats
 from lightning_hooks.hooks.attributes import contents, stored_count
+from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import MAX_DEPTH, in_memory, plain_values
 from lightning_hooks.statistics.columns import MAXIMUM, Columns, RowTable
 from lightning_hooks.statistics.kernels import kernels_for
-from lightning_hooks.statistics.rows import Clock, Column, ValueTable
+from lightning_hooks.statistics.rows import Clock, Column
 from lightning_hooks.statistics.tables import Tables
 
 BatchTensors = Sequence[tuple[str, Tensor]]
@@ -35,12 +38,6 @@ class SampleColumn(Columns):
     COMPARED = MAXIMUM  # 0: not compared, 1: the same, 2: not
 
 
-class SampleTable(RowTable):
-    """One row."""
-
-    columns: ClassVar[type[Columns]] = SampleColumn
-
-
 class InputTable(Tables):
     """A row for the inputs of training, one for those of validation, and the result of comparing the samples of a batch.
 
@@ -48,17 +45,13 @@ class InputTable(Tables):
     samples are taken to be along its first dimension, and that of all tensors of the same size with more than one dimension: a mask
     of ones may come with token ids. Of whole numbers all samples are compared, since a few may hold one prompt on purpose.
 
-    Args:
-        clock: Of the training batch.
-        device: Where the numbers live.
-
     Attributes:
         place: Where in the batch the input is, such as ``[0]`` or ``['image']``; empty while none was found.
         images: Whether it looks like images: four dimensions, of which the second or the last one has 1, 3 or 4 channels.
     """
 
     def __init__(self, clock: Clock, device: torch.device | str = "cpu") -> None:
-        self._samples, self._values = SampleTable(1, device), ValueTable(len(PARTS), device)
+        self._samples, self._values = RowTable(1, device, SampleColumn), RowTable(len(PARTS), device, Column)
         super().__init__(device, samples=self._samples, values=self._values)
         self._kernels = kernels_for(self._values.rows.device.type)
         self._clock = clock
@@ -66,12 +59,7 @@ class InputTable(Tables):
         self._nonfinite: Tensor | None = None  # whether there was such a value in this window, and the place of the first
 
     def train(self, batch: BatchTensors, compare: bool) -> None:
-        """Record a training batch; no host sync, no tensor is kept.
-
-        Args:
-            batch: Its tensors, as the model gets them.
-            compare: Whether to compare its samples.
-        """
+        """Record a training batch; no host sync, no tensor is kept."""
         tensors, found = {}, {}
         for place, tensor in batch:
             if tensor.dim() > 1:
@@ -218,25 +206,16 @@ class ScaleColumn(Columns):
 
 
 class ScaleTable(RowTable):
-    """A row for each linear layer. Its input is measured where it requires no gradient: data, and what is computed from them.
+    """A row for each linear layer. Its input is measured where it requires no gradient: data, and what is computed from them."""
 
-    Args:
-        context: Of the collector.
-        sites: (name, module) of the modules that it observes.
-    """
-
-    columns: ClassVar[type[Columns]] = ScaleColumn
+    columns = ScaleColumn
 
     def __init__(self, context: Context, sites: Sequence[tuple[str, nn.Module]]) -> None:
         sizes = {name: stored_count(module, "in_features") for name, module in sites if isinstance(module, nn.Linear)}
         self._features = {name: size for name, size in sizes.items() if 1 < size <= MOST_FEATURES}
-        self._lines = {name: line for line, name in enumerate(self._features)}
+        self.lines_of = {name: line for line, name in enumerate(self._features)}
         self._context = context
         super().__init__(len(self._features), context.host.setup.device)
-
-    def line_of(self, name: str) -> int | None:
-        """The line of a module; None for one that is not measured."""
-        return self._lines.get(name)
 
     def take(self, line: int, args: tuple[Any, ...]) -> None:
         """Record the input of a layer, features last, in a batch in which costly statistics are taken. No host sync."""
@@ -257,3 +236,68 @@ class ScaleTable(RowTable):
         lines = zip(self._features.items(), self.lines(packed), strict=True)
         found = {name: FeatureScales(row[0], int(row[1]), features, row[2]) for (name, features), row in lines if row[0]}
         return {"feature_scales": found}
+
+
+_LOOKUPS = (embedding.__code__, embedding_bag.__code__)  # what the frames of an exception hold, whatever the functions are now
+
+
+@dataclass(frozen=True, slots=True)
+class MissedRow:
+    """An id that an embedding has no row for.
+
+    Attributes:
+        site: The module with the table; ``embedding`` for a table that is in no module.
+        id: The id.
+        rows: The rows of the table.
+        index: Where the id is in the tensor, one number for each dimension.
+        place: Where that tensor is in the batch, such as ``[0]``; empty if the id is not in the batch, and ``index`` is that in
+            the call's input.
+        batch: The index of the training batch in the epoch; None outside of one.
+    """
+
+    site: str
+    id: int
+    rows: int
+    index: tuple[int, ...]
+    place: str = ""
+    batch: int | None = None
+
+
+def id_out_of_range(error: BaseException, model: nn.Module, batch: Any, batch_idx: int | None) -> MissedRow | None:
+    """Find the id for which a lookup on the CPU raised; on CUDA the context is lost, and nothing is read.
+
+    The frames of the error that ended training hold what the lookup was called with.
+    """
+    for ids, table in _lookups(error.__traceback__) if isinstance(error, IndexError | RuntimeError) else ():
+        if ids.device.type != "cpu" or table.device.type != "cpu":
+            continue
+        bad = _first((ids < 0) | (ids >= table.shape[0]))
+        if bad is not None:
+            number = int(ids[bad])
+            owners = (name for name, module in model.named_modules() if module._parameters.get("weight") is table)
+            site = clean_name(next(owners, "")) or "embedding"
+            found = ((place, _first(values == number)) for place, values in tensors_in(batch) if _holds_ids(values))
+            place, index = next(((place, index) for place, index in found if index is not None), ("", bad))
+            return MissedRow(site, number, table.shape[0], index, place, batch_idx)
+    return None
+
+
+def _lookups(traceback: TracebackType | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """The ids and the table of each lookup among the frames."""
+    while traceback is not None:
+        if traceback.tb_frame.f_code in _LOOKUPS:
+            given = traceback.tb_frame.f_locals
+            ids, table = given.get("input"), given.get("weight")
+            if isinstance(ids, Tensor) and isinstance(table, Tensor) and _holds_ids(ids):
+                yield ids, table
+        traceback = traceback.tb_next
+
+
+def _holds_ids(values: Tensor) -> bool:
+    return values.dtype in (torch.int64, torch.int32) and values.device.type == "cpu"
+
+
+def _first(mask: Tensor) -> tuple[int, ...] | None:
+    """The index of the first number for which a mask holds."""
+    found = mask.nonzero()
+    return tuple(found[0].tolist()) if len(found) else None

@@ -44,7 +44,6 @@ class LabelsIgnored(Rule):
                     report, site, share, self.threshold if many else 0.0, "warning" if lost or many else "info",
                     f"all targets are ignore_index in {ignored} of {what} ({percent(targets)} of all targets): "
                     f"{'cross entropy' if site == THE_DATA else 'it'} averages over nothing, which is NaN.",
-                    "Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index.",
                 )  # fmt: skip
 
 
@@ -77,7 +76,7 @@ class BatchRepeated(Rule):
     shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.3
-    min_batches: int = 3
+    min_batches: ClassVar[int] = 3
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if batches come again."""
@@ -89,8 +88,6 @@ class BatchRepeated(Rule):
             report, THE_DATA, batches.repeated / batches.compared, self.threshold, "info" if one_sample else "warning",
             f"{batches.repeated} of {batches.compared} sampled batches are the same as the batch after them, or a tensor of theirs "
             f"is (limit {percent(self.threshold)}): the model sees few different samples.",
-            "Common causes: workers of an IterableDataset that all yield the same data, loader workers with equal seeds, a buffer "
-            "that is not filled again.",
         )  # fmt: skip
 
 
@@ -116,8 +113,6 @@ class FeatureScale(Rule):
                     report, site, scales.ratio, self.ratio, "warning",
                     f"feature {scales.feature} of the {scales.features} that it is given is {scales.ratio:.2g} times as large as "
                     f"the median of them (limit {self.ratio:g}): its root mean square is {scales.rms:.2g}.",
-                    "What comes out depends on that one alone. Common causes: an index or id among the features, a date or an "
-                    "amount that is not normalised.",
                 )  # fmt: skip
 
 
@@ -137,8 +132,6 @@ class IdOutOfRange(Rule):
             yield self.alert(
                 report, found.site, found.id, found.rows if found.id >= 0 else 0, "critical",
                 f"id {found.id} in a table of {found.rows} rows, at {list(found.index)} of {where}{when}.",
-                "Training ended at this lookup. Common causes: a vocabulary larger than the table, ids of another tokenizer, a "
-                "padding of -100 that reaches the model.",
                 batch=found.batch,
             )  # fmt: skip
 
@@ -169,17 +162,9 @@ class RanksDiffer(Rule):
         share = f"{percent(found.difference)} (limit {percent(self.threshold)}), at {number} of {found.compared} parameters"
         if found.what == "gradients":
             message = f"its gradient still differs between ranks after the reduction, by {share}: each trains a model of its own."
-            causes = (
-                "Common causes: loss.backward() in manual optimisation, a model called past DDP, parameters unfrozen in training, "
-                "no_sync at the last batch of an accumulation."
-            )
         else:
             message = f"its weights differ between ranks, by about {share}; gradients agree, as far as they were measured."
-            causes = (
-                "Common causes: weights written or loaded on one rank only, clipping on one rank only, optimizers whose settings "
-                "differ."
-            )
-        yield self.alert(report, found.parameter, found.difference, self.threshold, "critical", message, causes)
+        yield self.alert(report, found.parameter, found.difference, self.threshold, "critical", message)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,8 +190,6 @@ class RanksSameBatch(Rule):
                 report, THE_DATA, 1.0, 1.0, "warning",
                 f"all {batches.ranks} ranks got the same batch in {batches.same_on_ranks} of {batches.rank_batches} sampled "
                 "batches: their gradients are the same, and training is as with one rank.",
-                "Common causes: use_distributed_sampler=False without a sampler of your own, an IterableDataset that does not "
-                "look at its rank.",
             )  # fmt: skip
 
 
@@ -222,7 +205,7 @@ __all__ = [
 KINDS = (
     Kind(
         "labels_ignored", "Batches without a label that counts", group="Data", states="fact", measures="share",
-        hypotheses=(LABELS_LOST,),
+        causes=(LABELS_LOST,),
         meaning="All targets of a batch are cross entropy's `ignore_index`. Its mean is over nothing then, which is NaN.",
         formula="share = sampled batches all of whose targets are ignore_index / sampled batches;\n"
         "        of a cross_entropy: such calls / its calls\n\n"
@@ -233,7 +216,7 @@ KINDS = (
     ),
     Kind(
         "batch_repeated", "The same batch again and again", group="Data", states="fact", measures="share",
-        hypotheses=(SAME_BATCHES,),
+        causes=(SAME_BATCHES,),
         meaning="A training batch, or one of its tensors that otherwise changes, is the same as in the batch after it, to the "
         "bit, again and again within an epoch.",
         formula="share = sampled batches that are the same as the next batch of the epoch / sampled batches\n"
@@ -245,7 +228,7 @@ KINDS = (
     ),
     Kind(
         "feature_scale", "One feature much larger than the others", group="Data", states="symptom",
-        hypotheses=(placeholder, large_inputs),
+        causes=(placeholder, large_inputs),
         meaning="A linear layer is given data of which one feature is many times as large as the others. It drowns them: outputs "
         "depend on it alone, and a learning rate that is right for its weights is far too small for theirs.",
         formula="size = rms of a feature over the samples of a batch, at a linear layer whose input has no gradient\n\n"

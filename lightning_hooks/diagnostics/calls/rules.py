@@ -34,14 +34,12 @@ class SoftmaxDim(Rule):
                     report, site, 1.0, 1.0, "warning",
                     "it normalises along the first dimension, which are the samples of the batch: what a sample gets depends on "
                     "the others in its batch, and the classes of one sample do not sum to 1.",
-                    "Common causes: dim=0, or no dim at all.",
                 )  # fmt: skip
             elif use.against_mask:
                 yield self.alert(
                     report, site, use.against_mask / use.calls, 0.0, "warning",
                     f"it normalises along the queries in {use.against_mask} of {use.calls} calls: along its dimension whole lines "
-                    "are masked, or all but what comes later, as they are across a mask that is made for the keys.",
-                    "Tokens see what comes after them.",
+                    "are masked, or all but what comes later, as across a mask for the keys: tokens see what comes after them.",
                 )  # fmt: skip
         for site, stats in report.outputs.items():
             if 0 < stats.across == stats.calls and stats.log_probabilities <= self.share:
@@ -49,7 +47,6 @@ class SoftmaxDim(Rule):
                     report, site, 1.0, 1.0, "warning",
                     "its input are logarithms of probabilities that sum to 1 along another dimension than that of the classes, the "
                     f"second, in all of its {stats.calls} sampled calls: those of one sample do not sum to 1.",
-                    "Common causes: log_softmax with a wrong dim, classes that are not in the second dimension.",
                     advice=("Pass dim=1 to log_softmax",),
                 )  # fmt: skip
 
@@ -74,7 +71,6 @@ class DropoutInEval(Rule):
                 yield self.alert(
                     report, site, use.p, 0.0, "warning",
                     f"it drops {percent(use.p)} {where}: results there are noisy, and differ from run to run.",
-                    f"Common cause: {'a fixed dropout_p' if is_sdpa else 'no training=self.training'} in its call.",
                     advice=(
                         f"Pass {'dropout_p=self.p if self.training else 0.0' if is_sdpa else 'training=self.training'}",
                         "Where it is on purpose (Monte Carlo dropout), mute this with rules=['-dropout_in_eval']",
@@ -108,8 +104,6 @@ class PrecisionNotApplied(Rule):
             f"precision is {precision.asked}, but {len(precision.full)} of {precision.layers} linear and convolution layers, with "
             f"{percent(precision.full_share)} of their weights (limit {percent(self.threshold)}), put out float32 "
             f"({layers}{more}).",
-            "Common causes: autocast(enabled=False) around the model, a forward outside of training_step, weights and inputs cast "
-            "with .float().",
         )  # fmt: skip
 
 
@@ -118,7 +112,7 @@ __all__ = ["DropoutInEval", "PrecisionNotApplied", "SoftmaxDim"]
 KINDS = (
     Kind(
         "softmax_dim", "A softmax along the wrong dimension", group="Forward", states="fact", measures="share",
-        hypotheses=(WRONG_DIMENSION,),
+        causes=(WRONG_DIMENSION,),
         meaning="A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the "
         "queries of an attention whose mask is made for the keys.",
         formula="alert if each call is along dimension 0, whose size is that of the batch, and each sample has a target of its "
@@ -132,7 +126,7 @@ KINDS = (
     ),
     Kind(
         "dropout_in_eval", "Dropout that drops in evaluation", group="Forward", states="fact", measures="share",
-        hypotheses=(DROPS_IN_EVAL,),
+        causes=(DROPS_IN_EVAL,),
         meaning="A call of `dropout`, or of `scaled_dot_product_attention` with a `dropout_p`, drops something though the module "
         "that makes it is in eval mode. Validation is noisy, and so is what the model predicts later.",
         formula="alert if p > 0 and training=True (dropout) or dropout_p > 0 (attention), and module.training is False,\n"
@@ -143,7 +137,7 @@ KINDS = (
     ),
     Kind(
         "precision_not_applied", "Half precision that is not applied", group="Set-up", states="fact", measures="share",
-        hypotheses=(NOT_CAST,),
+        causes=(NOT_CAST,),
         meaning="The Trainer's precision is half precision, and most linear and convolution layers compute in float32 all the "
         "same. Training takes the time and memory of float32.",
         formula="share = numbers in the weights of the linear and convolution layers with outputs in float32\n"

@@ -72,14 +72,9 @@ class CallColumn(Columns):
 
 
 class CheckedCalls(CallTable):
-    """The calls of softmax and of dropout.
+    """The calls of softmax and of dropout."""
 
-    Args:
-        functional: The calls of the run.
-        context: Of the collector.
-    """
-
-    columns: ClassVar[type[Columns]] = CallColumn
+    columns = CallColumn
     functions: ClassVar[tuple[str, ...]] = ("softmax", "log_softmax", "dropout", "sdpa")
 
     def __init__(self, functional: Functional, context: Context) -> None:
@@ -104,11 +99,7 @@ class CheckedCalls(CallTable):
     def softmax(self, index: int, values: Tensor, dim: int | None, samples: int | None) -> None:
         """Record a call of softmax. No host sync.
 
-        Args:
-            index: Of its row.
-            values: Its input.
-            dim: Along which dimension; None for the one that PyTorch chooses.
-            samples: The size of the batch, where every sample is known to have a target of its own; else None.
+        ``dim`` is None for the one that PyTorch chooses, ``samples`` the size of a batch whose samples have a target each.
         """
         if not values.dim() or not values.is_floating_point():
             return
@@ -161,14 +152,9 @@ def dropout_use(row: list[float]) -> DropoutUse | None:
 
 
 def is_over_batch(values: Tensor, dim: int, samples: int | None) -> bool:
-    """Whether a softmax normalises over the samples of a batch.
+    """Whether a softmax along a dimension, from 0, normalises over the samples of a batch, where its size is known.
 
     Similarities of all samples with all others, and numbers of which each sample has one, are meant to be.
-
-    Args:
-        values: The input of the softmax.
-        dim: Along which dimension, from 0.
-        samples: The size of the batch; None where that is not known.
     """
     if dim or samples is None or samples < 2 or values.dim() < 2 or values.shape[0] != samples:
         return False
@@ -176,15 +162,11 @@ def is_over_batch(values: Tensor, dim: int, samples: int | None) -> bool:
 
 
 def is_against_mask(values: Tensor, dim: int) -> Tensor:
-    """Whether the mask in the scores of an attention is made for another dimension than the softmax's, shape ``()``.
+    """Whether the mask in the scores of an attention is made for another dimension than the softmax's, which is not the last.
 
     Of one sample, at most 64 lines each way are compared. A mask of keys hides a key from all queries, a causal one the keys that
     come after a query. Along the queries the first is a line without any score, the second leaves only the queries that come
     later.
-
-    Args:
-        values: The input of the softmax, of two dimensions or more.
-        dim: Along which dimension, from 0; not the last.
     """
     first = tuple(slice(None) if place in (dim, values.dim() - 1) else 0 for place in range(values.dim()))
     hidden = values[first] <= MASKED
@@ -218,10 +200,6 @@ HALF_PRECISION = ("bf16-mixed", "16-mixed", "bf16-true", "16-true")
 
 class PrecisionTable(HostNumbers):
     """Counts the calls of linear and convolution layers and those in full precision, on the host: a tensor's type is known there.
-
-    Args:
-        sites: (name, module) of all modules; those of other kinds are left out.
-        asked: The precision asked for.
 
     Attributes:
         calls: By the place of a layer, how often it was called, and how often in full precision.

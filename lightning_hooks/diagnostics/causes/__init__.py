@@ -1,1 +1,1 @@
-"""What may have caused an alert: hypotheses that are judged by what is known of the training, with remedies."""
+"""What may have caused an alert: causes that are judged by what is known of the training, with remedies."""

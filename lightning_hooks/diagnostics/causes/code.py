@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import Cause, CauseEvidence, Hypothesis, Judgement, Remedy, hypothesis
+from lightning_hooks.declare.cause import Cause, CauseEvidence, Judgement, PossibleCause, Remedy, possible_cause
 from lightning_hooks.diagnostics.causes.data import large_inputs, large_targets
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import rate_too_high
@@ -11,8 +11,7 @@ from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace
 from lightning_hooks.diagnostics.causes.weights import nonfinite_weights, stretching_start
 from lightning_hooks.diagnostics.loss_inputs.targets import BLANK, SIGNS
 from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep
-from lightning_hooks.diagnostics.nonfinite.operations import explained, name_of, place_of
-from lightning_hooks.diagnostics.nonfinite.statement import state
+from lightning_hooks.diagnostics.nonfinite.operations import explained, name_of, place_of, state
 
 MANY = 0.05
 """Share of numbers that are not finite above which a transform makes them, and no single sample has them."""
@@ -30,7 +29,7 @@ def _shown(alert: Alert, step: BadStep) -> str:
     return why or what if alert.message == what else f"{what} {why}".strip()
 
 
-@hypothesis("replace what is not finite in the batch", "replace the transform that makes it")
+@possible_cause("replace what is not finite in the batch", "replace the transform that makes it")
 def nonfinite_data(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The data are not finite."""
     step = facts.bad_step
@@ -48,7 +47,7 @@ def nonfinite_data(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return state(step).what, remedies
 
 
-@hypothesis("replace the operation by one that is finite there, set the module's eps, or replace the mask")
+@possible_cause("replace the operation by one that is finite there, set the module's eps, or replace the mask")
 def nonfinite_operation(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """An operation gives NaN or infinity of finite numbers."""
     step = facts.bad_step
@@ -65,7 +64,7 @@ def nonfinite_operation(alert: Alert, facts: Facts, found: CauseEvidence) -> Jud
     return _shown(alert, step), known.remedies if known is not None and known.remedies else [check]
 
 
-@hypothesis("set trainer.precision to bf16-mixed")
+@possible_cause("set trainer.precision to bf16-mixed")
 def half_overflow(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Half precision overflows."""
     if "16" not in facts.precision or "bf16" in facts.precision:
@@ -77,7 +76,7 @@ def half_overflow(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"precision is {facts.precision}, whose numbers end at 65504.", [_precision(facts)]
 
 
-@hypothesis("set trainer.precision to bf16-mixed")
+@possible_cause("set trainer.precision to bf16-mixed")
 def half_weights(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Weights in half precision cannot hold small steps."""
     found.add("true" in facts.precision, 0.7, "the weights themselves are rounded")
@@ -94,7 +93,7 @@ def _precision(facts: Facts) -> Remedy:
 _BOUNDED = ("softmax", "sigmoid", "relu", "tanh", "logsoftmax", "hardtanh", "relu6")
 
 
-@hypothesis("remove the activation")
+@possible_cause("remove the activation")
 def activation_before_loss(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """An activation stands before a loss that expects logits."""
     twice, given = facts.flow.squashed_twice, facts.features.outputs
@@ -120,7 +119,7 @@ def activation_before_loss(alert: Alert, facts: Facts, found: CauseEvidence) -> 
     return f"{last}{f' ({kind})' * bool(kind)} stands before a loss {what}.", [remedy]
 
 
-@hypothesis("add 1 to the labels, and a class to the outputs")
+@possible_cause("add 1 to the labels, and a class to the outputs")
 def blank_label(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A label is the blank of the alignment."""
     stats = facts.features.targets.get(alert.site)
@@ -132,7 +131,7 @@ def blank_label(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return "A label has the number of the blank.", [remedy]
 
 
-@hypothesis("give it -1 for 0")
+@possible_cause("give it -1 for 0")
 def labels_of_zero(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Labels are 0 and 1 where -1 and 1 are expected."""
     stats = facts.features.targets.get(alert.site)
@@ -143,7 +142,7 @@ def labels_of_zero(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     return f"Labels of {alert.site} are 0 where it expects -1.", [remedy]
 
 
-@hypothesis("make one table of numbers, in training and validation")
+@possible_cause("make one table of numbers, in training and validation")
 def other_numbers(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Classes or words have other numbers in training than in validation."""
     inputs = facts.features.inputs
@@ -156,7 +155,7 @@ def other_numbers(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     return "Validation has other numbers for the same classes or words, or each batch of training has numbers of its own.", [remedy]
 
 
-@hypothesis("check its samples")
+@possible_cause("check its samples")
 def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """One batch is unlike the others."""
     if alert.batch is None:
@@ -172,7 +171,7 @@ def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"B{what[1:]} is unlike the others{named}.", [Remedy("check", f"the samples of {what}", effect="no such step")]
 
 
-@hypothesis("remove the code that writes them")
+@possible_cause("remove the code that writes them")
 def written_back(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Code writes weights back after each step."""
     rate = facts.rate_at(alert.site)
@@ -183,7 +182,7 @@ def written_back(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return "Weights have the same bits after each step as before.", [Remedy("remove", f"what writes the weights of {alert.site}")]
 
 
-@hypothesis("replace the softmax by a sigmoid, or give it two outputs")
+@possible_cause("replace the softmax by a sigmoid, or give it two outputs")
 def softmax_of_one(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A softmax is given one number, and puts out 1."""
     stats, kind = facts.features.sites.get(alert.site), facts.modules.get(alert.site, "")
@@ -195,7 +194,7 @@ def softmax_of_one(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
 # What a rule states as a fact.
 
 
-@hypothesis("give each class one over its weight")
+@possible_cause("give each class one over its weight")
 def weights_upside_down(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A loss weighs frequent classes more than rare ones."""
     outputs, targets = facts.features.outputs.get(alert.site), facts.features.targets.get(alert.site)
@@ -211,7 +210,7 @@ def weights_upside_down(alert: Alert, facts: Facts, found: CauseEvidence) -> Jud
     return f"{alert.site} weighs frequent classes more than rare ones.", [remedy]
 
 
-@hypothesis("transpose the logits in place of a view")
+@possible_cause("transpose the logits in place of a view")
 def viewed_classes(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A view brings the classes to the second dimension, and takes other numbers for them."""
     stats = facts.features.outputs.get(alert.site)
@@ -223,11 +222,13 @@ def viewed_classes(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     return f"{alert.site} takes numbers of several places for one class.", [remedy]
 
 
-def fact(name: str, title: str, op: str, target: str, to: str = "", code: str = "", at: str = "", advice: str = "") -> Hypothesis:
+def fact(
+    name: str, title: str, op: str, target: str, to: str = "", code: str = "", at: str = "", advice: str = ""
+) -> PossibleCause:
     """What a rule states as a fact, with the remedy that follows; the words of the alert stay as they are.
 
     Args:
-        name: Of the hypothesis.
+        name: Of the cause.
         title: What it supposes.
         op: Of the remedy.
         target: Of the remedy; ``{site}`` stands for the alert's site, and ``{code}``, there and in ``code``, for that in code.
@@ -244,7 +245,7 @@ def fact(name: str, title: str, op: str, target: str, to: str = "", code: str = 
         remedy = Remedy(op, target.format(**words), None, to or None, "", "", SOON, code.format(**words))
         return Cause(name, f"{title[:1].upper()}{title[1:]}.", 0.7, (alert.message,), (), (remedy,))
 
-    return Hypothesis(name, title, (f"{op} {target.format(site='SITE', code='SITE')}{f': {to}' if to else ''}",), judge)
+    return PossibleCause(name, title, (f"{op} {target.format(site='SITE', code='SITE')}{f': {to}' if to else ''}",), judge)
 
 
 WRONG_DIMENSION = fact("wrong_dimension", "a softmax is along the wrong dimension", "set", "{site}.dim", "-1", "softmax(x, dim=-1)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
+from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace, rounded
 
@@ -20,7 +20,7 @@ def _first_layer(facts: Facts) -> tuple[str, float]:
     return (first, known[first].ratio) if varied and first in known else ("", math.nan)
 
 
-@hypothesis("multiply the input by one over its size", "subtract its mean and divide by its standard deviation")
+@possible_cause("multiply the input by one over its size", "subtract its mean and divide by its standard deviation")
 def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The model's inputs are not normalised."""
     stats = facts.features.inputs.get("training")
@@ -69,7 +69,7 @@ def _large_within(facts: Facts, found: CauseEvidence) -> Judgement:
     return f"What {layer} is given holds numbers of a size near {scales.rms:.3g}, where a size of 1 is usual.", [remedy]
 
 
-@hypothesis("multiply the input by one over its largest number")
+@possible_cause("multiply the input by one over its largest number")
 def tiny_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The model's inputs are next to zero: they were divided twice."""
     stats = facts.features.inputs.get("training")
@@ -83,7 +83,7 @@ def tiny_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"{place} holds numbers up to {largest:.2g}, where a size of 1 is usual.", [remedy]
 
 
-@hypothesis("replace that number by the mean of the others")
+@possible_cause("replace that number by the mean of the others")
 def placeholder(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A number far from all others stands for what is missing."""
     stats = facts.features.inputs.get("training")
@@ -98,7 +98,7 @@ def placeholder(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"{place} holds {value:g}, far from its other numbers.", [remedy]
 
 
-@hypothesis("multiply the targets by one over their size")
+@possible_cause("multiply the targets by one over their size")
 def large_targets(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The targets of a regression are not normalised."""
     first = facts.first_loss
@@ -111,7 +111,7 @@ def large_targets(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"The loss starts at {first:.3g}, as with targets of a size near {size:g}.", [remedy]
 
 
-@hypothesis("check a batch as the model receives it", "check the targets")
+@possible_cause("check a batch as the model receives it", "check the targets")
 def constant_data(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The samples or the targets are all the same."""
     inputs, same = facts.features.inputs.get("training"), facts.features.same_samples is True
@@ -132,7 +132,7 @@ def constant_data(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     return f"{what[:1].upper()}{what[1:]} of a batch are all the same{' when they reach ' + layer if where else ''}.", [remedy]
 
 
-@hypothesis("check what is done to the samples before the first layer")
+@possible_cause("check what is done to the samples before the first layer")
 def destroyed_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """What the first layer is given hardly differs from sample to sample."""
     (layer, alike), inputs = _first_layer(facts), facts.features.inputs.get("training")
@@ -142,7 +142,7 @@ def destroyed_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"What {layer}, the first layer, is given is next to the same for all samples.", [remedy]
 
 
-@hypothesis("add what keeps samples from one another: negatives, or a variance term")
+@possible_cause("add what keeps samples from one another: negatives, or a variance term")
 def nothing_repels(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss is smallest where all outputs are the same."""
     loss = facts.flow.loss
@@ -155,7 +155,7 @@ def nothing_repels(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return "The loss is smallest where all outputs are the same, and nothing in it keeps samples from one another.", [remedy]
 
 
-@hypothesis("check that each target belongs to its input, and what the model is given")
+@possible_cause("check that each target belongs to its input, and what the model is given")
 def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The targets do not follow from what the model is given."""
     learning = facts.flow.learning

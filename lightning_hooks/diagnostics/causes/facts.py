@@ -1,4 +1,4 @@
-"""What is known of a training when an alert is raised, as plain data: what hypotheses about causes are judged by.
+"""What is known of a training when an alert is raised, as plain data: what causes about causes are judged by.
 
 A number that is not known is NaN: no comparison with it holds, so it speaks neither for a cause nor against one.
 """
@@ -17,12 +17,12 @@ from lightning_hooks.declare.host import TrainingSetup
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
-from lightning_hooks.diagnostics.excuses import weight_ratios
 from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep
 from lightning_hooks.diagnostics.nonfinite.operations import overflows
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, ScheduleStats
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
+from lightning_hooks.diagnostics.training_state import weight_ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +145,6 @@ class Facts:
             flow=window.report(GradientFlowReport) or facts.flow,
             clip=window.report(ClipReport) or facts.clip,
         )
-
-    def is_set(self, advice: str) -> bool:
-        """Whether what advice names is set already."""
-        return "gradient_clip_val" in advice and self.setup.clip_norm is not None
 
     def has(self, *words: str) -> bool:
         """Whether the class of a module holds one of these words."""

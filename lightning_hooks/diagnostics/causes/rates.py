@@ -7,11 +7,11 @@ import statistics
 from typing import NamedTuple
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, Setting, hypothesis
+from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, Setting, possible_cause
 from lightning_hooks.diagnostics.causes.facts import Facts, Rate
 from lightning_hooks.diagnostics.causes.remedies import SOON, rounded
-from lightning_hooks.diagnostics.excuses import is_scale_free
 from lightning_hooks.diagnostics.setup.parameters import L2
+from lightning_hooks.diagnostics.training_state import is_scale_free
 
 
 class Range(NamedTuple):
@@ -56,7 +56,7 @@ def lower_rate(rate: Rate, facts: Facts) -> float:
     return rounded(max(rate.lr * min(factors), lowest))
 
 
-@hypothesis("set optimizer.lr, by the size of its steps and the optimizer's usual range", "remove what raises it")
+@possible_cause("set optimizer.lr, by the size of its steps and the optimizer's usual range", "remove what raises it")
 def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The learning rate is too high."""
     rate = facts.rate_at(alert.site)
@@ -102,7 +102,7 @@ def too_fast_group(facts: Facts) -> tuple[Rate, float] | None:
     return (fastest, others) if 0 < FASTER * others <= fastest.lr else None
 
 
-@hypothesis("set that group's lr to the others', or to a usual one")
+@possible_cause("set that group's lr to the others', or to a usual one")
 def group_too_fast(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """One parameter group has a much higher learning rate than the others."""
     group, here = too_fast_group(facts), facts.rate_at(alert.site)
@@ -126,7 +126,7 @@ def group_too_fast(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     return text, [set_to(rate, "lr", rate.lr, to, "update ratios like those of the others") for to in dict.fromkeys(values)]
 
 
-@hypothesis("set optimizer.lr, by the size of its steps and the optimizer's usual range")
+@possible_cause("set optimizer.lr, by the size of its steps and the optimizer's usual range")
 def rate_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The learning rate is too low."""
     rate = facts.rate_at(alert.site)
@@ -161,7 +161,7 @@ def _without_schedule(facts: Facts) -> Remedy:
     return Remedy("remove", "scheduler", kinds, None, "a scheduler is configured", "a rate that stays", SOON, "return optimizer")
 
 
-@hypothesis("set the scheduler's length or interval", "remove the scheduler")
+@possible_cause("set the scheduler's length or interval", "remove the scheduler")
 def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The schedule is over too early, has hardly begun, rises, or falls below zero."""
     rate = max(facts.rates(), key=lambda rate: rate.settings.low_steps, default=None)
@@ -202,7 +202,7 @@ _SETTINGS = {"momentum": (0.99, 0.9), "eps": (1e-3, 1e-8), "weight_decay": (0.3,
 """From which value on a setting is unusual, and a usual one."""
 
 
-@hypothesis("set optimizer.weight_decay, optimizer.momentum, optimizer.eps, optimizer.lr_decay or optimizer.betas")
+@possible_cause("set optimizer.weight_decay, optimizer.momentum, optimizer.eps, optimizer.lr_decay or optimizer.betas")
 def unusual_setting(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A setting of the optimizer is far out of its usual range."""
     stated: list[str] = []

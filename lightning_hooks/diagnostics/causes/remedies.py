@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_hooks.declare.hypothesis import Remedy
+from lightning_hooks.declare.cause import Remedy
 
 SOON = 50
 """Optimizer steps after which a cure of the step size shows."""

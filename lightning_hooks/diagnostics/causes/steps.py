@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
+from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import (
     group_too_fast,
@@ -16,7 +16,7 @@ from lightning_hooks.diagnostics.causes.rates import (
     wrong_schedule,
 )
 from lightning_hooks.diagnostics.causes.remedies import SOON, replace, rounded
-from lightning_hooks.diagnostics.excuses import is_scale_free
+from lightning_hooks.diagnostics.training_state import is_scale_free
 
 # Clipping.
 
@@ -27,7 +27,7 @@ def clip_at(facts: Facts, to: float) -> Remedy:
     return Remedy("set", "trainer.gradient_clip_val", facts.setup.clip_norm, to, "", "no step with a larger norm", SOON, code)
 
 
-@hypothesis("set trainer.gradient_clip_val to the usual norm")
+@possible_cause("set trainer.gradient_clip_val to the usual norm")
 def unclipped(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Nothing limits a single large gradient."""
     norm = facts.usual_norm
@@ -39,7 +39,7 @@ def unclipped(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"Nothing clips, and the gradient norm reached {top:.3g} where {norm:.3g} is usual.", [clip_at(facts, rounded(norm))]
 
 
-@hypothesis("set trainer.gradient_clip_val above the usual norm")
+@possible_cause("set trainer.gradient_clip_val above the usual norm")
 def clip_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The clipping threshold is far below the usual norm."""
     norm, summed = facts.usual_norm, loss_summed.judge(alert, facts)
@@ -59,7 +59,7 @@ def _scale_loss(to: float, code: str) -> list[Remedy]:
     return [Remedy("scale", "loss", None, to, "", "gradients of a usual size", 1, code)]
 
 
-@hypothesis("multiply the loss by one over the batch size")
+@possible_cause("multiply the loss by one over the batch size")
 def loss_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss is a sum over the batch, not a mean."""
     loss, learning, outputs = facts.flow.loss, facts.flow.learning, facts.features.outputs.values()
@@ -76,7 +76,7 @@ def loss_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return text, _scale_loss(float(f"{1 / size:.2g}"), 'reduction="mean"')
 
 
-@hypothesis("multiply the loss by one over the factor")
+@possible_cause("multiply the loss by one over the factor")
 def loss_multiplied(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss is a large multiple of the cross entropy that it is made of."""
     loss, outputs = facts.flow.first.loss, facts.features.first.outputs
@@ -94,7 +94,7 @@ def loss_multiplied(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     return f"The loss is {factor:.3g} times {site}, and so is each gradient.", _scale_loss(to, f"loss * {to:g}")
 
 
-@hypothesis("multiply the loss by one over the number of batches of a step")
+@possible_cause("multiply the loss by one over the number of batches of a step")
 def accumulation_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The gradients of several batches are added up by hand, and not divided."""
     steps = max((setup.steps for setup in facts.flow.setups.values()), default=0)
@@ -107,7 +107,7 @@ def accumulation_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     return text, _scale_loss(float(f"{1 / batches:.2g}"), f"self.manual_backward(loss / {batches})")
 
 
-@hypothesis("multiply the loss")
+@possible_cause("multiply the loss")
 def loss_divided(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss or its gradient is divided too often."""
     norm = facts.usual_norm
@@ -120,7 +120,7 @@ def loss_divided(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 # The direction of steps.
 
 
-@hypothesis("set optimizer.maximize to False", "turn the sign of the loss, or of the term, round")
+@possible_cause("set optimizer.maximize to False", "turn the sign of the loss, or of the term, round")
 def wrong_sign(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss, or a term of it, is made larger."""
     loss, sign, effect = facts.flow.loss, facts.flow.loss_sign, "a loss that falls"

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
+from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
 from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace, rounded
 from lightning_hooks.diagnostics.causes.steps import clip_at
@@ -19,7 +19,7 @@ _OF_LARGE = ("dead", "exploding", "saturated", "attention_logits", "attention_co
 """What weights that are too small do not lead to."""
 
 
-@hypothesis("fill the bias with 0")
+@possible_cause("fill the bias with 0")
 def offset_bias(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A bias holds the units below zero, or one of them far above the others."""
     near = facts.before(alert.site, 99 if alert.kind == "saturated" else 3)
@@ -55,7 +55,7 @@ def _alike(facts: Facts, name: str, tensor: TensorFacts, names: Sequence[str]) -
     return [name, *(others if tensor.constant and tensor.mean else ())]
 
 
-@hypothesis("initialise the layer at random, as large as the others")
+@possible_cause("initialise the layer at random, as large as the others")
 def constant_weights(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A layer's weights start with one number."""
     trained = {name for name, setup in facts.flow.setups.items() if setup.dimensions > 1 and setup.trains}
@@ -79,7 +79,7 @@ def constant_weights(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgem
     return f"{name} started with {first.mean:.3g} in all of its {first.elements} numbers.", [remedy]
 
 
-@hypothesis("multiply it by one over its size", "start it from its logarithm, if exp is taken of it")
+@possible_cause("multiply it by one over its size", "start it from its logarithm, if exp is taken of it")
 def large_start(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A parameter starts far larger than the others."""
     sizes = {name: tensor.size for name, tensor in facts.start.items() if not tensor.nonfinite and tensor.size > 0}
@@ -105,7 +105,7 @@ def large_start(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"{name} starts between {tensor.low:.3g} and {tensor.high:.3g}.", [remedy]
 
 
-@hypothesis("initialise all layers so that each keeps the size of its input")
+@possible_cause("initialise all layers so that each keeps the size of its input")
 def small_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """All layers start so small that each shrinks the signal, and no norm restores it."""
     gains = list(usable_gains(facts).values())
@@ -124,7 +124,7 @@ def small_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"Each layer starts with a gain near {middle:.2g}, and nothing normalises their outputs.", [remedy]
 
 
-@hypothesis("initialise all layers so that each keeps the size of its input")
+@possible_cause("initialise all layers so that each keeps the size of its input")
 def stretching_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """All layers start so large that each stretches the signal, and no norm restores it."""
     gains, middle = usable_gains(facts), facts.stretch
@@ -146,7 +146,7 @@ def usable_gains(facts: Facts) -> dict[str, float]:
     return {site: gain for site, gain in facts.features.initial_gains.items() if 0 < gain < math.inf}
 
 
-@hypothesis("multiply its weight by one over the factor")
+@possible_cause("multiply its weight by one over the factor")
 def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A layer starts with much larger or smaller weights than the others."""
     gains = usable_gains(facts)
@@ -186,7 +186,7 @@ def _usual_gain(gains: Mapping[str, float]) -> float:
     return middle if middle <= TEXTBOOK[1] else statistics.median([gain for gain in gains.values() if is_textbook(gain)] or [1.0])
 
 
-@hypothesis("add the input of a block once: x + f(x)")
+@possible_cause("add the input of a block once: x + f(x)")
 def scaled_shortcut(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Each block multiplies its input by one factor on the way around it."""
     carried = [stats.carried for stats in facts.features.residual.values() if stats.carried is not None]
@@ -201,7 +201,7 @@ def scaled_shortcut(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 _SQUASHING = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh", "Softsign", "LogSigmoid")
 
 
-@hypothesis("replace them by ReLU, with He initialisation")
+@possible_cause("replace them by ReLU, with He initialisation")
 def squashing_chain(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A chain of activations lets only a part of the gradient through."""
     names = [name for name, kind in facts.modules.items() if kind in _SQUASHING]
@@ -216,7 +216,7 @@ def squashing_chain(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"The gradient passes {len(names)} {kind} modules ({names[0]} to {names[-1]}).", [remedy]
 
 
-@hypothesis("initialise it orthogonally", "set trainer.gradient_clip_val")
+@possible_cause("initialise it orthogonally", "set trainer.gradient_clip_val")
 def stretching_recurrence(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A recurrent layer amplifies the gradient at each time step."""
     module = next((name for name, kind in facts.modules.items() if kind.removesuffix("Cell") in ("RNN", "LSTM", "GRU")), "")
@@ -235,7 +235,7 @@ def stretching_recurrence(_: Alert, facts: Facts, found: CauseEvidence) -> Judge
 _WANTED = {"p": 0.1, "eps": 1e-5, "momentum": 0.1}
 
 
-@hypothesis("set it to the usual value")
+@possible_cause("set it to the usual value")
 def module_setting(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A module's setting is far out of its usual range."""
     settings = facts.flow.model_setup.settings.items()
@@ -251,7 +251,7 @@ def module_setting(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     return text, [Remedy("set", target, value, wanted, steps=SOON, code=f"{in_code(module)}.{name} = {wanted:g}")]
 
 
-@hypothesis("use larger batches", "use a group norm in its place")
+@possible_cause("use larger batches", "use a group norm in its place")
 def small_batches(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A batch norm has very few values."""
     values, learning = facts.flow.model_setup.values_per_channel.get(alert.site), facts.flow.learning
@@ -272,7 +272,7 @@ _FEW = 16
 """Values of a batch from which the statistics of a channel are as good as usual."""
 
 
-@hypothesis("initialise the parameter, or load it again")
+@possible_cause("initialise the parameter, or load it again")
 def nonfinite_weights(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Weights are not finite since the start."""
     bad = [(name, tensor) for name, tensor in facts.start.items() if tensor.nonfinite]

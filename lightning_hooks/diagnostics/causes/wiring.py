@@ -6,14 +6,14 @@ import math
 import statistics
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
+from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import usual
 from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace
-from lightning_hooks.diagnostics.excuses import unused_tensors
+from lightning_hooks.diagnostics.training_state import unused_tensors
 
 
-@hypothesis("add them to the optimizer", "create the optimizer after the layers")
+@possible_cause("add them to the optimizer", "create the optimizer after the layers")
 def in_no_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Parameters are in no optimizer."""
     setups = facts.flow.setups.items()
@@ -46,7 +46,7 @@ def _in_code(left: list[str], held: list[str]) -> list[str]:
     return list(parts)
 
 
-@hypothesis("replace them by an nn.ModuleList or nn.ModuleDict", "replace them by nn.Parameter or an nn.ParameterList")
+@possible_cause("replace them by an nn.ModuleList or nn.ModuleDict", "replace them by nn.Parameter or an nn.ParameterList")
 def not_registered(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The model does not know these modules or tensors."""
     held = facts.flow.model_setup.unregistered.get(alert.site)
@@ -59,7 +59,7 @@ def not_registered(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     return "The model does not know these modules or tensors.", [replace(alert.site, to, "weights that change", code)]
 
 
-@hypothesis("call requires_grad_(True) on them, and add them to the optimizer")
+@possible_cause("call requires_grad_(True) on them, and add them to the optimizer")
 def frozen_by_mistake(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Layers that were never trained are frozen."""
     setups = facts.flow.setups.items()
@@ -86,7 +86,7 @@ def frozen_by_mistake(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     return f"{shown} {'is' if len(modules) == 1 else 'are'} frozen.", [remedy]
 
 
-@hypothesis("set batch_first=True")
+@possible_cause("set batch_first=True")
 def wrong_axis(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Attention or recurrence runs over the samples of a batch, not over the places of a sequence."""
     known = facts.features.representations
@@ -100,7 +100,7 @@ def wrong_axis(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"{swapped[0]}{more} is given batches with the samples first, and takes these for the places of a sequence.", [remedy]
 
 
-@hypothesis("add positions along the second dimension")
+@possible_cause("add positions along the second dimension")
 def positions_by_sample(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Positions are added along the samples of a batch, not along the places of a sequence."""
     if not facts.places_first:
@@ -112,7 +112,7 @@ def positions_by_sample(_: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     return f"{name} holds positions for sequences with their places first.", [remedy]
 
 
-@hypothesis("remove the detach between its calls")
+@possible_cause("remove the detach between its calls")
 def detached_state(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A state is detached between the calls of a module, so that nothing is learned over time."""
     for name, stats in facts.features.sites.items():
@@ -130,7 +130,7 @@ def _let_pass(operation: str, code: str) -> Remedy:
     return replace(operation, "one that lets the gradient pass", "gradients that are not 0", code, 1)
 
 
-@hypothesis("let the gradient pass: x + (round(x) - x).detach()")
+@possible_cause("let the gradient pass: x + (round(x) - x).detach()")
 def no_slope(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A weight goes through an operation whose gradient is 0, such as round or sign."""
     flow, module = facts.flow, facts.module_of(alert.site)
@@ -148,7 +148,7 @@ def no_slope(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"{alert.site} is used through an operation whose gradient is 0, such as round, sign or a comparison.", [remedy]
 
 
-@hypothesis("let the gradient pass: x + (round(x) - x).detach()")
+@possible_cause("let the gradient pass: x + (round(x) - x).detach()")
 def flat_outputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The outputs go through an operation whose gradient is 0, such as round or a comparison, before the loss."""
     gradients, known = facts.flow.parameters, facts.features.representations
@@ -163,7 +163,7 @@ def flat_outputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"What {last} puts out goes through an operation whose gradient is 0, such as round, sign or a comparison.", [remedy]
 
 
-@hypothesis("let the gradient pass, straight-through: x + (q - x).detach()")
+@possible_cause("let the gradient pass, straight-through: x + (q - x).detach()")
 def flat_between(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """What one layer puts out reaches the next through an operation without a slope, such as argmin and a table of codes."""
     known, gradients = facts.features.representations, facts.flow.modules
@@ -180,7 +180,7 @@ def flat_between(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"Between {before} and {alert.site} stands an operation without a slope, such as argmin and a table of codes.", [remedy]
 
 
-@hypothesis("remove the hooks or the code that cuts gradients")
+@possible_cause("remove the hooks or the code that cuts gradients")
 def cut_gradients(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Gradients are cut to one size far below what the loss gives."""
     rms = [stats.rms for stats in facts.flow.parameters.values() if stats.rms > 0 and math.isfinite(stats.rms)]
@@ -193,7 +193,7 @@ def cut_gradients(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"The gradients of most parameters have one size, {usual:.2g}: something cuts each element.", [remedy]
 
 
-@hypothesis("remove what cuts the path from it to the loss", "call it in forward")
+@possible_cause("remove what cuts the path from it to the loss", "call it in forward")
 def cut_path(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """No gradient reaches it from the loss."""
     module, order = facts.module_of(alert.site), list(facts.features.sites)
@@ -210,7 +210,7 @@ def cut_path(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"{module} is called, and no gradient comes back from {after}." if after else "No gradient reaches it.", [remedy]
 
 
-@hypothesis("compute the loss from what the model puts out")
+@possible_cause("compute the loss from what the model puts out")
 def loss_without_graph(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss is a new tensor, behind which there is no model."""
     reached = [setup.has_gradient for setup in facts.flow.setups.values() if setup.trains and setup.optimizers]
@@ -220,7 +220,7 @@ def loss_without_graph(_: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     return "The loss has no path to any parameter.", [remedy]
 
 
-@hypothesis("step the optimizer that configure_optimizers returned")
+@possible_cause("step the optimizer that configure_optimizers returned")
 def another_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Another optimizer steps than the one that the trainer knows."""
     steps, by_hand = max((one.steps for one in facts.flow.setups.values()), default=0), not facts.setup.automatic_optimization
@@ -230,7 +230,7 @@ def another_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     return f"{alert.site}, which configure_optimizers returned, takes no step: training_step steps another one, or none.", [remedy]
 
 
-@hypothesis("call the optimizer's own step, without torch.compile or a captured graph")
+@possible_cause("call the optimizer's own step, without torch.compile or a captured graph")
 def idle_step(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The optimizer's step is called and does nothing."""
     ratios = [stats.update_ratio for stats in facts.flow.parameters.values() if stats.norm > 0 and stats.update_ratio is not None]
@@ -243,7 +243,7 @@ def idle_step(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"{alert.site} takes {steps} steps, which change nothing.", [remedy]
 
 
-@hypothesis("copy it into contiguous memory")
+@possible_cause("copy it into contiguous memory")
 def strided_weight(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A weight is not contiguous, and the optimizer writes its step into a copy."""
     found.add(alert.site in facts.strided, 0.7, "it does not change, and it is not contiguous")
@@ -252,7 +252,7 @@ def strided_weight(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     return f"{alert.site} is not contiguous in memory.", [remedy]
 
 
-@hypothesis("put an activation between them")
+@possible_cause("put an activation between them")
 def no_activation(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Nothing stands between linear layers."""
     chain = facts.flow.linear_layers
@@ -266,7 +266,7 @@ def no_activation(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"Nothing stands between the layers {chain[0]} to {chain[1]}.", [remedy]
 
 
-@hypothesis("give both one shape")
+@possible_cause("give both one shape")
 def compared_in_pairs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss compares every output with every target."""
     stats = facts.features.targets.get(alert.site)
@@ -277,7 +277,7 @@ def compared_in_pairs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     return "Outputs and targets have different shapes, and are expanded to pairs.", [remedy]
 
 
-@hypothesis("call unscale_ before gradients are clipped")
+@possible_cause("call unscale_ before gradients are clipped")
 def clipped_while_scaled(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Gradients are clipped while the loss scaler's factor is in them."""
     scaled = facts.flow.loss is not None and facts.flow.loss.scaled

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -13,25 +12,23 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.clipping import ClipLedger, clip_stats, step_events
 from lightning_hooks.clipping.policies import norm_factor
-from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, ClipColumn
-from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn
+from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, ClipColumn, ClipLedger, clip_stats
+from lightning_hooks.clipping.watch import LARGEST, N_EVENT_COLUMNS, N_STEP_NUMBERS, EventColumn, largest_steps, step_events
 from lightning_hooks.declare.collector import Collector, Figures, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.declare.window import Report
-from lightning_hooks.diagnostics.clipping_events.report import ClipReport, LargestSteps, clip_history, found_in
+from lightning_hooks.diagnostics.clipping_events.report import ClipReport, clip_history
 from lightning_hooks.diagnostics.unusual import LargestBatches
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.tensors import as_real, plain_values
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import Merge, Merging, Span, Spans, TableIndex, by_columns, largest, of_largest
+from lightning_hooks.statistics.reduction import Merge, Merging, Span, Spans, TableIndex, by_columns, largest, of_largest, paired
 from lightning_hooks.statistics.tables import Tables
 from lightning_hooks.trackers import Table
-from lightning_hooks.trackers.tracker import Chart, Layout
 
 LOGGED = (
     *("steps", "clipped_steps", "rate", "norm_before", "norm_before_max", "norm_after", "norm_after_max", "coefficient"),
@@ -44,6 +41,8 @@ SUMMARY = {
 """The columns of the table in the terminal, each with its statistic."""
 N_STEP_COUNTS = 3
 """Counts of an optimizer: steps with gradients not zeroed, or changed in vain, and batches whose gradients were never used."""
+LARGEST_START = N_EVENT_COLUMNS + N_STEP_COUNTS
+TALLY_START = LARGEST_START + LARGEST * N_STEP_NUMBERS
 
 
 class ClipCollector(Collector[ClipReport]):
@@ -76,7 +75,7 @@ class ClipCollector(Collector[ClipReport]):
         with context.loading():
             for name, known in state.get("largest", {}).items():
                 self._largest_of(name).load(known)
-        self.tables = Tables(self._device, steps=self, largest=LargestSteps(lambda: self.ledgers, self._device))
+        self.tables = Tables(self._device, steps=self)
 
     def _new_ledger(self) -> ClipLedger:
         return ClipLedger(len(self._steps.names), self._device, row_dtype(self._device))
@@ -113,7 +112,7 @@ class ClipCollector(Collector[ClipReport]):
     def on_skipped(self, step: Step) -> None:
         self.on_taken(step, taken=False)
 
-    # The window's table: for each optimizer its events, its counts, and its tally.
+    # The window's table: for each optimizer its events, its counts, its largest steps, and its tally.
 
     @property
     def spans(self) -> Spans:
@@ -128,14 +127,16 @@ class ClipCollector(Collector[ClipReport]):
     def pack(self) -> Tensor:
         """Return the window's numbers as one vector."""
         counts = torch.tensor(self._counts, dtype=row_dtype(self._device)).to(self._device, non_blocking=True)
-        rows = [torch.cat((each.events, known, each.total)) for each, known in zip(self.ledgers, counts, strict=True)]
+        both = zip(self.ledgers, counts, strict=True)
+        rows = [torch.cat((each.events, known, each.largest.flatten(), each.total)) for each, known in both]
         return torch.cat(rows) if rows else torch.empty(0, device=self._device)
 
     def unpack(self, packed: Tensor) -> None:
         """Load what :meth:`pack` or a merge returned."""
         for place, (ledger, row) in enumerate(zip(self.ledgers, packed.view(-1, self._width), strict=True)):
             ledger.watch.events = row[:N_EVENT_COLUMNS].to(ledger.watch.events)
-            self._counts[place] = [int(count) for count in row[N_EVENT_COLUMNS:TALLY_START]]
+            self._counts[place] = [int(count) for count in row[N_EVENT_COLUMNS:LARGEST_START]]
+            ledger.watch.largest = row[LARGEST_START:TALLY_START].view(LARGEST, -1).to(ledger.watch.largest, copy=True)
             ledger.load(row[TALLY_START:])
 
     @property
@@ -151,12 +152,13 @@ class ClipCollector(Collector[ClipReport]):
     @override
     def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> ClipReport:
         optimizers, events, norms = {}, {}, {}
-        rows = packed["steps"].view(-1, self._width).tolist()
-        for name, row, steps in zip(self._optimizer_names, rows, found_in(packed["largest"]), strict=True):
-            head, counts, total = row[:N_EVENT_COLUMNS], row[N_EVENT_COLUMNS:TALLY_START], row[TALLY_START:]
-            optimizers[name] = clip_stats(total, self._steps.names, self.limit)
-            events[name] = step_events(head, self._steps.names, *map(int, counts))
-            norms[name] = self._largest_of(name).read(epoch, steps, self.context.samples_of)
+        for name, row in zip(self._optimizer_names, packed["steps"].view(-1, self._width).tolist(), strict=True):
+            counts, steps = row[N_EVENT_COLUMNS:LARGEST_START], row[LARGEST_START:TALLY_START]
+            of_steps = zip(*(steps[number::N_STEP_NUMBERS] for number in range(N_STEP_NUMBERS)), strict=True)
+            found = [(norm, int(batch), int(step)) for norm, batch, step in of_steps if norm >= 0]
+            optimizers[name] = clip_stats(row[TALLY_START:], self._steps.names, self.limit)
+            events[name] = step_events(row[:N_EVENT_COLUMNS], self._steps.names, *map(int, counts))
+            norms[name] = self._largest_of(name).read(epoch, found, self.context.samples_of)
         return ClipReport(epoch, step, optimizers, events=events, largest_norms=norms)
 
     @override
@@ -183,14 +185,6 @@ class ClipCollector(Collector[ClipReport]):
             for name, stats in report.optimizers.items()
             for stat in LOGGED
         }
-
-    @override
-    def charts(self, written: LoggedStatistics) -> Layout:
-        several = [f"{self.prefix}/{name}" for name in self._optimizer_names] if len(self._optimizer_names) > 1 else [self.prefix]
-        shown: dict[str, Chart] = {
-            tags.partition("/")[2] or "rate and norms": f"{re.escape(tags)}/(rate|norm_before|norm_after)$" for tags in several
-        }
-        return {"Clipping": shown}
 
     @classmethod
     @override
@@ -225,7 +219,12 @@ def _of_first(own: Tensor, among: TableIndex) -> Merging:
     return torch.cat((torch.where(torch.isinf(first), torch.inf, found[..., 0])[..., None], found[..., 1:]), -1)
 
 
-TALLY_START = N_EVENT_COLUMNS + N_STEP_COUNTS
+def _largest_of_both(earlier: Tensor, later: Tensor) -> Tensor:
+    """The largest steps of each optimizer in two windows."""
+    both = torch.cat([rows.view(-1, LARGEST, N_STEP_NUMBERS) for rows in (earlier, later)], 1)
+    return torch.stack([largest_steps(steps) for steps in both]).view_as(earlier) if len(both) else earlier
+
+
 MERGED_EVENTS: Sequence[tuple[Merge, Sequence[int]]] = (
     (of_largest, range(EventColumn.JUMP, EventColumn.GROWTH)),
     (of_largest, range(EventColumn.GROWTH, EventColumn.BAD_BATCH)),
@@ -234,12 +233,14 @@ MERGED_EVENTS: Sequence[tuple[Merge, Sequence[int]]] = (
 """How step events merge: the jump and the growth are those where they are largest, the nonfinite step the first one."""
 _MAXIMA = [TALLY_START + column for column in (ClipColumn.BEFORE_MAX, ClipColumn.AFTER_MAX)]
 _STEPS = [TALLY_START + column for column in (ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColumn.SKIPPED)]
-OVER_WINDOWS = (*MERGED_EVENTS, (largest, _MAXIMA))
+_LARGEST = range(LARGEST_START, TALLY_START)
+OVER_WINDOWS = (*MERGED_EVENTS, (paired(_largest_of_both), _LARGEST), (largest, _MAXIMA))
 """How the rows of other steps merge."""
-OVER_RANKS = (*MERGED_EVENTS, (largest, [*range(N_EVENT_COLUMNS, TALLY_START), *_MAXIMA, *_STEPS]))
+OVER_RANKS = (*MERGED_EVENTS, (of_largest, _LARGEST), (largest, [*range(N_EVENT_COLUMNS, LARGEST_START), *_MAXIMA, *_STEPS]))
 """How the rows that ranks have of the same steps merge.
 
-Ranks step together, so counts are not summed: the largest of any rank is taken. Norms, coefficients and shares are sums over the
+Ranks step together, so counts are not summed: the largest of any rank is taken, and the largest steps are those of the rank with
+the largest norm. Norms, coefficients and shares are sums over the
 steps of all ranks, and maxima the largest of any.
 """
 

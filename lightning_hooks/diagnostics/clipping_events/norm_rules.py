@@ -27,11 +27,6 @@ class Diverging(Rule):
 
     threshold: float = 1e3
 
-    advice: ClassVar[tuple[str, ...]] = (
-        "Try a lower learning rate or a warm-up",
-        "Set gradient_clip_val=1.0 if nothing clips yet",
-    )
-
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
         """Yield an alert per optimizer whose gradients have grown so."""
         for site, events in report.events.items():
@@ -40,8 +35,6 @@ class Diverging(Rule):
                     report, site, events.growth, self.threshold, "critical",
                     f"at training batch {events.growth_batch} of the epoch the gradient norm was {events.growth_norm:.3g}: "
                     f"{events.growth:.1e} times the largest of the first steps of training (limit {self.threshold:.0e}).",
-                    "Training diverges, and weights may become NaN. Common causes: a learning rate that is too large, or a "
-                    "recurrent network without clipping.",
                     batch=events.growth_batch,
                 )  # fmt: skip
 
@@ -64,7 +57,7 @@ class Spike(Rule):
 
     sigmas: float = 6.0
     ratio: float = 10.0
-    min_steps: int = 16
+    min_steps: ClassVar[int] = 16
 
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
         """Yield an alert per optimizer with such a step."""
@@ -77,8 +70,6 @@ class Spike(Rule):
                     f"{events.jump:.3g} times the largest before (limit {self.ratio:.3g}) and {events.jump_sigmas:.3g} standard "
                     f"deviations above the mean ({events.jump_mean:.3g}) of {events.jump_before} steps, mostly in "
                     f"{events.jump_parameter}.",
-                    "Common causes: a batch unlike the others (not normalised, corrupt), or a step just before that changed the "
-                    "weights too much.",
                     batch=events.jump_batch,
                 )  # fmt: skip
 
@@ -88,12 +79,12 @@ __all__ = ["Diverging", "Spike"]
 KINDS = (
     Kind(
         "spike", "A gradient much larger than any before", group="Backward", states="symptom", about="batch",
-        hypotheses=(bad_batch, *LARGE_STEP, stretching_recurrence),
+        causes=(bad_batch, *LARGE_STEP, stretching_recurrence),
         meaning="The gradient of one step is far larger than that of all steps before.",
         formula="alert if norm > {Spike.ratio} * the largest norm before\n"
         "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least {Spike.min_steps} "
         "steps",
-        advice=("Check the data of this batch", "Set gradient_clip_val to limit such a step"),
+        advice=("Check the data of this batch",),
     ),
 )  # fmt: skip
 

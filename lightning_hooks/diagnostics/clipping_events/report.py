@@ -1,28 +1,24 @@
-"""What is reported of the optimizer steps of a window, and which of them had the largest gradient norms."""
+"""What is reported of clipping in a window, and drawn of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.clipping import ClipLedger
 from lightning_hooks.clipping.stats import ClipStats
-from lightning_hooks.clipping.watch import LARGEST, N_STEP_NUMBERS, StepEvents, largest_steps
+from lightning_hooks.clipping.watch import StepEvents
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import STEP
 from lightning_hooks.declare.window import Moment, Report
-from lightning_hooks.diagnostics.unusual import Found, UnusualBatch
+from lightning_hooks.diagnostics.unusual import UnusualBatch
 from lightning_hooks.plots.canvas import Figure
-from lightning_hooks.plots.panels import Curves, curve_figure
+from lightning_hooks.plots.curves import Curves, curve_figure
 from lightning_hooks.plots.series import as_reports
-from lightning_hooks.statistics.reduction import Span, Spans, by_columns, of_largest, paired
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -84,50 +80,3 @@ def _curves(optimizer: str, rows: Sequence[ClipStats | None]) -> Curves:
         numbers("limit"),
         {what: np.nan_to_num(counts) / attempted for what, counts in happened.items()},
     )
-
-
-WIDTH = LARGEST * N_STEP_NUMBERS
-"""The numbers of an optimizer."""
-
-
-class LargestSteps:
-    """The largest steps of each optimizer.
-
-    Args:
-        ledgers: Returns the ledgers of the optimizers.
-        device: Where the table lives.
-    """
-
-    def __init__(self, ledgers: Callable[[], Sequence[ClipLedger]], device: torch.device | str) -> None:
-        self._ledgers, self._device = ledgers, device
-
-    @property
-    def spans(self) -> Spans:
-        """How packed tables merge: the steps of the rank with the largest norm, and the largest of all windows."""
-        of_ranks = by_columns([(of_largest, range(WIDTH))], WIDTH)  # ranks that have it took the same steps
-        return (Span(WIDTH * len(self._ledgers()), of_ranks, paired(_of_both)),)
-
-    def pack(self) -> Tensor:
-        """Return the window's numbers as one vector."""
-        rows = [ledger.largest.flatten() for ledger in self._ledgers()]
-        return torch.cat(rows) if rows else torch.empty(0, device=self._device)
-
-    def unpack(self, packed: Tensor) -> None:
-        """Load what :meth:`pack` or a merge returned."""
-        for ledger, rows in zip(self._ledgers(), packed.view(-1, LARGEST, N_STEP_NUMBERS), strict=True):
-            ledger.watch.largest = rows.to(ledger.watch.largest, copy=True)
-
-    def reset(self) -> None:
-        """Start a new window; the ledgers do."""
-
-
-def found_in(packed: Tensor) -> list[list[Found]]:
-    """The largest steps of each optimizer, of packed numbers on the host."""
-    rows = packed.view(-1, LARGEST, N_STEP_NUMBERS).tolist()
-    return [[(norm, int(batch), int(step)) for norm, batch, step in steps if norm >= 0] for steps in rows]
-
-
-def _of_both(earlier: Tensor, later: Tensor) -> Tensor:
-    """The largest steps of two windows."""
-    both = torch.cat((earlier.view(-1, LARGEST, N_STEP_NUMBERS), later.view(-1, LARGEST, N_STEP_NUMBERS)), 1)
-    return torch.cat([largest_steps(rows).flatten() for rows in both]) if len(both) else earlier

@@ -15,7 +15,7 @@ from lightning_hooks.diagnostics.causes.rates import rate_too_high
 from lightning_hooks.diagnostics.causes.steps import STEP_SIZE, clip_too_low
 from lightning_hooks.diagnostics.causes.wiring import clipped_while_scaled
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
-from lightning_hooks.diagnostics.excuses import is_scale_free
+from lightning_hooks.diagnostics.training_state import is_scale_free
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,12 +35,12 @@ class AlwaysClipped(Rule):
 
     kind: ClassVar[str] = "always_clipped"
     judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "left")
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.95
-    min_steps: int = 20
-    left: float = 0.1
-    growth: float = 10.0
+    min_steps: ClassVar[int] = 20
+    left: ClassVar[float] = 0.1
+    growth: ClassVar[float] = 10.0
 
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
         """Yield an info per optimizer whose steps were nearly all clipped; a warning where that is harmful."""
@@ -52,20 +52,12 @@ class AlwaysClipped(Rule):
             first = max(before[:2]) if len(before) > 1 else math.nan
             grown = stats.norm_before > self.growth * first
             little = stats.coefficient < self.left and not is_scale_free(site)
-            harm = ""
-            if grown:
-                harm = f"In the first two epochs the norm before clipping was at most {first:.3g}: it grows."
-            elif little and stats.coefficient:
-                harm = (
-                    f"So the learning rate is in effect 1/{1 / stats.coefficient:.3g} of what is set. Common cause: a loss that "
-                    "is summed over the batch, where clipping was chosen for its mean."
-                )
+            growth = f", and the norm before clipping has grown from {first:.3g}" if grown else ""
             yield self.alert(
                 report, site, stats.rate, self.threshold, "warning" if grown or little else "info",
                 f"{percent(stats.rate)} of its steps were clipped (limit {percent(self.threshold)}), on average to "
                 f"{percent(stats.coefficient)} of their norm, mostly because of {top}: the clipping threshold, not the learning "
-                "rate, sets the step size.",
-                harm,
+                f"rate, sets the step size{growth}.",
                 advice=(
                     f"Raise the clipping threshold above the usual norm ({stats.norm_before:.3g}), or lower the learning rate",
                 ),
@@ -93,8 +85,6 @@ class ClipIneffective(Rule):
                     report, site, stats.norm_after_max, stats.limit, "warning",
                     f"a step was taken with a gradient norm of {stats.norm_after_max:.3g}, although clipping is configured with a "
                     f"limit of {stats.limit:.3g}.",
-                    "Common causes: a configure_gradient_clipping override that does not clip, or gradients that change after "
-                    "clipping.",
                 )  # fmt: skip
 
 
@@ -118,8 +108,6 @@ class WastedClip(Rule):
                     report, site, events.wasted_clips, self.threshold, "warning",
                     f"its gradients were changed {events.wasted_clips} times (limit {self.threshold}) between a step and the next "
                     "zero_grad: the change had no effect.",
-                    "Common cause: clip_grad_norm_ is called in training_step, where the gradients are still those of the last "
-                    "step.",
                     advice=("Use Trainer(gradient_clip_val=…), or clip in configure_gradient_clipping",),
                 )  # fmt: skip
 
@@ -144,8 +132,6 @@ class NotZeroed(Rule):
                     report, site, events.unzeroed_steps, self.threshold, "warning",
                     f"at {events.unzeroed_steps} steps (limit {self.threshold}) its gradients had not been zeroed since the step "
                     "before: each step follows the sum of all gradients so far.",
-                    "Common causes: a manual loop without optimizer.zero_grad(), or an optimizer_zero_grad override that does "
-                    "nothing.",
                 )  # fmt: skip
 
 
@@ -165,7 +151,7 @@ class Discarded(Rule):
     shares: ClassVar[tuple[str, ...]] = ("share",)
 
     share: float = 0.4
-    min_batches: int = 5
+    min_batches: ClassVar[int] = 5
 
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
         """Yield an alert if the only optimizer loses that many batches."""
@@ -176,7 +162,6 @@ class Discarded(Rule):
                     report, site, lost / batches, self.share, "warning",
                     f"the gradients of {lost} of {batches} batches ({percent(lost / batches)}, limit {percent(self.share)}) "
                     "were zeroed before the next batch, without a step: nothing was learned from these batches.",
-                    "Common cause: zero_grad() before each backward of an accumulation.",
                     advice=("Call optimizer.zero_grad() only after optimizer.step()",),
                 )  # fmt: skip
 
@@ -194,7 +179,7 @@ class StepsSkipped(Rule):
     shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.1
-    min_skipped: int = 5
+    min_skipped: ClassVar[int] = 5
 
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
         """Yield an alert per optimizer that lost a sensible share of its steps."""
@@ -215,7 +200,7 @@ KINDS = (
     Kind(
         "always_clipped", "Clipping at nearly every step", group="Clipping", states="symptom", measures="share",
         limit=AlwaysClipped().threshold,
-        hypotheses=(clipped_while_scaled, clip_too_low, *STEP_SIZE),
+        causes=(clipped_while_scaled, clip_too_low, *STEP_SIZE),
         meaning="Clipping reduces nearly every step. The clipping threshold, not the learning rate, sets the step size.",
         formula="rate = clipped steps / steps\n\n"
         "alert if rate > {AlwaysClipped.threshold}, in an epoch of at least {AlwaysClipped.min_steps} steps\n"
@@ -226,7 +211,7 @@ KINDS = (
     ),
     Kind(
         "clip_ineffective", "Clipping without effect", group="Clipping", states="fact",
-        hypotheses=(
+        causes=(
             fact("clips_in_vain", "gradients are clipped where it has no effect", "replace", "the call that clips",
                 "gradient_clip_val", "Trainer(gradient_clip_val=1.0)"),
         ),
@@ -238,7 +223,7 @@ KINDS = (
     ),
     Kind(
         "not_zeroed", "Gradients that are cleared too late or too early", group="Updates", states="fact",
-        hypotheses=(
+        causes=(
             fact("never_zeroed", "gradients add up, or are lost, between steps", "call",
                 "optimizer.zero_grad() once after each step", code="optimizer.zero_grad()"),
         ),
@@ -252,7 +237,7 @@ KINDS = (
     ),
     Kind(
         "steps_skipped", "Skipped optimizer steps", group="Updates", states="fact", measures="share",
-        hypotheses=(half_overflow, rate_too_high),
+        causes=(half_overflow, rate_too_high),
         meaning="The loss scaler of 16-bit precision skipped many optimizer steps because gradients overflowed. The model learns "
         "from fewer batches than it gets.",
         formula="alert if skipped steps / steps > {StepsSkipped.threshold} and skipped steps >= {StepsSkipped.min_skipped}",

@@ -23,7 +23,7 @@ from lightning_hooks.diagnostics.nonfinite.checks import BatchChecks
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.diagnostics.residual_stream.figure import residual_stream
 from lightning_hooks.diagnostics.residual_stream.table import BlockRecorder, ResidualTable, blocks_around
-from lightning_hooks.diagnostics.setup.initial import initial_gains, initial_rms, initial_sizes, roles, shared_modules
+from lightning_hooks.diagnostics.setup.initial import initial_scales, roles, shared_modules
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.parameters import of_libraries
 from lightning_hooks.hooks.selection import clean_name
@@ -34,7 +34,6 @@ from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.statistics.tables import HostNumbers, ReportedTable, first_calls, in_order, sites_in_order
 from lightning_hooks.trackers.console import Table, listed
-from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 
 LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction", "kurtosis")
 SUMMARY = {
@@ -94,8 +93,7 @@ class FeatureCollector(Collector[FeatureReport]):
             self._gains = dict(state.get("initial_gains", {}))
             self._rms = dict(state.get("initial_rms", {}))
         if not host.position.global_step:  # else those of the checkpoint that training goes on from
-            sizes = initial_sizes(sites)
-            self._gains, self._rms = initial_gains(sizes), initial_rms(sizes)
+            self._gains, self._rms = initial_scales(sites)
         self._roles = roles(sites)
         self._shared = {clean_name(name): tuple(map(clean_name, others)) for name, others in shared_modules(host.model).items()}
         self._functional = None if functional is None else FunctionalFeatures(functional, context, self.table)
@@ -103,7 +101,7 @@ class FeatureCollector(Collector[FeatureReport]):
             with context.loading():
                 self._functional.load_state_dict(state["functional"])
         for index, (name, module) in enumerate(sites):
-            context.listen(name, module, _FeatureRecorder(self.table, self._outputs, index, scales, scales.line_of(name)))
+            context.listen(name, module, _FeatureRecorder(self.table, self._outputs, index, scales, scales.lines_of.get(name)))
         self.table.reserved = self.table.capacity if host.setup.world_size > 1 else None
         self.set_tables(
             rectifiers=HostNumbers(lambda: [len(self.table.rectifiers)], largest),
@@ -244,14 +242,6 @@ class FeatureCollector(Collector[FeatureReport]):
     def not_logged_by_default(self) -> set[str]:
         return {f"{self.prefix}/model/mean_worst"}  # a mean is no fault, however large
 
-    @override
-    def charts(self, written: LoggedStatistics) -> Layout:
-        return {
-            "Features": by_statistic(self.prefix, written.statistics)
-            if written.of_sites
-            else of_model(self.prefix, self._model_statistics())
-        }
-
     @classmethod
     @override
     def picture(cls, reports: Sequence[FeatureReport], stat: str | None) -> Callable[[], Figure] | None:
@@ -331,6 +321,6 @@ def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
     """
     ordered = as_reports(reports, FeatureReport, "FeatureStatsMonitor")
     return share_figure(
-        "Dead units of rectifiers", ordered, "dead_fraction", "dead", rows="rectifier", what="dead units",
+        "Dead units of rectifiers", ordered, "dead_fraction", "dead", what="dead units",
         missing="No rectifier (nn.ReLU, nn.ReLU6) was observed.",
     )  # fmt: skip

@@ -9,14 +9,14 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Excuse, Judges, Rule, in_batch, percent
+from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
 from lightning_hooks.diagnostics.causes.code import softmax_of_one
 from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, tiny_inputs
 from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
 from lightning_hooks.diagnostics.causes.weights import constant_weights, offset_bias
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
-from lightning_hooks.diagnostics.excuses import FIRST_STEP_ONLY, first_called, loss_falls
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
+from lightning_hooks.diagnostics.training_state import first_called, loss_falls, only_the_first_step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,26 +32,19 @@ class Constant(Rule):
 
     kind: ClassVar[str] = "constant"
     judges: ClassVar[Judges] = "epoch"
-    excuses: ClassVar[tuple[Excuse, ...]] = (
-        FIRST_STEP_ONLY,
-        Excuse(
-            "inside_library", "a library's class holds it, and it has been so from the start",
-            lambda _, alert, report: all(alert.site in window.of_libraries for window in report.windows),
-        ),
-    )  # fmt: skip
 
     threshold: float = 1e-6
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per module whose output does not vary; rectifiers are judged by their dead units."""
-        for site, stats in report.sites.items():
+        for site, stats in report.sites.items() if not only_the_first_step(report) else ():
             spread = stats.std / stats.rms if stats.rms > 0 else 0.0
             if spread <= self.threshold and stats.count >= 2 and stats.fires:
+                of_library = all(site in window.of_libraries for window in report.windows)  # it was so from the start
                 yield self.alert(
-                    report, site, spread, self.threshold, "warning",
+                    report, site, spread, self.threshold, "info" if of_library else "warning",
                     f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {spread:.1g}, limit "
                     f"{self.threshold:.1g}).",
-                    "Common causes: a constant input, weights that are all zero, or dead layers before it.",
                 )  # fmt: skip
 
 
@@ -68,8 +61,6 @@ class SameSamples(Rule):
                 report, site, 0.0, 0.0, "warning",
                 f"all samples of a batch ({in_batch(report.input_place)}) are identical: the model is given one sample again "
                 "and again, or zeros.",
-                "Common causes: a __getitem__ that ignores its index, or data that are lost before the model "
-                "(integer division, a mask).",
                 advice=("Check a batch as the model receives it",),
             )  # fmt: skip
 
@@ -96,7 +87,6 @@ class TinyInput(Rule):
                 report, site, stats.max, self.largest, "warning",
                 f"its input ({in_batch(report.input_place)}), images, has no number above {stats.max:.2g} (limit "
                 f"{self.largest:g}): samples differ by next to nothing, against the biases and positions that layers add.",
-                "Common cause: images that are divided by 255 twice, by ToTensor and by hand.",
                 advice=("Divide once, or standardise the input",),
             )  # fmt: skip
 
@@ -126,7 +116,7 @@ class ConstantTargets(Rule):
 
     threshold: float = 0.9
     min_samples: int = 8
-    learned: float = 0.01
+    learned: ClassVar[float] = 0.01
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert at the module nearest the loss."""
@@ -143,8 +133,6 @@ class ConstantTargets(Rule):
             report, site, agreement, self.threshold, "warning" if (cancels and not report.loss_aligns) or stuck else "info",
             f"the gradient at its output has the same direction for all samples ({percent(agreement)} of full agreement, limit "
             f"{percent(self.threshold)}), batch after batch: the target does not depend on the input.",
-            "Common causes: constant labels (one class only, a wrong column), data that are not shuffled, or targets of a "
-            "regression that are far from 0.",
             advice=("Check the targets of a batch", "Standardise the targets of a regression"),
         )  # fmt: skip
 
@@ -189,7 +177,6 @@ class SameTargets(Rule):
                     report, site, 0.0, 0.0, "warning",
                     f"its target is the same for all samples, and the same again in each of {stats.compared} sampled calls, to the "
                     "bit, while the samples of a batch differ: the target does not depend on the input.",
-                    "Common causes: noise that is drawn once, a __getitem__ that ignores its index, a target that is overwritten.",
                     advice=(
                         "Check the targets of a batch",
                         "Where all samples are to become one template, mute this with rules=['-constant']",
@@ -202,7 +189,7 @@ __all__ = ["Constant", "ConstantTargets", "SameSamples", "SameTargets", "TinyInp
 KINDS = (
     Kind(
         "constant", "Outputs that do not vary", group="Forward", states="symptom",
-        hypotheses=(
+        causes=(
             constant_data, tiny_inputs, softmax_of_one, compared_in_pairs, large_inputs, constant_weights, offset_bias, *STEP_SIZE,
         ),
         meaning="A module's output does not vary, or all samples of a batch are equal or next to 0, or all samples have the same "

@@ -11,6 +11,7 @@ from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall, FunctionalSite
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.diagnostics.calls.table import CheckedCalls, PrecisionTable
+from lightning_hooks.diagnostics.features.activations import is_activation, saturation_of_call
 from lightning_hooks.diagnostics.features.table import FeatureTable
 from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopyTable
 from lightning_hooks.diagnostics.loss_inputs.predictions import LossInputs
@@ -19,16 +20,10 @@ from lightning_hooks.diagnostics.representations.table import RepresentationTabl
 from lightning_hooks.hooks.functions import FUNCTIONS, UNMEASURED
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.statistics.tables import ReportedTable
-from lightning_hooks.statistics.units import is_activation, saturation_of_call
 
 
 class OutputParts:
     """The tables of a feature report that are about outputs.
-
-    Args:
-        functional: The calls of the run; None where they are not recorded.
-        context: Of the collector.
-        sites: (name, module) of the modules that it observes.
 
     Attributes:
         tables: By name.
@@ -81,11 +76,6 @@ class FunctionalFeatures:
     """Records the calls of functions in spare lines of a feature table, one for each site.
 
     Calls made by a layer that is an activation itself are left out: its output is the same.
-
-    Args:
-        functional: The calls of the run.
-        context: Its collector's part of the session.
-        table: With as many spare lines as there can be sites.
     """
 
     def __init__(self, functional: Functional, context: Context, table: FeatureTable) -> None:

@@ -39,8 +39,8 @@ class Dead(Rule):
     threshold: float = 0.7
     dying: float = 0.6
     growth: float = 0.2
-    min_samples: int = 16
-    min_units: int = 64
+    min_samples: ClassVar[int] = 16
+    min_units: ClassVar[int] = 64
     of_few: float = 0.8
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
@@ -60,7 +60,6 @@ class Dead(Rule):
                     report, site, dead, limit, severity,
                     f"{percent(dead)} of its units output zero for every sampled input (limit "
                     f"{percent(limit)}{below}): they pass no gradient and cannot recover.",
-                    "Common causes: a learning rate that is too high, or a large negative bias.",
                 )  # fmt: skip
 
 
@@ -83,7 +82,7 @@ class Saturated(Rule):
 
     threshold: float = 0.5
     learned: float = 0.9
-    min_values: int = 8
+    min_values: ClassVar[int] = 8
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per activation that is saturated more often than the threshold."""
@@ -99,7 +98,6 @@ class Saturated(Rule):
                     report, site, saturated, limit, "warning",
                     f"{percent(saturated)} of its values are at a bound of the activation (limit "
                     f"{percent(limit)}), where the slope is almost zero and gradients vanish.",
-                    "Common causes: inputs that are too large, from unnormalised data or a wide initialisation.",
                 )  # fmt: skip
 
 
@@ -124,8 +122,6 @@ class Silent(Rule):
                 yield self.alert(
                     report, site, 0.0, 1.0, "info",
                     "it was not called in any sampled training batch, so it was not measured (it is not zero and not dead).",
-                    "Common causes: an unused branch, a call as .forward(x) instead of module(x), a layer of which only the "
-                    "weights are used, or a model that was compiled before the hooks were registered.",
                 )  # fmt: skip
 
 
@@ -134,7 +130,7 @@ __all__ = ["Dead", "Saturated", "Silent"]
 KINDS = (
     Kind(
         "dead", "Dead units", group="Forward", states="symptom", measures="share", limit=Dead().threshold,
-        hypotheses=(offset_bias, constant_weights, initial_scale, *STEP_SIZE, large_inputs),
+        causes=(offset_bias, constant_weights, initial_scale, *STEP_SIZE, large_inputs),
         meaning="Units of a rectifier (`nn.ReLU`, `nn.ReLU6`) gave 0 for every sampled input of the epoch. They pass no gradient, "
         "so they cannot recover by themselves.",
         formula="dead_fraction = units that are 0 in every sampled batch of the epoch / units of the layer\n\n"
@@ -149,7 +145,7 @@ KINDS = (
     Kind(
         "saturated", "Saturated activations", group="Forward",
         states="symptom", measures="share", limit=Saturated().threshold,
-        hypotheses=(large_inputs, softmax_of_one, initial_scale, offset_bias, *STEP_SIZE),
+        causes=(large_inputs, softmax_of_one, initial_scale, offset_bias, *STEP_SIZE),
         meaning="Most values of a bounded activation (sigmoid, tanh, softmax, ReLU6, hardtanh and the flat tail of GELU, SiLU, "
         "ELU, softplus) are at a bound, where the slope is almost zero. Little gradient passes.",
         formula="saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"

@@ -1,48 +1,126 @@
-"""The table of feature rows, with the units of its rectifiers, as one tensor to be merged over ranks."""
+"""The table of feature rows, with the units of its rectifiers, as one tensor to be merged over ranks; what its numbers are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from lightning_hooks.diagnostics.features.stats import FeatureStats, feature_stats
+from lightning_hooks.diagnostics.features.activations import Saturation, is_rectifier, saturation_of
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import Bounds, Units, kernels_for
 from lightning_hooks.statistics.reduction import REST, Merging, Span, Spans, TableIndex, flagged
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, lasting
 from lightning_hooks.statistics.tables import FirstCalls
-from lightning_hooks.statistics.units import (
-    Saturation,
-    features_last,
-    is_rectifier,
-    layouts,
-    most_units,
-    saturation_of,
-    unit_dimension,
-    units_of,
-)
+from lightning_hooks.statistics.units import features_last, layouts, most_units, unit_dimension, units_of
 
 KURTOSIS_EVERY = 4
 """Of the sampled batches of a window the first, fifth, ninth, … give third and fourth moments: on the CPU these cost a quarter more
 than all the rest of a row. Whole batches, not some of their values: the few largest ones often have fixed positions."""
 
 
+@dataclass(frozen=True, slots=True)
+class FeatureStats:
+    """What a module put out over the sampled batches of an epoch, all ranks pooled.
+
+    Mean, std, min, max and rms are over finite values, and NaN where there were none.
+
+    Attributes:
+        calls: How often the module was called.
+        count: Finite values.
+        mean: Their mean.
+        std: Their population standard deviation.
+        min: The smallest.
+        max: The largest.
+        rms: Root mean square.
+        zero_fraction: Share of all values that are exactly 0, in [0, 1].
+        nonfinite_fraction: Share of all values that are NaN or infinite, in [0, 1].
+        dead_fraction: Share of the units that never fired, in [0, 1]; None unless the module is a rectifier.
+        saturated_fraction: Share of values (softmax: of distributions) at a bound, in [0, 1]; None unless bounded.
+        first_nonfinite_batch: The first sampled training batch of the epoch (``batch_idx``) that gave a NaN or infinite value,
+            on any rank; None if all were finite.
+        kurtosis: Fourth central moment over the squared variance: 3 for a normal distribution, large where few values are far
+            from the others. Of every fourth sampled batch of a window, the first one included: fourth powers cost a quarter more
+            than all the rest. None where it was not measured, and where all values are the same.
+        unit_samples: Finite values seen of each of a rectifier's units; None unless the module is a rectifier.
+    """
+
+    calls: int
+    count: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    rms: float
+    zero_fraction: float
+    nonfinite_fraction: float
+    dead_fraction: float | None = None
+    saturated_fraction: float | None = None
+    first_nonfinite_batch: int | None = None
+    kurtosis: float | None = None
+    unit_samples: int | None = None
+
+    @property
+    def fires(self) -> bool:
+        """Whether any of its units gave something other than zero; True for what is no rectifier."""
+        return self.dead_fraction != 1.0
+
+
+def feature_stats(
+    row: Sequence[float], dead_fraction: float | None = None, bounded: bool = False, masks: bool = False
+) -> FeatureStats:
+    """Name the numbers of a row of a feature table; ``bounded``: the site's activation has bounds.
+
+    With ``masks`` zeros are those of masked inputs, which are not saturated; where nothing else is there, all is.
+    """
+    saturated, saturable = row[Column.SATURATED], row[Column.SATURABLE]
+    if masks and row[Column.ZEROS] < saturable:
+        saturated, saturable = saturated - row[Column.ZEROS], saturable - row[Column.ZEROS]
+    return FeatureStats(
+        calls=int(row[Column.CALLS]),
+        count=int(row[Column.COUNT]),
+        dead_fraction=dead_fraction,
+        saturated_fraction=(saturated / saturable if saturable else math.nan) if bounded else None,
+        first_nonfinite_batch=first_nonfinite(row[Column.FIRST_NONFINITE]),
+        kurtosis=kurtosis_of(row[Column.MOMENT_COUNT], row[Column.MOMENT_M2], row[Column.MOMENT_M4]),
+        unit_samples=None if dead_fraction is None else int(row[Column.COUNT] / row[Column.UNITS]),
+        **pooled_stats(row),
+    )
+
+
+def first_nonfinite(index: float) -> int | None:
+    """The index of a batch or step, or None for +inf."""
+    return None if math.isinf(index) else int(index)
+
+
+def pooled_stats(row: Sequence[float]) -> dict[str, float]:
+    """The numbers that features and gradients share, by name."""
+    count, mean = row[Column.COUNT], row[Column.MEAN]
+    seen = count + row[Column.NONFINITE]
+    variance = row[Column.M2] / count if count else math.nan
+    return {
+        "mean": mean if count else math.nan,
+        "std": math.sqrt(variance) if count else math.nan,
+        "min": row[Column.MIN] if count else math.nan,
+        "max": row[Column.MAX] if count else math.nan,
+        "rms": math.sqrt(variance + mean * mean) if count else math.nan,
+        "zero_fraction": row[Column.ZEROS] / seen if seen else math.nan,
+        "nonfinite_fraction": row[Column.NONFINITE] / seen if seen else math.nan,
+    }
+
+
 class FeatureTable:
     """Rows of all sites on the device, and for each rectifier which of its units have fired.
 
     The units of a rectifier are known only when it is first called, and on another rank perhaps never; for the merge over ranks
-    each rectifier gets the same number of bytes, ``capacity``, which every rank derives from the model alone.
-
-    Args:
-        sites: (name, module) of each site, in order. The modules are read and not kept.
-        root: The model they are from.
-        device: Where the rows live.
-        spare: Lines for sites that are only known when they are first called: :meth:`add_site`.
+    each rectifier gets the same number of bytes, ``capacity``, which every rank derives from the model alone. ``spare`` lines are
+    for sites that are only known when they are first called: :meth:`add_site`.
     """
 
     def __init__(
@@ -83,14 +161,7 @@ class FeatureTable:
         return list(self.named.values())
 
     def add_site(self, index: int, name: str, rectifies: bool, saturation: Saturation | None) -> None:
-        """Use a spare line for a site.
-
-        Args:
-            index: The line.
-            name: The site's.
-            rectifies: Whether it gives exactly zero for a unit that does not fire.
-            saturation: Where it saturates; None if it has no bounds.
-        """
+        """Use a spare line for a site, whose units may give exactly zero, and which may have bounds."""
         self.named[index] = name
         if rectifies:
             self.rectifiers[index] = None
@@ -193,13 +264,7 @@ class FeatureTable:
         return Span(self.rows.numel(), Column.merge()), Span(REST, _fired_anywhere)
 
     def widened(self, packed: Tensor, size: int, rectifiers: int) -> Tensor:
-        """A packed table with room for more rectifiers, and more units of each.
-
-        Args:
-            packed: The table.
-            size: How many numbers it is to have.
-            rectifiers: How many rectifiers it has.
-        """
+        """A packed table with room for more rectifiers, and more units of each."""
         n_rows = self.rows.numel()
         if packed.shape[0] == size or not self.rectifiers:
             return packed
@@ -246,11 +311,7 @@ class FeatureTable:
             fired.zero_()
 
     def called(self, order: Iterable[int]) -> tuple[str, ...]:
-        """Name the sites in the order of their first call.
-
-        Args:
-            order: The sites that were called, first called first, on whichever rank.
-        """
+        """Name the sites in the order of their first call, on whichever rank."""
         return tuple(dict.fromkeys((*(self.named[index] for index in order), *self.names)))
 
 
@@ -259,3 +320,19 @@ def _fired_anywhere(own: Tensor, among: TableIndex) -> Merging:
     flags = own.contiguous().view(torch.uint8)
     found = yield from flagged(flags.to(own.dtype), among)
     return found.to(torch.uint8).view(own.dtype)
+
+
+def kurtosis_of(count: float, m2: float, m4: float) -> float | None:
+    """The kurtosis ``n Σ (x - mean)⁴ / (Σ (x - mean)²)²``: 3 for a normal distribution.
+
+    Args:
+        count: How many values.
+        m2: Their sum of squared deviations from the mean.
+        m4: Their sum of fourth powers of them.
+
+    Returns:
+        At least 1; None where all values are the same, where there are none, and where fourth powers overflow or vanish.
+    """
+    if not (m2 > 0 and m4 > 0 and math.isfinite(m4)):
+        return None
+    return count * (m4 / m2 / m2)

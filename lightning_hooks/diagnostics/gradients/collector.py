@@ -83,7 +83,7 @@ class GradientCollector(GradientSites):
             flags=HostNumbers(self._flags, flagged, size=lambda: len(self.names)),
             loss=self._loss.table,
             setup=self._setup,
-            replicas=self._sampled.replicas.table,
+            replicas=self._sampled.replicas,
             modules=self.modules,
             optimizers=self._sampled.optimizers.table,
             parameters=self.parameters,
@@ -220,7 +220,7 @@ class GradientCollector(GradientSites):
         self._setup.window_end(self.context.host.optimizers)
         self._sampled.optimizers.window_end()
         self._metrics.end()
-        self._sampled.replicas.window_end()
+        self._sampled.window_end()
 
     @override
     def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> GradientFlowReport:
@@ -228,7 +228,7 @@ class GradientCollector(GradientSites):
         modules, silent = self.modules.read(packed["modules"], self.value_scale)
         parameters, total_norm = self.parameters.read(packed["parameters"])
         calls = sites_in_order(packed["calls"].tolist())
-        order = self.modules.called(calls)
+        order = self.modules.in_order(calls)
         seen = FirstLossGraph.read([int(number) for number in packed["seen"].tolist()], self.modules.names)
         flags = packed["flags"].tolist()
         recording = {name for name, flag in zip(self.modules.names, flags, strict=False) if flag}
@@ -244,7 +244,7 @@ class GradientCollector(GradientSites):
             silent,
             sampled_batches,
             batches,
-            order=self.modules.arrived(sites_in_order(packed["arrivals"].tolist())),
+            order=self.modules.in_order(sites_in_order(packed["arrivals"].tolist(), backward=True), backward=True),
             setups=setups.setups,
             ranks_differ=rank_difference(packed["replicas"], self.parameters.names),
             **seen.fields(),
@@ -253,7 +253,7 @@ class GradientCollector(GradientSites):
             optimizers=self._sampled.optimizers.read(packed["optimizers"]),
             planned_steps=self.context.host.setup.planned_steps,
             learning=self._sampled.learning.read(packed["learning"]),
-            largest_losses=self._loss.table.largest.read(window_of(packed["loss"]), epoch, self.context.samples_of),
+            largest_losses=self._loss.table.largest.of_window(window_of(packed["loss"]), epoch, self.context.samples_of),
             metrics=self._metrics.read(packed["metrics"].tolist()),
         )
 

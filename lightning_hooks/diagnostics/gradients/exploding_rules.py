@@ -11,12 +11,12 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, Severity
-from lightning_hooks.declare.rule import Excuse, Rule
+from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, large_targets, placeholder
 from lightning_hooks.diagnostics.causes.steps import LARGE_STEP
 from lightning_hooks.diagnostics.causes.weights import initial_scale, large_start, stretching_recurrence, stretching_start
-from lightning_hooks.diagnostics.excuses import LOSS_FALLS, all_scale_free, loss_falls
 from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.diagnostics.training_state import all_scale_free, falls_within, loss_falls
 
 HUGE = 1e3
 """The default of ``Exploding.absolute``."""
@@ -78,14 +78,10 @@ class Exploding(Rule):
     """
 
     kind: ClassVar[str] = "exploding"
-    excuses: ClassVar[tuple[Excuse, ...]] = (LOSS_FALLS,)
-    _CAUSES: ClassVar[str] = (
-        "Common causes: a learning rate or an initialisation that is too large, or a recurrent network without clipping."
-    )
 
     relative: float = 1e4
     absolute: float = HUGE
-    spares: float = 1e-3
+    spares: ClassVar[float] = 1e-3
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert where the gradient grows, and one per module or parameter whose gradient explodes."""
@@ -97,7 +93,8 @@ class Exploding(Rule):
         grown = {
             site: rms for site, rms, low in zip(flow.sites, flow.rms, least, strict=True) if rms > limit and low > 0.01 * limit
         }
-        severity: Severity = "info" if self._spares_weights(report, grown) else "critical"
+        falls = loss_falls(report) if report.earlier else falls_within(report, 0.9, 16)  # more than by chance: nothing is lost yet
+        severity: Severity = "info" if self._spares_weights(report, grown) else "warning" if falls else "critical"
         course, shown = "", dict(grown)
         if grown:
             largest = max(map(flow.sites.index, grown), key=flow.norm.__getitem__)
@@ -108,8 +105,7 @@ class Exploding(Rule):
             yield self.alert(
                 report, site, rms / near_loss, self.relative, severity,
                 f"its gradient grows in the backward pass (RMS {rms:.1e}, {rms / near_loss:.1e} times that near the loss, limit "
-                f"{self.relative:.0e}): weights may become NaN.",
-                f"It grows {course}. {self._CAUSES}",
+                f"{self.relative:.0e}); it grows {course}.",
             )  # fmt: skip
         huge = [(site, rms) for site, rms in zip(flow.sites, flow.rms, strict=True) if rms > absolute and site not in grown]
         huge += [(site, stats.rms) for site, stats in report.parameters.items() if stats.rms > absolute]
@@ -117,7 +113,6 @@ class Exploding(Rule):
             yield self.alert(
                 report, site, rms, self.absolute, "warning",
                 f"its gradient is very large (RMS {rms:.1e}, limit {self.absolute:.0e}): weights may become NaN.",
-                self._CAUSES,
             )  # fmt: skip
 
     def _spares_weights(self, report: GradientFlowReport, sites: Collection[str]) -> bool:
@@ -141,19 +136,10 @@ class Stretching(Rule):
     """
 
     kind: ClassVar[str] = "exploding"
-    superseded_by: ClassVar[tuple[type[Rule], ...]] = (Exploding,)
-    _CAUSES: ClassVar[str] = (
-        "Common causes: a recurrent layer whose weights amplify it at each time step, or a division by a very small number."
-    )
 
     threshold: float = 300.0
-    scale_free: float = 10.0
-    inside: float = 1e10
-
-    advice: ClassVar[tuple[str, ...]] = (
-        "Try an orthogonal initialisation of gain 1, or gradient_clip_val=1.0, if it is recurrent",
-        "Use a larger eps if it divides",
-    )
+    scale_free: ClassVar[float] = 10.0
+    inside: ClassVar[float] = 1e10
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per such module, and per parameter of a module inside which they grow."""
@@ -166,7 +152,6 @@ class Stretching(Rule):
                     report, site, norm / arriving, threshold, "warning",
                     f"the gradient norm grows by a factor of {norm / arriving:.3g} in the backward pass through it (limit "
                     f"{threshold:.3g}), from {arriving:.1e} to {norm:.1e}.",
-                    self._CAUSES,
                 )  # fmt: skip
         for site, stats in report.parameters.items():
             output = report.modules.get(site.rpartition(".")[0])
@@ -176,7 +161,6 @@ class Stretching(Rule):
                     report, site, growth, self.inside, "warning",
                     f"its gradient (RMS {stats.rms:.1e}) is {growth:.1e} times that at the output of its module (limit "
                     f"{self.inside:.0e}): it grows inside.",
-                    self._CAUSES,
                 )  # fmt: skip
 
 
@@ -185,7 +169,7 @@ __all__ = ["Exploding", "Stretching"]
 KINDS = (
     Kind(
         "exploding", "Exploding gradients", group="Backward", states="symptom", limit=Exploding().absolute,
-        hypotheses=(
+        causes=(
             stretching_start, initial_scale, large_start, *LARGE_STEP, constant_data, placeholder, large_inputs,
             stretching_recurrence, large_targets,
         ),
@@ -202,8 +186,7 @@ KINDS = (
         "the third is {Stretching.scale_free} times less strict.",
         severities="critical where it grows over the steps or along the model; warning where the gradient is only large; info "
         "where nothing of it reaches a weight",
-        advice=("Try a lower learning rate", "Set gradient_clip_val=1.0 if nothing clips yet",
-            "Use a smaller initialisation or normalisation layers"),
+        advice=("Try a lower learning rate", "Use a smaller initialisation or normalisation layers"),
     ),
 )  # fmt: skip
 

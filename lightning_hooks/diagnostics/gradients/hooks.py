@@ -36,25 +36,25 @@ class FirstLossGraph(NamedTuple):
     """What :class:`OutputNodes` saw in the graph of the first loss, on any rank.
 
     Attributes:
-        squashed: The module whose squashed output the loss squashes again, as softmax before cross-entropy; empty for none.
-        aligned: Whether the loss sums over alignments of labels with outputs (CTC).
-        sign: 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0.
+        squashed_twice: The module whose squashed output the loss squashes again, as softmax before cross-entropy; empty for none.
+        loss_aligns: Whether the loss sums over alignments of labels with outputs (CTC).
+        loss_sign: 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0.
         user: A module that uses parameters which were gone after the first step; empty for none.
         elements: How many numbers these have.
         first_linear: The first layer of a network that is linear as a whole; empty for none.
         last_linear: The last.
-        linear_layers: How many layers it has.
+        n_linear: How many layers it has.
         target_layer: The first layer that learns as the target of a loss alone; empty for none.
     """
 
-    squashed: str = ""
-    aligned: bool = False
-    sign: int = 0
+    squashed_twice: str = ""
+    loss_aligns: bool = False
+    loss_sign: int = 0
     user: str = ""
     elements: int = 0
     first_linear: str = ""
     last_linear: str = ""
-    linear_layers: int = 0
+    n_linear: int = 0
     target_layer: str = ""
 
     @classmethod
@@ -63,17 +63,13 @@ class FirstLossGraph(NamedTuple):
         names = ["", *modules, NO_MODULE]
         pairs = zip(cls(), numbers, strict=True)
         found = cls._make(names[number] if isinstance(nothing, str) else number for nothing, number in pairs)
-        return found._replace(aligned=bool(found.aligned), sign=(0, 1, -1)[found.sign])
+        return found._replace(loss_aligns=bool(found.loss_aligns), loss_sign=(0, 1, -1)[found.loss_sign])
 
     def fields(self) -> dict[str, Any]:
         """What the report has of it."""
-        return {
-            "squashed_twice": self.squashed,
-            "loss_aligns": self.aligned,
-            "loss_sign": self.sign,
-            "target_layer": self.target_layer,
-            "linear_layers": (self.first_linear, self.last_linear, self.linear_layers) if self.first_linear else None,
-        }
+        linear = (self.first_linear, self.last_linear, self.n_linear) if self.first_linear else None
+        names = ("squashed_twice", "loss_aligns", "loss_sign", "target_layer")
+        return {name: getattr(self, name) for name in names} | {"linear_layers": linear}
 
 
 class OutputNodes:
@@ -111,18 +107,11 @@ class OutputNodes:
             self.compared.append((call.output.grad_fn, given.grad_fn, target.grad_fn))
 
     def _look_at(self, loss: Tensor, model: nn.Module, steps: OptimizerSteps, hidden: Collection[int]) -> None:
-        """Look for what is wrong with a loss: squashed twice, a wrong sign, a target that learns, parameters that nobody holds.
-
-        Args:
-            loss: The loss, before backward.
-            model: The model.
-            steps: What the optimizers hold.
-            hidden: The identities of what the model holds without knowing it.
-        """
-        self._seen = self._seen._replace(aligned=aligns(loss), sign=distance_sign(loss))
+        """Look for what is wrong with a loss: squashed twice, a wrong sign, a target that learns, parameters that nobody holds."""
+        self._seen = self._seen._replace(loss_aligns=aligns(loss), loss_sign=distance_sign(loss))
         node = squashed_twice(loss)
         if node is not None:
-            self._seen = self._seen._replace(squashed=nearest_known(node, self.of) or NO_MODULE)
+            self._seen = self._seen._replace(squashed_twice=nearest_known(node, self.of) or NO_MODULE)
         weights = linear_layers(loss)
         holders = steps.holders()
         targets = [weight for weight in weights_of_targets(loss, self.compared) if id(weight) in holders]
@@ -132,7 +121,7 @@ class OutputNodes:
             self._seen = self._seen._replace(target_layer=self._seen.target_layer or modules.get(id(targets[-1]), ""))
         if weights:
             first, last = (modules.get(id(weight), "") for weight in (weights[-1], weights[0]))
-            self._seen = self._seen._replace(first_linear=first, last_linear=last, linear_layers=len(weights))
+            self._seen = self._seen._replace(first_linear=first, last_linear=last, n_linear=len(weights))
         if steps.shards is None:  # else the graph has other parameters, of whole shards
             held = {id(parameter) for parameter in model.parameters()}.union(holders, hidden)
             for parameter, user in parameters_behind(loss, self.of):
@@ -147,7 +136,7 @@ class OutputNodes:
         seen = self._seen._replace(
             user=gone[0][1] if gone else "",
             elements=sum(size for size, _ in gone),
-            sign=self._seen.sign % 3,  # of ranks the largest is taken: 0 is nothing, 2 a minus
+            loss_sign=self._seen.loss_sign % 3,  # of ranks the largest is taken: 0 is nothing, 2 a minus
         )
         return [places.get(value, 0.0) if isinstance(value, str) else float(value) for value in seen]
 
@@ -166,15 +155,7 @@ def owners(sites: Sequence[tuple[str, nn.Module]], steps: OptimizerSteps) -> lis
 
 
 class GradientListener(OutputRecorder):
-    """Forward hook of one site: notes the call, and asks each output tensor for its gradient.
-
-    Args:
-        context: The collector's.
-        table: Where gradients are recorded.
-        name: The site's name.
-        index: Its place in the table.
-        outputs: Where the nodes of its outputs are noted.
-    """
+    """Forward hook of one site: notes the call, and asks each output tensor for its gradient."""
 
     __slots__ = ("calls", "hook", "index", "name", "outputs", "recording")
 

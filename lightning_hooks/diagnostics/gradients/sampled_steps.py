@@ -8,18 +8,15 @@ from torch import Tensor, nn
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import EarlierOptimizers, OptimizerSteps, Step
 from lightning_hooks.diagnostics.gradients.tables import ParameterTable
-from lightning_hooks.diagnostics.learning.collector import LearningWatch
+from lightning_hooks.diagnostics.learning.report import LearningWatch
 from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
-from lightning_hooks.diagnostics.ranks import ReplicaWatch
+from lightning_hooks.diagnostics.ranks import ReplicaTable
 from lightning_hooks.statistics.rows import fixed
 from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE, RowSample, ShardedWeightSample, WeightSample
 
 
 class SampledSteps:
     """Measures the next step of each optimizer after a sampled batch has started.
-
-    Args:
-        context: Of the collector.
 
     Attributes:
         parameters: The table of the parameters' gradients and updates.
@@ -32,15 +29,17 @@ class SampledSteps:
     """
 
     def __init__(self, context: Context) -> None:
-        self._steps, self._embeddings = context.steps, embedding_weights(context.steps, context.host.model)
-        self._ranks = context.host.setup.world_size
+        self._host, self._steps = context.host, context.steps
+        self._embeddings = embedding_weights(context.steps, context.host.model)
         self.parameters = ParameterTable(context.steps.names, len(context.steps.optimizer_names), context.host.setup.device)
-        self.optimizers, self.replicas = OptimizerWatch(context), ReplicaWatch(context)
+        self.optimizers = OptimizerWatch(context)
+        self.replicas = ReplicaTable(len(context.steps.names), context.host.setup.device)
         self.learning, self.runs_again = LearningWatch(context, self._embeddings), context.learning is True
         self.due: set[int] = set()
         self.under_way: dict[int, MeasuredStep] = {}
         # Guarded separately from checks: ranks come to their collective together, whatever fails on one of them.
         self.gradients = context.guard(self._gradients, "optimizer step (what is measured)")
+        self.window_end = context.guard(self._window_end, "weights (whether they are the same on every rank)")
 
     def _gradients(self, step: Step) -> None:
         """The gradients of a step are ready, and not clipped."""
@@ -62,19 +61,25 @@ class SampledSteps:
         if measured is not None:
             self.due.discard(step.optimizer)
             measured.enter(self.parameters, self.optimizers, step, valid)
-            if measured.weights is not None and self._ranks > 1:
+            if measured.weights is not None and self._host.setup.world_size > 1:
                 # They were read after the reduction over ranks, and before clipping.
-                self.replicas.table.add_gradients(measured.indices, measured.read[0], step.global_step)
+                self.replicas.add_gradients(measured.indices, measured.read[0], step.global_step)
 
     def skipped(self, step: Step) -> None:
         """A step was not taken."""
         self.under_way.pop(step.optimizer, None)
         self.learning.skipped(step)
 
+    def _window_end(self) -> None:
+        """The window ends: record the weights of the parameters that every rank is to hold alike."""
+        places = [(self._steps.index_of(parameter), parameter) for parameter in self._host.replicated_parameters()]
+        known = [(place, parameter) for place, parameter in places if place is not None]
+        self.replicas.add_weights([place for place, _ in known], [parameter for _, parameter in known])
+
     def follow(self, kept: EarlierOptimizers) -> None:
         """There are new parameters, or other optimizers than before."""
         self.parameters.follow(self._steps.names, kept)
-        self.replicas.table.grow(len(self._steps.names))
+        self.replicas.grow(len(self._steps.names))
         self.under_way = {now: self.under_way[old] for now, old in enumerate(kept) if old in self.under_way}
         due = {now for now, old in enumerate(kept) if old in self.due}
         self.due.clear()
@@ -84,12 +89,7 @@ class SampledSteps:
 
 
 class MeasuredStep:
-    """What was read of one optimizer step before its update.
-
-    Args:
-        step: The step.
-        tables: The places of parameters of which a batch touches some rows.
-    """
+    """What was read of one optimizer step before its update; ``tables``: the parameters of which a batch touches some rows."""
 
     def __init__(self, step: Step, tables: set[int | None]) -> None:
         self.missing = step.missing

@@ -4,26 +4,140 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.diagnostics.gradients.stats import (
-    GradientStats,
-    ParameterGradientStats,
-    gradient_stats,
-    parameter_gradient_stats,
-)
+from lightning_hooks.diagnostics.features.table import first_nonfinite, pooled_stats
 from lightning_hooks.hooks import GradientRecorder
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics.columns import SUM, Columns, RowTable
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import kernels_for
-from lightning_hooks.statistics.rows import Clock, Column, ParameterColumn, PendingRecords, empty_table, merge, scaled
+from lightning_hooks.statistics.rows import Clock, Column, ParameterColumn, PendingRecords, empty_table, fixed, merge, scaled
 from lightning_hooks.statistics.tables import FirstCalls, Tables
+
+
+@dataclass(frozen=True, slots=True)
+class GradientStats:
+    """The gradient of the loss at a module's output, over the sampled batches of an epoch, all ranks pooled.
+
+    It is the gradient of the loss that the optimizer minimises: unscaled under mixed precision, divided by the
+    accumulation window (as Lightning divides the loss) and by the number of ranks that DDP averages over. Moments and
+    norms are over finite values.
+
+    Attributes:
+        calls: Gradients seen.
+        count: Finite values.
+        mean: Their mean.
+        std: Their population standard deviation.
+        min: The smallest.
+        max: The largest.
+        rms: Root mean square per element: comparable between layers of any size.
+        norm: Mean over calls of the L2 norm.
+        norm_max: The largest L2 norm of a call.
+        zero_fraction: Share of values exactly 0, in [0, 1].
+        nonfinite_fraction: Share of values NaN or infinite, in [0, 1].
+        first_nonfinite_batch: The first sampled training batch of the epoch (``batch_idx``) that gave a NaN or infinite value,
+            on any rank; None if all were finite.
+    """
+
+    calls: int
+    count: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    rms: float
+    norm: float
+    norm_max: float
+    zero_fraction: float
+    nonfinite_fraction: float
+    first_nonfinite_batch: int | None = None
+
+
+def gradient_stats(row: Sequence[float]) -> GradientStats:
+    """Name the numbers of a row of a module-gradient table."""
+    calls, seen = int(row[Column.CALLS]), row[Column.COUNT] > 0
+    return GradientStats(
+        calls=calls,
+        count=int(row[Column.COUNT]),
+        norm=row[Column.NORM] / calls if seen else math.nan,
+        norm_max=row[Column.NORM_MAX] if seen else math.nan,
+        first_nonfinite_batch=first_nonfinite(row[Column.FIRST_NONFINITE]),
+        **pooled_stats(row),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGradientStats:
+    """A parameter's ``.grad`` at the optimizer step: reduced over ranks, accumulated, unscaled, before clipping.
+
+    Attributes:
+        steps: Measured optimizer steps at which the gradient was finite.
+        norm: Mean over these steps of its L2 norm.
+        norm_max: The largest.
+        rms: Root mean square per element over these steps.
+        zero_fraction: Share of elements exactly 0, in [0, 1].
+        nonfinite_steps: Measured steps at which it held a NaN or an infinite value.
+        missing_steps: Measured steps at which it was None though the parameter requires gradients.
+        update_ratio: Mean over measured steps of ‖update‖ / ‖weight‖, the learning rate's real effect (healthy runs are
+            often near 1e-3, Karpathy 2022); None where no step could be measured, as for a weight of zeros.
+        first_nonfinite_step: ``global_step`` before the first measured step at which the gradient held a NaN or an infinite
+            value; None if it never did.
+        weight_norm: L2 norm of the weight itself before the window's last measured update; None where none was measured. Of a
+            parameter with more than ``UPDATE_SAMPLE`` elements it is estimated, as the update ratio is.
+        weight_rms: Its root mean square per element.
+        update_ratio_max: The largest update ratio of a measured step.
+        lost_fraction: Of the elements with a gradient, the share whose value an update left as it was, since it was lost in
+            rounding, in [0, 1]. Measured for weights in half precision (float16, bfloat16) under torch's own optimizers with
+            a learning rate above 0, which write the update into the weight; None for all others.
+        moved: Whether a measured update changed the weight; None where none was measured.
+    """
+
+    steps: int
+    norm: float
+    norm_max: float
+    rms: float
+    zero_fraction: float
+    nonfinite_steps: int
+    missing_steps: int
+    update_ratio: float | None
+    first_nonfinite_step: int | None = None
+    weight_norm: float | None = None
+    weight_rms: float | None = None
+    update_ratio_max: float | None = None
+    lost_fraction: float | None = None
+    moved: bool | None = None
+
+
+def parameter_gradient_stats(row: Sequence[float]) -> ParameterGradientStats:
+    """Name the numbers of a row of a parameter table."""
+    steps = int(row[ParameterColumn.STEPS])
+    elements = row[ParameterColumn.ELEMENTS]
+    measured = steps + int(row[ParameterColumn.NONFINITE_STEPS])
+    ratios = row[ParameterColumn.RATIO_STEPS]
+    updates, with_gradient = row[ParameterColumn.UPDATES], row[ParameterColumn.WITH_GRADIENT]
+    finite_elements = elements * steps / measured if measured else 0.0
+    return ParameterGradientStats(
+        steps=steps,
+        norm=row[ParameterColumn.NORM] / steps if steps else math.nan,
+        norm_max=row[ParameterColumn.NORM_MAX] if steps else math.nan,
+        rms=math.sqrt(row[ParameterColumn.SQUARE] / finite_elements) if finite_elements else math.nan,
+        zero_fraction=row[ParameterColumn.ZEROS] / elements if elements else math.nan,
+        nonfinite_steps=int(row[ParameterColumn.NONFINITE_STEPS]),
+        missing_steps=int(row[ParameterColumn.MISSING_STEPS]),
+        update_ratio=row[ParameterColumn.RATIO] / ratios if ratios else None,
+        first_nonfinite_step=first_nonfinite(row[ParameterColumn.FIRST_NONFINITE]),
+        weight_norm=row[ParameterColumn.WEIGHT_NORM] if updates else None,
+        weight_rms=row[ParameterColumn.WEIGHT_RMS] if updates else None,
+        update_ratio_max=row[ParameterColumn.RATIO_MAX] if ratios else None,
+        lost_fraction=row[ParameterColumn.LOST] / with_gradient if with_gradient else None,
+        moved=row[ParameterColumn.MOVED] > 0 if updates else None,
+    )
 
 
 class GradientTable(RowTable):
@@ -32,14 +146,9 @@ class GradientTable(RowTable):
     Under a loss scaler gradients arrive times a scale that is known only at the optimizer step, and the step may be
     skipped. Rows then wait as pending until :meth:`commit` or :meth:`discard`; with several optimizers each backward pass for the
     steps of those whose parameters are at the sites it reached.
-
-    Args:
-        names: The sites, in order.
-        device: Where the rows live.
-        loss_scaled: Whether a loss scaler is at work.
     """
 
-    columns: ClassVar[type[Columns]] = Column
+    columns = Column
 
     def __init__(self, names: list[str], device: torch.device | str = "cpu", loss_scaled: bool = False) -> None:
         super().__init__(len(names), device)
@@ -70,12 +179,9 @@ class GradientTable(RowTable):
             self.histograms.pending.set_aside(owners)
 
     def commit(self, scale: Tensor | float, valid: Tensor | None = None, optimizer: int | None = None) -> None:
-        """The optimizer took the step: what is pending counts, divided by the loss scale.
+        """The optimizer took the step, which ``valid`` says as in :class:`ParameterTable`: what is pending counts, unscaled.
 
-        Args:
-            scale: The loss scale in force.
-            valid: 0-d boolean: False if the optimizer itself skipped the step after all.
-            optimizer: Which, where there are several: what waits for others goes on waiting.
+        Where there are several optimizers, what waits for others goes on waiting.
         """
         if self.pending is None:
             return
@@ -109,17 +215,9 @@ class GradientTable(RowTable):
         if self.histograms is not None:
             self.histograms.reset()
 
-    def arrived(self, order: Iterable[int]) -> tuple[str, ...]:
-        """Name the sites in the order in which gradients first arrived.
-
-        Args:
-            order: The sites at which one arrived, first first, on whichever rank.
-        """
-        return tuple(dict.fromkeys((*(self.names[index] for index in order), *reversed(self.names))))
-
-    def called(self, order: Iterable[int]) -> tuple[str, ...]:
-        """Name the sites in the order of their first call."""
-        return tuple(dict.fromkeys((*(self.names[index] for index in order), *self.names)))
+    def in_order(self, places: Iterable[int], backward: bool = False) -> tuple[str, ...]:
+        """Name the sites in the order of these; the others follow as in the model, or ``backward``."""
+        return tuple(dict.fromkeys((*(self.names[place] for place in places), *self.names[:: -1 if backward else 1])))
 
 
 class GradientArrival(GradientRecorder):
@@ -144,39 +242,6 @@ class GradientArrival(GradientRecorder):
             table.histograms.add(index, plain_values(values))
 
 
-class ParameterRows(RowTable):
-    """A row for each parameter, which grows with them."""
-
-    columns: ClassVar[type[Columns]] = ParameterColumn
-    alike_on_ranks: ClassVar[bool] = True
-
-    def __init__(self, n_rows: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(n_rows, device)
-        self.missing = [0] * n_rows  # known to the host: no need to ask the device
-
-    @override
-    def pack(self) -> Tensor:
-        rows = self.rows.clone()
-        rows[:, ParameterColumn.MISSING_STEPS] = torch.tensor(self.missing, dtype=rows.dtype).to(rows.device, non_blocking=True)
-        return rows.flatten()
-
-    @override
-    def unpack(self, packed: Tensor) -> None:
-        super().unpack(packed)
-        self.missing = [int(steps) for steps in self.rows[:, ParameterColumn.MISSING_STEPS].tolist()]
-
-    @override
-    def reset(self) -> None:
-        super().reset()
-        self.missing = [0] * len(self.rows)
-
-    def grow(self, n_rows: int) -> None:
-        """Make room for parameters that came later."""
-        more = n_rows - len(self.rows)
-        self.rows = torch.cat((self.rows, self.columns.empty(more, self.rows.device)))
-        self.missing += [0] * more
-
-
 class NormColumn(Columns):
     """What each number of an optimizer's total norm holds."""
 
@@ -184,24 +249,15 @@ class NormColumn(Columns):
     NORM = SUM
 
 
-class NormRows(RowTable):
-    """A row for each optimizer, which may be exchanged."""
-
-    columns: ClassVar[type[Columns]] = NormColumn
-    alike_on_ranks: ClassVar[bool] = True
-
-
 class ParameterTable(Tables):
     """Rows of the parameters' gradients at the optimizer step, and each optimizer's total norm.
 
-    Args:
-        names: The parameters, in order.
-        n_optimizers: How many optimizers step.
-        device: Where the rows live.
+    Of each step ``valid`` is a 0-d boolean, False if the optimizer itself skipped the step after all.
     """
 
     def __init__(self, names: list[str], n_optimizers: int, device: torch.device | str = "cpu") -> None:
-        self.parameters, self.norms = ParameterRows(len(names), device), NormRows(n_optimizers, device)
+        self.parameters = RowTable(len(names), device, ParameterColumn, alike_on_ranks=True)
+        self.norms = RowTable(n_optimizers, device, NormColumn, alike_on_ranks=True)
         super().__init__(device, parameters=self.parameters, norms=self.norms)
         self.names = names
         self._kernels = kernels_for(self.rows.device.type)
@@ -210,11 +266,6 @@ class ParameterTable(Tables):
     def rows(self) -> Tensor:
         """A row for each parameter, on the device."""
         return self.parameters.rows
-
-    @property
-    def totals(self) -> Tensor:
-        """Finite steps of each optimizer, and the sum of their norms."""
-        return self.norms.rows
 
     def add(
         self,
@@ -226,17 +277,7 @@ class ParameterTable(Tables):
         global_step: int = 0,
         valid: Tensor | None = None,
     ) -> None:
-        """Record one optimizer step.
-
-        Args:
-            optimizer: Which optimizer.
-            indices: The parameters that had a gradient, each once, shape ``(k,)``.
-            norms: L2 norms of their gradients, shape ``(k,)``.
-            zeros: How many of their elements are zero, shape ``(k,)``.
-            sizes: How many elements they have, shape ``(k,)``.
-            global_step: The trainer's, before the step.
-            valid: 0-d boolean: False if the optimizer itself skipped the step after all.
-        """
+        """Record one optimizer step: of the parameters that had a gradient the norms, zero elements and sizes, shape ``(k,)``."""
         self._kernels.enter(self.parameters.rows, self.norms.rows[optimizer], indices, norms, zeros, sizes, global_step, valid)
 
     def add_updates(self, indices: Tensor, updates: Tensor, valid: Tensor | None = None) -> None:
@@ -250,8 +291,8 @@ class ParameterTable(Tables):
 
     def add_missing(self, indices: list[int]) -> None:
         """Note parameters whose gradient was None at a measured step."""
-        for index in indices:
-            self.parameters.missing[index] += 1
+        if indices:
+            self.rows[fixed(tuple(indices)).to(self.rows.device, non_blocking=True), ParameterColumn.MISSING_STEPS] += 1
 
     def read(self, packed: Tensor) -> tuple[dict[str, ParameterGradientStats], float]:
         """Name the numbers of a packed table on the host: statistics by parameter, and the total norm."""
@@ -262,12 +303,7 @@ class ParameterTable(Tables):
         return stats, math.sqrt(sum(mean * mean for mean in means)) if means else math.nan
 
     def follow(self, names: list[str], kept: Sequence[int | None]) -> None:
-        """Make room for parameters that came later, and for other optimizers.
-
-        Args:
-            names: All parameters; those that are known come first, in their order.
-            kept: Of each optimizer, which one it was before; None for a new one.
-        """
+        """Make room for parameters that came later, at the end of the names; optimizers as for :meth:`RowTable.follow`."""
         self.names = names
         self.parameters.grow(len(names))
         self.norms.follow(kept)

@@ -10,21 +10,20 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Excuse, Judges, Rule, percent
+from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import bad_batch, written_back
 from lightning_hooks.diagnostics.causes.steps import LARGE_STEP, SMALL_STEPS, STEP_SIZE
 from lightning_hooks.diagnostics.causes.wiring import cut_gradients, idle_step
-from lightning_hooks.diagnostics.excuses import (
-    CONVERGED,
-    FIRST_STEP_ONLY,
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.diagnostics.training_state import (
     falls_within,
+    has_converged,
     is_scale_free,
     loss_falls,
     only_the_first_step,
     takes_many_steps,
     weight_ratios,
 )
-from lightning_hooks.diagnostics.reports import GradientFlowReport
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,24 +42,22 @@ class UpdateTooSmall(Rule):
         min_planned: Fewer planned steps are a trial, which need not learn anything.
         falls: Share of a window's first losses below which its last ones have fallen.
         scheduled: Share of its peak below which a learning rate is low on purpose.
-        converged: Share of the first epoch's total gradient norm below which training has converged.
     """
 
     kind: ClassVar[str] = "update_too_small"
     judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("falls", "scheduled", "converged")
-    excuses: ClassVar[tuple[Excuse, ...]] = (FIRST_STEP_ONLY, CONVERGED)
 
     threshold: float = 1e-6
-    slow: float = 1e-4
-    planned: float = 1e-2
-    min_planned: int = 64
-    falls: float = 0.9
-    scheduled: float = 0.5
-    converged: float = 1e-2
+    slow: ClassVar[float] = 1e-4
+    planned: ClassVar[float] = 1e-2
+    min_planned: ClassVar[int] = 64
+    falls: ClassVar[float] = 0.9
+    scheduled: ClassVar[float] = 0.5
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per optimizer none of whose weights moves."""
+        if only_the_first_step(report) or has_converged(report):
+            return
         steps = report.planned_steps or 0
         few = steps < self.min_planned or falls_within(report, self.falls)
         limit = self.threshold if few else max(self.threshold, min(self.slow, self.planned / steps))
@@ -73,14 +70,11 @@ class UpdateTooSmall(Rule):
             ratios = _of_usual_size(report, all_ratios)
             largest = max(ratios, key=ratios.__getitem__)
             if ratios[largest] < limit:
-                rate = report.setups[largest].lr
                 planned = f", and the {steps} planned steps by less than {percent(self.planned)}" if limit > self.threshold else ""
-                low = f"a learning rate that is too low ({rate or 0.0:.0e})"
                 yield self.alert(
                     report, optimizer, ratios[largest], limit, "warning",
                     f"a step changes none of its weights by more than {ratios[largest]:.1e} of their size ({largest}; limit "
-                    f"{limit:.0e}){planned}.",
-                    f"About 1e-3 is usual, and below 6e-8 a float32 weight does not change at all. Common cause: {low}.",
+                    f"{limit:.0e}; about 1e-3 is usual){planned}.",
                 )  # fmt: skip
 
 
@@ -109,11 +103,10 @@ class UpdateTooLarge(Rule):
     """
 
     kind: ClassVar[str] = "update_too_large"
-    shares: ClassVar[tuple[str, ...]] = ("decay",)
 
     threshold: float = 0.4
-    usual: float = 0.1
-    decay: float = 0.01
+    usual: ClassVar[float] = 0.1
+    decay: ClassVar[float] = 0.01
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per weight whose updates are too large, the largest first, and per optimizer that decays too much."""
@@ -123,7 +116,6 @@ class UpdateTooLarge(Rule):
                 report, optimizer, decay, self.decay, "warning",
                 f"its weight decay removes {percent(decay)} of every weight at each step (learning rate times weight_decay; limit "
                 f"{percent(self.decay)}): weights are forgotten faster than they are learned.",
-                "Common cause: a weight_decay that was meant for another optimizer or learning rate.",
                 advice=("Try weight_decay=0.01",),
             )  # fmt: skip
         if only_the_first_step(report):
@@ -142,12 +134,10 @@ class UpdateTooLarge(Rule):
             ratios = {name: _without_largest(report, name, ratio, 2 if starts_well else 3) for name, ratio in ratios.items()}
         for name in sorted(ratios, key=lambda name: -ratios[name]):
             if ratios[name] > self.threshold:
-                rate = report.setups[name].lr
                 yield self.alert(
                     report, name, ratios[name], self.threshold, "warning",
                     f"a step changes it by {percent(ratios[name])} of its size (limit {percent(self.threshold)}; the median of all "
                     f"weights is {percent(usual)}, and about 0.1% is usual): what it has learned is overwritten.",
-                    f"Common cause: a learning rate that is too high ({rate or 0.0:.0e}).",
                 )  # fmt: skip
 
 
@@ -176,9 +166,9 @@ class UpdateSpike(Rule):
     kind: ClassVar[str] = "update_spike"
 
     factor: float = 20.0
-    peak: float = 3.0
-    least: float = 0.1
-    rise: float = 1.2
+    peak: ClassVar[float] = 3.0
+    least: ClassVar[float] = 0.1
+    rise: ClassVar[float] = 1.2
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per weight, the one with the largest update first."""
@@ -194,8 +184,6 @@ class UpdateSpike(Rule):
                     report, name, tops[name], limit, "warning",
                     f"one step changed it by {percent(tops[name])} of its size; {percent(usual)} is usual for it (limit "
                     f"{percent(limit)}), and its learning rate has not risen.",
-                    "Common causes: a batch of bad data, a gradient that is not clipped, or code of your own that writes the "
-                    "weight.",
                 )  # fmt: skip
 
     def _usual(self, report: GradientFlowReport, name: str) -> float | None:
@@ -219,7 +207,7 @@ KINDS = (
     Kind(
         "update_too_small", "Updates too small to learn from", group="Updates",
         states="symptom", limit=UpdateTooSmall().threshold,
-        hypotheses=(idle_step, written_back, cut_gradients, *SMALL_STEPS),
+        causes=(idle_step, written_back, cut_gradients, *SMALL_STEPS),
         meaning="The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
         "gradient.",
         formula="update_ratio = |update| / |weight|, mean over the measured steps;\n"
@@ -234,7 +222,7 @@ KINDS = (
     Kind(
         "update_too_large", "Updates as large as the weights", group="Updates",
         states="symptom", limit=UpdateTooLarge().threshold,
-        hypotheses=STEP_SIZE,
+        causes=STEP_SIZE,
         meaning="One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
         "step. What the model learned is overwritten.",
         formula="update_ratio = |update| / |weight|, mean over the measured steps; without the largest of three or more\n"
@@ -248,13 +236,13 @@ KINDS = (
     ),
     Kind(
         "update_spike", "An update much larger than usual", group="Updates", states="symptom", about="batch",
-        hypotheses=(bad_batch, *LARGE_STEP),
+        causes=(bad_batch, *LARGE_STEP),
         meaning="One step changed a weight far more than the steps before it did, and its learning rate had not risen. What the "
         "model has learned may be lost in that step.",
         formula="usual = the largest of: mean update_ratio of the last windows, mean of this window's other steps\n\n"
         "alert if update_ratio_max > {UpdateSpike.factor} * usual, and > {UpdateSpike.least}\n"
         "      and > {UpdateSpike.peak} * the largest update_ratio_max of the last windows",
-        advice=("Check the data of this window", "Set gradient_clip_val to limit such a step"),
+        advice=("Check the data of this window",),
     ),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Excuse, Judges, Rule, percent
+from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import activation_before_loss
 from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inputs
 from lightning_hooks.diagnostics.causes.rates import group_too_fast
@@ -25,10 +25,10 @@ from lightning_hooks.diagnostics.causes.weights import (
     squashing_chain,
 )
 from lightning_hooks.diagnostics.causes.wiring import cut_path, flat_outputs, loss_without_graph, no_slope
-from lightning_hooks.diagnostics.excuses import FIRST_STEP_ONLY, had_gradient, is_scale_free, unused_tensors
-from lightning_hooks.diagnostics.gradients.exploding_rules import Exploding, GradientCourse
+from lightning_hooks.diagnostics.gradients.exploding_rules import GradientCourse
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.initial import role_of
+from lightning_hooks.diagnostics.training_state import had_gradient, is_scale_free, only_the_first_step, unused_tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,12 +53,11 @@ class Vanishing(Rule):
     """
 
     kind: ClassVar[str] = "vanishing"
-    superseded_by: ClassVar[tuple[type[Rule], ...]] = (Exploding,)  # compared with what explodes any gradient is small
 
     relative: float = 1e-4
     absolute: float = 1e-12
-    alike: float = 1e-2
-    learns: float = 1e-3
+    alike: ClassVar[float] = 1e-2
+    learns: ClassVar[float] = 1e-3
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert where the gradient is lost, and one per module that has lost it; none where gradients are not finite."""
@@ -89,13 +88,11 @@ class Vanishing(Rule):
         course, culprit = flow.course(min(range(frontier + 1), key=flow.norm.__getitem__), largest)
         if culprit is not None and culprit in flow.sites[frontier + 1 :]:
             lost.insert(0, (culprit, *lost[-1][1:3], "and almost nothing of it reaches the layers before"))
-        falls = f"It falls {course}. " if largest > frontier else ""
+        falls = f"; it falls {course}" if largest > frontier else ""
         for site, value, threshold, what in lost:
             yield self.alert(
                 report, site, value, threshold, "warning",
-                f"the gradient RMS at its output is {report.modules[site].rms:.1e}, {what}: it and the layers before hardly learn.",
-                f"{falls}Common causes: saturating activations (sigmoid, tanh), a small initialisation, or depth without residual "
-                "connections.",
+                f"the gradient RMS at its output is {report.modules[site].rms:.1e}, {what}{falls}.",
             )  # fmt: skip
 
     def _learning(self, report: GradientFlowReport) -> set[str]:
@@ -130,26 +127,9 @@ def _role_in_block(site: str) -> str:
     return f"{outer[numbers[-1] :]}.{role}".lstrip(".") if numbers else role
 
 
-def _small_part(rule: Zero, alert: Alert, report: GradientFlowReport) -> str:
-    """Why a parameter of a library's model may be meant to have a gradient of zeros, where few of those that train have."""
-    unused = _unused(report, alert.site)
-    if not unused:
-        return ""
-    trains = {name: setup.elements for name, setup in report.setups.items() if setup.trains}
-    zero = [name for name, gradient in report.parameters.items() if gradient.zero_fraction >= rule.threshold]
-    return unused if sum(trains.get(name, 0) for name in zero) <= rule.part * max(sum(trains.values()), 1) else ""
-
-
-def _unused(report: GradientFlowReport, site: str) -> str:
-    spare = report.setups[site].spare if site in report.setups else ""
-    return f"it is {spare}" if spare else ""
-
-
-WEIGHT_LEARNS = Excuse(
-    "weight_learns", "the weight of its module has a gradient, so the loss does not depend on an offset",
-    lambda _, alert, report: _weight_learns(report, alert.site),
-)  # fmt: skip
-"""Of a bias: the module is used, and its weight learns."""
+def _unused(report: GradientFlowReport, site: str) -> bool:
+    """Whether it is a part of a library's model, or a target network, that may be meant to have no gradient."""
+    return site in report.setups and bool(report.setups[site].spare)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,27 +146,28 @@ class Zero(Rule):
 
     kind: ClassVar[str] = "zero"
     judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "part")
-    excuses: ClassVar[tuple[Excuse, ...]] = (
-        FIRST_STEP_ONLY,
-        Excuse("inside_library", "a small part of a library's model may not be used", _small_part),
-        WEIGHT_LEARNS,
-    )  # fmt: skip
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 1.0
-    part: float = 0.5
+    part: ClassVar[float] = 0.5
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per parameter whose gradient is zero."""
-        for site, gradient in report.parameters.items():
+        for site, gradient in report.parameters.items() if not only_the_first_step(report) else ():
             if gradient.zero_fraction >= self.threshold:
+                meant = self._small_part(report, site) or _weight_learns(report, site)
                 yield self.alert(
-                    report, site, gradient.zero_fraction, self.threshold, "warning",
+                    report, site, gradient.zero_fraction, self.threshold, "info" if meant else "warning",
                     f"{percent(gradient.zero_fraction)} of its gradient is exactly zero (limit {percent(self.threshold)}): it is "
                     "connected to the loss but does not learn.",
-                    "Common causes: dead or saturated units after it, an output that is masked or multiplied by zero, an input of "
-                    "zeros, or an expert that no token reached.",
                 )  # fmt: skip
+
+    def _small_part(self, report: GradientFlowReport, site: str) -> bool:
+        """Whether it is of a library's model, which may leave a part unused, where few of those that train have no gradient."""
+        trains = {name: setup.elements for name, setup in report.setups.items() if setup.trains}
+        zero = [name for name, gradient in report.parameters.items() if gradient.zero_fraction >= self.threshold]
+        few = sum(trains.get(name, 0) for name in zero) <= self.part * max(sum(trains.values()), 1)
+        return _unused(report, site) and few
 
 
 def _weight_learns(report: GradientFlowReport, site: str) -> bool:
@@ -219,15 +200,6 @@ class Missing(Rule):
 
     kind: ClassVar[str] = "missing"
     judges: ClassVar[Judges] = "epoch"
-    excuses: ClassVar[tuple[Excuse, ...]] = (
-        Excuse(
-            "unused_part", "a small or unused part, or a target network, may be meant to have no gradient",
-            lambda _, alert, report: (
-                "" if any(had_gradient(earlier, alert.site) for earlier in report.earlier) else _unused(report, alert.site)
-            ),
-        ),
-        WEIGHT_LEARNS,
-    )  # fmt: skip
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per parameter whose gradient was None at every measured step."""
@@ -238,13 +210,12 @@ class Missing(Rule):
                 continue  # the latter at a step that was not sampled: a branch that is taken by chance
             if gradient.missing_steps and not gradient.steps and not gradient.nonfinite_steps:
                 last = next((earlier.epoch for earlier in report.earlier[::-1] if had_gradient(earlier, site)), None)
-                known = "" if last is None else f"It last had one in epoch {last}. "
+                known = "" if last is None else f" It last had one in epoch {last}."
+                meant = (last is None and _unused(report, site)) or _weight_learns(report, site)
                 yield self.alert(
-                    report, site, gradient.missing_steps, 0.0, "warning",
-                    "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend "
-                    "on it.",
-                    f"{known}Common causes: its layer is not used in forward, or a detach(), .item(), .data or no_grad() "
-                    "breaks the path.",
+                    report, site, gradient.missing_steps, 0.0, "info" if meant else "warning",
+                    "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend on it."
+                    f"{known}",
                 )  # fmt: skip
 
 
@@ -253,7 +224,7 @@ __all__ = ["Missing", "Vanishing", "Zero"]
 KINDS = (
     Kind(
         "vanishing", "Vanishing gradients", group="Backward", states="symptom",
-        hypotheses=(
+        causes=(
             small_start, squashing_chain, destroyed_inputs, large_inputs, initial_scale, constant_weights, offset_bias,
             module_setting, activation_before_loss, group_too_fast,
         ),
@@ -270,7 +241,7 @@ KINDS = (
     ),
     Kind(
         "zero", "Gradients that are exactly zero", group="Backward", states="symptom", measures="share",
-        hypotheses=(flat_outputs, no_slope, constant_weights, offset_bias, nonfinite_weights),
+        causes=(flat_outputs, no_slope, constant_weights, offset_bias, nonfinite_weights),
         meaning="A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
         formula="zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
         "alert if zero_fraction >= {Zero.threshold}",
@@ -278,7 +249,7 @@ KINDS = (
     ),
     Kind(
         "missing", "Parameters without a gradient", group="Backward", states="fact", measures="nothing",
-        hypotheses=(
+        causes=(
             loss_without_graph, cut_path,
         ),
         meaning="A parameter requires a gradient but its `.grad` is None at every measured step. The loss does not depend on it.",

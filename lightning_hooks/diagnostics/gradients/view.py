@@ -21,8 +21,7 @@ from lightning_hooks.diagnostics.learning.report import learning_scalars
 from lightning_hooks.diagnostics.loss.report import loss_scalars
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.plots.canvas import BLUE, GREEN, Figure, decades, nothing, positive, style
-from lightning_hooks.plots.heat import heatmap
-from lightning_hooks.plots.layers import (
+from lightning_hooks.plots.curves import (
     by_role,
     dot_size,
     layer_sheet,
@@ -34,10 +33,10 @@ from lightning_hooks.plots.layers import (
     spread_band,
     with_names,
 )
+from lightning_hooks.plots.heat import heatmap
 from lightning_hooks.plots.series import check_report
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.trackers.console import Table, listed
-from lightning_hooks.trackers.tracker import Band, Chart, Layout, by_statistic, margins, of_model
 
 RANKING = (
     *("rms", "update_ratio", "norm", "weight_norm", "nonfinite_fraction", "nonfinite_steps", "zero_fraction", "missing_steps"),
@@ -127,26 +126,6 @@ class GradientSites(Collector[GradientFlowReport]):
         tags = {f"{self.prefix}/{name}/norm" for name in self.modules.names}
         tags |= {f"{self.prefix}/{name}/rms" for name in self.parameters.names}
         return tags | {f"learning/{name}/{stat}" for name in self.parameters.names for stat in LEARNING_PARAMETER_STATS}
-
-    @override
-    def charts(self, written: LoggedStatistics) -> Layout:
-        """Charts of many curves: category to title to chart."""
-        if not written.of_sites:
-            band = Band(*(f"{self.prefix}/model/rms_{what}" for what in BAND))
-            charts_of_model = of_model(self.prefix, ("norm", "update_ratio"))
-            return {"Gradient flow": {"RMS of modules: median, smallest and largest": band, **charts_of_model}}
-        modules, stats = self.modules.names, written.statistics
-        of_modules, of_parameters = (stats, stats) if written.named else (("rms",), ("norm", "update_ratio", "weight_norm"))
-        chosen = [stat for stat in MODULE_STATS if stat in of_modules], [stat for stat in PARAMETER_STATS if stat in of_parameters]
-        charts: dict[str, Mapping[str, Chart]] = {
-            "Gradient flow": {
-                **by_statistic(self.prefix, chosen[0], modules, "modules"),
-                **by_statistic(self.prefix, chosen[1], self.parameters.names, "parameters"),
-            }
-        }
-        if {"mean", "min", "max"} <= {*stats}:
-            charts["Gradient: mean, least and largest value"] = margins(self.prefix, modules)
-        return charts
 
     @classmethod
     @override

@@ -10,15 +10,15 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Excuse, Judges, Rule, percent
+from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.causes.code import half_weights, written_back
 from lightning_hooks.diagnostics.causes.rates import rate_too_low, wrong_schedule
 from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
 from lightning_hooks.diagnostics.causes.wiring import another_optimizer, strided_weight
-from lightning_hooks.diagnostics.excuses import CONVERGED, is_scale_free
 from lightning_hooks.diagnostics.loss.report import BLOCK
 from lightning_hooks.diagnostics.loss.rules import rises, rising
 from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.diagnostics.training_state import has_converged, is_scale_free
 from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE
 
 
@@ -39,12 +39,11 @@ class NotUpdated(Rule):
     """
 
     kind: ClassVar[str] = "not_updated"
-    shares: ClassVar[tuple[str, ...]] = ("sparse",)
 
     min_steps: int = 3
-    min_steps_of_all: int = 5
-    sparse: float = 0.9
-    rounding: float = 6e-8
+    min_steps_of_all: ClassVar[int] = 5
+    sparse: ClassVar[float] = 0.9
+    rounding: ClassVar[float] = 6e-8
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per weight, or per module none of whose weights moves."""
@@ -67,7 +66,6 @@ class NotUpdated(Rule):
                 report, site, 0.0, 0.0, "warning",
                 f"{which} did not change in {stats.steps} measured steps, while other weights {whose} did, although it has a "
                 f"gradient (norm {stats.norm:.2g}) and a learning rate of {setup.lr or 0.0:.2g}.",
-                "Common causes: code that restores the weights after the step, or a step that is smaller than their rounding.",
             )  # fmt: skip
 
     def _could_move(self, report: GradientFlowReport, name: str) -> bool:
@@ -109,7 +107,6 @@ class NeverStepped(Rule):
             yield self.alert(
                 report, still[0], 0.0, 0.0, "warning",
                 f"gradients were computed, but {', '.join(still)} took no step in {batches} batches: {what}.",
-                "Common causes: manual optimization without optimizer.step(), or an accumulation longer than the epoch.",
                 advice=("Call optimizer.step() after the backward pass",),
             )  # fmt: skip
 
@@ -143,17 +140,14 @@ class UpdatesLost(Rule):
         threshold: Share of a weight's elements whose update was lost, above which it counts.
         min_steps: Measured optimizer steps below which a window is not judged.
         scheduled: Share of its peak below which a learning rate is low on purpose.
-        converged: Share of the first epoch's total gradient norm below which training has converged.
     """
 
     kind: ClassVar[str] = "updates_lost"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "scheduled", "converged")
-    excuses: ClassVar[tuple[Excuse, ...]] = (CONVERGED,)
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.99
-    min_steps: int = 3
-    scheduled: float = 0.5
-    converged: float = 1e-2
+    min_steps: ClassVar[int] = 3
+    scheduled: ClassVar[float] = 0.5
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per weight, the one that loses most first."""
@@ -162,16 +156,15 @@ class UpdatesLost(Rule):
             for name, stats in report.parameters.items()
             if stats.lost_fraction is not None and stats.lost_fraction > self.threshold and stats.steps >= self.min_steps
         }
-        for name in sorted(lost, key=lambda name: -lost[name]):
+        for name in sorted(lost, key=lambda name: -lost[name]) if not has_converged(report) else ():
             setup = report.setups.get(name)
             if setup is None or setup.dimensions < 2 or not setup.has_rate(self.scheduled):
                 continue
             yield self.alert(
                 report, name, lost[name], self.threshold, "warning",
                 f"{percent(lost[name])} of its elements keep their value at a measured step although they have a gradient (limit "
-                f"{percent(self.threshold)}; 50 to 80% is usual with such weights).",
-                f"Cause: it is in half precision, and the step (learning rate {setup.lr or 0.0:.1e}) is smaller than the rounding "
-                "of its values (about 0.4% in bfloat16).",
+                f"{percent(self.threshold)}; 50 to 80% is usual with such weights): the step (learning rate {setup.lr or 0.0:.1e}) "
+                "is smaller than the rounding of its values.",
             )  # fmt: skip
 
 
@@ -191,12 +184,11 @@ class WeightsGrowing(Rule):
     """
 
     kind: ClassVar[str] = "weights_growing"
-    shares: ClassVar[tuple[str, ...]] = ("slowing",)
 
     factor: float = 2.0
-    min_windows: int = 3
-    rise: float = 1.01
-    slowing: float = 0.9
+    min_windows: ClassVar[int] = 3
+    rise: ClassVar[float] = 1.01
+    slowing: ClassVar[float] = 0.9
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per weight, the one that grew most first."""
@@ -214,8 +206,6 @@ class WeightsGrowing(Rule):
                 report, name, now / then, self.factor, "warning",
                 f"its norm grew {now / then:.2g} times in this window, from {then:.3g} to {now:.3g} "
                 f"(limit {self.factor:g} times; {then / earlier:.2g} times in the window before).",
-                "Common causes: a learning rate that is too high, a loss that falls as outputs grow, or a weight that nothing "
-                "holds back.",
             )  # fmt: skip
 
 
@@ -235,11 +225,10 @@ class GrowthWithoutGain(Rule):
     """
 
     kind: ClassVar[str] = "weights_growing"
-    shares: ClassVar[tuple[str, ...]] = ("slowing",)
 
     factor: float = 1.25
-    slowing: float = 0.8
-    noise: float = 0.75
+    slowing: ClassVar[float] = 0.8
+    noise: ClassVar[float] = 0.75
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per weight, the one that grew most first."""
@@ -257,8 +246,6 @@ class GrowthWithoutGain(Rule):
                 report, name, found[name], self.factor, "warning",
                 f"its norm grew {found[name]:.3g} times over three windows (limit {self.factor:g} times), no more slowly from one "
                 f"to the next, and the loss rises: it was {report.loss.lowest:.3g} at its lowest.",
-                f"{len(found)} of the weights grow so. Common causes: a learning rate that is too high or grows, or weight decay "
-                "with the wrong sign.",
             )  # fmt: skip
 
 
@@ -282,7 +269,7 @@ __all__ = ["GrowthWithoutGain", "NeverStepped", "NotUpdated", "UpdatesLost", "We
 KINDS = (
     Kind(
         "not_updated", "Weights that do not change", group="Updates", states="fact", measures="nothing",
-        hypotheses=(another_optimizer, strided_weight, written_back, rate_too_low, wrong_schedule),
+        causes=(another_optimizer, strided_weight, written_back, rate_too_low, wrong_schedule),
         meaning="A weight, or all weights of a module, did not change by one bit, while other weights moved.",
         formula="alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
         "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"
@@ -294,7 +281,7 @@ KINDS = (
     ),
     Kind(
         "updates_lost", "Updates lost in rounding", group="Updates", states="fact", measures="share",
-        hypotheses=(half_weights, rate_too_low),
+        causes=(half_weights, rate_too_low),
         meaning="A weight is stored in half precision, and almost none of its elements change at a step: each change is smaller "
         "than the distance to the next number that bfloat16 or float16 can hold. The weight stands still although the optimizer "
         "works.",
@@ -305,7 +292,7 @@ KINDS = (
     ),
     Kind(
         "weights_growing", "Weights that grow fast", group="Updates", states="symptom",
-        hypotheses=STEP_SIZE,
+        causes=STEP_SIZE,
         meaning="The norm of a weight doubled within one window, faster than in the window before, or keeps growing by the same "
         "factor from window to window while the loss rises. Training that goes on like this diverges.",
         formula="alert if weight_norm > {WeightsGrowing.factor} * that of the window before, growing no more slowly than before,\n"

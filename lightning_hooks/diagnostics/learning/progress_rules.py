@@ -57,18 +57,18 @@ class NoProgress(Rule):
     """
 
     kind: ClassVar[str] = "no_progress"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "fall", "gain", "over_constant", "still", "begun", "stays")
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "gain", "over_constant")
 
     threshold: float = 0.02
-    fall: float = 0.1
+    fall: ClassVar[float] = 0.1
     gain: float = 1e-3
     over_constant: float = 0.98
-    still: float = 0.03
-    min_steps: int = 40
-    begun: float = 0.1
-    stays: float = 0.5
-    long: int = 100
-    behind: float = 1.5
+    still: ClassVar[float] = 0.03
+    min_steps: ClassVar[int] = 40
+    begun: ClassVar[float] = 0.1
+    stays: ClassVar[float] = 0.5
+    long: ClassVar[int] = 100
+    behind: ClassVar[float] = 1.5
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if the loss makes no progress."""
@@ -125,8 +125,6 @@ class NoProgress(Rule):
     def _found(self, report: GradientFlowReport, value: float, limit: float, severity: Severity, message: str) -> Alert:
         return self.alert(
             report, SITE, value, limit, severity, f"{message}.",
-            "The model learns nothing that holds for new samples. Common causes: labels that do not belong to their inputs, a "
-            "layer that destroys the inputs, noise as data.",
         )  # fmt: skip
 
 
@@ -149,7 +147,7 @@ __all__ = ["NoProgress"]
 KINDS = (
     Kind(
         "no_progress", "Steps that bring no progress", group="Loss", states="outcome", measures="number",
-        hypotheses=(
+        causes=(
             frozen_by_mistake, wrong_axis, positions_by_sample, inverted_mask, detached_state, cut_gradients, destroyed_inputs,
             large_inputs, unrelated_targets, activation_before_loss, rate_too_low, *STEP_SIZE,
         ),

@@ -15,9 +15,9 @@ from lightning_hooks.diagnostics.causes.data import large_inputs, large_targets
 from lightning_hooks.diagnostics.causes.rates import rate_too_low
 from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
 from lightning_hooks.diagnostics.causes.weights import initial_scale, large_start, stretching_recurrence, stretching_start
-from lightning_hooks.diagnostics.excuses import weight_ratios
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.diagnostics.training_state import weight_ratios
 
 ENOUGH = 8  # losses of a window whose mean is compared with the first one: fewer may differ by chance
 NO_BETTER = 0.95  # the loss over the first one above which it is as bad
@@ -49,8 +49,8 @@ class StepTooLong(Rule):
     shares: ClassVar[tuple[str, ...]] = ("size",)
 
     threshold: float = 0.1
-    min_reruns: int = 4
-    ruined: float = 1.5
+    min_reruns: ClassVar[int] = 4
+    ruined: ClassVar[float] = 1.5
     size: float = 0.1
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
@@ -65,27 +65,20 @@ class StepTooLong(Rule):
             yield self.alert(
                 report, SITE, ratio, self.threshold, "warning" if ruin else "info",
                 f"steps gain {percent(ratio)} of what their gradients predict on their own batch (limit {percent(self.threshold)}; "
-                f"the best length gains 50%){': they raise its loss' * (ratio < 0)}{ruin}.",
-                _TOO_LONG, advice=advice,
+                f"the best length gains 50%){': they raise its loss' * (ratio < 0)}{ruin}.", advice=advice,
             )  # fmt: skip
         elif times > self.ruined and (size := max(map(_largest_steps, report.windows))) >= self.size:
             yield self.alert(
                 report, SITE, times, self.ruined, "warning",
                 f"the loss has been {times:.3g} times that before the first step (limit {self.ruined:g} times), and a step changed "
                 f"weights by up to {percent(size)} of their size (median of all weights; limit {percent(self.size)}).",
-                _TOO_LONG, advice=advice,
+                advice=advice,
             )  # fmt: skip
 
     def _ruin(self, report: GradientFlowReport) -> float:
         """The most that the loss has been of the first one, as long as it is no better than that."""
         now, lost = _risen(report), report.loss is not None and report.loss.nonfinite_steps > 0
         return max(map(_risen, report.windows)) if lost or now > NO_BETTER else now
-
-
-_TOO_LONG = (
-    "Steps are too long for the curvature of the loss: the learning rate is too high, or the loss is summed where it should be "
-    "averaged."
-)
 
 
 def _risen(report: GradientFlowReport) -> float:
@@ -122,7 +115,7 @@ class StepTooShort(Rule):
     threshold: float = 0.99
     coherence: float = 0.9
     gain: float = 5e-4
-    min_reruns: int = 5
+    min_reruns: ClassVar[int] = 5
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if steps are too short."""
@@ -136,8 +129,8 @@ class StepTooShort(Rule):
             yield self.alert(
                 report, SITE, ratio, self.threshold, "info",
                 f"steps gain all that their gradients predict ({percent(ratio)}; limit {percent(self.threshold)}), in the same "
-                f"direction (cosine {coherence:.2g}), and {percent(gain / abs(loss.mean))} of the loss each.",
-                "The learning rate is too low: longer steps would gain more.",
+                f"direction (cosine {coherence:.2g}), and {percent(gain / abs(loss.mean))} of the loss each: longer steps would "
+                "gain more.",
                 advice=(f"Multiply the learning rate by up to {factor_to_best(ratio):.2g}, in steps of ten",),
             )  # fmt: skip
 
@@ -157,7 +150,7 @@ class PartNotLearning(Rule):
 
     threshold: float = 1e-4
     size: float = 0.05
-    min_steps: int = 4
+    min_steps: ClassVar[int] = 4
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert for each outermost module that brings nothing."""
@@ -180,8 +173,6 @@ class PartNotLearning(Rule):
                 report, module, share, self.threshold, "info",
                 f"it holds {percent(size)} of the parameters, and {percent(share)} of the predicted fall of the loss "
                 f"comes from it (limit {percent(self.threshold)}).",
-                "Other parts learn, and this one hardly does: gradients vanish, its learning rate is next to zero, or what "
-                "follows ignores it.",
             )  # fmt: skip
 
 
@@ -190,7 +181,7 @@ __all__ = ["PartNotLearning", "StepTooLong", "StepTooShort"]
 KINDS = (
     Kind(
         "step_too_long", "Steps that are too long", group="Updates", states="symptom", measures="number",
-        hypotheses=(
+        causes=(
             stretching_start, initial_scale, large_start, *STEP_SIZE, large_inputs, stretching_recurrence, large_targets,
         ),
         meaning="The batch of a step was run again after the update: the step gained next to nothing of what its gradient "
@@ -205,7 +196,7 @@ KINDS = (
     ),
     Kind(
         "step_too_short", "Steps that are too short", group="Updates", states="symptom", measures="number",
-        hypotheses=(rate_too_low,),
+        causes=(rate_too_low,),
         meaning="Steps gain all that their gradients predict, point the same way, and each gains next to nothing of the loss.",
         formula="alert if ratio > {StepTooShort.threshold} and coherence > {StepTooShort.coherence}\n"
         "     and gain of a step < {StepTooShort.gain} * loss, with at least {StepTooShort.min_reruns} measured steps",

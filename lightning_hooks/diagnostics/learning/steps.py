@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +14,9 @@ from torch import Tensor
 
 from lightning_hooks.declare.functional import FunctionalCall
 from lightning_hooks.declare.measured import MeasuredLoss
-from lightning_hooks.diagnostics.learning.report import UNSURE
 from lightning_hooks.hooks.functions import BINARY
-from lightning_hooks.hooks.tensors import addresses_of
+from lightning_hooks.hooks.tensors import addresses_of, number
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable
-from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.reduction import added, latest
 from lightning_hooks.statistics.tables import HostNumbers
 
@@ -47,13 +45,9 @@ class ConstantColumn(Columns):
 
 
 class ConstantTable(RowTable):
-    """The losses of a window and what their targets say. No host sync.
+    """The losses of a window and what their targets say. No host sync."""
 
-    Args:
-        device: Where the numbers live.
-    """
-
-    columns: ClassVar[type[Columns]] = ConstantColumn
+    columns = ConstantColumn
     more: int = MOST_CLASSES
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -154,6 +148,8 @@ FEWEST_STEPS = 4
 """So many there must be for ``progress``."""
 SURROGATE = 1.2
 """Median step ratio above which gradients are not those of the loss: along a step a loss hardly falls faster than at its start."""
+UNSURE = 0.2
+"""Share of the predicted gain above which its standard error makes what is divided by it unknown."""
 WIDTH = 4  # gain, predicted gain, the error of both, gain on the batch measured before
 
 
@@ -171,13 +167,7 @@ class MeasuredSteps:
         return HostNumbers(self._numbers, added, latest)
 
     def add(self, measured: MeasuredLoss, predicted: float, error: float) -> None:
-        """Record a measured step.
-
-        Args:
-            measured: Its losses.
-            predicted: The gain that was predicted.
-            error: The standard error of that.
-        """
+        """Record a measured step, with the gain that was predicted and the standard error of that."""
         gain = measured.before - measured.after
         before, after = measured.other_before, measured.other_after
         transfer = math.nan if before is None or after is None else before - after
@@ -205,11 +195,7 @@ class MeasuredSteps:
 
 
 def read_steps(numbers: Sequence[float], why_not: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Name the numbers of all ranks.
-
-    Args:
-        numbers: As they were packed, and added over ranks.
-        why_not: Why steps are not measured; empty where they are.
+    """Name the numbers of all ranks, added; ``why_not`` says why steps are not measured.
 
     Returns:
         Fields of the report, and for those that are None the reason.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,23 +35,13 @@ class LearningColumn(Columns):
 
 
 class LearningTable(RowTable):
-    """A row for all parameters together, and one for each of them.
+    """A row for all parameters together, and one for each of them."""
 
-    Args:
-        n_parameters: How many there are.
-        device: Where the rows live.
-    """
-
-    columns: ClassVar[type[Columns]] = LearningColumn
-    alike_on_ranks: ClassVar[bool] = True
+    columns = LearningColumn
+    alike_on_ranks = True
 
     def __init__(self, n_parameters: int, device: torch.device | str = "cpu") -> None:
         super().__init__(n_parameters + 1, device)
-
-    def grow(self, n_parameters: int) -> None:
-        """Add rows for new parameters."""
-        now = len(self.rows)
-        self.follow([place if place < now else None for place in range(n_parameters + 1)])
 
     def add(self, places: Tensor, numbers: Tensor, valid: Tensor | None = None) -> None:
         """Record a step. No host sync.
@@ -77,12 +66,8 @@ class GradientSample:
     """Elements of the gradients before a step, and of the weights, for the predicted gain of the update.
 
     Of a parameter with up to 4 096 elements all are taken, of a larger one 4 096, one in each of as many stretches of equal length.
-    Of the table of an embedding the rows with the largest gradients are taken besides, for a batch touches few of them.
-
-    Args:
-        step: The step, unclipped, of parameters that are not spread over processes.
-        tables: The places of the tables of embeddings.
-        known: Index tensors by number of elements, kept from step to step.
+    Of the table of an embedding the rows with the largest gradients are taken besides, for a batch touches few of them. Indices are
+    kept from step to step in ``known``, by number of elements.
 
     Attributes:
         places: Of the parameters.
@@ -149,13 +134,9 @@ class GradientSample:
         return joined(found)
 
     def rows(self, before: Tensor | None) -> Tensor:
-        """The rows of the step, which was taken.
+        """The rows of the step, which was taken, shape ``(k, columns)``.
 
-        Args:
-            before: What :attr:`paired` was of the measured step before; None where there is none to compare with.
-
-        Returns:
-            Shape ``(k, columns)``, of the parameters of the step.
+        ``before`` is what :attr:`paired` was of the measured step before; None where there is none to compare with.
         """
         dtype, device = row_dtype(self._gradient.device), self._gradient.device
         found = torch.zeros((len(self._parameters), len(LearningColumn)), dtype=dtype, device=device)

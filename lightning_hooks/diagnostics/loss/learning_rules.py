@@ -15,9 +15,9 @@ from lightning_hooks.diagnostics.causes.code import OTHER_UNITS, activation_befo
 from lightning_hooks.diagnostics.causes.rates import rate_too_low
 from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
 from lightning_hooks.diagnostics.causes.wiring import detached_state, wrong_axis
-from lightning_hooks.diagnostics.excuses import first_called
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
+from lightning_hooks.diagnostics.training_state import first_called
 
 VALIDATION_SITE = "validation loss"
 
@@ -38,10 +38,10 @@ class LossPlateau(Rule):
 
     kind: ClassVar[str] = "loss_plateau"
     judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "remains")
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.01
-    remains: float = 0.8
+    remains: ClassVar[float] = 0.8
     min_steps: int = 200
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
@@ -56,7 +56,6 @@ class LossPlateau(Rule):
                 report, SITE, spread / loss.start, self.threshold, "info",
                 f"the mean losses of the last {len(means)} windows differ by {percent(spread / loss.start)} of the loss at the "
                 f"start ({loss.start:.3g}; limit {percent(self.threshold)}), and its lowest level is {loss.lowest:.3g}.",
-                "Common causes: a learning rate that is far too small or too large, or labels that do not belong to their inputs.",
             )  # fmt: skip
 
 
@@ -77,7 +76,7 @@ class Overfitting(Rule):
     judges: ClassVar[Judges] = "epoch"
 
     rises: int = 3
-    threshold: float = 0.02
+    threshold: ClassVar[float] = 0.02
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if the validation loss rises."""
@@ -91,7 +90,6 @@ class Overfitting(Rule):
                 report, VALIDATION_SITE, rise, self.threshold, "info",
                 f"the validation loss rose {self.rises} times in a row, from {first.loss:.3g} to {now.loss:.3g}, while the "
                 f"training loss fell from {first.training:.3g} to {now.training:.3g}.",
-                "The model learns the training samples by heart.",
             )  # fmt: skip
 
 
@@ -113,7 +111,7 @@ class LearnedByHeart(Rule):
     shares: ClassVar[tuple[str, ...]] = ("better",)
 
     better: float = 0.95
-    worse: float = 1.02
+    worse: ClassVar[float] = 1.02
     validations: int = 3
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
@@ -134,8 +132,6 @@ class LearnedByHeart(Rule):
                 report, VALIDATION_SITE, now.loss / guessing, limit / guessing, "warning",
                 f"the validation loss is {now.loss:.3g} and was never clearly below the {guessing:.3g} that {what} while the "
                 f"training loss has fallen to {now.training:.3g}.",
-                "The model learns the training samples by heart, and nothing that holds for new ones. Common causes: labels that "
-                "do not belong to their inputs, validation data that are prepared differently.",
                 advice=("Check that labels belong to their inputs, in training and in validation",
                     "Compare the transforms and the numbers of the classes of training and validation"),
             )  # fmt: skip
@@ -169,7 +165,6 @@ class ValidationShift(Rule):
                 f"its input ({in_batch(report.input_place)}) has a root mean square of {validation.rms:.3g} in "
                 f"validation and {training.rms:.3g} in training (limit: a factor of {self.factor:.3g}): the two are prepared "
                 "differently.",
-                "Common causes: one of them is not normalised, or has other units.",
             )  # fmt: skip
 
 
@@ -188,10 +183,9 @@ class ValidationApart(Rule):
 
     kind: ClassVar[str] = "validation_shift"
     judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("better",)
 
     worse: float = 1.1
-    better: float = 0.8
+    better: ClassVar[float] = 0.8
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert after the second validation of the first two epochs."""
@@ -208,8 +202,6 @@ class ValidationApart(Rule):
                 report, VALIDATION_SITE, validation / guessing, self.worse, "warning",
                 f"the validation loss was {last[0].loss:.3g} and is {validation:.3g}, and guessing has {guessing:.3g} without "
                 f"a look at the input (limit {self.worse:g} times that), while the training loss is {training:.3g}.",
-                "Little is learned by heart in two epochs. Common causes: other transforms, units, vocabularies or numbers of "
-                "classes in validation, a layer that computes something else in eval mode, a sampler that draws few samples.",
                 advice=("Compare a batch of training with one of validation, as the model receives them",
                     "Validate on training data: the loss must be near that of training"),
             )  # fmt: skip
@@ -220,7 +212,7 @@ __all__ = ["LearnedByHeart", "LossPlateau", "Overfitting", "ValidationApart", "V
 KINDS = (
     Kind(
         "loss_plateau", "A loss that stands still", group="Loss", states="outcome", measures="share",
-        hypotheses=(activation_before_loss, wrong_axis, detached_state, rate_too_low, *STEP_SIZE),
+        causes=(activation_before_loss, wrong_axis, detached_state, rate_too_low, *STEP_SIZE),
         meaning="The loss stays near the value that it began with. The model hardly learns.",
         formula="means = mean loss of this window and the three before, with at least {LossPlateau.min_steps} batches\n\n"
         "alert if max(means) - min(means) < {LossPlateau.threshold} * loss at the start\n"
@@ -247,7 +239,7 @@ KINDS = (
     ),
     Kind(
         "validation_shift", "Validation data unlike the training data", group="Data", states="outcome",
-        hypotheses=(other_numbers, OTHER_UNITS),
+        causes=(other_numbers, OTHER_UNITS),
         meaning="The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
         formula="ratio = rms(model input in validation) / rms(model input in training)\n\n"
         "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}\n"

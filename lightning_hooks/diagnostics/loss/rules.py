@@ -44,13 +44,8 @@ class LossNonfinite(Rule):
         yield self.alert(
             report, SITE, loss.nonfinite_steps, 0.0, "info" if skipped else "critical",
             f"the loss was NaN or infinite in {loss.nonfinite_steps} of {loss.nonfinite_steps + loss.count} training batches, "
-            f"first in batch {loss.first_nonfinite_batch} of the epoch, at global step {loss.first_nonfinite_step}.",
-            (
-                "The loss scaler skips such steps, and the loss is finite in others."
-                if skipped
-                else "One step with it makes all weights NaN. Common causes: log of 0 or division by 0 in the loss, a mean over an "
-                "empty mask, or outputs of the model that are not finite."
-            ),
+            f"first in batch {loss.first_nonfinite_batch} of the epoch, at global step {loss.first_nonfinite_step}"
+            f"{'; the loss scaler skips such steps' * skipped}.",
             since_step=loss.first_nonfinite_step,
             batch=loss.first_nonfinite_batch,
         )  # fmt: skip
@@ -76,12 +71,11 @@ class LossSpiking(Rule):
     """
 
     kind: ClassVar[str] = "loss_spike"
-    shares: ClassVar[tuple[str, ...]] = ("lost",)
 
     sigmas: float = 6.0
-    ratio: float = 2.0
-    lost: float = 0.1
-    settle: int = 3
+    ratio: ClassVar[float] = 2.0
+    lost: ClassVar[float] = 0.1
+    settle: ClassVar[int] = 3
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if the loss has leapt."""
@@ -97,7 +91,6 @@ class LossSpiking(Rule):
             f"{where} the loss leapt to at least {spike.loss:.3g} for {LASTING} batches: {spike.sigmas:.3g} standard deviations "
             f"above the mean of {spike.before} batches before ({spike.mean:.3g}), {spike.ratio:.3g} times as far as their largest "
             f"(limit {self.ratio:.3g}).",
-            "Common causes: a learning rate that is too large, or a corrupt batch.",
             batch=spike.batch if spike.batch >= 0 else None,
         )  # fmt: skip
 
@@ -122,9 +115,9 @@ class LossDiverging(Rule):
     shares: ClassVar[tuple[str, ...]] = ("lost",)
 
     lost: float = 0.3
-    trend: float = 2.5
-    noise: float = 3.0
-    min_steps: int = 64
+    trend: ClassVar[float] = 2.5
+    noise: ClassVar[float] = 3.0
+    min_steps: ClassVar[int] = 64
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if the loss rises."""
@@ -138,9 +131,8 @@ class LossDiverging(Rule):
             yield self.alert(
                 report, SITE, rise / fall, self.lost, "warning",
                 f"the loss rises: its median over {BLOCK} batches is {now:.3g} now, and was {loss.lowest:.3g} at its lowest and "
-                f"{loss.start:.3g} at the start.",
-                f"{percent(min(rise / fall, 1.0))} of the fall is undone (limit {percent(self.lost)}). Common causes: a learning "
-                "rate that is too large or grows, a part of the loss without a bound, or other data.",
+                f"{loss.start:.3g} at the start: {percent(min(rise / fall, 1.0))} of the fall is undone (limit "
+                f"{percent(self.lost)}).",
             )  # fmt: skip
 
 
@@ -165,8 +157,6 @@ class LossMaximized(Rule):
                 yield self.alert(
                     report, SITE, 1.0, 0.0, "warning",
                     f"it is a distance of outputs from targets, and is maximized: {how}.",
-                    "Outputs get worse with every step. Common causes: a setting for rewards, the sign of a gain or of a "
-                    "log-likelihood on a loss.",
                     advice=("Remove maximize=True" if climbs else "Remove the minus",),
                 )  # fmt: skip
 
@@ -200,8 +190,7 @@ class LossWithoutBound(Rule):
         yield self.alert(
             report, SITE, loss.latest / loss.start, -1.0, "warning",
             f"it has fallen from {loss.start:.3g} to {loss.latest:.3g}, while the distance of outputs from targets in it is "
-            f"{constant:.3g} of that of the best constant answer.",
-            "What falls is another part of it. Common causes: a penalty or a divergence with the wrong sign.",
+            f"{constant:.3g} of that of the best constant answer: what falls is another part of it.",
             advice=("Check the sign of each term of the loss",),
         )  # fmt: skip
 
@@ -236,7 +225,7 @@ __all__ = ["LossDiverging", "LossMaximized", "LossNonfinite", "LossSpiking", "Lo
 KINDS = (
     Kind(
         "loss_nonfinite", "A loss that is NaN or infinite", group="Loss", states="fact", about="nonfinite",
-        hypotheses=NONFINITE,
+        causes=NONFINITE,
         meaning="The loss of a training batch is NaN or infinite. Every batch is looked at, also those that are not sampled, so "
         "the batch and the step are exact. If a layer's output was not finite before, that is the cause.",
         formula="alert if the loss of any training batch of the window is NaN or infinite\n"
@@ -247,7 +236,7 @@ KINDS = (
     ),
     Kind(
         "loss_spike", "A loss far above that before", group="Loss", states="outcome", about="batch",
-        hypotheses=(*LARGE_STEP, bad_batch),
+        causes=(*LARGE_STEP, bad_batch),
         meaning="The loss leaps far above that of the batches before and stays there for several batches. What the model learned "
         "is partly lost.",
         formula="mean, std, largest = those of the 128 losses before, after at least 64;  low = the smallest of 3 losses "
@@ -257,13 +246,13 @@ KINDS = (
         "     and low - mean > {LossSpiking.lost} * (loss at the start - lowest level so far)\n"
         "Not in the first {LossSpiking.settle} batches of an epoch, nor under manual optimisation, where the loss may be "
         "anything.",
-        advice=("Try a lower learning rate, a longer warm-up or gradient_clip_val=1.0", "Check the data of that batch",
+        advice=("Try a lower learning rate, or a longer warm-up", "Check the data of that batch",
             "Restart from a checkpoint before it if the loss does not come back"),
          # at a batch before; both are known
     ),
     Kind(
         "loss_diverging", "A loss that rises again", group="Loss", states="outcome", measures="share",
-        hypotheses=LARGE_STEP,
+        causes=LARGE_STEP,
         meaning="The loss had fallen and rises again, against what the optimizer minimises; or it is a distance of outputs from "
         "targets, such as a cross entropy, and is made larger, by `maximize=True` or a minus before it; or it falls below 0 by a "
         "part without a lowest value.",

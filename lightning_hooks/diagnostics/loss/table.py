@@ -40,9 +40,6 @@ class LossTable:
 
     Batches are numbered in the window, from 0; their losses lie in slots, and ranks add theirs slot by slot.
 
-    Args:
-        device: Where the table lives.
-
     Attributes:
         step: The global step before the batch under way.
         optimized: Whether the training loop minimises this loss.
@@ -78,12 +75,9 @@ class LossTable:
         self._passes.append(value * factor if scale is None else value / scale * factor)  # a copy: the loss may be changed in place
 
     def end_batch(self, number: int, batch: int, returned: Tensor | None = None) -> None:
-        """A batch ends.
+        """A batch ends, which is ``number`` in the window and ``batch`` in the epoch.
 
-        Args:
-            number: Of the batch in the window, from 0.
-            batch: Its index in the epoch.
-            returned: Its loss as ``training_step`` returned it, which goes before that of its backward passes.
+        The loss that ``training_step`` returned goes before that of its backward passes.
         """
         passes, self._passes = self._passes, []
         self._batches, self._first = number + 1, batch - number
@@ -281,11 +275,7 @@ _VALIDATION = re.compile(r"(?<![a-z])(e?val|valid|validation|evaluation)(?![a-z]
 
 
 class LossWatch:
-    """Records the loss of every batch, and of every validation.
-
-    Args:
-        context: Its collector's part of the session.
-    """
+    """Records the loss of every batch, and of every validation."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import CauseEvidence, Judgement, Remedy, hypothesis
+from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.facts import Facts
@@ -15,7 +15,7 @@ from lightning_hooks.diagnostics.causes.remedies import SOON
 from lightning_hooks.diagnostics.reports import FeatureReport
 
 
-@hypothesis("set that column to 0, or take it out", "compare the logits with the tokens that follow")
+@possible_cause("set that column to 0, or take it out", "compare the logits with the tokens that follow")
 def target_in_input(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The model is given what it is to predict."""
     copies = facts.features.copies.get(alert.site)
@@ -47,11 +47,10 @@ class TargetLeak(Rule):
     """
 
     kind: ClassVar[str] = "target_leak"
-    shares: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     targets: int = 24
-    accuracy: float = 0.98
-    windows: int = 4
+    accuracy: ClassVar[float] = 0.98
+    windows: ClassVar[int] = 4
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per loss."""
@@ -63,8 +62,6 @@ class TargetLeak(Rule):
                     report, site, 1.0, 1.0, "warning",
                     f"its target is column {copies.column} of what {copies.site} is given, but for the unit, in all {copies.calls} "
                     "batches that were compared.",
-                    "The model only has to pass that column on, and will not work on data without it. Common causes: a table "
-                    "whose target was not taken out, a window of a series that reaches to its target.",
                 )  # fmt: skip
             accuracy = report.outputs[site].accuracy if site in report.outputs else 0.0
             early = len(report.earlier) < self.windows
@@ -73,7 +70,6 @@ class TargetLeak(Rule):
                     report, site, accuracy, self.accuracy, "warning",
                     "its labels are the tokens that the model is given, at the same positions, in all "
                     f"{copies.token_calls} batches that were compared, and {percent(accuracy)} of them are predicted right.",
-                    "The model copies what it is given. Common cause: labels that are not shifted by one position.",
                     advice=("Compare logits[:, :-1] with tokens[:, 1:]",),
                 )  # fmt: skip
 
@@ -83,7 +79,7 @@ __all__ = ["TargetLeak"]
 KINDS = (
     Kind(
         "target_leak", "Targets that the inputs hold", group="Data", states="fact", measures="share",
-        hypotheses=(target_in_input,),
+        causes=(target_in_input,),
         meaning="What a loss compares outputs with is part of the model's input: one of its columns, or the tokens at the same "
         "positions. The loss falls fast, and says nothing of data whose targets are not known.",
         formula="r = correlation of the target with a column of what the first module is given, over the samples of a batch\n\n"

@@ -60,15 +60,9 @@ class CopyColumn(Columns):
 
 
 class TargetCopyTable(CallTable):
-    """Compares the target of each loss with what the first modules are given, data and tokens.
+    """Compares the target of each loss with what the first modules are given, data and tokens."""
 
-    Args:
-        functional: The calls of the run.
-        context: Of the collector.
-        sites: The names of the modules.
-    """
-
-    columns: ClassVar[type[Columns]] = CopyColumn
+    columns = CopyColumn
     functions: ClassVar[tuple[str, ...]] = (*CLASSIFICATION, *BINARY, *REGRESSION)
 
     def __init__(self, functional: Functional, context: Context, sites: Sequence[str]) -> None:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
-from lightning_hooks.diagnostics.loss_inputs.class_weights import class_weights
 from lightning_hooks.hooks.graph import viewed_from_last
-from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.hooks.tensors import in_memory, plain_values
 from lightning_hooks.statistics.columns import MAXIMUM, MAXIMUM_OR_NONE, MINIMUM_OR_NONE, SUM, Columns, row_dtype
 
 MOST_ROWS = 256
@@ -140,14 +139,9 @@ MOST_LOSSES = 16
 
 
 class LossInputs(CallTable):
-    """The inputs of each ``cross_entropy`` and ``nll_loss``.
+    """The inputs of each ``cross_entropy`` and ``nll_loss``."""
 
-    Args:
-        functional: The calls of the run.
-        context: Of the collector.
-    """
-
-    columns: ClassVar[type[Columns]] = OutputColumn
+    columns = OutputColumn
     functions: ClassVar[tuple[str, ...]] = CLASSIFICATION
     more: int = BUCKETS
 
@@ -179,17 +173,7 @@ class LossInputs(CallTable):
         of_logarithms: bool = False,
         first: bool = False,
     ) -> None:
-        """Record a call. No host sync; no tensor is kept.
-
-        Args:
-            index: Of the row.
-            logits: As ``torch.nn.functional.cross_entropy`` takes them: ``(C)``, ``(N, C)`` or ``(N, C, …)``.
-            target: Labels, or probabilities of the shape of the logits.
-            ignore_index: The label that does not count.
-            loss: What the call returned.
-            of_logarithms: Whether logarithms of probabilities are expected, as by ``nll_loss``.
-            first: Whether it is the training's first call.
-        """
+        """Record a call, of which :func:`measure` takes the rest. No host sync; no tensor is kept."""
         if not logits.numel() or not logits.is_floating_point():
             return
         found = measure(logits, target, ignore_index, loss, of_logarithms, first).to(self.rows)
@@ -212,7 +196,16 @@ def measure(
     of_logarithms: bool = False,
     first: bool = False,
 ) -> Tensor:
-    """The row of one call, shape ``(WIDTH,)``, in float64 where the device has it."""
+    """The row of one call, shape ``(WIDTH,)``, in float64 where the device has it.
+
+    Args:
+        logits: As ``torch.nn.functional.cross_entropy`` takes them: ``(C)``, ``(N, C)`` or ``(N, C, …)``.
+        target: Labels, or probabilities of the shape of the logits.
+        ignore_index: The label that does not count.
+        loss: What the call returned.
+        of_logarithms: Whether logarithms of probabilities are expected, as by ``nll_loss``.
+        first: Whether it is the training's first call.
+    """
     as_labels = target.dtype in _INTEGERS
     taken, labels = _sampled(logits, target)
     dtype, tolerance = row_dtype(logits.device), _tolerance(logits.dtype)
@@ -254,6 +247,20 @@ def measure(
         of_label = -log_p.gather(1, named.to(torch.int64).clamp(0, x.shape[-1] - 1)[:, None])[:, 0]
         began = torch.stack((torch.where(counts, of_label, 0.0).sum(dtype=dtype), counts.sum(dtype=dtype)))
     return torch.cat((call, sums, of_labels, same[None], across[None], began, later, classes, maxima[:2], -maxima[2:], buckets))
+
+
+def class_weights(weight: Any, target: Tensor, ignored: int) -> Tensor | None:
+    """The weights of the labels that count, added up, and as many times the mean weight of the classes; None without weights.
+
+    A class of weight 0 does not count, and class probabilities are not judged.
+    """
+    if not in_memory(weight) or weight.dim() != 1 or target.is_floating_point() or not weight.numel():
+        return None
+    weights, labels = weight.detach(), target.reshape(-1)
+    counts = (labels != ignored) & (labels >= 0) & (labels < len(weights))
+    each = weights[labels.clamp(0, len(weights) - 1)] * counts
+    mean = weights.sum() / (weights > 0).sum().clamp_min(1)
+    return torch.stack((each.sum(), mean * (each > 0).sum()))
 
 
 def _unnormalized(targets: Tensor) -> Tensor:
@@ -312,39 +319,24 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 
 def output_stats(row: Sequence[float]) -> OutputStats:
-    """Name the numbers of a row.
-
-    Args:
-        row: As Python numbers; its CALLS are not 0.
-    """
+    """Name the numbers of a row whose CALLS are not 0."""
     of, rows, of_labels = OutputColumn, row[OutputColumn.ROWS], row[N_NUMBERS:]
 
     def mean(column: OutputColumn, whole: float = rows) -> float:
         return row[column] / whole if whole else math.nan
 
+    counts = ("calls", "rows", "classes", "same", "across", "ignored_calls", "lost_calls", "labels", "viewed")
+    found: dict[str, Any] = {name: int(row[of[name.upper()]]) for name in counts}
+    means = ("entropy", "log_z", "probabilities", "log_probabilities", "mixed_signs")
+    found |= {name: mean(of[name.upper()]) for name in means}
+    found |= {name: row[of[name.upper()]] if rows else math.nan for name in ("max_log_z", "max_logit", "min_logit")}
     return OutputStats(
-        calls=int(row[of.CALLS]),
-        rows=int(rows),
-        classes=int(row[of.CLASSES]),
-        entropy=mean(of.ENTROPY),
-        log_z=mean(of.LOG_Z),
-        max_log_z=row[of.MAX_LOG_Z] if rows else math.nan,
-        max_logit=row[of.MAX_LOGIT] if rows else math.nan,
-        min_logit=row[of.MIN_LOGIT] if rows else math.nan,
+        **found,
         zero_fraction=mean(of.ZEROS, rows * row[of.CLASSES]),
-        probabilities=mean(of.PROBABILITIES),
-        log_probabilities=mean(of.LOG_PROBABILITIES),
-        mixed_signs=mean(of.MIXED_SIGNS),
-        same=int(row[of.SAME]),
-        across=int(row[of.ACROSS]),
         ignored_fraction=mean(of.IGNORED, row[of.LABELS]),
-        ignored_calls=int(row[of.IGNORED_CALLS]),
-        lost_calls=int(row[of.LOST_CALLS]),
-        labels=int(row[of.LABELS]),
         accuracy=mean(of.CORRECT),
         unnormalized=row[of.UNNORMALIZED] / rows if rows else 0.0,
         majority=max(of_labels) / sum(of_labels) if any(of_labels) else math.nan,
         first_loss=mean(of.FIRST_LOSS, row[of.FIRST_ROWS]),
         frequent_weight=mean(of.WEIGHT, row[of.CLASS_WEIGHT]),
-        viewed=int(row[of.VIEWED]),
     )

@@ -36,13 +36,13 @@ class OutputRange(Rule):
     """
 
     kind: ClassVar[str] = "output_range"
-    shares: ClassVar[tuple[str, ...]] = ("share", "mixed", "zeros")
+    shares: ClassVar[tuple[str, ...]] = ("share",)
 
     share: float = 0.99
-    mixed: float = 0.25
-    zeros: float = 0.05
-    bound: float = 0.01
-    min_logits: int = 256
+    mixed: ClassVar[float] = 0.25
+    zeros: ClassVar[float] = 0.05
+    bound: ClassVar[float] = 0.01
+    min_logits: ClassVar[int] = 256
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per loss that gets other numbers than logits."""
@@ -51,12 +51,11 @@ class OutputRange(Rule):
                 continue
             logarithms = site.rpartition("/")[2].startswith("nll_loss")
             if stats.probabilities >= self.share:
-                diagnosis, advice = _OF_PROBABILITIES[logarithms]
+                takes, advice = _OF_PROBABILITIES[logarithms]
                 yield self.alert(
                     report, site, stats.probabilities, self.share, "warning",
                     f"its input are probabilities: {percent(stats.probabilities)} of its rows have no number below 0 and the sum "
-                    "1.",
-                    diagnosis, advice=advice,
+                    f"1, and it {takes}.", advice=advice,
                 )  # fmt: skip
             else:
                 yield from (self._instead_of_logarithms if logarithms else self._instead_of_logits)(report, site, stats)
@@ -67,7 +66,6 @@ class OutputRange(Rule):
             yield self.alert(
                 report, site, stats.log_probabilities, self.share, "info",
                 "its input are logarithms of probabilities, as nll_loss expects them.",
-                "Its own log_softmax leaves them as they are: nothing is wrong, but computed twice.",
                 advice=("Use nll_loss, or remove the log_softmax before it",),
             )  # fmt: skip
         elif low == 0 and stats.zero_fraction >= self.zeros:
@@ -75,7 +73,6 @@ class OutputRange(Rule):
                 report, site, stats.zero_fraction, self.zeros, "warning",
                 f"no logit is below 0, and {percent(stats.zero_fraction)} of them are exactly 0 (limit {percent(self.zeros)}): "
                 "a rectifier comes before the loss.",
-                "It cannot make a class unlikely, and where all logits are 0 no gradient comes back.",
             )  # fmt: skip
         elif stats.classes > 2 and abs(low + 1) <= self.bound and 1 - self.bound <= high <= 1:
             most = 7.389 / (7.389 + stats.classes - 1)
@@ -83,7 +80,6 @@ class OutputRange(Rule):
                 report, site, high, 1 - self.bound, "warning",
                 f"its logits fill the range from {low:.3g} to {high:.3g} and do not leave it: of {stats.classes} classes none can "
                 f"get more than {percent(most)}.",
-                "Common causes: a tanh before the loss, cosines that are not divided by a temperature.",
                 advice=("Remove the tanh, or multiply by a scale such as 10 to 30",),
             )  # fmt: skip
 
@@ -96,19 +92,13 @@ class OutputRange(Rule):
                 report, site, mixed, self.mixed, "warning",
                 f"its input are no logarithms of probabilities: {percent(mixed)} of its rows {have} numbers both below and above 0 "
                 f"(limit {percent(self.mixed)}), up to {stats.max_logit:.3g}.",
-                "It applies no softmax: the loss falls without end as the label's number grows, whatever the others are. Common "
-                "cause: logits without a log_softmax.",
                 advice=("Use cross_entropy, or give nll_loss the log_softmax of the logits",),
             )  # fmt: skip
 
 
 _OF_PROBABILITIES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("It applies a softmax itself, so that gradients are small and the loss cannot reach 0.", ()),
-    (
-        "It expects their logarithms, and takes none itself: it is minus the mean probability of the label, whose gradient is "
-        "smallest where the model is most wrong. Common cause: softmax instead of log_softmax.",
-        ("Use cross_entropy of the logits, or nll_loss of log_softmax",),
-    ),
+    ("applies a softmax itself, so that gradients are small and the loss cannot reach 0", ()),
+    ("expects their logarithms, and takes none itself", ("Use cross_entropy of the logits, or nll_loss of log_softmax",)),
 )
 """What probabilities mean to a loss that takes logits, and to one that takes logarithms; and what to do."""
 
@@ -126,7 +116,7 @@ class TargetSums(Rule):
     shares: ClassVar[tuple[str, ...]] = ("share",)
 
     share: float = 0.25
-    min_rows: int = 32
+    min_rows: ClassVar[int] = 32
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per loss with such targets."""
@@ -136,8 +126,6 @@ class TargetSums(Rule):
                     report, site, stats.unnormalized, self.share, "warning",
                     f"{percent(stats.unnormalized)} of its targets are rows of numbers that do not sum to 1 (limit "
                     f"{percent(self.share)}): it expects the probabilities of classes that exclude one another.",
-                    "A row that sums to 2 weighs twice, and no prediction reaches it. Common causes: several labels of a sample, "
-                    "numbers to be predicted that are no probabilities.",
                     advice=("Use binary_cross_entropy_with_logits for several labels", "Use mse_loss for other numbers",
                         "Divide each row by its sum"),
                 )  # fmt: skip
@@ -161,7 +149,6 @@ class PairedTargets(Rule):
                     f"its input of {stats.inputs} numbers and its target of {stats.targets} have different shapes, and both are "
                     f"expanded to {stats.pairs} pairs, in {stats.paired} of {stats.calls} sampled calls: every output is compared "
                     "with every target, and the best output is their mean.",
-                    "Common cause: outputs of shape (n, 1), targets of (n,).",
                     advice=("Give both the same shape: output.squeeze(-1), or target.unsqueeze(-1)",),
                 )  # fmt: skip
 
@@ -182,7 +169,7 @@ class UnreachableTargets(Rule):
     shares: ClassVar[tuple[str, ...]] = ("share",)
 
     share: float = 0.05
-    min_targets: int = 64
+    min_targets: ClassVar[int] = 64
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per loss with such targets."""
@@ -192,45 +179,37 @@ class UnreachableTargets(Rule):
                 continue
             share, (low, high) = stats.outside / stats.bounded, BOUNDS[stats.bound]
             values = "below 0" if high == math.inf else f"outside of {low:g} to {high:g}"
-            message, diagnosis, advice = _UNREACHABLE.get(stats.bound, _BEYOND_A_FUNCTION)
+            message, advice = _UNREACHABLE.get(stats.bound, _BEYOND_A_FUNCTION)
             message = message.format(
                 share=percent(share), limit=percent(self.share), seen=stats.bounded, values=values, function=stats.bound
             )
             advice = tuple(text.format(function=stats.bound) for text in advice)
-            yield self.alert(report, site, share, limit, "warning", message, diagnosis, advice=advice)
+            yield self.alert(report, site, share, limit, "warning", message, advice=advice)
 
 
-_BEYOND_A_FUNCTION: tuple[str, str, tuple[str, ...]] = (
+_BEYOND_A_FUNCTION: tuple[str, tuple[str, ...]] = (
     "{share} of its targets are {values} (limit {limit}; {seen} were seen), and a {function} comes right before it.",
-    "No weights reach these targets, and outputs are driven to its bound, where its gradient vanishes.",
     ("Remove the {function} before the loss", "Scale the targets to the range of the outputs"),
 )
-_UNREACHABLE: dict[str, tuple[str, str, tuple[str, ...]]] = {
+_UNREACHABLE: dict[str, tuple[str, tuple[str, ...]]] = {
     KL_DIVERGENCE: (
         "{share} of the numbers of its input are above 0 (limit {limit}), where logarithms of probabilities never are.",
-        "It takes no logarithm itself: what it compares is no divergence and may be below 0. Common causes: softmax instead of "
-        "log_softmax, logits.",
         ("Give kl_div the log_softmax of the logits", "Pass log_target=True if the target is a logarithm as well"),
     ),
     BLANK: (
         "{share} of its labels are the blank, which no label may be ({seen} were seen).",
-        "Blanks are removed from what outputs spell: such a label is never read, and it is not learned when to write none. Common "
-        "cause: labels that begin at 0, which is the blank by default.",
         ("Add 1 to the labels, and a class to the outputs", "Pass blank= with a class that is no label"),
     ),
     SIGNS: (
         "{share} of its targets are 0 ({seen} were seen): it expects -1 and 1.",
-        "What has the target 0 counts for nothing, or for both. Common cause: labels of 0 and 1.",
         ("Pass 2 * labels - 1",),
     ),
     BINARY_CROSS_ENTROPY: (
         "{share} of its targets are {values} (limit {limit}; {seen} were seen): it expects probabilities.",
-        "Outside of them it has no lowest value and falls without end. Common causes: labels of -1 and 1, class numbers, pictures "
-        "that are standardised.",
         ("Pass targets from 0 to 1, such as (labels + 1) / 2",),
     ),
 }
-"""What bounds targets to the message, the diagnosis and the advice where they are outside; of a function before the loss above."""
+"""What bounds targets to the message and the advice where they are outside; of a function before the loss above."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,8 +245,6 @@ class TargetLearns(Rule):
                 report, report.target_layer, 1.0, 0.0, "warning",
                 "an optimizer updates it, and its only gradient is that of the target of a loss whose input learns as well: the "
                 "target moves to what the model puts out, and both may agree on anything.",
-                "Common causes: a teacher or a target network without detach() or no_grad(), an optimizer that was given all "
-                "parameters.",
                 advice=("Compute targets under torch.no_grad(), or detach them", "Leave their parameters out of the optimizer"),
             )  # fmt: skip
 
@@ -289,7 +266,6 @@ class ViewedClasses(Rule):
                     report, site, float(stats.viewed), 0.0, "warning",
                     f"its input is a view, or reshape, of a tensor with its {stats.classes} classes last, in {stats.viewed} of "
                     f"{stats.calls} sampled calls: what it takes for one class are numbers of several places.",
-                    "A view keeps the order of the numbers, and does not move a dimension.",
                     advice=("Use transpose(1, 2), or permute, in place of view or reshape",
                         "Flatten both: logits.flatten(0, 1) and target.flatten()"),
                 )  # fmt: skip
@@ -300,7 +276,7 @@ __all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "TargetLearns", "Tar
 KINDS = (
     Kind(
         "output_range", "A loss given what it does not expect", group="Loss", states="fact",
-        hypotheses=(compared_in_pairs, viewed_classes, blank_label, labels_of_zero, activation_before_loss, NO_LOGITS),
+        causes=(compared_in_pairs, viewed_classes, blank_label, labels_of_zero, activation_before_loss, NO_LOGITS),
         meaning="`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
         "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
         "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "
@@ -338,7 +314,7 @@ KINDS = (
     Kind(
         "double_softmax", "A softmax before a loss that applies one", group="Loss",
         states="fact", measures="nothing",
-        hypotheses=(activation_before_loss,),
+        causes=(activation_before_loss,),
         meaning="The loss applies a softmax or sigmoid to the output of a softmax or sigmoid. `cross_entropy` and "
         "`binary_cross_entropy_with_logits` expect logits. Gradients are small and the loss cannot reach 0.",
         formula="alert if the input of the loss's softmax or sigmoid is the output of a softmax or sigmoid, in the first batch",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +15,6 @@ from typing_extensions import override
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors
-from lightning_hooks.diagnostics.loss_inputs.class_weights import weighted_down
 from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, MOST_LOSSES, same_rows
 from lightning_hooks.hooks.functions import ALIGNED, BINARY, DIVERGENCE, REGRESSION, SIGNED
 from lightning_hooks.hooks.graph import made_by
@@ -30,7 +29,8 @@ _LABELS = re.compile(r"label|target", re.IGNORECASE)
 
 def label_tensors(batch: BatchTensors) -> list[Tensor]:
     """The integer tensors of a batch that are targets: the second of a pair, and those whose key has "label" or "target" in it."""
-    return [tensor for place, tensor in batch if (place == "[1]" or _LABELS.search(place)) and _is_integer(tensor)]
+    named = [tensor for place, tensor in batch if place == "[1]" or _LABELS.search(place)]
+    return [one for one in named if not (one.is_floating_point() or one.is_complex() or one.dtype == torch.bool)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class LabelCounts:
     """Targets that a cross entropy ignores, in the sampled batches.
 
     Attributes:
-        batches: Sampled batches (or calls of a loss module) with integer targets.
-        ignored_batches: Those of them all of whose targets were ``ignore_index``.
+        batches: Sampled batches with integer targets.
+        ignored_batches: Those of them all of whose targets were -100, the ``ignore_index`` of PyTorch.
         targets: All targets.
-        ignored: Those of them that were ``ignore_index``.
+        ignored: Those of them that were -100.
     """
 
     batches: int
@@ -60,27 +60,18 @@ class LabelColumn(Columns):
 
 
 class LabelTable(RowTable):
-    """Counts targets, and the batches all of whose targets are ignored. No host sync.
+    """Counts the targets in batches, and the batches all of whose targets are ignored. No host sync."""
 
-    Args:
-        device: Where the numbers live.
-    """
-
-    columns: ClassVar[type[Columns]] = LabelColumn
+    columns = LabelColumn
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         super().__init__(1, device)
 
-    def add(self, targets: Iterable[Tensor], ignore_index: int) -> None:
-        """Record the targets of one batch.
-
-        Args:
-            targets: Their tensors; those of class probabilities, which cannot be ignored, are skipped.
-            ignore_index: What marks an ignored one.
-        """
+    def add(self, batch: BatchTensors) -> None:
+        """Record a batch."""
         counts = [
-            torch.stack([(values == ignore_index).sum(), torch.full((), values.numel(), device=values.device)])
-            for values in all_values([*filter(_is_integer, targets)])
+            torch.stack([(values == IGNORED).sum(), torch.full((), values.numel(), device=values.device)])
+            for values in all_values(label_tensors(batch))
             if values.numel()
         ]
         if counts:
@@ -88,15 +79,10 @@ class LabelTable(RowTable):
             row = torch.stack((torch.ones_like(ignored), ignored == all_of_them, all_of_them, ignored))
             self.rows[0] += row.to(self.rows.dtype)
 
-
-def label_counts(row: Tensor) -> LabelCounts | None:
-    """Name the numbers of a :class:`LabelTable`, if there were targets."""
-    counts = LabelCounts(*map(int, row.tolist()))
-    return counts if counts.batches else None
-
-
-def _is_integer(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    def read(self, packed: Tensor) -> LabelCounts | None:
+        """Name the numbers of a packed table on the host; None where there were no targets."""
+        counts = LabelCounts(*map(int, packed.tolist()))
+        return counts if counts.batches else None
 
 
 COMPARED = 8
@@ -106,6 +92,8 @@ SAMPLE = 1024
 VARIED = 32
 """Different numbers in a sample from which on it is compared: labels, masks and codes of few values may well be the same."""
 
+LITTLE, RARE = 0.5, 0.25
+"""The weight of positive targets below which they are weighted down; the share of them below which they are rare."""
 NEAR = 0.01
 """How far a target may lie outside the bounds of the outputs that it is compared with: rounding, targets just above 1."""
 ROUNDING = 1e-6
@@ -190,14 +178,9 @@ _BOUNDED = {**dict.fromkeys(BINARY, BINARY_CROSS_ENTROPY), DIVERGENCE: KL_DIVERG
 
 
 class LossTargets(CallTable):
-    """The inputs of each loss with numbers for targets.
+    """The inputs of each loss with numbers for targets."""
 
-    Args:
-        functional: The calls of the run.
-        context: Of the collector.
-    """
-
-    columns: ClassVar[type[Columns]] = TargetColumn
+    columns = TargetColumn
     functions: ClassVar[tuple[str, ...]] = TARGETED
 
     def __init__(self, functional: Functional, context: Context) -> None:
@@ -254,14 +237,7 @@ class LossTargets(CallTable):
             self._compare(index, target)
 
     def add_labels(self, index: int, labels: Tensor, lengths: Tensor | Sequence[int] | None, blank: int) -> None:
-        """Record the labels of a ``ctc_loss``. No host sync.
-
-        Args:
-            index: Of the row.
-            labels: Padded, ``(samples, labels)``, or one sample after the other.
-            lengths: How many labels each sample has.
-            blank: The label of the blank.
-        """
+        """Record the labels of a ``ctc_loss``: padded, ``(samples, labels)``, or one sample after the other. No host sync."""
         found = labels == blank
         if labels.dim() == 2 and lengths is not None:
             counts = torch.as_tensor(lengths).to(labels.device, non_blocking=True)
@@ -308,6 +284,22 @@ def _sampled(samples: Tensor) -> Tensor:
     """Some numbers of some samples, both evenly spaced, shape ``(samples, numbers)``."""
     some = samples[:: -(-len(samples) // COMPARED)].flatten(1)
     return some[:, :: -(-some.shape[1] // SAMPLE)]
+
+
+def weighted_down(weight: Any, target: Tensor) -> Tensor | None:
+    """The share of the columns of a binary cross entropy whose positive targets are rare, and are weighted down.
+
+    Args:
+        weight: Of positive targets (``pos_weight``): one number, or one for each column; None without.
+        target: The targets, samples first.
+    """
+    if not in_memory(weight) or not target.numel():
+        return None
+    targets, weights = target.detach().float(), weight.detach().reshape(-1)
+    if len(weights) > 1 and (target.dim() < 2 or target.shape[-1] != len(weights)):
+        return None
+    shares = targets.mean() if len(weights) == 1 else targets.reshape(-1, len(weights)).mean(0)
+    return ((weights < LITTLE) & (shares < RARE)).float().mean()
 
 
 def target_stats(row: Sequence[float]) -> TargetStats:

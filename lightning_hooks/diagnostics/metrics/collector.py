@@ -6,6 +6,7 @@ import copy
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,11 +19,10 @@ from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.warn import warn_of_faults
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
-from lightning_hooks.diagnostics.metrics.report import MetricReport, MetricValue
 from lightning_hooks.hooks import Faults, select_modules
 from lightning_hooks.hooks.checks import brief
 from lightning_hooks.hooks.generators import GeneratorWatch
-from lightning_hooks.hooks.recorder import OutputTo
+from lightning_hooks.hooks.listener import OutputTo
 from lightning_hooks.hooks.selection import is_metric
 from lightning_hooks.hooks.tensors import plain_values, tensors_in
 from lightning_hooks.statistics.reduction import all_ranks, all_reduce
@@ -31,6 +31,28 @@ from lightning_hooks.trackers.console import Table
 Sites = tuple[tuple[str, nn.Module], ...]
 UPDATED, NOT_UPDATED, FAILED = 0.0, 1.0, 2.0
 """The states of a metric. Of several ranks the largest counts, so that all of them wait for each other in ``compute``, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricValue:
+    """What a metric computed; ``value`` is NaN where a rank had no output for it, and once it has raised."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MetricReport(Report):
+    """The user's metrics of modules in one window; of an epoch with several windows each has its own.
+
+    Attributes:
+        metrics: ``<module>/<metric>`` to its value.
+        sampled_batches: Training batches that were sampled, on the rank with the most.
+        batches: Training batches of the window, on the rank with the most.
+    """
+
+    metrics: dict[str, MetricValue] = field(default_factory=dict)
+    sampled_batches: int = 0
+    batches: int = 0
 
 
 def check_metrics(metrics: Any) -> None:

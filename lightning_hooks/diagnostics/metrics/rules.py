@@ -8,44 +8,38 @@ from functools import partial
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.hypothesis import Hypothesis
+from lightning_hooks.declare.cause import PossibleCause
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.trackers import some
 
-_MISTAKES: dict[str, tuple[str, str, str, Callable[..., Hypothesis]]] = {
-    "unregistered": ("it is in a plain list or dictionary: the model does not know it.",
-        "to() does not move it, self.log does not find it, and so nobody resets it.",
+_MISTAKES: dict[str, tuple[str, str, Callable[..., PossibleCause]]] = {
+    "unregistered": ("it is in a plain list or dictionary: the model does not know it",
         "Put it in an nn.ModuleDict, nn.ModuleList or MetricCollection",
         partial(fact, "metric_unregistered", "a metric is no part of the model", "replace", "the list or dictionary of {site}",
             "an nn.ModuleList or nn.ModuleDict")),
-    "shared": ("it is updated in training and in validation without a reset in between: what it computes in either mixes both.",
-        "Lightning computes and resets a logged metric when validation ends: nothing is left for the training epoch.",
+    "shared": ("it is updated in training and in validation without a reset in between: what it computes in either mixes both",
         "Use a metric object for each phase",
         partial(fact, "metric_shared", "one metric is updated in training and in validation", "replace", "{site}",
             "one for training and one for validation", "self.val_metric = {code}.clone()")),
-    "averaged": ("its values of batches are logged as {use.averaged} and averaged, which is not its value for the epoch.",
-        "Only a mean over samples is the mean of its batches; F1 scores, areas under curves and means over classes are not.",
+    "averaged": ("its values of batches are logged as {use.averaged} and averaged, which is not its value for the epoch",
         "Log the metric object, not the value that it returns",
         partial(fact, "metric_averaged", "values of batches are averaged where the epoch has another value", "replace",
             "the value of {site} that is logged", "the metric object", "self.log(name, {code})")),
-    "epochs": ("it holds the updates of {use.epochs} epochs: what it computes is the value over all of them, not over the last.",
-        "Lightning resets what is logged as an object; after a compute() of your own nobody does.",
+    "epochs": ("it holds the updates of {use.epochs} epochs: what it computes is the value over all of them, not over the last",
         "Log the metric object, or call its reset() at the end of each epoch",
         partial(fact, "metric_never_reset", "a metric is never reset", "call", "{site}.reset", code="{code}.reset()")),
-    "empty": ("it is logged or computed, and was not updated since its last reset.",
-        "Its value is that of no data. Common causes: no update() in this phase, a reset() before compute().",
+    "empty": ("it is logged or computed, and was not updated since its last reset",
         "Call its update() in each step of the phase that logs it",
         partial(fact, "metric_empty", "a metric is computed without an update", "call", "{site}.update",
             code="{code}.update(preds, target)")),
-    "megabytes": ("its list states hold {use.megabytes:.3g} MB (limit {rule.megabytes:g} MB), and keep all until it is reset.",
-        "Common causes: an exact curve or rank statistic over many samples, images or logits where scores are enough.",
+    "megabytes": ("its list states hold {use.megabytes:.3g} MB (limit {rule.megabytes:g} MB), and keep all until it is reset",
         "Use its binned version (thresholds=100), or compute_on_cpu=True",
         partial(fact, "metric_list_state", "a metric keeps its inputs", "set", "{site}.thresholds", "100", "thresholds=100")),
 }  # fmt: skip
-"""Field of a use to the message, the diagnosis, the advice, and the cause with its remedy; of several the first counts."""
+"""Field of a use to the message, the advice, and the cause with its remedy; of several the first counts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +57,7 @@ class MetricMisused(Rule):
     kind: ClassVar[str] = "metric_misused"
 
     epochs: int = 1
-    megabytes: float = 100.0
+    megabytes: ClassVar[float] = 100.0
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per mistake, at the first metric of which it is made."""
@@ -74,10 +68,12 @@ class MetricMisused(Rule):
             for field in large[:1]:
                 made.setdefault(field, []).append(site)
         for field, (site, *others) in made.items():
-            (message, diagnosis, advice, _), use = _MISTAKES[field], report.metrics[site]
-            why = f"The same: {some(others, 3)}. {diagnosis}" if others else diagnosis
+            (message, advice, _), use = _MISTAKES[field], report.metrics[site]
+            more = f" (also {some(others, 3)})" if others else ""
             value, limit = float({"epochs": use.epochs, "megabytes": use.megabytes}.get(field, 1)), getattr(self, field, 0.0)
-            yield self.alert(report, site, value, limit, "warning", message.format(use=use, rule=self), why, advice=(advice,))
+            yield self.alert(
+                report, site, value, limit, "warning", f"{message.format(use=use, rule=self)}{more}.", advice=(advice,)
+            )
 
 
 __all__ = ["MetricMisused"]
@@ -85,7 +81,7 @@ __all__ = ["MetricMisused"]
 KINDS = (
     Kind(
         "metric_misused", "A metric that is used in a wrong way", group="Set-up", states="fact", measures="nothing",
-        hypotheses=tuple(cause(advice=advice) for _, _, advice, cause in _MISTAKES.values()),
+        causes=tuple(cause(advice=advice) for _, advice, cause in _MISTAKES.values()),
         meaning="A torchmetrics metric of the model computes something else than its name says: one object takes the batches of "
         "training and validation, values of batches are averaged where that for the epoch is another number, nobody resets or "
         "updates it. Or it keeps large lists, or is in a plain list or dictionary, where the model does not know it.",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,11 @@ from torch import Tensor
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import EarlyChecks
 from lightning_hooks.declare.step import EarlierOptimizers, Step
-from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
+from lightning_hooks.diagnostics.gradients.tables import ParameterGradientStats
 from lightning_hooks.hooks import guarded
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.host_copies import HostCopies
 from lightning_hooks.statistics.rows import Column
+from lightning_hooks.statistics.tables import HostCopies
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,59 +31,6 @@ class CheckedStep:
     step: int  # the trainer's global_step before it
     batch: int  # the index of its training batch in the epoch
     left_out: bool = False  # the optimizer itself leaves out a step whose gradients are not finite (fused, under a loss scaler)
-
-
-class NonfiniteWatch:
-    """Finds the first step of a window with a gradient that is not finite, for each parameter.
-
-    Args:
-        n_parameters: How many parameters have a place among the norms.
-
-    Attributes:
-        first: Parameter to the first step of the window at which its gradient was not finite.
-    """
-
-    def __init__(self, n_parameters: int) -> None:
-        self.first: dict[int, CheckedStep] = {}
-        self._steps = np.zeros(n_parameters, dtype=np.int64)
-
-    def grow(self, n_parameters: int) -> None:
-        """More parameters have a place now; the new ones come last."""
-        self._steps = np.pad(self._steps, (0, n_parameters - len(self._steps)))
-
-    def add(self, norms: np.ndarray[Any, Any], checked: CheckedStep) -> bool:
-        """Record one step; whether it was with a gradient that is not finite.
-
-        Norms are those of the gradients of all parameters or of the first; 0 for one without.
-        """
-        if checked.left_out or math.isfinite(norms.sum()):
-            return False
-        for index in np.flatnonzero(~np.isfinite(norms)).tolist():
-            self.first.setdefault(index, checked)
-            self._steps[index] += 1
-        return True
-
-    def parameters(self) -> dict[int, ParameterGradientStats]:
-        """What is known of the parameters that something is wrong with, by their index."""
-        return {
-            index: ParameterGradientStats(
-                steps=0,
-                norm=math.nan,
-                norm_max=math.nan,
-                rms=math.nan,
-                zero_fraction=math.nan,
-                nonfinite_steps=int(self._steps[index]),
-                missing_steps=0,
-                update_ratio=None,
-                first_nonfinite_step=checked.step,
-            )
-            for index, checked in sorted(self.first.items())
-        }
-
-    def reset(self) -> None:
-        """A new window starts: what was not finite is reported again."""
-        self.first.clear()
-        self._steps[:] = 0
 
 
 LINES = 32
@@ -124,11 +73,13 @@ class StepChecks:
         self._early, self._names, self._look = early, names, look
         self._several, self._device = world_size > 1, torch.device(device)
         self._copies = HostCopies(polls=world_size == 1)
-        self._watches: dict[int, NonfiniteWatch] = {}
+        # By optimizer and parameter: the first step of the window with a gradient that is not finite, and how many there were.
+        self._first: dict[tuple[int, int], CheckedStep] = {}
+        self._counts: Counter[tuple[int, int]] = Counter()
         self._before: dict[int, Tensor] = {}
         self._pages: dict[int, tuple[Tensor, list[CheckedStep]]] = {}
         self._steps = 0
-        self._seen: set[tuple[int, int]] = set()  # optimizer and parameter
+        self._seen: set[tuple[int, int]] = set()
         self._stopping = False
 
     def follow(self, kept: EarlierOptimizers) -> None:
@@ -137,9 +88,9 @@ class StepChecks:
         self._take(wait=True)
         self._pages.clear()
         self._before = {now: self._before[old] for now, old in enumerate(kept) if old in self._before}
-        self._watches = {now: self._watches[old] for now, old in enumerate(kept) if old in self._watches}
-        for watch in self._watches.values():
-            watch.grow(len(self._names))
+        now_at = {old: now for now, old in enumerate(kept) if old is not None}
+        self._first = {(now_at[old], index): step for (old, index), step in self._first.items() if old in now_at}
+        self._counts = Counter({(now_at[old], index): n for (old, index), n in self._counts.items() if old in now_at})
 
     def gradients(self, step: Step) -> None:
         """Gradients are ready and not clipped."""
@@ -179,7 +130,7 @@ class StepChecks:
         checked = CheckedStep(step.global_step, batch, left_out)
         self._steps += 1
         if self.on_host(norms):
-            broken = self._watch(step.optimizer).add(norms.numpy(), checked)
+            broken = self.add(step.optimizer, norms.numpy(), checked)
             self._judge()
             step.undone = broken and self._stopping
             return
@@ -199,8 +150,14 @@ class StepChecks:
         """Whether norms can be read now, without waiting."""
         return norms.is_cpu
 
-    def _watch(self, optimizer: int) -> NonfiniteWatch:
-        return self._watches.setdefault(optimizer, NonfiniteWatch(len(self._names)))
+    def add(self, optimizer: int, norms: np.ndarray[Any, Any], checked: CheckedStep) -> bool:
+        """Record the norms of one step; whether it was with a gradient that is not finite."""
+        if checked.left_out or math.isfinite(norms.sum()):
+            return False
+        for index in np.flatnonzero(~np.isfinite(norms)).tolist():
+            self._first.setdefault((optimizer, index), checked)
+            self._counts[optimizer, index] += 1
+        return True
 
     def _send(self) -> None:
         for optimizer, (page, checked_steps) in self._pages.items():
@@ -211,7 +168,7 @@ class StepChecks:
     def _take(self, wait: bool = False) -> None:
         for lines, (optimizer, checked_steps) in self._copies.arrived(wait):
             for norms, checked in zip(lines, checked_steps, strict=True):
-                self._watch(optimizer).add(norms, checked)
+                self.add(optimizer, norms, checked)
 
     def _judge(self) -> None:
         if self._has_news():
@@ -219,9 +176,8 @@ class StepChecks:
 
     def _has_news(self) -> bool:
         """Whether something is wrong that was not before in this window."""
-        found = {(optimizer, index) for optimizer, watch in self._watches.items() for index in watch.first}
-        fresh = found - self._seen
-        self._seen |= found
+        fresh = self._first.keys() - self._seen
+        self._seen |= fresh
         return bool(fresh) and "nonfinite" not in self._early.reported
 
     def last_look(self) -> bool:
@@ -232,18 +188,23 @@ class StepChecks:
 
     def parameters(self) -> dict[str, ParameterGradientStats]:
         """What every step says of the parameters that something is wrong with."""
-        return {self._names[index]: stats for watch in self._watches.values() for index, stats in watch.parameters().items()}
+        unknown: dict[str, Any] = dict.fromkeys(("norm", "norm_max", "rms", "zero_fraction"), math.nan)
+        unknown |= {"steps": 0, "missing_steps": 0, "update_ratio": None}
+        return {
+            self._names[key[1]]: ParameterGradientStats(
+                **unknown, nonfinite_steps=self._counts[key], first_nonfinite_step=checked.step
+            )
+            for key, checked in sorted(self._first.items(), key=itemgetter(0))
+        }
 
     def dated(self, alerts: Iterable[Alert]) -> tuple[Alert, ...]:
         """Those that are about values that are not finite, each with the step and batch at which it began, where that is known."""
-        places = {name: index for index, name in enumerate(self._names)}
-        checked_steps = [checked for watch in self._watches.values() for checked in watch.first.values()]
-        steps = {checked.batch: checked.step for checked in sorted(checked_steps, key=lambda checked: -checked.step)}
+        by_step = sorted(self._first.items(), key=lambda item: -item[1].step)
+        steps = {checked.batch: checked.step for _, checked in by_step}
+        firsts = {self._names[index]: checked for (_, index), checked in by_step}  # of several optimizers the earliest
         dated = []
         for alert in (alert for alert in alerts if alert.kind == "nonfinite"):
-            known = (watch.first.get(places.get(alert.site, -1)) for watch in self._watches.values())
-            first = min((checked for checked in known if checked is not None), key=lambda checked: checked.step, default=None)
-            if first is not None:
+            if (first := firsts.get(alert.site)) is not None:
                 alert = dataclasses.replace(alert, since_step=first.step, batch=first.batch)
             elif alert.batch in steps:  # a module's, known by the batch
                 alert = dataclasses.replace(alert, since_step=steps[alert.batch])
@@ -252,20 +213,14 @@ class StepChecks:
 
     def reset(self) -> None:
         """A new window starts."""
-        self._seen.clear()
-        for watch in self._watches.values():
-            watch.reset()
+        for found in (self._seen, self._first, self._counts):
+            found.clear()
 
 
 class BatchChecks:
     """Looks at how many modules have put out values that are not finite, every so many batches.
 
     Each rank sees its own batches, so ranks agree by one collective of one number per check.
-
-    Args:
-        early: The monitor's part in the checks.
-        world_size: How many ranks there are.
-        look: What to do when something is wrong.
     """
 
     def __init__(self, early: EarlyChecks, world_size: int, look: Look) -> None:

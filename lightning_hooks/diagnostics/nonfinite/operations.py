@@ -1,4 +1,4 @@
-"""For which arguments an operation is finite, in words, and the line of code that keeps its value and its gradient finite."""
+"""A bad step in words: what gave the first value that is not finite, where, why, and the code that keeps it finite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from lightning_hooks.declare.hypothesis import Remedy
+from lightning_hooks.declare.cause import Remedy
 from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep, Failure, Place
 
 
@@ -251,7 +251,8 @@ def _of_size(step: BadStep, _: str = "") -> Explanation | None:
     arguments = [one for one in failure.place.arguments if not math.isnan(one.low)]
     to = failure.place.settings.get("dtype") or next((one.dtype for one in arguments if "float" in one.dtype), "float32")
     half = to == "float16"
-    grew = half or (failure.phase == "forward" and failure.value != "NaN")
+    finite = all(math.isfinite(one.low) and math.isfinite(one.high) for one in arguments)  # NaN then is infinity less infinity
+    grew = half or (failure.phase == "forward" and (finite or failure.value != "NaN"))
     if not arguments or not grew or operation_of(failure) not in (*_OVERFLOWS, "to"):
         return None
     sizes = [f"{max(abs(one.low), abs(one.high)):.3g}" for one in arguments[:2]]
@@ -276,3 +277,34 @@ _JUDGES: tuple[tuple[tuple[str, ...], Callable[[BadStep, str], Explanation | Non
     (("layer_norm", "batch_norm", "group_norm", "rms_norm"), _of_normalisation),
     (("mean",), _of_nothing),
 )
+
+
+class Statement(NamedTuple):
+    """What an alert says of a bad step."""
+
+    title: str  # a few words: Log of 0
+    what: str  # a sentence: log of 0 gives -inf in Log.forward, net.py:12.
+    why: str = ""  # a sentence: 1 of 8 inputs is 0.; empty where the first says it all
+
+
+def state(step: BadStep) -> Statement:
+    """What an alert says of a bad step."""
+    failure = step.failure
+    name, where = name_of(failure), place_of(failure.place)
+    if failure.source in ("data", "weights"):
+        first = f"The first operation with it is {name} in {where}."
+        if failure.source == "data":
+            return Statement(f"{failure.value} in batch{failure.name}", f"batch{failure.name} has {failure.value} in it.", first)
+        what = f"{failure.name} was {failure.value} before the step, and no step makes it finite again."
+        return Statement(f"{failure.value} in {failure.name}", what, first)
+    found = explained(step)
+    why = "" if found is None else found.why
+    if failure.source == "error":
+        error = failure.value.partition(":")[0].lstrip("_")  # its text may hold values of the data
+        name = name if failure.place.operation else "the code"
+        return Statement(f"{error} in {name}", f"{name} raises {error} in {where}.", why)
+    if failure.phase == "forward":
+        title = f"{name} {'by' if name == 'division' else 'of'} {found.of}" if found is not None else f"{failure.value} from {name}"
+        return Statement(title[:1].upper() + title[1:], f"{title if found else name} gives {failure.value} in {where}.", why)
+    title = f"gradient of {name}{f' at {found.of}' if found is not None else ''}"
+    return Statement(f"G{title[1:]}", f"the {title} is {failure.value} in {where}.", why)

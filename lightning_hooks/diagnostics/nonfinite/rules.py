@@ -40,19 +40,16 @@ class NonfiniteFeatures(Rule):
                 yield self.alert(
                     report, site, stats.nonfinite_fraction, self.threshold, "critical",
                     f"{percent(stats.nonfinite_fraction)} of its output values are NaN or infinite, first in training batch "
-                    f"{first} of the epoch{sampled}.",
-                    _of_batch(report) if of_data else "Common causes: such values in the input, weights that have diverged, or an "
-                    "operation with an invalid argument (log of 0, division by 0, overflow in half precision).",
+                    f"{first} of the epoch{sampled}{_of_batch(report) if of_data else ''}.",
                     batch=first,
                     advice=("Remove or replace such values in the data, and clean that sample",) if of_data else (),
                 )  # fmt: skip
 
 
 def _of_batch(report: FeatureReport) -> str:
-    """That the batch itself holds such values, and where."""
+    """That the batch itself holds such values, and where, as a clause."""
     index = report.input_nonfinite
-    where = f"the first in row {index[0]}, at {list(index)}" if index else "before the model is called"
-    return f"The batch itself holds NaN or infinite values in {in_batch(report.input_place)}, {where}."
+    return f", as are values of {in_batch(report.input_place)}{f', first at {list(index)}' if index else ''}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +57,7 @@ class NonfiniteWeights(Rule):
     """Weights that are NaN or infinite before the first step. Where loss and gradients are finite, nothing uses them: an info."""
 
     kind: ClassVar[str] = "nonfinite"
-    advice: ClassVar[tuple[str, ...]] = (
+    _ADVICE: ClassVar[tuple[str, ...]] = (
         "Initialise or load it again",
         "Look for torch.empty without an initialisation, a division by 0 in one, or a broken checkpoint",
     )
@@ -71,14 +68,14 @@ class NonfiniteWeights(Rule):
         found = [stats.nonfinite_fraction for stats in report.modules.values()]
         steps = [stats.nonfinite_steps for stats in (*report.parameters.values(), report.loss) if stats is not None]
         bad = any(found) or any(steps)
-        so = "No step makes such a number finite again: all steps are lost." if bad else "The loss is finite: nothing uses them."
         for name, weight in report.model_setup.nonfinite_weights.items():
             yield self.alert(
                 report, name, weight.count, 0.0, "critical" if bad else "info",
                 f"{weight.count} of its {weight.elements} numbers {'are' if weight.count > 1 else 'is'} NaN or infinite since "
-                f"before the first step, the first at {list(weight.index)}.",
-                so,
+                f"before the first step, the first at {list(weight.index)}"
+                f"{'' if bad else ': the loss is finite, so nothing uses them'}.",
                 since_step=0,
+                advice=self._ADVICE,
             )  # fmt: skip
 
 
@@ -87,10 +84,6 @@ class NonfiniteGradients(Rule):
     """NaN or infinite gradients at steps that were taken (steps that a loss scaler skipped do not count)."""
 
     kind: ClassVar[str] = "nonfinite"
-    advice: ClassVar[tuple[str, ...]] = (
-        "Check the inputs and the loss for such operations and add an eps inside them",
-        "Try a lower learning rate",
-    )
     urgent: ClassVar[bool] = True
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
@@ -112,8 +105,6 @@ class NonfiniteGradients(Rule):
         return self.alert(
             report, site, value, 0.0, "critical",
             f"{what} is NaN or infinite{first}; one step with such a gradient makes a parameter NaN.",
-            "Common causes: a loss or an operation with an invalid argument (log or sqrt of 0, division by 0, overflow), or "
-            "weights that have diverged.",
             **when,
         )  # fmt: skip
 
@@ -141,8 +132,6 @@ class NonfiniteSteps(Rule):
                     report, last, events.nonfinite_share, 0.0, "critical",
                     f"{where} a step was taken with a gradient that is NaN or infinite up to this layer and finite after it: the "
                     "backward pass fails between this layer and the next.",
-                    "Common cause: an operation with an infinite slope but a finite value (sqrt at 0, norm of zeros, power below "
-                    "1, division).",
                     advice=("Add an eps inside it",),
                     batch=events.first_nonfinite_batch,
                 )  # fmt: skip
@@ -151,7 +140,6 @@ class NonfiniteSteps(Rule):
                     report, site, events.nonfinite_share, 0.0, "critical",
                     f"{where} a step was taken with gradients that were all NaN or infinite: the loss was already, or the forward "
                     "pass before it.",
-                    "The weights are lost from this step on.",
                     advice=(
                         "Check that batch and the arguments of the loss (log of 0, division by 0)",
                         "Check the steps before for a learning rate that is too large",
@@ -165,7 +153,7 @@ __all__ = ["NonfiniteFeatures", "NonfiniteGradients", "NonfiniteSteps", "Nonfini
 KINDS = (
     Kind(
         "nonfinite", "NaN or infinite values", group="Forward", states="fact", about="nonfinite",
-        hypotheses=NONFINITE,
+        causes=NONFINITE,
         meaning="A module's output, the gradient at a module or the gradient of a parameter holds NaN or infinite values. One "
         "optimizer step with such a gradient ruins the weights.",
         formula="alert if nonfinite_fraction > {NonfiniteFeatures.threshold}    (outputs, and gradients at modules)\n"

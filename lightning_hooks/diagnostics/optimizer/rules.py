@@ -9,12 +9,12 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Excuse, Rule, percent
+from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.rates import unusual_setting, wrong_schedule
 from lightning_hooks.diagnostics.causes.steps import loss_divided
-from lightning_hooks.diagnostics.excuses import CONVERGED, is_scale_free
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.diagnostics.training_state import has_converged, is_scale_free
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,21 +27,18 @@ class SecondMomentStale(Rule):
     Attributes:
         threshold: Share of the second moments, where the gradient is not 0, above which it counts.
         at_once: The same in training's first window: behind a layer scale of 1e-5 gradients grow as the scale does.
-        converged: Share of the first epoch's total gradient norm below which training has converged.
     """
 
     kind: ClassVar[str] = "second_moment_stale"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "at_once", "converged")
-    excuses: ClassVar[tuple[Excuse, ...]] = (CONVERGED,)
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.5
-    at_once: float = 0.9
-    converged: float = 1e-2
+    at_once: ClassVar[float] = 0.9
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per optimizer."""
         limit = self.threshold if report.earlier else self.at_once
-        for name, stats in report.optimizers.items():
+        for name, stats in report.optimizers.items() if not has_converged(report) else ():
             if stats.stale_fraction is None or stats.stale_fraction <= limit or not any(rate > 0 for rate in stats.lr):
                 continue
             eps = _largest(stats, "eps")
@@ -50,7 +47,6 @@ class SecondMomentStale(Rule):
                 f"{percent(stats.stale_fraction)} of its second moments are below eps² (eps is {eps:.1e}; limit "
                 f"{percent(limit)}): eps, not the gradient, decides the size of these steps, and they are smaller than "
                 "the learning rate says.",
-                "Common causes: gradients that are tiny (a loss that is divided twice), or a large eps.",
             )  # fmt: skip
 
 
@@ -69,22 +65,19 @@ class LrZero(Rule):
         held: Share of the planned steps for which the rate must have been below 1e-4 of its peak.
         initial: Share of ``initial_lr``, or of the ``max_lr`` of a cycle, that a warm-up must have reached after half of the
             planned steps.
-        converged: Share of the first epoch's total gradient norm below which training has converged.
     """
 
     kind: ClassVar[str] = "lr_zero"
-    shares: ClassVar[tuple[str, ...]] = ("left", "held", "initial", "converged")
-    excuses: ClassVar[tuple[Excuse, ...]] = (CONVERGED,)
+    shares: ClassVar[tuple[str, ...]] = ("left",)
 
     left: float = 0.1
-    held: float = 0.05
-    initial: float = 0.1
-    converged: float = 1e-2
+    held: ClassVar[float] = 0.05
+    initial: ClassVar[float] = 0.1
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per optimizer."""
         planned, first = report.planned_steps, report.first
-        for name, stats in report.optimizers.items():
+        for name, stats in report.optimizers.items() if not has_converged(report) else ():
             groups = [group for group in stats.groups if group.lr is not None]
             if not groups:
                 continue
@@ -100,8 +93,6 @@ class LrZero(Rule):
                     report, name, rate, 1e-4 * peak, "warning",
                     f"its learning rate has been below 1e-4 of its peak ({peak:.1e}) for {min(g.low_steps for g in groups)} of the "
                     f"{planned} planned steps, and is {rate:.1e} now.",
-                    "Common causes: a scheduler made for epochs that is stepped at every batch, or a schedule shorter than the "
-                    "training.",
                 )  # fmt: skip
             elif planned and report.step > planned / 2 and self._never_rose(name, groups, first):
                 initial = _largest(stats, "lr_initial")
@@ -109,7 +100,6 @@ class LrZero(Rule):
                     report, name, rate, self.initial * initial, "warning",
                     f"its learning rate is {rate:.1e}, below {percent(self.initial)} of the {initial:.1e} that its scheduler "
                     f"is made for, after {percent(report.step / planned)} of the planned {planned} steps.",
-                    "Common causes: a warm-up that is longer than the training, or one made for steps and taken once per epoch.",
                 )  # fmt: skip
 
     def _fell_early(self, groups: Sequence[GroupSettings], step: int, planned: int) -> bool:
@@ -141,10 +131,9 @@ class ScheduleLength(Rule):
     """
 
     kind: ClassVar[str] = "lr_zero"
-    shares: ClassVar[tuple[str, ...]] = ("near",)
 
     periods: float = 1.5
-    near: float = 0.1
+    near: ClassVar[float] = 0.1
     steps: int = 4
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
@@ -159,8 +148,6 @@ class ScheduleLength(Rule):
                         report, name, schedule.taken, self.periods * schedule.length, "warning",
                         f"{made} and has been stepped {schedule.taken} times {times}: after {schedule.length} of them its learning "
                         "rate rises again, as slowly as it fell.",
-                        "Common causes: a length in epochs for a scheduler that is stepped at every batch, a training that was "
-                        "made longer than its schedule.",
                         advice=(f"Set {schedule.argument} to the number of times that it is stepped",
                             "Use CosineAnnealingWarmRestarts if it is to start again"),
                     )  # fmt: skip
@@ -174,7 +161,6 @@ class ScheduleLength(Rule):
                         report, name, schedule.length, (1 - self.near) * planned, "warning",
                         f"{made}, as many as the training has ({planned}), and is stepped once per epoch: it goes "
                         f"{percent(planned * epochs / report.step / schedule.length)} of its way.",
-                        "Common cause: a scheduler that configure_optimizers returns without interval='step'.",
                         advice=("Return {'scheduler': scheduler, 'interval': 'step'}",),
                     )  # fmt: skip
 
@@ -194,12 +180,11 @@ class OptimizerSettings(Rule):
     """
 
     kind: ClassVar[str] = "optimizer_settings"
-    shares: ClassVar[tuple[str, ...]] = ("stale", "momentum", "lr_decay")
 
     eps: float = 1e-2
-    stale: float = 0.5
-    momentum: float = 0.999
-    lr_decay: float = 0.1
+    stale: ClassVar[float] = 0.5
+    momentum: ClassVar[float] = 0.999
+    lr_decay: ClassVar[float] = 0.1
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per optimizer and setting."""
@@ -208,12 +193,10 @@ class OptimizerSettings(Rule):
             if eps >= self.eps and is_scale_free(name):
                 known = stats.stale_fraction
                 decides = known is not None and known > self.stale
-                measured = "" if known is None else f"{percent(known)} of its second moments are below eps². "
+                measured = "" if known is None else f": {percent(known)} of its second moments are below eps²"
                 yield self.alert(
                     report, name, eps, self.eps, "warning" if decides else "info",
-                    f"its eps is {eps:g} (limit {self.eps:g}; 1e-8 is usual).",
-                    f"{measured}Where it is above the size of the gradients, it sets the step, which is then that of plain "
-                    "gradient descent.",
+                    f"its eps is {eps:g} (limit {self.eps:g}; 1e-8 is usual){measured}.",
                     advice=("Set eps=1e-8, unless that is meant",),
                 )  # fmt: skip
             # Adam need not converge unless beta1 < sqrt(beta2) (Reddi et al. 2018). Others mean other things by betas.
@@ -223,7 +206,6 @@ class OptimizerSettings(Rule):
                     report, name, one, two, "warning",
                     f"beta1 ({one:g}) is larger than beta2 ({two:g}): the second moment forgets faster than the first, so steps "
                     "are divided by the size of other gradients than they are made of.",
-                    "Common cause: betas in the wrong order.",
                     advice=("Set betas=(0.9, 0.999)",),
                 )  # fmt: skip
             momentum = _largest(stats, "momentum")
@@ -232,7 +214,6 @@ class OptimizerSettings(Rule):
                     report, name, momentum, self.momentum, "warning",
                     f"its momentum is {momentum:g} (limit {self.momentum:g}; 0.9 is usual): a step goes on for more than a "
                     "thousand steps.",
-                    "Common cause: the decay rate of an average, passed as momentum.",
                     advice=("Set momentum=0.9",),
                 )  # fmt: skip
             decay, steps = _largest(stats, "lr_decay"), report.planned_steps or report.step
@@ -241,7 +222,6 @@ class OptimizerSettings(Rule):
                     report, name, decay, self.lr_decay, "warning",
                     f"its lr_decay is {decay:g} (limit {self.lr_decay:g}; 0 is usual): its steps are divided by 1 + n * {decay:g} "
                     f"at step n, which leaves {percent(1 / (1 + steps * decay))} of them after {steps}.",
-                    "Common cause: a factor by which a schedule multiplies the rate, passed as lr_decay.",
                     advice=("Set lr_decay=0",),
                 )  # fmt: skip
 
@@ -257,20 +237,16 @@ class DecayDominates(Rule):
         decay: A smaller weight decay is not judged: gradients that vanish are another fault.
         factor: Weight decay times the root mean square of a weight, over that of its gradient, as the median of the matrices that
             an optimizer holds, above which it counts.
-        converged: Share of the first epoch's total gradient norm below which training has converged.
     """
 
     kind: ClassVar[str] = "optimizer_settings"
-    shares: ClassVar[tuple[str, ...]] = ("converged",)
-    excuses: ClassVar[tuple[Excuse, ...]] = (CONVERGED,)
 
     decay: float = 0.01
-    factor: float = 2.0
-    converged: float = 0.1
+    factor: ClassVar[float] = 2.0
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per optimizer."""
-        for name in report.optimizers:
+        for name in report.optimizers if not has_converged(report, 0.1) else ():
             held = {site: setup.l2 for site, setup in report.setups.items() if setup.optimizers == (name,) and setup.dimensions > 1}
             decayed = {site: decay for site, decay in held.items() if decay >= self.decay and site in report.parameters}
             stats = [(decay, report.parameters[site]) for site, decay in decayed.items()]
@@ -282,7 +258,6 @@ class DecayDominates(Rule):
                     f"its weight decay of {max(decayed.values()):g} is added to the gradient, of which it is "
                     f"{ratio:.3g} times the size (median of {len(ratios)} weights; limit {self.factor:g}): steps follow the decay, "
                     "not the loss.",
-                    "Common cause: a weight_decay that was meant for AdamW, which does not add it to the gradient.",
                     advice=("Use AdamW", "Try weight_decay=1e-4"),
                 )  # fmt: skip
 
@@ -297,7 +272,7 @@ __all__ = ["DecayDominates", "LrZero", "OptimizerSettings", "ScheduleLength", "S
 KINDS = (
     Kind(
         "second_moment_stale", "Second moments below eps", group="Updates", states="symptom", measures="share",
-        hypotheses=(unusual_setting, loss_divided),
+        causes=(unusual_setting, loss_divided),
         meaning="Adam divides the gradient by the root of its second moment plus eps. Most second moments are below eps², so eps "
         "alone divides: steps shrink with the gradient, and the learning rate no longer says how large they are.",
         formula="stale_fraction = second moments below eps² / second moments, where the gradient is not 0\n\n"
@@ -306,7 +281,7 @@ KINDS = (
     ),
     Kind(
         "lr_zero", "A schedule that does not fit the training", group="Updates", states="fact",
-        hypotheses=(wrong_schedule,),
+        causes=(wrong_schedule,),
         meaning="The learning rate is zero or almost zero while much of the training is still to come, or a warm-up has hardly "
         "begun when half of it is over: the remaining steps change nothing. Or a schedule is made for another number of steps.",
         formula="alert if the learning rate was below 1e-4 of its peak for {LrZero.held} of the planned steps,\n"
@@ -321,7 +296,7 @@ KINDS = (
     ),
     Kind(
         "optimizer_settings", "Unusual settings of an optimizer", group="Set-up", states="fact",
-        hypotheses=(unusual_setting,),
+        causes=(unusual_setting,),
         meaning="A setting of an optimizer is far outside of what is usual: a large eps, beta1 above beta2, a momentum next to 1, "
         "a fast decay of Adagrad's rate, or a weight decay that Adam adds to the gradient and that outweighs it.",
         formula="alert if eps >= {OptimizerSettings.eps} (Adam-like), or beta1 > beta2, or momentum >= "

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,27 +109,17 @@ class OptimizerColumn(Columns):
 
 
 class OptimizerTable(RowTable):
-    """A row for each optimizer.
+    """A row for each optimizer."""
 
-    Args:
-        n_rows: How many optimizers step.
-        device: Where the rows live.
-    """
-
-    columns: ClassVar[type[Columns]] = OptimizerColumn
-    alike_on_ranks: ClassVar[bool] = True
+    columns = OptimizerColumn
+    alike_on_ranks = True
 
     def add(
         self, optimizer: int, updates: Tensor, elements: int, moments: Tensor | None = None, valid: Tensor | None = None
     ) -> None:
-        """Record a measured step. No host sync.
+        """Record a measured step. No host sync; a step in which the norm of an update is not finite does not count.
 
-        Args:
-            optimizer: Which optimizer.
-            updates: The norm of each parameter's update, shape ``(k,)``; a step in which one is not finite does not count.
-            elements: How many elements the parameters have together.
-            moments: What :func:`~.second_moments` read; None where there are none.
-            valid: 0-d boolean: False if the optimizer itself skipped the step after all.
+        ``moments`` are what :func:`~.second_moments` read; ``valid`` is False if the optimizer itself skipped the step after all.
         """
         if updates.is_cpu and self.rows.is_cpu and moments is None and valid is None:  # the number is there: fewer calls
             norms = updates.numpy()
@@ -170,7 +160,7 @@ def second_moments(optimizer: Any, updated: Collection[int]) -> Tensor | None:
     """How the second moments of an optimizer follow its gradients, just after its update.
 
     Args:
-        optimizer: Torch's Adam, AdamW, NAdam or RAdam, a subclass of one, or apex's FusedAdam; of others nothing is read.
+        optimizer: Torch's Adam, AdamW, NAdam or RAdam, a subclass of one; of others nothing is read.
         updated: The ids of the parameters that it updated.
 
     Returns:
@@ -197,14 +187,14 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
     betas, eps = group.get("betas"), group.get("eps")
     if not isinstance(betas, tuple | list) or len(betas) < 2 or not isinstance(eps, float | int):
         return None
-    if not (isinstance(optimizer, _KNOWN) or type(optimizer).__name__ == "FusedAdam"):
+    if not isinstance(optimizer, _KNOWN):
         return None  # what others keep by this name may be something else: Prodigy's holds gradients times its own scale
     parameters, gradients, moments, steps = [], [], [], []
     for parameter in group["params"]:
         state = optimizer.state.get(parameter) if id(parameter) in updated else None
         if not isinstance(state, Mapping):
             continue
-        gradient, moment, step = parameter.grad, state.get("exp_avg_sq"), state.get("step", group.get("step"))
+        gradient, moment, step = parameter.grad, state.get("exp_avg_sq"), state.get("step")
         if (
             step is not None
             and gradient is not None
@@ -232,7 +222,7 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
     g, _ = _sampled(gradients, strides)
     if group.get("maximize"):
         g = -g
-    if group.get("weight_decay") and not _decouples(optimizer, group):
+    if group.get("weight_decay") and not (isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")):
         g = g + group["weight_decay"] * _sampled(parameters, strides)[0]  # of the weight after the update, which is near enough
     root = (v / _corrections(betas[1], steps, counts, v)).sqrt_()
     had = g != 0
@@ -269,9 +259,3 @@ def _corrections(beta: float | Tensor, steps: Sequence[Any], counts: Sequence[in
     correction = 1.0 - decay**each
     times = torch.tensor(counts).to(like.device, non_blocking=True)
     return torch.repeat_interleave(correction.to(like.dtype), times, output_size=sum(counts))
-
-
-def _decouples(optimizer: Any, group: Mapping[str, Any]) -> bool:
-    """Whether weight decay goes past the moments, as AdamW's does."""
-    coupled = isinstance(optimizer, (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam))
-    return not coupled or isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))

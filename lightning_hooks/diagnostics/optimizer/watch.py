@@ -43,11 +43,7 @@ class _Rate:
 
 
 class OptimizerWatch:
-    """Follows the optimizers of a fit.
-
-    Args:
-        context: Its part of the session.
-    """
+    """Follows the optimizers of a fit."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._host = context, context.host
@@ -66,14 +62,7 @@ class OptimizerWatch:
                 self._rates.setdefault((place, number), _Rate()).see(as_number(group.get("lr")), step)
 
     def updated(self, step: Step, parameters: Sequence[Tensor], updates: Tensor, valid: Tensor | None) -> None:
-        """A measured step was taken.
-
-        Args:
-            step: The step.
-            parameters: Those that it updated.
-            updates: The norms of their updates.
-            valid: 0-d boolean: False if the optimizer itself skipped the step after all.
-        """
+        """A measured step was taken."""
         moments = None
         if self._context.detailed:
             moments = self._read_moments(self._host.optimizers[step.optimizer], {*map(id, parameters)})

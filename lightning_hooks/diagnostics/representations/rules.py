@@ -48,10 +48,10 @@ class RepresentationCollapse(Rule):
     judges: ClassVar[Judges] = "epoch"
 
     threshold: float = 5e-4
-    started: float = 0.01
-    at_once: float = 1e-7
+    started: ClassVar[float] = 0.01
+    at_once: ClassVar[float] = 1e-7
     batches: int = 3
-    rises: float = 1.5
+    rises: ClassVar[float] = 1.5
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert where it begins, per part of the model whose end has collapsed and is so for sure."""
@@ -66,7 +66,6 @@ class RepresentationCollapse(Rule):
                     f"its output is the same for all samples of a batch, and so it stays up to {end}: variance over samples is "
                     f"{ratio:.2g} of that within a sample (limit {self.threshold:.2g}), and was "
                     f"{self._first(report, site):.2g}.",
-                    _CAUSES,
                 )  # fmt: skip
 
     def _collapsed(self, report: FeatureReport, site: str) -> bool:
@@ -101,7 +100,7 @@ class SameOutputs(Rule):
     kind: ClassVar[str] = "representation_collapse"
 
     calls: int = 3
-    ratio: float = 1e-9
+    ratio: ClassVar[float] = 1e-9
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert at the first of the last layers whose outputs are all the same; else at the loss."""
@@ -114,8 +113,6 @@ class SameOutputs(Rule):
                     report, same[-1] if same else loss, float(stats.same), float(self.calls), "warning",
                     f"what {loss} is given is the same for all samples, in all of its {stats.calls} sampled calls: it does not "
                     "depend on the input.",
-                    "Common causes: a norm over single numbers, a mean over what a norm has set to mean 0, a state that "
-                    "is read after the padding, a mask that hides the input.",
                     advice=("Compare the outputs of two samples, layer by layer, and look where they become the same",),
                 )  # fmt: skip
 
@@ -143,7 +140,7 @@ __all__ = ["RepresentationCollapse", "SameOutputs"]
 KINDS = (
     Kind(
         "representation_collapse", "Outputs that are the same for every sample", group="Forward", states="symptom",
-        hypotheses=(
+        causes=(
             flat_between, constant_data, destroyed_inputs, large_inputs, constant_weights, small_start, large_start, offset_bias,
             nothing_repels, squashing_chain, *STEP_SIZE,
         ),

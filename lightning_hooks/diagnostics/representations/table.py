@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,15 +66,11 @@ class RepresentationColumn(Columns):
 class RepresentationTable(RowTable):
     """A row for each site. Some numbers of each output are copied; variances are computed for all sites at once.
 
-    Args:
-        names: Of the sites.
-        device: Where the rows live.
-
     Attributes:
         size: How many samples the batch under way has; None where that is not known.
     """
 
-    columns: ClassVar[type[Columns]] = RepresentationColumn
+    columns = RepresentationColumn
 
     def __init__(self, names: Sequence[str], device: torch.device | str = "cpu") -> None:
         super().__init__(len(names), device)

@@ -10,7 +10,7 @@ import numpy as np
 import lightning_hooks.plots.canvas as canvas
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.plots.canvas import Figure
-from lightning_hooks.plots.layers import layer_sheet, mark_affected, numbers_of, with_names
+from lightning_hooks.plots.curves import layer_sheet, mark_affected, numbers_of, with_names
 from lightning_hooks.plots.series import check_report
 
 STREAM = (

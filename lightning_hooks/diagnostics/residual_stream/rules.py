@@ -49,17 +49,14 @@ def first_of(blocks: Mapping[str, ResidualStats]) -> tuple[str, str]:
         blocks: Those with a problem, in the order of depth.
 
     Returns:
-        The first of them whose output is about to overflow its type, or has overflowed, and a sentence that says so; the first of
-        all and no sentence where none is.
+        The first of them whose output is about to overflow its type, or has overflowed, and words that say so; the first of
+        all and none where none is.
     """
     for name, stats in blocks.items():
         if stats.nonfinite_fraction > 0:
-            return name, "It has values that are NaN or infinite."
+            return name, "; it has values that are NaN or infinite"
         if stats.largest > NEAR * stats.limit:
-            return (
-                name,
-                f"Its largest value is {stats.largest:.3g}, and its type ends at {stats.limit:.3g}: it is about to overflow.",
-            )
+            return name, f"; its largest value is {stats.largest:.3g}, and its type ends at {stats.limit:.3g}"
     return next(iter(blocks)), ""
 
 
@@ -86,12 +83,12 @@ class ActivationOutliers(Rule):
             if found:
                 name, overflow = first_of(found)
                 stats = found[name]
-                others = f"So it is behind {len(found)} of {len(blocks)} blocks. " if len(found) > 1 else ""
+                others = f", and so it is behind {len(found)} of {len(blocks)} blocks" if len(found) > 1 else ""
                 yield self.alert(
                     report, name, stats.channel_ratio, self.threshold, "warning" if overflow else "info",
                     f"channel {stats.channel} of its output has an RMS of {stats.channel_rms:.3g}, the median channel "
-                    f"{stats.median_channel_rms:.3g} (ratio {stats.channel_ratio:.3g}, limit {self.threshold:.3g}).",
-                    f"{others}{overflow or 'Language models often have such channels; quantisation loses the others.'}",
+                    f"{stats.median_channel_rms:.3g} (ratio {stats.channel_ratio:.3g}, limit {self.threshold:.3g})"
+                    f"{others}{overflow}.",
                 )  # fmt: skip
 
 
@@ -111,7 +108,7 @@ class ResidualGrowth(Rule):
     kind: ClassVar[str] = "residual_growth"
 
     threshold: float = 100.0
-    min_blocks: int = 3
+    min_blocks: ClassVar[int] = 3
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per stream, at the first block where it is too large."""
@@ -124,8 +121,8 @@ class ResidualGrowth(Rule):
                 yield self.alert(
                     report, name, growth, self.threshold, "warning" if overflow else "info",
                     f"the residual stream behind it has an RMS of {found[name].rms:.3g}, {growth:.3g} times that behind the "
-                    f"first of {len(blocks)} blocks (limit {self.threshold:.3g}); behind the last one it is {last.rms:.3g}.",
-                    f"Common causes: branches without a normalisation, or whose last layer starts too large. {overflow}",
+                    f"first of {len(blocks)} blocks (limit {self.threshold:.3g}); behind the last one it is "
+                    f"{last.rms:.3g}{overflow}.",
                 )  # fmt: skip
 
 
@@ -145,8 +142,8 @@ class ResidualDoubling(Rule):
     kind: ClassVar[str] = "residual_growth"
 
     factor: float = 1.8
-    threshold: float = 100.0
-    min_blocks: int = 6
+    threshold: ClassVar[float] = 100.0
+    min_blocks: ClassVar[int] = 6
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per stack, at its second block."""
@@ -162,7 +159,6 @@ class ResidualDoubling(Rule):
                     f"the input of each of {len(blocks)} blocks is {factor:.3g} times as large as that of the one before (median, "
                     f"limit {self.factor:g}), from {sizes[0]:.3g} to {sizes[-1]:.3g} in all: every block multiplies what is handed "
                     "on.",
-                    "Common causes: a block's input that is added twice, an initialisation that is too large, no norm.",
                     advice=("Add the input of a block once", "Normalise the input of each block"),
                 )  # fmt: skip
 
@@ -173,7 +169,7 @@ KINDS = (
     Kind(
         "residual_growth", "A residual stream that grows from block to block", group="Attention, experts, residual streams",
         states="symptom",
-        hypotheses=(scaled_shortcut, initial_scale, rate_too_high, half_overflow),
+        causes=(scaled_shortcut, initial_scale, rate_too_high, half_overflow),
         meaning="The residual stream is far larger behind a late block than behind the first one: blocks multiply what they are "
         "given, or each block's input is about twice that of the one before. Late blocks then hardly change the stream, and in "
         "float16 it may overflow.",
@@ -190,7 +186,7 @@ KINDS = (
     Kind(
         "activation_outliers", "A few channels far larger than the others", group="Attention, experts, residual streams",
         states="symptom",
-        hypotheses=(offset_bias,),
+        causes=(offset_bias,),
         meaning="One channel of the residual stream (what a block hands on to the next) is far larger than the others. Trained "
         "language models have such channels (Sun et al. 2024), so it is an info; in float16 they may overflow.",
         formula="channel_ratio = rms of the largest channel / rms of the median channel, of a block's output\n\n"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.diagnostics.features.stats import FeatureStats, feature_stats
+from lightning_hooks.diagnostics.features.table import FeatureStats, feature_stats
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.selection import clean_name, outwards, repeated_blocks
@@ -20,7 +20,7 @@ from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values
 from lightning_hooks.statistics.columns import MINIMUM_OR_NONE, SUM, Columns, Reduction, RowTable
 from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.reduction import of_largest
-from lightning_hooks.statistics.rows import Clock, Column, ValueTable
+from lightning_hooks.statistics.rows import Clock, Column
 from lightning_hooks.statistics.tables import Tables
 
 WITH_THE_LARGEST = Reduction(of_largest)
@@ -40,12 +40,6 @@ class StreamColumn(Columns):
     LARGEST = WITH_THE_LARGEST  # the largest mean square of a channel in any call
     LARGEST_CHANNEL = WITH_THE_LARGEST  # the channel that has it, plus 1
     LIMIT = MINIMUM_OR_NONE  # the largest number that the output's type holds
-
-
-class StreamTable(RowTable):
-    """A line for each block."""
-
-    columns: ClassVar[type[Columns]] = StreamColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +88,13 @@ class ResidualTable(Tables):
     """Lines of the blocks of a model, on the device.
 
     A call counts if the block's output has the shape of its input; the input is its first floating-point argument. Channels lie
-    last, in the output of blocks with convolutions second.
-
-    Args:
-        blocks: (name, module) of each, in order. The modules are read and not kept.
-        device: Where the lines live.
-        clock: Of the training batch.
-
-    Attributes:
-        on_host: Whether lines are written with numpy.
+    last, in the output of blocks with convolutions second. Lines may be written with numpy: ``on_host``.
     """
 
     def __init__(self, blocks: Sequence[tuple[str, nn.Module]], device: torch.device | str, clock: Clock) -> None:
         self.names = [name for name, _ in blocks]
         self._convolutions = [_convolution_dims(module) for _, module in blocks]
-        self._values, self._blocks = ValueTable(len(blocks), device), StreamTable(len(blocks), device)
+        self._values, self._blocks = (RowTable(len(blocks), device, columns) for columns in (Column, StreamColumn))
         super().__init__(device, values=self._values, blocks=self._blocks)
         self._rows, self._lines = self._values.rows, self._blocks.rows
         self._kernels = kernels_for(self._rows.device.type)

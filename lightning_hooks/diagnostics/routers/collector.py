@@ -18,13 +18,12 @@ from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.routers.routing import RouterColumn, RouterReport, RoutingTable
 from lightning_hooks.hooks import ModuleSelector, select_modules
 from lightning_hooks.hooks.attributes import stored, stored_count
-from lightning_hooks.hooks.recorder import OutputTo
+from lightning_hooks.hooks.listener import OutputTo
 from lightning_hooks.hooks.selection import named_sites, outwards
 from lightning_hooks.plots.canvas import Figure
-from lightning_hooks.plots.panels import MOST_PANELS, Stack, stack_figure
+from lightning_hooks.plots.curves import MOST_PANELS, Stack, stack_figure
 from lightning_hooks.plots.series import as_reports
 from lightning_hooks.trackers.console import Table, listed
-from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 
 _EXPERTS = (
     "num_experts",
@@ -257,14 +256,6 @@ class RouterCollector(Collector[RouterReport]):
             scalars |= stat_scalars(self.prefix, names, found, statistics)
             scalars |= model_scalars(self.prefix, found.values(), statistics) if names else {}
         return scalars
-
-    @override
-    def charts(self, written: LoggedStatistics) -> Layout:
-        return {
-            "Routers": by_statistic(self.prefix, written.statistics)
-            if written.of_sites
-            else of_model(self.prefix, ROUTER_STATISTICS)
-        }
 
     @classmethod
     @override

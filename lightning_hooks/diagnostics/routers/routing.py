@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,16 +141,12 @@ def _is_integer(x: Tensor) -> bool:
 
 
 class RoutingTable(RowTable):
-    """A row for each router, then one for each codebook. Nothing waits for the device.
+    """A row for each router, of its number of experts and how many a token gets, then one for each codebook of its size.
 
-    Args:
-        routers: Of each router the number of experts and how many a token gets.
-        codebooks: The size of each codebook.
-        capacity_factor: What an expert's even share of a call is multiplied by; choices beyond overflow.
-        device: Where the table lives.
+    Choices beyond an expert's even share of a call times ``capacity_factor`` overflow. Nothing waits for the device.
     """
 
-    columns: ClassVar[type[Columns]] = RouterColumn
+    columns = RouterColumn
 
     def __init__(
         self,

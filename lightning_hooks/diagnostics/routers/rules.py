@@ -40,8 +40,8 @@ class DeadExperts(Rule):
 
     threshold: float = 0.01
     share: float = 0.25
-    min_choices: int = 100
-    min_batches: int = 20
+    min_choices: ClassVar[int] = 100
+    min_batches: ClassVar[int] = 20
     of_few: int = 40
 
     def __call__(self, report: RouterReport) -> Iterator[Alert]:
@@ -57,8 +57,6 @@ class DeadExperts(Rule):
                     report, site, share, self.share if many else 0.0, "warning" if many else "info",
                     f"{len(dead)} of its {stats.experts} experts ({shown}) got at most {percent(self.threshold)} of an even share "
                     f"of {stats.tokens} tokens, so that they do not train.",
-                    "Common causes: no loss for balance or one that weighs too little, a learning rate too high for the router, a "
-                    "router that started far from even.",
                 )  # fmt: skip
 
     def _lasts(self, site: str, dead: set[int], window: RouterReport) -> bool:
@@ -95,9 +93,9 @@ class RouterCollapse(Rule):
 
     threshold: float = 0.1
     codes: float = 0.01
-    min_choices: int = 100
-    least_codes: int = 16
-    min_batches: int = 20
+    min_choices: ClassVar[int] = 100
+    least_codes: ClassVar[int] = 16
+    min_batches: ClassVar[int] = 20
 
     def __call__(self, report: RouterReport) -> Iterator[Alert]:
         """Yield a warning per router and quantiser that has collapsed."""
@@ -108,16 +106,12 @@ class RouterCollapse(Rule):
                     report, site, effective, self._least(stats), "warning",
                     f"its {stats.tokens} tokens, with {stats.top_k} of {stats.experts} experts each, go to {effective:.3g} experts "
                     f"in effect; one of them gets {percent(max(stats.load) * stats.top_k)} of all tokens.",
-                    "Common causes: no loss for balance or one that weighs too little, a learning rate too high for the router, "
-                    "inputs to it that are alike.",
                 )  # fmt: skip
         for site, book in report.codebooks.items():
             if _batches_in_a_row(report, partial(self._has_collapsed, site)) >= self.min_batches:
                 yield self.alert(
                     report, site, book.perplexity, self._fewest(book), "warning",
                     f"it chooses {book.perplexity:.3g} of its {book.size} codes in effect (perplexity), over {book.codes} choices.",
-                    "Common causes: codes far from what they are to stand for, none that are started again when they are not used, "
-                    "a learning rate too high.",
                     advice=(
                         "Start codes that are not used again from outputs of the encoder",
                         "Learn the codebook by moving averages, or codes of fewer dimensions",
@@ -162,7 +156,7 @@ KINDS = (
     Kind(
         "router_collapse", "A router that makes the same few choices", group="Attention, experts, residual streams",
         states="symptom",
-        hypotheses=(wrong_sign, offset_bias, group_too_fast, rate_too_high),
+        causes=(wrong_sign, offset_bias, group_too_fast, rate_too_high),
         meaning="A router of a mixture of experts sends nearly all tokens to as few experts as it can, or a vector quantiser "
         "chooses the same few codes for everything. The other experts and codes do not train, and the model has the capacity of a "
         "much smaller one.",
@@ -179,7 +173,7 @@ KINDS = (
     Kind(
         "dead_experts", "Experts that get no tokens", group="Attention, experts, residual streams", states="symptom",
         measures="share",
-        hypotheses=(wrong_sign, offset_bias, group_too_fast, rate_too_high),
+        causes=(wrong_sign, offset_bias, group_too_fast, rate_too_high),
         meaning="Some experts of a mixture get no tokens, or next to none, batch after batch. They do not train, and since they "
         "do not train the router has no reason to choose them.",
         formula="alert if experts have a load <= {DeadExperts.threshold} / number of experts\n"

@@ -11,16 +11,14 @@ from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import EarlierOptimizers, OptimizerGroups, groups_of
-from lightning_hooks.diagnostics.batches.hashes import BatchHashes
+from lightning_hooks.diagnostics.batches.hashes import BatchCounts, BatchHashes
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors
-from lightning_hooks.diagnostics.loss_inputs.targets import IGNORED, LabelCounts, LabelTable, label_counts, label_tensors
+from lightning_hooks.diagnostics.loss_inputs.targets import LabelCounts, LabelTable
 from lightning_hooks.diagnostics.setup.initial import NonfiniteWeight, first_weights, nonfinite_weights, still_alike
 from lightning_hooks.diagnostics.setup.module_modes import AS_MADE, ModuleModes, unusual_settings, values_per_channel
 from lightning_hooks.diagnostics.setup.outside import CopyStats, WeightsSet, WeightsWatch
-from lightning_hooks.diagnostics.setup.parameters import SetupWatch, copies_in, held_by
-from lightning_hooks.diagnostics.setup.unloaded import Unloaded, unloaded
-from lightning_hooks.hooks import Recorder
-from lightning_hooks.hooks.attributes import in_training_mode, stored
+from lightning_hooks.diagnostics.setup.parameters import SetupWatch, Unloaded, copies_in, held_by, unloaded
+from lightning_hooks.hooks.attributes import in_training_mode
 from lightning_hooks.hooks.parameters import own_parameters, unregistered_modules, unregistered_tensors
 from lightning_hooks.hooks.selection import clean_name, outwards
 from lightning_hooks.hooks.tensors import as_number
@@ -29,27 +27,6 @@ from lightning_hooks.statistics.tables import HostNumbers, Tables
 
 MOST_UNREGISTERED = 8
 """Attributes with modules or tensors that are registered nowhere, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchCounts:
-    """How often batches were the same, by a hash of a sample of their numbers; batches of one number only are not compared.
-
-    Attributes:
-        compared: Sampled batches that were compared with the batch after them.
-        repeated: Those of them whose next batch was the same, or had the same numbers in a tensor that otherwise changes.
-        ranks: How many ranks get data of their own; 1 where all ranks share a batch.
-        rank_batches: Sampled batches that were compared over the ranks, of the window's last 16.
-        same_on_ranks: Those of them that were the same on all ranks.
-        different: How many of these differ from one another.
-    """
-
-    compared: int = 0
-    repeated: int = 0
-    ranks: int = 1
-    rank_batches: int = 0
-    same_on_ranks: int = 0
-    different: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +94,7 @@ class ModelSetup:
         nonfinite_weights: Parameters that held NaN or infinite values when training started, to what is known of them.
         foreign: What optimizers hold that requires a gradient and is no parameter of the model, by its name
             (``0-Adam.group0.4``), to its shape.
-        labels: Targets that a cross entropy ignores; None where no integer targets were found.
+        labels: Targets in the batches that a cross entropy ignores; None where no integer targets were found.
         batches: How often batches were the same.
     """
 
@@ -138,14 +115,11 @@ class ModelSetup:
     nonfinite_weights: dict[str, NonfiniteWeight] = field(default_factory=dict)
     foreign: dict[str, tuple[int, ...]] = field(default_factory=dict)
     labels: LabelCounts | None = None
-    batches: BatchCounts = BatchCounts()
+    batches: BatchCounts = field(default_factory=BatchCounts)
 
 
 class SetupChecks(Tables):
     """Collects what :class:`ModelSetup` holds.
-
-    Args:
-        context: Of the collector.
 
     Attributes:
         parameters: How the parameters are set up.
@@ -169,20 +143,16 @@ class SetupChecks(Tables):
         self._reached, self._optimized = set[str](), set[str]()
         self._decay: dict[str, VectorDecay] = {}
         self._foreign: dict[str, tuple[int, ...]] = {}
-        self._hashes, self._of_batches, self._of_losses = BatchHashes(device), LabelTable(device), LabelTable(device)
+        self._hashes, self._labels = BatchHashes(device), LabelTable(device)
         super().__init__(
             device,
-            losses=self._of_losses,
-            batches=self._of_batches,
+            labels=self._labels,
             hashes=self._hashes,
             reached=HostNumbers(self._flags_of_reached, largest, load=self._load_reached),
             modes=self._modes,
         )
         self._take_batch = context.guard(self._hashes.add, "the batch (whether it is repeated)")
-        self._take_labels = context.guard(lambda batch: self._of_batches.add(label_tensors(batch), IGNORED), "the batch's labels")
-        for name, module in model.named_modules():
-            if isinstance(module, nn.CrossEntropyLoss | nn.NLLLoss):
-                context.listen(clean_name(name), module, _TargetRecorder(self._of_losses))
+        self._take_labels = context.guard(self._labels.add, "the batch's labels")
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed window needs next to the table."""
@@ -259,18 +229,14 @@ class SetupChecks(Tables):
         return {id(parameter) for parameters in self._hidden_parameters.values() for parameter in parameters}
 
     def read(self, packed: Tensor, model: nn.Module, modules: Mapping[str, Any], temporary: Mapping[str, int]) -> ModelSetup:
-        """Name what is out of the ordinary in a table on the host.
+        """Name what is out of the ordinary in a table of all ranks on the host.
 
-        Args:
-            packed: The table of all ranks.
-            model: The model.
-            modules: Site to the statistics of the gradient at its output.
-            temporary: Module to how many numbers have the parameters that it uses and that were gone after the first step.
+        ``modules``: site to the statistics of the gradient at its output. ``temporary``: module to how many numbers have the
+        parameters that it uses and that were gone after the first step.
         """
-        parts, ranks = self.split(packed), self._host.setup.data_parallel_size
+        parts = self.split(packed)
         levels, moved = self._modes.read(parts["modes"])
         updating = [name for name in moved if levels.get(name) == 0 and moved[name] > 0]
-        pairs, on_ranks = self._hashes.read(parts["hashes"])
         reached = dict(zip(self._hidden, map(bool, parts["reached"].tolist()), strict=False))
         return ModelSetup(
             eval_modes={name: level for name, level in levels.items() if level},
@@ -292,8 +258,8 @@ class SetupChecks(Tables):
             vector_decay=self._decay,
             nonfinite_weights=self._nonfinite,
             foreign=self._foreign,
-            labels=label_counts(parts["losses"]) or label_counts(parts["batches"]),
-            batches=BatchCounts(*pairs, ranks, *(on_ranks if ranks > 1 else ())),
+            labels=self._labels.read(parts["labels"]),
+            batches=self._hashes.read(parts["hashes"], self._host.setup.data_parallel_size),
         )
 
     def _unregistered(self, name: str, reached: bool) -> UnregisteredModules:
@@ -306,23 +272,6 @@ class SetupChecks(Tables):
     def reset(self) -> None:
         super().reset()
         self._reached = set()
-
-
-class _TargetRecorder(Recorder):
-    """Forward hook of a loss module. In a compiled graph it records nothing: the batch's labels are counted there too."""
-
-    def __init__(self, table: LabelTable) -> None:
-        self._table = table
-
-    @override
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        loss, inputs = args[0], args[1]
-        ignored = stored(loss, "ignore_index")
-        if len(inputs) > 1 and isinstance(inputs[1], Tensor) and isinstance(ignored, int):
-            self._table.add([inputs[1]], ignored)
-
-    @override
-    def trace(self, number: Tensor, *args: Any) -> None: ...
 
 
 def _vector_decay(groups: Sequence[Mapping[str, Any]]) -> VectorDecay | None:

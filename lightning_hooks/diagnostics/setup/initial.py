@@ -30,33 +30,32 @@ def is_textbook(gain: float) -> bool:
     return TEXTBOOK[0] <= gain <= TEXTBOOK[1]
 
 
-class InitialSize(NamedTuple):
-    """The size of a weight that training starts from."""
+def initial_scales(sites: Iterable[tuple[str, nn.Module]]) -> tuple[dict[str, float], dict[str, float]]:
+    """The gain and the root mean square of the weights that training starts from.
 
-    site: str
-    rms: float
-    fan_in: int
-    fan_out: int
-
-
-def initial_sizes(sites: Iterable[tuple[str, nn.Module]]) -> list[InitialSize]:
-    """The sizes of the weights that training starts from.
+    The gain is the root mean square times the root of the fan-in, so that layers of any width compare: a layer with gain g makes of
+    independent inputs of size 1 outputs of about size g: 1.41 for He's initialisation, 0.58 for PyTorch's own, 1 for LeCun's. Where
+    it is unusual, and the gain by the fan-out is not, that one counts: torchvision and timm initialise convolutions by their
+    fan-out. Of a module with several weights (a recurrent one) the largest counts.
 
     Args:
         sites: (name, module) pairs. Frozen weights, embeddings and what has fewer than two dimensions are left out.
 
     Returns:
-        One for each weight, so that a module may have several. One copy from the device.
+        Name to gain, and name to root mean square. One copy from the device.
     """
     known: list[tuple[str, int, Tensor]] = []
     for name, module in sites:
         outputs = int(isinstance(module, nn.modules.conv._ConvTransposeNd))  # the dimension of the outputs
         weights = () if isinstance(module, _TABLES) else weights_of(module)
         known += [(name, outputs, weight) for weight in weights if _is_trained_matrix(weight) and weight.is_floating_point()]
-    return [
-        InitialSize(name, norm / math.sqrt(weight.numel()), *(weight.numel() // weight.shape[place] for place in (out, 1 - out)))
-        for (name, out, weight), norm in zip(known, _norms([weight for *_, weight in known]), strict=True)
-    ]
+    gains, sizes = dict[str, float](), dict[str, float]()
+    for (name, outputs, weight), norm in zip(known, _norms([weight for *_, weight in known]), strict=True):
+        size = norm / math.sqrt(weight.numel())
+        by_fan_in, by_fan_out = (size * math.sqrt(weight.numel() // weight.shape[place]) for place in (outputs, 1 - outputs))
+        gain = by_fan_in if is_textbook(by_fan_in) or not is_textbook(by_fan_out) else by_fan_out
+        gains[name], sizes[name] = max(gain, gains.get(name, 0.0)), max(size, sizes.get(name, 0.0))
+    return gains, sizes
 
 
 def _is_trained_matrix(weight: Tensor) -> bool:
@@ -72,42 +71,6 @@ def _norms(weights: Sequence[Tensor]) -> list[float]:
 def on_host(rows: Sequence[Tensor]) -> list[Any]:
     """Tensors of one shape as plain numbers, by one copy from the device."""
     return torch.stack([row.to(rows[0].device) for row in rows]).tolist() if rows else []
-
-
-def initial_gains(sizes: Iterable[InitialSize]) -> dict[str, float]:
-    """The gain of each site's weights: root mean square times the root of the fan-in, so that layers of any width compare.
-
-    A layer with gain g makes of independent inputs of size 1 outputs of about size g: 1.41 for He's initialisation, 0.58 for
-    PyTorch's own, 1 for LeCun's. Where it is unusual, and the gain by the fan-out is not, that one counts: torchvision and timm
-    initialise convolutions by their fan-out. Of a module with several weights (a recurrent one) the largest counts.
-
-    Args:
-        sizes: Of the weights.
-
-    Returns:
-        Name to gain.
-    """
-    found: dict[str, float] = {}
-    for size in sizes:
-        by_fan_in, by_fan_out = (size.rms * math.sqrt(fan) for fan in (size.fan_in, size.fan_out))
-        gain = by_fan_in if is_textbook(by_fan_in) or not is_textbook(by_fan_out) else by_fan_out
-        found[size.site] = max(gain, found.get(size.site, 0.0))
-    return found
-
-
-def initial_rms(sizes: Iterable[InitialSize]) -> dict[str, float]:
-    """The root mean square of each site's weights; of a module with several the largest.
-
-    Args:
-        sizes: Of the weights.
-
-    Returns:
-        Name to root mean square.
-    """
-    found: dict[str, float] = {}
-    for size in sizes:
-        found[size.site] = max(size.rms, found.get(size.site, 0.0))
-    return found
 
 
 def role_of(site: str) -> str:
@@ -133,7 +96,7 @@ def roles(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
     of a numbered sequence (``actor.4``). How large a head's weights start is a choice of its own.
 
     Args:
-        sites: (name, module) pairs, as for :func:`initial_sizes`.
+        sites: (name, module) pairs, as for :func:`initial_scales`.
 
     Returns:
         Name to role, such as ``Linear q_proj``; layers that are only numbered share the role of their type.
@@ -157,16 +120,10 @@ def roles(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
 
 
 def starting_at_zero(parameters: Iterable[tuple[str, Tensor]], size: float = 2e-3) -> frozenset[str]:
-    """The weights (two dimensions or more) that start at zero, or next to it, as class tokens and some heads do.
+    """The names of the weights (two dimensions or more) that start at zero, or next to it, as class tokens and some heads do.
 
-    A step of Adam's with a learning rate of 1e-3 is half of a weight that small.
-
-    Args:
-        parameters: (name, parameter) pairs.
-        size: The root mean square up to which that is next to zero.
-
-    Returns:
-        Their names. One copy from the device.
+    Next to it is a root mean square up to ``size``: a step of Adam's with a learning rate of 1e-3 is half of a weight that small.
+    One copy from the device.
     """
     weights = {name: weight for name, weight in parameters if has_values(weight) and _is_trained_matrix(weight)}
     norms = zip(weights.items(), _norms([*weights.values()]), strict=True)
@@ -209,15 +166,7 @@ class FirstWeights(NamedTuple):
 
 
 def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
-    """Look at the weights of a model's linear and convolution layers.
-
-    Args:
-        model: The model.
-        few: Numbers in a weight below which its distribution says nothing.
-
-    Returns:
-        What stands out. One copy from the device.
-    """
+    """What stands out among the weights of linear and convolution layers of ``few`` numbers or more. One copy from the device."""
     constant: dict[str, float] = {}
     one_sign: dict[str, float] = {}
     untrained = []
@@ -249,10 +198,7 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
 def still_alike(model: nn.Module, constant: Mapping[str, float], near: float = 0.3) -> dict[str, float]:
     """Of the layers that started with one number those whose units, or whose inputs, mostly have similar weights still.
 
-    Args:
-        model: The model, some steps later.
-        constant: Those layers, to that number.
-        near: Share of the largest weight by which those of two may differ, as biases that are drawn at random make them.
+    The weights of two may differ by ``near`` times the largest one, as biases that are drawn at random make them.
     """
     if not constant:
         return {}

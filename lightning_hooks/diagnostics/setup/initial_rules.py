@@ -41,8 +41,8 @@ class PoorInit(Rule):
     kind: ClassVar[str] = "poor_init"
 
     factor: float = 7.0
-    textbook: tuple[float, float] = TEXTBOOK
-    near: float = 2.0
+    textbook: ClassVar[tuple[float, float]] = TEXTBOOK
+    near: ClassVar[float] = 2.0
     min_layers: int = 3
     small: float = 0.1
     same: float = 0.15
@@ -64,7 +64,6 @@ class PoorInit(Rule):
                     f"its initial weights are {size} the size of those of the layers of the same role (gain {gain:.3g}, median "
                     f"{usual:.3g}, limit: a factor of {self.factor:.3g}), and none of these is close: signals grow or shrink by "
                     "this factor.",
-                    "Common causes: an initialisation that was scaled by mistake or made for another fan-in.",
                 )  # fmt: skip
 
     def _of_one_size(self, report: FeatureReport) -> set[str]:
@@ -111,7 +110,6 @@ class ConstantWeights(Rule):
             f"all its initial weights are {value:.3g}, and those of {', '.join(name for name, _ in others[:2])}{more} are one "
             f"number too ({len(constant)} layers, limit {self.layers}): their outputs are all the same, get the same gradient and "
             "stay the same.",
-            "Common cause: nn.init.constant_ or ones_ on weights.",
             advice=("Initialise weights at random, as PyTorch does by default",),
         )  # fmt: skip
 
@@ -141,7 +139,6 @@ class OneSignWeights(Rule):
                 f"all its initial weights are {'above' if mean > 0 else 'below'} 0 (mean {mean:.3g}), and so are those of "
                 f"{len(found) - 1} more of its layers (limit {self.layers}): outputs for positive inputs differ little, "
                 "and grow from layer to layer.",
-                "Common cause: uniform_() or rand without bounds, whose numbers are from 0 to 1.",
                 advice=(
                     "Initialise weights around 0, as PyTorch does by default",
                     "Where weights are to keep one sign, mute this with rules=['-poor_init']",
@@ -165,7 +162,7 @@ class FirstLossHigh(Rule):
     kind: ClassVar[str] = "poor_init"
 
     factor: float = 3.0
-    far: float = 10.0
+    far: ClassVar[float] = 10.0
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert at the last layer with weights, or at the loss where none is known."""
@@ -180,7 +177,6 @@ class FirstLossHigh(Rule):
                 f"the first loss of {site} is {stats.first_loss:.3g}, {ratio:.3g} times that of equal probabilities for "
                 f"{stats.classes} classes ({chance:.3g}; limit: a factor of {self.factor:.3g}): logits differ too much at the "
                 "start.",
-                _size_of(report, last) if last else "",
                 advice=("Start the last layer with smaller weights, or divide its outputs by the root of its width",),
             )  # fmt: skip
 
@@ -213,7 +209,6 @@ class FirstLossFar(Rule):
                 report, SITE, ratio, self.factor, "warning",
                 f"it begins at {loss.began:.3g}, {ratio:.3g} times that of the best constant answer (limit {self.factor:g}): "
                 "outputs are far from all targets.",
-                "Common causes: inputs that are not normalised, a number that stands for what is missing, targets far from 0.",
                 advice=("Standardise inputs and targets", "Replace what is missing by the mean of its feature"),
             )  # fmt: skip
 
@@ -232,7 +227,7 @@ __all__ = ["ConstantWeights", "FirstLossFar", "FirstLossHigh", "OneSignWeights",
 KINDS = (
     Kind(
         "poor_init", "Initial weights unlike those of similar layers", group="Forward", states="symptom",
-        hypotheses=(
+        causes=(
             placeholder, stretching_start, initial_scale, large_start, small_start, constant_weights, large_inputs, large_targets,
         ),
         meaning="The initial weights of one layer are much larger or much smaller than those of the other layers of the same role "

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Excuse, Rule
+from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.causes.code import fact
-from lightning_hooks.diagnostics.excuses import had_gradient
 from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.diagnostics.training_state import had_gradient
 from lightning_hooks.hooks.selection import outwards
 from lightning_hooks.trackers import some
 
@@ -35,12 +35,6 @@ class EvalMode(Rule):
 
     kind: ClassVar[str] = "eval_mode"
     shares: ClassVar[tuple[str, ...]] = ("trains",)
-    excuses: ClassVar[tuple[Excuse, ...]] = (
-        Excuse(
-            "thawed", "in an earlier window it was frozen in eval mode, and its norms stay as they were then",
-            lambda _, alert, report: any(_rested(earlier, alert.site) for earlier in report.earlier),
-        ),
-    )  # fmt: skip
 
     trains: float = 0.5
 
@@ -60,22 +54,21 @@ class EvalMode(Rule):
                 single.append(site)
         for part, sites in parts.items():
             since = min((changed[site] for site in sites if site in changed), default=None)
+            thawed = any(_rested(earlier, part or THE_MODEL) for earlier in report.earlier)  # its norms stay as they were then
             yield self.alert(
-                report, part or THE_MODEL, len(sites), 0, "warning",
+                report, part or THE_MODEL, len(sites), 0, "info" if thawed else "warning",
                 f"it trains in eval mode{'' if since is None else f', since step {since}'}: "
                 f"{some(sites, 3)} {'behave' if len(sites) > 1 else 'behaves'} as in validation.",
-                "Dropout drops nothing there, and batch norm does not update its statistics. Common causes: a pretrained model, "
-                "which is loaded in eval mode, or an eval() that no train() undoes.",
                 since_step=since,
                 advice=(f"Call {part or 'model'}.train() before training", "Freeze it if it is not to learn"),
             )  # fmt: skip
         unestimated = [site for site in report.model_setup.unestimated if site in single]
         if unestimated:
-            more = f"So has {some(unestimated[1:], 3)}. " if len(unestimated) > 1 else ""
+            more = f", and so has {some(unestimated[1:], 3)}" if len(unestimated) > 1 else ""
             yield self.alert(
                 report, unestimated[0], len(unestimated), 0, "warning",
-                "batch norm in eval mode has a running mean and variance of 0 and 1, as it was made: it normalises nothing.",
-                f"{more}Common causes: norm_eval=True or an eval() on a net that was not pretrained, a checkpoint without buffers.",
+                "batch norm in eval mode has a running mean and variance of 0 and 1, as it was made: it normalises nothing"
+                f"{more}.",
                 advice=("Call train() on it until its statistics are estimated", "Load a checkpoint that holds its buffers"),
             )  # fmt: skip
             single = [site for site in single if site not in unestimated]
@@ -83,7 +76,6 @@ class EvalMode(Rule):
             yield self.alert(
                 report, single[0], len(single), 0, "info",
                 f"{some(single, 3)} {'are' if len(single) > 1 else 'is'} in eval mode within modules in training mode.",
-                "Common cause: an eval() in a hook of the model, such as on_train_batch_start, that no train() undoes.",
                 advice=("Call train() on it, unless its statistics are kept on purpose",),
             )  # fmt: skip
 
@@ -122,8 +114,6 @@ class FrozenStatistics(Rule):
                 f"it is frozen, but {some(sites, 3)} {'are' if len(sites) > 1 else 'is'} in training mode and "
                 f"{'update their' if len(sites) > 1 else 'updates its'} running statistics: those of {farthest} have moved by "
                 f"{moved:.2g} standard deviations ({'limit' if far else 'a warning above'} {self.threshold:.2g}).",
-                "In validation it computes something else than its weights were trained for. requires_grad_(False) does not stop "
-                "batch norm.",
             )  # fmt: skip
 
 
@@ -151,7 +141,7 @@ __all__ = ["EvalMode", "FrozenStatistics"]
 KINDS = (
     Kind(
         "eval_mode", "Training in eval mode", group="Set-up", states="fact", measures="nothing",
-        hypotheses=(
+        causes=(
             fact("left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {site}", code="{code}.train()"),
         ),
         meaning="Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
@@ -167,7 +157,7 @@ KINDS = (
     ),
     Kind(
         "frozen_statistics", "Batch norm that changes in a frozen part", group="Set-up", states="fact",
-        hypotheses=(
+        causes=(
             fact("follows_data", "a frozen batch norm is in training mode", "call", "eval() of {site}", code="{code}.eval()"),
         ),
         meaning="A part of the model is frozen, but its batch norms are in training mode: their running statistics follow the new "

@@ -42,11 +42,6 @@ class ModuleModes:
     three: somebody called ``eval()`` in between. What is switched within the first sampled batch of training does not count in that
     batch: the model's own hooks at its start run after the monitors'.
 
-    Args:
-        model: The model.
-        device: Where the numbers live.
-        position: How far training is.
-
     Attributes:
         since: Those that were in training mode in an earlier sampled batch, to the step at which they first were not.
         names: The modules whose result depends on the mode: dropouts that drop something, norms with running statistics, spectral
@@ -194,10 +189,7 @@ def _share_dropped(module: nn.Module) -> float:
 def values_per_channel(modes: ModuleModes, levels: Mapping[str, int], stats: Mapping[str, Any]) -> dict[str, float]:
     """The values from which each batch norm in training mode computed a mean, where those are few.
 
-    Args:
-        modes: The norms.
-        levels: Module to its levels; 0 in training mode.
-        stats: Site to the statistics of the gradient at its output, which has as many numbers.
+    ``stats`` are of the gradient at the output of each site, which has as many numbers.
     """
     found = {}
     for name, norm in modes.norms.items():

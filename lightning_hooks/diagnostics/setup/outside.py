@@ -85,10 +85,6 @@ _Pause = tuple[str, int, Tensor, Tensor, Tensor]
 class WeightsWatch:
     """Compares a few values of each parameter before and after each pause of training. No host sync before the window's end.
 
-    Args:
-        context: Of the collector.
-        copies: The modules that are copies of others.
-
     Attributes:
         batches: How many batches after a pause are looked at when they start.
         set: What was set in the last window; None for nothing.

@@ -10,9 +10,9 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, Severity
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import fact
-from lightning_hooks.diagnostics.excuses import had_gradient
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.mode_rules import THE_MODEL
+from lightning_hooks.diagnostics.training_state import had_gradient
 from lightning_hooks.trackers.console import shared_prefix, some
 
 
@@ -32,7 +32,7 @@ class SetOutside(Rule):
     shares: ClassVar[tuple[str, ...]] = ("restored",)
 
     restored: float = 0.5
-    pauses: int = 2
+    pauses: ClassVar[int] = 2
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert at the module around the weights."""
@@ -48,9 +48,6 @@ class SetOutside(Rule):
             report, around(found.parameters), *((value, least, "warning") if again or often else (found.share, 0.0, "info")),
             f"something else than the optimizer set {some(found.parameters, 3)} {found.moment}, after step {found.step}: "
             f"{percent(found.share)} of the trained weights are {now}{lost}{limit}.",
-            "What the optimizer does between two such moments is lost. Common causes: an average of the weights that is never "
-            "updated, weights that are copied in for validation and not put back, load_state_dict in a callback."
-            if again or often else "",
         )  # fmt: skip
 
 
@@ -70,8 +67,8 @@ class CopyFollows(Rule):
     kind: ClassVar[str] = "module_copy"
 
     away: float = -0.5
-    decay: float = 0.7
-    min_steps: int = 25
+    decay: ClassVar[float] = 0.7
+    min_steps: ClassVar[int] = 25
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per copy."""
@@ -81,30 +78,25 @@ class CopyFollows(Rule):
             of, value, limit = stats.original, 0.0, 0.0
             if stats.shares_memory:
                 message = f"its weights are those of {of} themselves, in the same memory: it changes as they do, and is no copy."
-                diagnosis = "Common cause: copy.data = parameter.data, which shares memory. Write with copy.data.copy_."
             elif stats.toward < self.away:
                 value, limit = stats.toward, self.away
                 message = f"it moves away from {of}, of which it is a copy: the cosine of its change and of the way to {of} is "
                 message += f"{value:.2g} (limit {limit:g}), and the distance is {percent(stats.distance)} of the norm."
-                diagnosis = "Common cause: a moving average that is updated with the wrong sign."
             elif stats.decay is not None and stats.decay < self.decay and warm:
                 value, limit = stats.decay, self.decay
                 message = (
                     f"it is an average of {of} that keeps {percent(value)} of itself at a step (limit {percent(limit)}): it is "
                 )
                 message += "no more than the last few steps' weights."
-                diagnosis = "Common causes: a decay that is overwritten, decay and 1 - decay in each other's place."
             elif not stats.changed and stats.distance > 0:
                 message = (
                     f"it has the weights that {of} had when training started, and {of} has changed since: nothing updates the "
                 )
                 message += "copy."
-                diagnosis = "A reference model stands still on purpose. Common causes elsewhere: a target network or an average "
-                diagnosis += "whose update is not called, a module that was copied where it was to be shared."
             else:
                 continue
             severity: Severity = "warning" if stats.changed or stats.shares_memory else "info"
-            yield self.alert(report, copy, value, limit, severity, message, diagnosis)
+            yield self.alert(report, copy, value, limit, severity, message)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,8 +119,6 @@ class NotLoaded(Rule):
                 report, around(found.layers), float(len(found.layers)), 1.0, "info" if found.rate > self.slow else "warning",
                 f"{len(found.layers)} of {found.known} layers ({some(found.layers, 3)}) {how}, as if they were trained before, and "
                 "are as they were initialised: layers after them learn from random features.",
-                "Common causes: load_state_dict(strict=False) with names that fit nowhere (a prefix such as 'module.'), a "
-                "checkpoint that was not loaded.",
             )  # fmt: skip
 
 
@@ -143,7 +133,7 @@ KINDS = (
     Kind(
         "set_outside", "Weights that are set outside of the optimizer", group="Updates", states="fact",
         measures="number",
-        hypotheses=(
+        causes=(
             fact("written_between_steps", "something else than the optimizer sets the weights", "remove",
                 "what sets the weights of {site} while training pauses (load_state_dict, copy_), or let it put them back"),
         ),
@@ -160,7 +150,7 @@ KINDS = (
     ),
     Kind(
         "module_copy", "A copy of a module that does not follow it", group="Set-up", states="fact", measures="number",
-        hypotheses=(
+        causes=(
             fact("copy_not_updated", "a copy of a module is not updated as it is to be", "replace", "the update of {site}",
                 "one towards its original", "copy.data.lerp_(parameter.data, 1 - decay)"),
         ),
@@ -177,7 +167,7 @@ KINDS = (
     ),
     Kind(
         "not_loaded", "Weights that were not loaded", group="Set-up", states="fact", measures="number",
-        hypotheses=(
+        causes=(
             fact("weights_not_loaded", "the weights of the body were not loaded", "replace",
                 "the names in what load_state_dict is given", "those of the model, without a prefix such as 'module.'",
                 "load_state_dict(weights, strict=True)"),

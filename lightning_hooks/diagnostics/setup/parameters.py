@@ -1,4 +1,4 @@
-"""How each parameter is set up: whether it trains and had a gradient, which optimizers hold it; copies that none holds."""
+"""How each parameter is set up: whether it trains and which optimizers hold it; copies that none holds; bodies not loaded."""
 
 from __future__ import annotations
 
@@ -69,11 +69,7 @@ class ParameterSetup:
 class SetupWatch:
     """Follows, over a window, what is done with the parameters. Reads lists on the host only.
 
-    Args:
-        names: The parameters, as the steps number them.
-        model: The model when training starts, or goes on.
-        optimizers: The optimizers, with the state of a checkpoint.
-        resumed: Whether training goes on from one: of a model that starts, the weights at zero are noted.
+    Of a model that starts, and is not ``resumed`` from a checkpoint, the weights at zero are noted.
 
     Attributes:
         setups: How every parameter of the model was set up in the last window, by its name; a tied one once.
@@ -196,12 +192,8 @@ class SetupWatch:
     ) -> None:
         """Take from all ranks together whether a parameter had a gradient, and why it may be meant to have none, or one of zeros.
 
-        Args:
-            flags: Of all ranks: from one rank's alone, one rank could warn where another gives an info.
-            model: The model.
-            called: The modules that were called, in the order of their first calls.
-            recording: Those of them whose output required a gradient.
-            zeros: The parameters whose gradient is exactly zero.
+        From one rank's flags alone, one rank could warn where another gives an info. Of the modules ``called``, in that order,
+        ``recording`` are those whose output required a gradient.
         """
         setups, found = dict(self.setups), dict(zip(self._names, map(bool, flags), strict=True))
         for name in setups.keys() & found.keys():
@@ -261,10 +253,6 @@ def copies_in(model: nn.Module, optimizers: Iterable[Any]) -> list[ModuleCopy]:
 
     Compared are modules of one class whose parameters have the same names and shapes, with a weight of two dimensions or more.
     Where all parameters are in optimizers, as they usually are, nothing is read; else some numbers of such pairs are.
-
-    Args:
-        model: The model.
-        optimizers: The optimizers.
     """
     held = held_by(groups_of(optimizers))
     if all(id(parameter) in held for parameter in model.parameters()):
@@ -291,3 +279,69 @@ def copies_in(model: nn.Module, optimizers: Iterable[Any]) -> list[ModuleCopy]:
 def _are_equal(one: nn.Module, other: nn.Module) -> bool:
     pairs = zip(*(filter(has_values, module.parameters()) for module in (one, other)), strict=True)
     return all(a.device == b.device and torch.equal(a.detach(), b.detach()) for a, b in pairs)
+
+
+SLOW = 0.1
+"""Rate of a body over the largest one of its optimizer up to which it is fine-tuned."""
+FEWEST, NEARLY_ALL = 3, 0.8
+"""Layers of which it must be known whether they are as they were initialised, and the share of them that must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """A frozen, or slowly trained, body that is as it was initialised.
+
+    Attributes:
+        layers: Its layers that are as they were initialised.
+        known: Of how many of its layers that is known.
+        rate: Its learning rate over the largest one of its optimizer; 0 for a frozen one.
+    """
+
+    layers: tuple[str, ...]
+    known: int
+    rate: float = 0.0
+
+
+def unloaded(model: nn.Module, optimizers: Iterable[Any], made: Mapping[str, bool]) -> Unloaded | None:
+    """Find a body that a recipe of fine-tuning does not train, or trains slowly, and that is as it was initialised.
+
+    It comes before what trains. A frozen module of which another one, of the same class and shapes, trains is the target of that
+    one and no body: a target network, the random net that a second one is to predict. ``made``: layer to whether it is as PyTorch
+    initialises it, where its weights show that.
+    """
+    rates: dict[int, tuple[str, float]] = {}
+    for optimizer, groups in groups_of(optimizers):
+        for group in groups:
+            rate = as_number(group.get("initial_lr", group.get("lr"))) or 0.0
+            rates |= {id(parameter): (optimizer, rate) for parameter in group["params"] if parameter.requires_grad}
+    parameters = {clean_name(name): p for name, p in model.named_parameters() if is_known(p) and p.numel()}
+    matrices = {name.rpartition(".")[0]: parameter for name, parameter in parameters.items() if parameter.dim() > 1}
+    trained = {name.rpartition(".")[0]: rates[id(parameter)] for name, parameter in parameters.items() if id(parameter) in rates}
+    highest = {of: max(rate for other, rate in rates.values() if other == of) for of, _ in rates.values()}
+    frozen, targets = set[str](), set[str]()
+    learning = {_form(module) for module in model.modules() if all(id(p) in rates for p in module.parameters())}
+    for name, module in model.named_modules():
+        if any(True for _ in module.parameters()) and not any(p.requires_grad for p in module.parameters()):
+            frozen.add(clean_name(name))
+            if _form(module) in learning and any(True for _ in module.children()):
+                targets.update(clean_name(f"{name}.{inner}") for inner, _ in module.named_modules())
+    body = [name for name in made if name in frozen - targets]
+    first = next((name for name in trained if name in matrices), "")
+    tables = {clean_name(name) for name, module in model.named_modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
+    inputs = matrices[first].shape[1] if first and first not in tables else 0
+    fed = inputs and any(inputs % len(matrices[name]) == 0 for name in frozen - targets if name in matrices)
+    found = _as_made(body, made) if fed else None
+    for of, rate in highest.items():
+        slow = [name for name, (other, own) in trained.items() if other == of and own <= SLOW * rate]
+        if 0 < len(slow) < len(trained) and slow == [*trained][: len(slow)]:
+            found = found or _as_made([name for name in made if name in slow], made, max(trained[name][1] for name in slow) / rate)
+    return found
+
+
+def _form(module: nn.Module) -> tuple[Any, ...]:
+    return type(module), *((name, parameter.shape) for name, parameter in module.named_parameters() if is_known(parameter))
+
+
+def _as_made(body: list[str], made: Mapping[str, bool], rate: float = 0.0) -> Unloaded | None:
+    layers = tuple(name for name in body if made[name])
+    return Unloaded(layers, len(body), rate) if len(body) >= FEWEST and len(layers) >= NEARLY_ALL * len(body) else None

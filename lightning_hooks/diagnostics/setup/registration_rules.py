@@ -11,9 +11,9 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.causes.wiring import frozen_by_mistake, in_no_optimizer, not_registered
-from lightning_hooks.diagnostics.excuses import had_gradient, unused_tensors
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.setup.outside_rules import around
+from lightning_hooks.diagnostics.training_state import had_gradient, unused_tensors
 from lightning_hooks.trackers import some
 
 
@@ -22,7 +22,7 @@ class NotOptimized(Rule):
     """Parameters that get a gradient and are in no optimizer, optimizers of frozen parameters, no optimizer, and a frozen new head.
 
     Attributes:
-        most: Share of the elements that require a gradient from which on the diagnosis adds how many no optimizer holds.
+        most: Share of the elements that require a gradient from which on the message adds how many no optimizer holds.
     """
 
     kind: ClassVar[str] = "not_optimized"
@@ -46,7 +46,6 @@ class NotOptimized(Rule):
                 yield self.alert(
                     report, "the model", float(len(others)), 0.0, "warning",
                     f"none of its parameters is held by an optimizer: what {', '.join(others)} holds is not this model's.",
-                    "Common causes: an optimizer made for a copy of the model, or before its layers were replaced.",
                     advice=("Create the optimizer from self.parameters() in configure_optimizers",),
                 )  # fmt: skip
             else:
@@ -62,8 +61,6 @@ class NotOptimized(Rule):
                 yield self.alert(
                     report, optimizer, float(len(names)), 0.0, "warning",
                     f"all {len(names)} of its parameters are frozen (requires_grad is False): its steps change nothing.",
-                    "Common causes: a layer that was frozen after the optimizer was created, or the wrong part of the model "
-                    "passed to it.",
                     advice=("Unfreeze what it holds, or give it the parameters that train",),
                 )  # fmt: skip
                 continue
@@ -74,30 +71,22 @@ class NotOptimized(Rule):
                     f"{len(again)} of its {len(names)} parameters do not require a gradient ({some(again, 3)}), though it has "
                     f"taken steps with them, and their learning rate is {report.setups[again[0]].lr or 0.0:.2g}: they were frozen "
                     "again when training went on.",
-                    "Common cause: a callback that freezes before training, also where training goes on from a checkpoint.",
                     advice=("Call requires_grad_(True) on them when training goes on",),
                 )  # fmt: skip
         left_out = {name: setup for name, setup in report.setups.items() if setup.trains and not setup.optimizers}
         share = sum(setup.elements for setup in left_out.values() if setup.has_gradient) / max(total, 1)
-        most = f" So {percent(share)} of what trains is in no optimizer." if share >= self.most else ""
+        most = f", and {percent(share)} of what trains is in none" if share >= self.most else ""
         advice: tuple[str, ...] = ()
-        before = (
-            "Common causes: configure_optimizers that passes only a part of the parameters, or a layer that was unfrozen after the "
-            "optimizer was created."
-        )
         old = unused_tensors(report)
         if old and any(setup.has_gradient for setup in left_out.values()):
-            before = (
-                f"{old[0].partition('.')[0]} holds {len(old)} tensor{'s' * (len(old) > 1)} ({_shapes(report, old)}) that "
-                f"{'are no parameters' if len(old) > 1 else 'is no parameter'} of the model: it was created before a layer was "
-                "replaced."
-            )
+            several = len(old) > 1
+            most += f"; {old[0].partition('.')[0]} holds {len(old)} tensor{'s' * several} ({_shapes(report, old)}) that "
+            most += f"{'are no parameters' if several else 'is no parameter'} of the model, as if made before a layer was replaced"
             advice = ("Create the optimizer after the layer, in configure_optimizers",)
         for name, setup in left_out.items():
             yield self.alert(
                 report, name, float(setup.elements), 0.0, "warning" if setup.has_gradient else "info",
-                "it requires a gradient, but no optimizer holds it: it does not change.",
-                f"{before}{most}",
+                f"it requires a gradient, but no optimizer holds it: it does not change{most}.",
                 advice=advice,
             )  # fmt: skip
 
@@ -128,8 +117,6 @@ class NotOptimized(Rule):
                 report, site, 0.0, 0.0, "warning",
                 f"the last layer before the loss is frozen, and its weights are as they were initialised, while {len(trains)} "
                 f"parameters before it train ({trains[0]}, …): its output is a random combination that never gets better.",
-                "Common causes: a new head that was frozen with the rest of a pretrained model, or is missing in peft's "
-                "modules_to_save.",
                 advice=("Call requires_grad_(True) on it, and give it to the optimizer",),
             )  # fmt: skip
 
@@ -156,8 +143,6 @@ class Unregistered(Rule):
                         report, site, float(held.elements), 0.0, "warning",
                         f"it uses parameters ({held.elements} numbers) that no module and no optimizer holds, and that were gone "
                         "after the first step: each step creates them, and they never learn.",
-                        "Common causes: a layer or nn.Parameter that is created in forward, a copy of a module that gets the "
-                        "gradients.",
                         advice=("Create it once, in __init__, and assign it to self",),
                     )  # fmt: skip
             elif held.reached and not held.modules:
@@ -165,17 +150,13 @@ class Unregistered(Rule):
                     report, site, float(held.elements), 0.0, "info" if held.optimized else "warning",
                     f"it is, or holds, tensors with requires_grad ({held.elements} numbers) that get gradients, but are no "
                     "parameters.",
-                    f"parameters(), state_dict() and to() leave them out{'' if held.optimized else ', no optimizer holds them'}, "
-                    "and checkpoints do not hold them.",
                     advice=("Wrap them in nn.Parameter, or in nn.ParameterList where there are several",),
                 )  # fmt: skip
             elif held.reached and held.training:
-                trained = "" if held.optimized else ", no optimizer holds them"
                 yield self.alert(
                     report, site, float(held.elements), 0.0, "warning",
                     f"it is a plain list or dictionary whose modules ({held.modules}, with {held.elements} parameters) get "
-                    "gradients, but the model does not know them.",
-                    f"parameters(), state_dict() and to() leave them out{trained}, and checkpoints do not hold them.",
+                    f"gradients, but the model does not know them{'' if held.optimized else ', and no optimizer holds them'}.",
                 )  # fmt: skip
 
 
@@ -193,7 +174,6 @@ class Shared(Rule):
             yield self.alert(
                 report, site, len(others) + 1, 1, "warning" if numbered else "info",
                 f"{listed} {'is' if len(others) == 1 else 'are'} the same module, with the same weights.",
-                "Common cause: a list that was multiplied ([layer] * n repeats one layer).",
             )  # fmt: skip
 
 
@@ -208,7 +188,7 @@ __all__ = ["NotOptimized", "Shared", "Unregistered"]
 KINDS = (
     Kind(
         "not_optimized", "Parameters that no optimizer holds", group="Set-up", states="fact", measures="nothing",
-        hypotheses=(frozen_by_mistake, in_no_optimizer),
+        causes=(frozen_by_mistake, in_no_optimizer),
         meaning="A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is "
         "no optimizer; or the last layer is frozen as it was initialised, while layers before it train.",
         formula="alert if requires_grad and in no parameter group of any optimizer\n"
@@ -224,7 +204,7 @@ KINDS = (
     ),
     Kind(
         "unregistered", "Modules that the model does not know", group="Set-up", states="fact", measures="nothing",
-        hypotheses=(not_registered,),
+        causes=(not_registered,),
         meaning="The loss depends on modules in a plain Python list, tuple or dictionary, or on a tensor with `requires_grad` "
         "that is no parameter. The model does not know them: no optimizer gets them from `parameters()`, and no checkpoint holds "
         "them. Or it depends on parameters that each step creates again, as a layer in `forward` is: they never learn.",
@@ -239,7 +219,7 @@ KINDS = (
     ),
     Kind(
         "shared", "One layer used in several places", group="Set-up", states="fact", measures="nothing",
-        hypotheses=(
+        causes=(
             fact("one_layer_shared", "one layer stands in several places", "replace", "{site}", "layers of their own",
                 "[make_layer() for _ in range(n)]"),
         ),

@@ -13,7 +13,7 @@ from lightning_hooks.diagnostics.causes.code import weights_upside_down
 from lightning_hooks.diagnostics.causes.rates import unusual_setting
 from lightning_hooks.diagnostics.causes.weights import module_setting, small_batches
 from lightning_hooks.diagnostics.causes.wiring import no_activation
-from lightning_hooks.diagnostics.loss_inputs.class_weights import RARE
+from lightning_hooks.diagnostics.loss_inputs.targets import RARE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.trackers import some
 
@@ -30,10 +30,9 @@ class ModuleSettings(Rule):
     """
 
     kind: ClassVar[str] = "settings"
-    shares: ClassVar[tuple[str, ...]] = ("dropout",)
 
     values: float = 4.0
-    dropout: float = 0.9
+    dropout: ClassVar[float] = 0.9
     eps: float = 1.0
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
@@ -50,36 +49,32 @@ class ModuleSettings(Rule):
                 by_value.setdefault(known[site][setting], []).append(site)
             found += [(setting, value, limit, sites) for value, sites in by_value.items()]
         for setting, value, limit, (site, *others) in found:
-            message, diagnosis, advice = _EXTREME[setting]
+            message, advice = _EXTREME[setting]
             message = message.format(value=value, limit=limit, share=percent(value), most=percent(limit))
-            more = f"The same: {some(others, 3)}. " if others else ""
-            yield self.alert(report, site, value, limit, "warning", message, more + diagnosis, advice=advice)
+            more = f" (also {some(others, 3)})" if others else ""
+            yield self.alert(report, site, value, limit, "warning", f"{message}{more}.", advice=advice)
 
 
-_EXTREME: dict[str, tuple[str, str, tuple[str, ...]]] = {
+_EXTREME: dict[str, tuple[str, tuple[str, ...]]] = {
     "values": (
         "batch norm has {value:.3g} values per channel and batch (limit {limit:.3g}): its mean and variance are noise, and unlike "
-        "those of validation.",
-        "Common cause: very small batches.",
+        "those of validation",
         ("Use larger batches", "Use GroupNorm or LayerNorm in its place"),
     ),
     "p": (
-        "dropout, or stochastic depth, drops {share} of its input (limit {most}): little of it is left.",
-        "Common cause: the share to keep was given, where PyTorch takes the share to drop.",
-        ("Set p between 0.1 and 0.5",),
+        "dropout, or stochastic depth, drops {share} of its input (limit {most}): little of it is left",
+        ("Set p between 0.1 and 0.5: it is the share to drop, not the share to keep",),
     ),
     "eps": (
-        "eps is {value:.3g} (limit {limit:.3g}), as large as the variance of ordinary activations.",
-        "What it normalises becomes small. Common causes: a typing error such as 1e5 for 1e-5, arguments in another order.",
+        "eps is {value:.3g} (limit {limit:.3g}), as large as the variance of ordinary activations",
         ("Set eps=1e-5",),
     ),
     "momentum": (
-        "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are.",
-        "Validation uses them. Common cause: the momentum of another framework, where 1 means PyTorch's 0.",
+        "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are",
         ("Set momentum=0.1, PyTorch's default",),
     ),
 }
-"""Setting to the message, the diagnosis and the advice where it is extreme."""
+"""Setting to the message and the advice where it is extreme."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +93,6 @@ class LinearNetwork(Rule):
             yield self.alert(
                 report, first, layers, 1, "warning",
                 f"from here to {last} there is nothing but linear maps: its {layers} layers are together one linear layer.",
-                "The output is a linear function of what comes in. Common cause: no activation between the layers.",
                 advice=("Put an activation such as nn.ReLU between them",),
             )  # fmt: skip
 
@@ -140,8 +134,6 @@ class OptimizerChoices(Rule):
                 f"{some([*shared], 3)} {'are' if len(shared) > 1 else 'is'} held by several optimizers "
                 f"({', '.join(shared[first])}): each updates what the other has set"
                 f"{', and none holds anything else' * whole}.",
-                "Their moments, decay and schedules contradict one another. Common cause: self.parameters() for each of them, "
-                "where each was to hold a part." if whole else "",
                 advice=("Give each parameter to one optimizer, unless they take turns on purpose",),
             )  # fmt: skip
 
@@ -173,7 +165,6 @@ class ClassWeights(Rule):
                     report, site, outputs.frequent_weight, self.ratio, "warning",
                     f"its labels weigh {outputs.frequent_weight:.3g} times as much as its classes do (limit {self.ratio:g}): "
                     "frequent classes have the large weights, and rare ones count for even less.",
-                    "Common cause: weights that are the numbers of the classes, not one over them.",
                     advice=advice,
                 )  # fmt: skip
         for site, targets in report.targets.items():
@@ -182,7 +173,6 @@ class ClassWeights(Rule):
                     report, site, targets.weighted_down, self.share, "warning",
                     f"its positive targets are rare (below {percent(RARE)}), and pos_weight makes them count for less than half "
                     f"(in {percent(targets.weighted_down)} of its columns; limit {percent(self.share)}).",
-                    "Common cause: positives over negatives, where it is to be negatives over positives.",
                     advice=("Pass pos_weight = negatives / positives", *advice),
                 )  # fmt: skip
 
@@ -192,7 +182,7 @@ __all__ = ["ClassWeights", "LinearNetwork", "ModuleSettings", "OptimizerChoices"
 KINDS = (
     Kind(
         "settings", "An unusual setting of a module or optimizer", group="Set-up", states="fact",
-        hypotheses=(no_activation, small_batches, module_setting, weights_upside_down, unusual_setting),
+        causes=(no_activation, small_batches, module_setting, weights_upside_down, unusual_setting),
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
         "momentum 0, a dropout that drops nearly everything, a norm with a large eps, layers "
         "without an activation between them, two optimizers of the same parameters, weight decay on biases and norms, weights of a "
@@ -208,7 +198,7 @@ KINDS = (
         "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"
         "     or two optimizers hold one parameter; a warning if they hold the same parameters",
         severities="warning; info for weight decay on biases and norms, and for a part that two optimizers hold",
-        advice=("Set it as the diagnosis says", "Where it is on purpose, mute this with rules=['-settings']"),
+        advice=("Set it to the value that the message gives", "Where it is on purpose, mute this with rules=['-settings']"),
     ),
 )  # fmt: skip
 

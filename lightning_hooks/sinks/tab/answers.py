@@ -99,7 +99,7 @@ class HealthServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, logdir: Path, port: int = PORT) -> None:
-        self.runs = Runs({"": logdir})
+        self.runs = Runs(logdir)
         super().__init__((HOST, port), _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -21,14 +20,15 @@ class HealthPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard h
     plugin_name = "health"
 
     def __init__(self, context: Any) -> None:
-        self._roots = log_directories(getattr(context, "logdir", None), getattr(context.flags, "logdir_spec", None))
+        self._logdir = getattr(context, "logdir", None) or ""
 
     @cached_property
     def runs(self) -> Any:
         """All runs, of which none is read before they are asked for."""
         from lightning_hooks.sinks.tab.runs import Runs
 
-        return Runs(self._roots)
+        elsewhere = "://" in self._logdir  # as gs://…: the run files are where training ran
+        return Runs(None if elsewhere or not self._logdir else Path(self._logdir).expanduser())
 
     def get_plugin_apps(self) -> dict[str, Application]:
         """The addresses of the tab: its module, its style and its data."""
@@ -60,19 +60,3 @@ class HealthPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard h
             return response(environ, start_response)  # type: ignore[no-any-return]
 
         return serve
-
-
-def log_directories(logdir: str | None, spec: str | None) -> dict[str, Path]:
-    """What comes before the names of a directory's runs, to the directory, of ``--logdir`` or ``--logdir_spec``.
-
-    A directory elsewhere, such as ``gs://…``, is left out: its run files are where training ran. The latter is ``name:path`` or
-    ``path``, separated by commas.
-    """
-    found = {"": logdir} if logdir else {}
-    for part in (spec or "").split(",") if not logdir else ():
-        label, colon, path = part.partition(":")
-        if not colon or "://" in part or os.path.sep in label:
-            label, path = Path(part).name if found else "", part
-        if path:
-            found[label] = path
-    return {label: Path(path).expanduser() for label, path in found.items() if "://" not in path}

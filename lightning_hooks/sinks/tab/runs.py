@@ -1,4 +1,4 @@
-"""Runs below log directories: their files, found without ever leaving these, and what is known of each for the pages that ask."""
+"""Runs below a log directory: their files, found without ever leaving it, and what is known of each for the pages that ask."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,8 @@ MOST_SECONDS = 20.0
 """That a search takes at most."""
 
 
-def _key(label: str, root: Path, file: Path) -> str:
-    folder = file.parent.parent
-    name = folder.relative_to(root).as_posix()
-    name = f"{label}/{name}" if label else name
+def _key(root: Path, file: Path) -> str:
+    name = file.parent.parent.relative_to(root).as_posix()
     text = _text(name)
     return text if text == name else f"{text} {hashlib.blake2s(os.fsencode(name), digest_size=4).hexdigest()}"
 
@@ -48,11 +46,11 @@ class Runs:
     """What is known of all runs. Nothing is read before somebody asks, and whoever asks never waits for the disk for long.
 
     Args:
-        roots: What comes before the names of a directory's runs, to the directory. Symbolic links are not followed.
+        logdir: The log directory; None without. Symbolic links are not followed.
     """
 
-    def __init__(self, roots: Mapping[str, Path]) -> None:
-        self._roots = {label: (path, Path(os.path.realpath(path))) for label, path in roots.items()}
+    def __init__(self, logdir: Path | None) -> None:
+        self._logdir, self._root = logdir, Path(os.path.realpath(logdir or ""))
         self._notes: list[str] = []  # what the last search left out, a sentence each
         self._changed = threading.Condition()
         self._reading = threading.Lock()  # of one run's numbers at a time
@@ -149,25 +147,22 @@ class Runs:
     def _runs(self) -> Iterator[tuple[str, Path]]:
         """The runs: what each is called, which is its key too, and its file."""
         self._notes, found, end = [], 0, monotonic() + MOST_SECONDS
-        for label, (given, root) in self._roots.items():
-            if not root.is_dir():
-                self._notes.append(f"There is no directory {_text(given.name or str(given))}.")
-            for folder, folders, files in os.walk(root):
-                folders.sort()
-                if found >= MOST_RUNS or monotonic() > end:
-                    self._notes.append(f"Only the first {found} runs are listed: the log directory is large.")
-                    return
-                if FILE not in files or os.path.basename(folder) != FOLDER:  # noqa: PTH119  of thousands of folders
-                    continue
-                file = Path(folder, FILE)
-                if self._holds(file):
-                    found += 1
-                    yield _key(label, root, file), file
+        if self._logdir is None:
+            return
+        if not self._root.is_dir():
+            self._notes.append(f"There is no directory {_text(self._logdir.name or str(self._logdir))}.")
+        for folder, folders, files in os.walk(self._root):
+            folders.sort()
+            if found >= MOST_RUNS or monotonic() > end:
+                self._notes.append(f"Only the first {found} runs are listed: the log directory is large.")
+                return
+            if FILE in files and (file := Path(folder, FILE)).parent.name == FOLDER and self._holds(file):
+                found += 1
+                yield _key(self._root, file), file
 
     def _holds(self, file: Path) -> bool:
-        """Whether a file, with all links resolved, is below one of the log directories, and no link itself."""
-        real = Path(os.path.realpath(file))
-        return not file.is_symlink() and any(real.is_relative_to(root) for _, root in self._roots.values())
+        """Whether a file, with all links resolved, is below the log directory, and no link itself."""
+        return not file.is_symlink() and Path(os.path.realpath(file)).is_relative_to(self._root)
 
     def _read(self, key: str, path: Path) -> dict[str, Any] | None:
         """A run in short; None if it is as before."""

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.hooks.tensors import addresses_of
-from lightning_hooks.statistics.host_copies import number
+from lightning_hooks.hooks.tensors import addresses_of, number
 from lightning_hooks.statistics.kernels.host import HostKernels
 from lightning_hooks.statistics.kernels.plain import Bounds, Norms, Units
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, empty_table

@@ -10,19 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
-from lightning_hooks import Alert, FeatureStatsMonitor, GradientFlowMonitor, monitors
+from lightning_hooks import Alert, FeatureStatsMonitor, monitors
 from lightning_hooks.alerts import AlertError, FeatureReport
-from lightning_hooks.run_report import read_run
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import same_state
-from tests.support.trainings import dying
 
 DEAD_IN = (0, 1, 4, 5, 8)
 """Reported in epoch 0; over in 3; reported again in 4, and not over in 5; over in 7, reported again in 8."""
@@ -63,18 +59,6 @@ def test_fires_once_holds_clears_and_rearms(tmp_path: Path, caplog: pytest.LogCa
     assert len([r for r in caplog.records if "] dead at net.1" in r.message]) == 5  # two of them that it ended
 
 
-def test_each_line_of_the_file_has_a_version_and_the_same_fields(tmp_path: Path) -> None:
-    waver(tmp_path, 5)
-    lines = [json.loads(line) for line in next(tmp_path.rglob("alerts.jsonl")).read_text().splitlines()]
-    raised, cleared = [line for line in lines if line["kind"] == "dead"][:2]
-    assert list(raised) == list(cleared)
-    assert {line["version"] for line in lines} == {2}
-    changed = {key: (raised[key], cleared[key]) for key in raised if raised[key] != cleared[key]}
-    steps = (raised["step"], cleared["step"])
-    assert changed == {"event": ("raised", "cleared"), "epoch": (0, 3), "step": steps, "last_epoch": (0, 1)}
-    assert steps[0] < steps[1]
-
-
 @pytest.mark.filterwarnings("ignore:Experiment logs directory")
 @pytest.mark.parametrize("cut", [1, 2, 3, 6, 8])
 def test_and_a_resumed_run_does_as_one_that_was_not_interrupted(tmp_path: Path, cut: int) -> None:
@@ -106,17 +90,6 @@ def test_severities_decide_what_is_done() -> None:
     assert sorted(seen) == ["critical", "info", "warning"]
 
 
-def test_a_line_each_whoever_wrote_the_message(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
-    def poem(report: FeatureReport) -> Any:
-        yield Alert("poem", "net.0", 1.0, 0.0, report.epoch, report.step, "warning", "roses are red,\n  violets\tare blue")
-
-    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
-        trainer([FeatureStatsMonitor(rules=[poem])]).fit(Classifier(mlp()), loader())
-    (reported,) = (r.message for r in caplog.records if "poem" in r.message)
-    assert reported == "[warning] poem at net.0 (epoch 0, step 7): roses are red, violets are blue"
-    assert "Open alerts: [warning] poem at net.0 (epoch 0, step 7)\n" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -140,41 +113,6 @@ def test_a_rule_that_gives_something_else_than_alerts_is_reported_once(wrong: An
         trainer([FeatureStatsMonitor(rules=[odd], summary=False)], max_epochs=3).fit(model, loader())
     assert len([w for w in reported if "odd" in str(w.message)]) == 1
     assert len(model.losses) == 21
-
-
-def test_numbers_of_a_rule_may_be_numpys_or_torchs(tmp_path: Path) -> None:
-    def odd(report: FeatureReport) -> Any:
-        yield Alert(
-            "odd", "net.0", np.float32(0.5), torch.tensor(2.0), np.int64(report.epoch), torch.tensor(report.step), "warning", "…",
-            since_step=torch.tensor(3), batch=np.int64(1), advice=["Look"],
-        )  # type: ignore[arg-type]  # fmt: skip
-
-    monitor = FeatureStatsMonitor(rules=[odd], summary=False)
-    run = trainer([monitor], max_epochs=2, logger=CSVLogger(tmp_path, name="", version=0), log_every_n_steps=1)
-    run.fit(Classifier(mlp()), loader())
-    (line,) = map(json.loads, (tmp_path / "version_0/lightning_hooks/alerts.jsonl").read_text().splitlines())
-    assert (line["value"], line["threshold"], line["epoch"], line["step"]) == (0.5, 2.0, 0, 7)
-    assert (line["since_step"], line["batch"], line["advice"]) == (3, 1, ["Look"])
-    (written,) = read_run(tmp_path / "version_0").monitors
-    assert [(alert.batch, alert.since_step) for alert in written.alerts[1]] == [(1, 3)]
-
-
-def test_an_alert_that_is_no_json_costs_the_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def odd(report: FeatureReport) -> Any:
-        yield Alert("odd", "net.0", 1.0, 0.0, report.epoch, report.step, "warning", "…")
-
-    class NoJson:
-        @staticmethod
-        def dumps(record: Any) -> str:
-            raise TypeError("object is not JSON serializable")
-
-    monkeypatch.setattr("lightning_hooks.session.run_record.json", NoJson)
-    monitor = FeatureStatsMonitor(rules=[odd], summary=False, report_dir=tmp_path)
-    seen: list[str] = []
-    monitor.subscribe(lambda alert: seen.append(alert.name))
-    with pytest.warns(UserWarning, match=r"could not be written to .*alerts\.jsonl: TypeError: .*; training goes on"):
-        trainer([monitor]).fit(Classifier(mlp()), loader())
-    assert seen == ["odd at net.0"]
 
 
 @pytest.mark.parametrize("check", [None, 1])
@@ -203,26 +141,6 @@ def test_a_subscriber_that_raises_harms_nobody(check: int | None) -> None:
             trainer(ours, max_epochs=2).fit(models[1], loader())
     assert same_state(models[0], models[1]) or check is None
     assert len(models[0].losses) == len(models[1].losses) == (7 if check else 14)
-
-
-@pytest.mark.parametrize("how", ["stop", "raise"])
-def test_who_is_to_stop_does_so_where_another_monitor_found_the_cause(how: str) -> None:
-    """The dead rectifier is the one's, to log; the zero gradients that follow are the other's."""
-
-    def fit(**rules: Any) -> Any:
-        model = Wavering()
-        features = FeatureStatsMonitor(every_n_steps=1, summary=False)
-        flow = GradientFlowMonitor(every_n_steps=1, on_alert=how, summary=False, **rules)
-        run = trainer([features, flow], max_epochs=2)
-        run.fit(model, loader())
-        return run
-
-    if how == "raise":
-        with pytest.raises(AlertError, match=r"(?s)dead at net\.1.*Consequences:.* zero at 3 sites"):
-            fit()
-    else:
-        assert fit().current_epoch == 1
-    assert fit(rules=["-zero", "-* at 0-SGD"]).current_epoch == 2
 
 
 CRASH = """
@@ -259,58 +177,3 @@ def test_the_file_is_whole_after_a_crash_and_goes_on_after_a_torn_line(tmp_path:
     lines = file.read_text().splitlines()
     assert lines.count('{"event": "rai') == 1  # alone in its line
     assert json.loads(lines[-1])["event"] == "raised"
-
-
-def test_the_summary_says_what_lasts_by_severity_and_what_is_over(capsys: pytest.CaptureFixture[str]) -> None:
-    def late(report: FeatureReport) -> Any:
-        if report.epoch >= 1:
-            yield Alert("late", "net.2", 1.0, 0.0, report.epoch, report.step, "warning", "it came late.")
-            yield Alert("worse", "net.2", 1.0, 0.0, report.epoch, report.step, "critical", "it is worse.")
-
-    trainer([FeatureStatsMonitor(rules=[late], every_n_steps=1, summary="full")], max_epochs=4).fit(Wavering(), loader(n=16))
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Open alerts") or "Over:" in line]
-    assert lines == [
-        "  Over: dead at net.1 (epoch 0 to 1)",
-        "Open alerts: [critical] worse at net.2 (epoch 1, step 4) and 1 more",
-    ]
-
-
-class Ends(Callback):
-    """Interrupts, as a user does, once an alert was reported."""
-
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.current_epoch == 1:
-            raise KeyboardInterrupt
-
-
-def test_an_interrupted_run_has_reported_and_written_what_it_found(tmp_path: Path) -> None:
-    ours = monitors(every_n_steps=1, summary=False)
-    run = trainer([*ours, Ends()], max_epochs=9, logger=CSVLogger(tmp_path, name="", version=0), log_every_n_steps=1)
-    with pytest.raises(SystemExit):
-        run.fit(Wavering(), loader(n=16))
-    assert events(tmp_path / "version_0") == EXPECTED[:1]
-    assert "dead" in (tmp_path / "version_0/lightning_hooks/report.md").read_text()
-
-
-def test_a_second_fit_reports_alerts_again() -> None:
-    seen: list[Any] = []
-    monitor = FeatureStatsMonitor(on_alert=seen.append, summary=False)
-    for fits in (1, 2):
-        trainer([monitor]).fit(dying(), loader())
-        assert len([alert for alert in seen if alert.kind == "dead"]) == fits
-
-
-class Spent(Classifier):
-    """Its schedule is over after 50 steps."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.Adam(self.parameters(), lr=1e-3)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step < 50))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def test_a_learning_rate_of_zero_is_open_until_it_rises() -> None:
-    monitor = GradientFlowMonitor(report_every_n_steps=50)
-    trainer([monitor], max_epochs=8).fit(Spent(mlp()), loader(n=400))
-    assert [(alert.kind, alert.since_step) for alert in monitor.report.alerts][:1] == [("lr_zero", 100)]
-    assert "below 1e-4 of its peak (1.0e-03) for 350 of the 400 planned steps" in monitor.report.alerts[0].message

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 from typing import Any
 
 import pytest
@@ -13,10 +11,9 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from lightning_hooks import GradientClipMonitor
-from lightning_hooks.clipping import StepEvents
+from lightning_hooks.clipping.watch import StepEvents
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import Recorder, assert_same, total_norm
-from tests.support.trainings import Gan
 
 N = 7  # steps of an epoch
 
@@ -60,18 +57,6 @@ def test_first_step_with_nan_whatever_the_sampling() -> None:
     assert found.first_nonfinite_parameters == ("net.0.weight", "net.4.bias")
 
 
-class Root(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return (x * 0).sqrt() + x
-
-
-def test_nan_that_is_born_on_the_way_back_is_placed() -> None:
-    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Root(), nn.Linear(8, 3))
-    found = events(Classifier(net))["0-SGD"]
-    assert (found.first_nonfinite_batch, found.first_nonfinite_parameters) == (0, ("net.0.weight", "net.0.bias"))
-    assert found.nonfinite_share == 0.5
-
-
 class Manual(Classifier):
     """A loop by hand: zeroed before backward, after the step, or never; gradients set to None or to zeros."""
 
@@ -99,34 +84,6 @@ def test_gradients_that_nobody_zeroed(zero: str, none: bool, micro: int) -> None
     assert found.unzeroed_steps == (N - 1 if zero == "never" else 0)  # at the first there was nothing to zero
 
 
-@pytest.mark.parametrize("toggle", [False, True])
-def test_several_optimizers_that_zero_as_they_should(toggle: bool) -> None:
-    found = events(Gan(toggle))
-    assert {name: (one.unzeroed_steps, one.wasted_clips) for name, one in found.items()} == {"0-Adam": (0, 0), "1-SGD": (0, 0)}
-
-
-class Overridden(Classifier):
-    """``optimizer_zero_grad`` does what it is reported, or nothing."""
-
-    def __init__(self, zeroes: bool, **kwargs: Any) -> None:
-        torch.manual_seed(0)
-        super().__init__(mlp(), **kwargs)
-        self.zeroes = zeroes
-
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-        if self.zeroes:
-            optimizer.zero_grad(set_to_none=False)
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_automatic_loops(accumulate: int) -> None:
-    steps = -(-N // accumulate)
-    for zeroes in (True, False):
-        found = events(Overridden(zeroes), accumulate_grad_batches=accumulate)["0-SGD"]
-        assert found.unzeroed_steps == (0 if zeroes else steps - 1)
-    assert events(Classifier(mlp()), accumulate_grad_batches=accumulate)["0-SGD"].unzeroed_steps == 0
-
-
 class ClipsEarly(Classifier):
     """Clips what the last step left, which is zeroed before backward."""
 
@@ -151,38 +108,6 @@ def test_clipping_in_vain(optimizer: Any) -> None:
     assert events(Classifier(mlp(), optimizer=optimizer), gradient_clip_val=1e-2)[name].wasted_clips == 0
 
 
-class ClipsByHand(Classifier):
-    """Steps by itself, and clips before or after that; zeroes by setting to None, or in place."""
-
-    def __init__(self, late: bool, to_none: bool, zeroes_first: bool) -> None:
-        super().__init__(mlp())
-        self.automatic_optimization = False
-        self.late, self.to_none, self.zeroes_first = late, to_none, zeroes_first
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        optimizer: Any = self.optimizers()
-        loss = super().training_step(batch, batch_idx)
-        if self.zeroes_first:
-            optimizer.zero_grad(set_to_none=self.to_none)
-        self.manual_backward(loss)
-        if not self.late:
-            torch.nn.utils.clip_grad_norm_(self.parameters(), 1e-2)
-        optimizer.step()
-        if self.late:
-            torch.nn.utils.clip_grad_norm_(self.parameters(), 1e-2)
-        if not self.zeroes_first:
-            optimizer.zero_grad(set_to_none=self.to_none)
-        return loss
-
-
-@pytest.mark.parametrize("zeroes_first", [False, True])
-def test_clipping_in_vain_under_manual_optimization(zeroes_first: bool) -> None:
-    assert events(ClipsByHand(True, True, zeroes_first))["0-SGD"].wasted_clips == N - 1
-    for late, to_none in ((False, True), (False, False)):
-        found = events(ClipsByHand(late, to_none, zeroes_first))["0-SGD"]
-        assert (found.wasted_clips, found.unzeroed_steps) == (0, 0)
-
-
 def test_the_past_survives_a_checkpoint(tmp_path: Any) -> None:
     whole, first, second = (GradientClipMonitor(summary=False) for _ in range(3))
     trainer([whole], max_epochs=2).fit(Spoiled(N + 2, 1e3), loader())
@@ -192,34 +117,3 @@ def test_the_past_survives_a_checkpoint(tmp_path: Any) -> None:
     trainer([second], max_epochs=2).fit(Spoiled(N + 2, 1e3), loader(), ckpt_path=tmp_path / "one.ckpt", weights_only=True)
     assert_same(second.report.events, whole.report.events)
     assert whole.report.events["0-SGD"].jump_before == N + 2
-
-
-def test_copies_and_reports_hold_no_tensor() -> None:
-    monitor = GradientClipMonitor(summary=False)
-    trainer([monitor]).fit(Spoiled(4, 1e3), loader())
-    for copied in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):
-        assert_same(copied.report, monitor.report)
-        assert "past" not in copied.state_dict()
-    assert_same(type(monitor.report).from_dict(monitor.report.to_dict()), monitor.report)
-
-
-class Projected(Classifier):
-    """Gradients are computed, changed, and put in place of those of the last step, without zero_grad and without a backward."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)))
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-        weights = [*self.net.parameters()]
-        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-            weight.grad = 0.5 * gradient
-        self.optimizers().step()
-
-
-def test_gradients_that_replace_those_of_the_last_step_need_no_zeroing() -> None:
-    monitor = GradientClipMonitor(summary=False)
-    trainer([monitor], max_epochs=1).fit(Projected(), loader())
-    assert [events.unzeroed_steps for events in monitor.report.events.values()] == [0]
-    assert monitor.report.optimizers["0-SGD"].steps == N

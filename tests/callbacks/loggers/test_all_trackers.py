@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_hooks import monitors
@@ -46,7 +46,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
         warnings.simplefilter("ignore")
         for name, value in {"MODE": "offline", "SILENT": "true", "ERROR_REPORTING": "false", "CONSOLE": "off"}.items():
             patch.setenv(f"WANDB_{name}", value)
-        patch.setenv("LIGHTNING_HOOKS_WANDB_ALERTS", "1")
         patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
         loggers = [
             one.TensorBoardLogger(folder, name="tb", version=0),
@@ -73,10 +72,8 @@ def test_tensorboard(run: Any) -> None:
 
 def test_wandb(run: Any) -> None:
     folder, _ = run
-    rows, alerts, files = read_run(folder)
+    rows, files = read_run(folder)
     assert [(row["trainer/global_step"], row[TAG]) for row in rows if TAG in row] == [(step, 1.0) for step in STEPS]
-    assert [alert.level for alert in alerts] == ["ERROR"]
-    assert alerts[0].title.startswith("dead at net.1")
     (table,) = [json.loads((files / row["alerts"]["path"]).read_text()) for row in rows if "alerts" in row]
     assert [row[:3] for row in table["data"]] == [ALERT]
     pictures = {key for row in rows for key, value in row.items() if isinstance(value, dict) and value.get("_type") == "image-file"}
@@ -92,7 +89,7 @@ def test_mlflow(run: Any, tmp_path: Path) -> None:
     client, run_id = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db"), loggers[2].run_id
     assert [(entry.step, entry.value) for entry in client.get_metric_history(run_id, TAG)] == [(step, 1.0) for step in STEPS]
     names = {Path(item.path).name for item in client.list_artifacts(run_id, "lightning_hooks")}
-    assert {"report.html", "report.md", "reports.jsonl", "alerts.json", "sites.json"} <= names
+    assert {"report.html", "report.md", "reports.jsonl", "alerts.json"} <= names
     table = json.loads(Path(client.download_artifacts(run_id, "lightning_hooks/alerts.json", str(tmp_path))).read_text())
     assert [row[1:4] for row in table["data"]] == [ALERT]
     drawn = [item.path for item in client.list_artifacts(run_id, "lightning_hooks/features/figures")]
@@ -104,23 +101,12 @@ def test_csv(run: Any) -> None:
     with (folder / "csv/version_0/metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(int(row["step"]), float(row[TAG])) for row in rows if row[TAG]] == [(step, 1.0) for step in STEPS]
-    medians = [float(row["features/net.0/histogram/q50"]) for row in rows if row["features/net.0/histogram/q50"]]
-    assert len(medians) == EPOCHS
-    assert max(medians) < -50
+    histograms = [json.loads(file.read_text()) for file in (folder / "csv/version_0/lightning_hooks/features/histograms").iterdir()]
+    assert len(histograms) == EPOCHS
+    assert all("features/net.0/histogram" in found for found in histograms)
     assert list((folder / "csv/version_0").glob("lightning_hooks/features/figures/dead units/step-*.png"))
     (table,) = (folder / "csv/version_0/lightning_hooks/alerts").glob("*.csv")
     assert table.read_text().splitlines()[1].startswith(",".join(ALERT))
-
-
-def test_a_run_has_one_layout_though_it_is_fitted_twice(tmp_path: Path) -> None:
-    logger = TensorBoardLogger(tmp_path, name="tb", version=0)
-    again = trainer(monitors(summary=False), logger=logger)
-    again.fit(Classifier(mlp()), loader())
-    again.fit_loop.max_epochs = 2
-    again.fit(Classifier(mlp()), loader())
-    found = EventAccumulator(str(tmp_path / "tb/version_0"), size_guidance={"tensors": 0}).Reload()
-    assert len(found.Scalars("gradient_flow/total_norm")) == 2
-    assert len(found.Tensors("custom_scalars__config__")) == 1
 
 
 class Unfinished(CSVLogger):

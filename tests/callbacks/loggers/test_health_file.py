@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from jsonschema import Draft202012Validator
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
-from lightning_hooks import TrainingMonitor, monitors, watch
+from lightning_hooks import TrainingMonitor, monitors
 from lightning_hooks.run_report import page, read_run
 from lightning_hooks.run_report.cli import main
 from lightning_hooks.run_report.verdict import judge
-from lightning_hooks.session.run_record import open_record
-from lightning_hooks.session.sinks import Sinks
 from tests.support.models import Classifier, loader, mlp, trainer
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/guides/health.schema.json").read_text(encoding="utf-8"))
@@ -104,14 +100,6 @@ def test_it_says_what_report_json_says(windows: int | None, tmp_path: Path, caps
     assert "nonfinite" in found["not_found"]
 
 
-def test_muted_kinds_are_not_watched(tmp_path: Path) -> None:
-    folder = fit(tmp_path, callbacks=[TrainingMonitor(every_n_steps=1, summary=False, rules=["-dead", "-loss_spike"])])
-    found = json.loads((folder / "health.json").read_text())
-    kinds = [kind for watched in found["watched"] for kind in watched["kinds"]]
-    assert "zero" in kinds
-    assert not {"dead", "loss_spike"} & set(kinds)
-
-
 def test_a_crash_is_in_it_and_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monitor = TrainingMonitor(every_n_steps=1)
     with pytest.raises(KeyError):
@@ -122,28 +110,6 @@ def test_a_crash_is_in_it_and_in_one_line(tmp_path: Path, capsys: pytest.Capture
     assert "secret" not in text
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "lightning-hooks report" in line]
     assert line == f"Monitors: {monitor.verdict} More: lightning-hooks report {tmp_path / 'run'}"
-
-
-def test_below_the_working_directory_the_command_is_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    fit(tmp_path / "my runs", callbacks=[TrainingMonitor(every_n_steps=1)])
-    assert " More: lightning-hooks report 'my runs/run'\n" in capsys.readouterr().out
-
-
-def test_without_a_summary_nothing_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(tmp_path)
-    assert capsys.readouterr().out == ""
-
-
-def test_without_a_folder_there_is_no_file_and_no_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    fit(tmp_path, callbacks=[TrainingMonitor(every_n_steps=1)], logger=False)
-    assert list(tmp_path.rglob("health.json")) == []
-    assert "lightning-hooks" not in capsys.readouterr().out
 
 
 def test_a_file_that_cannot_be_written_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,30 +124,6 @@ def test_a_file_that_cannot_be_written_is_one_warning(tmp_path: Path, monkeypatc
     with pytest.warns(match="cannot be written: OSError: No space left on device"):
         folder = fit(tmp_path)
     assert json.loads((folder / "health.json").read_text())["windows"] == 1
-
-
-def test_a_plain_loop_writes_it_too(tmp_path: Path) -> None:
-    net = Dying()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with watch(net, optimizer, log_dir=tmp_path, batches_per_epoch=7, every_n_steps=1, summary=False) as monitor:
-        for batch, labels in loader():
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(net(batch), labels)
-            loss.backward()
-            optimizer.step()
-            monitor.step(loss)
-    found = json.loads((tmp_path / "lightning_hooks" / "health.json").read_text())
-    Draft202012Validator(SCHEMA).validate(found)
-    assert (found["status"], found["alerts"][0]["site"], monitor.status) == ("critical", "act", "critical")
-    assert found["started"].endswith(" UTC")
-
-
-def test_other_ranks_write_nothing() -> None:
-    host: Any = SimpleNamespace(setup=SimpleNamespace(is_global_zero=False))
-    member: Any = SimpleNamespace(folder="before")
-    sinks = Sinks()
-    open_record(member, host, sinks)
-    assert (member.folder, [*sinks]) == (None, [])
 
 
 def test_the_status_is_that_of_the_verdict(tmp_path: Path) -> None:

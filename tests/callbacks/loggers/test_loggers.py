@@ -14,10 +14,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
 
-from lightning_hooks import FeatureStatsMonitor, monitors
-from tests.support.logged_tags import expected_tags, logged_tags
+from lightning_hooks import monitors
+from tests.support.logged_tags import logged_tags
 from tests.support.models import Classifier, Collecting, loader, mlp, trainer
 
 OF_MODEL = {"min": min, "median": statistics.median, "max": max}
@@ -95,47 +94,6 @@ def test_event_file_and_csv_hold_exactly_our_tags_once_per_epoch(tmp_path: Path)
         assert written == [(step, pytest.approx(value)) for step, value in zip((6, 13, 20), expected, strict=True)], tag
 
 
-def test_our_points_stand_at_the_step_of_lightnings_own_epoch_values(tmp_path: Path) -> None:
-    class Logging(Classifier):
-        def on_train_epoch_end(self) -> None:
-            self.log("own", 1.0)
-
-    logger = TensorBoardLogger(tmp_path, name="tb", version=0)
-    trainer(monitors(summary=False), logger=logger, max_epochs=2).fit(Logging(mlp()), loader())
-    events = EventAccumulator(str(tmp_path / "tb/version_0")).Reload()
-    own = [point.step for point in events.Scalars("own")]
-    assert [point.step for point in events.Scalars("gradient_flow/total_norm")] == own
-
-
-def test_without_a_logger_reports_and_callback_metrics_are_the_same() -> None:
-    torch.manual_seed(0)
-    ours = monitors(every_n_steps=1, summary=False)
-    assert [callback.report for callback in ours] == [None, None, None]
-    run = trainer(ours, logger=False)
-    run.fit(Classifier(mlp()), loader())
-    reports = [callback.report for callback in ours[:3]]
-    found = {tag: float(value) for tag, value in run.callback_metrics.items() if not tag.startswith("learning/")}
-    assert set(found) == expected_tags()
-    for tag, value in found.items():
-        assert value == pytest.approx(value_of(reports, tag), rel=1e-6), tag
-
-
-def test_silent_modules_keep_their_tags_as_nan(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Linear(8, 3))
-    net.unused = nn.Linear(2, 2)
-    net.forward = lambda x: net[0](x)
-    run = trainer([FeatureStatsMonitor(summary=False)], logger=CSVLogger(tmp_path))
-    run.fit(Classifier(net), loader())
-    assert math.isnan(run.callback_metrics["features/net.unused/mean"])
-    assert run.callback_metrics["features/alerts/silent"] == 1
-
-
-class Raising(Collecting):
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        if any(tag.startswith(("features", "gradient")) for tag in metrics):
-            raise OSError("disk full")
-
-
 def test_the_sequence_of_writes_to_a_logger() -> None:
     logger = Collecting()
     trainer(monitors(summary=False), logger=logger, max_epochs=2).fit(Classifier(mlp()), loader())
@@ -143,18 +101,6 @@ def test_the_sequence_of_writes_to_a_logger() -> None:
     assert ours == [
         (s, systems) for s in (6, 13) for systems in (["features"], ["gradient_flow", "learning", "loss"], ["gradient_clip"])
     ]
-
-
-def test_a_logger_that_raises_is_reported_once_and_the_others_go_on() -> None:
-    collecting = Collecting()
-    run = trainer(monitors(summary=False), logger=[Raising(), collecting], max_epochs=3)
-    with pytest.warns(UserWarning, match="Raising raised OSError: disk full") as reported:
-        run.fit(Classifier(mlp()), loader())
-    assert len([w for w in reported if "disk full" in str(w.message)]) == 1  # of three monitors in three epochs
-    assert len(collecting.rows) >= 9
-    run.fit_loop.max_epochs = 4
-    with pytest.warns(UserWarning, match=r"Raising raised OSError: disk full\. What lightning_hooks writes may be missing there"):
-        run.fit(Classifier(mlp()), loader())  # another fit, reported again
 
 
 def test_early_stopping_and_checkpoints_follow_our_values_wherever_they_stand(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,19 +124,3 @@ def test_the_loss_of_every_validation_is_kept(interval: float) -> None:
 )
 def test_which_metric_is_the_loss_of_a_validation(names: list[str], expected: str | None) -> None:
     assert validation_loss(names) == expected
-
-
-def test_it_is_logged_and_its_values_are_not_in_the_run_s_record(tmp_path: Path) -> None:
-    model = Classifier(mlp())
-    monitor = GradientFlowMonitor(summary=False, report_dir=tmp_path)
-    fit = trainer([monitor], max_epochs=1)
-    fit.fit(model, loader())
-    assert monitor.report is not None
-    assert monitor.report.loss is not None
-    logged = {tag.removeprefix("loss/"): value.item() for tag, value in fit.callback_metrics.items() if tag.startswith("loss/")}
-    assert logged == pytest.approx({name: getattr(monitor.report.loss, name) for name in logged})
-    assert set(logged) == {"mean", "std", "min", "max", "last", "nonfinite_steps"}
-    lines = map(json.loads, (tmp_path / "lightning_hooks" / "reports.jsonl").read_text().splitlines())
-    [report] = [line["report"] for line in lines if line["event"] == "report"]
-    assert report["loss"]["recent"] == []
-    assert report["loss"]["mean"] == pytest.approx(np.mean(model.losses), rel=1e-4)

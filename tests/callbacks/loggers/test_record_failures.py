@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_hooks import monitors
-from lightning_hooks.hosts import lightning_folder
 from lightning_hooks.run_report import read_run
 from lightning_hooks.session.tracker_sink import TrackerSink
-from lightning_hooks.trackers import Trackers
-from tests.support.models import Classifier, ElsewhereLogger, hook_counts, is_attached, loader, mlp, trainer
+from tests.support.models import Classifier, hook_counts, is_attached, loader, mlp, trainer
 
 FAULT = "The end of the run's record raised OSError: no room"
 
@@ -69,55 +66,3 @@ def test_a_fault_at_the_end_of_one_record_leaves_the_others_clean(
         assert not optimizer._optimizer_step_post_hooks
     if what == "pictures":
         assert read_run(tmp_path).end["how"] == how  # the run's report is there all the same
-
-
-class Rates(torch.optim.Optimizer):
-    """A group of it has a learning rate for each of its parameters."""
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        first, *rest = parameters
-        super().__init__([{"params": [first], "lr": lr}, {"params": rest, "lr": [lr, lr / 2]}], {})
-
-    def step(self, closure: Any = None) -> Any:
-        loss = None if closure is None else closure()
-        with torch.no_grad():
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    parameter -= 0.01 * parameter.grad
-        return loss
-
-
-def test_a_learning_rate_that_is_no_number_is_left_out(tmp_path: Path) -> None:
-    run = trainer(monitors(summary=False), max_epochs=2, logger=CSVLogger(tmp_path, name="", version=0))
-    run.fit(Classifier(mlp(), lr=0.01, optimizer=Rates), loader())
-    assert [event["lr"] for event in read_run(tmp_path).timing.values()] == [{"0-Rates/pg1": 0.01}] * 2
-
-
-@pytest.mark.parametrize("part", ["report_line", "learning_rates"])
-def test_a_report_that_cannot_be_written_is_one_warning(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"lightning_hooks.session.run_record.{part}", no_room)
-    run = trainer(monitors(summary=False), max_epochs=3, logger=CSVLogger(tmp_path, name="", version=0))
-    with pytest.warns(UserWarning, match="The health report in .* cannot be written: OSError: no room") as warned:
-        run.fit(Classifier(mlp()), loader())
-    assert len(texts(warned, "health report")) == 1
-    assert run.current_epoch == 3
-
-
-@pytest.mark.parametrize("broken", ["mkdtemp", "version", "keep_files"])
-def test_a_folder_that_cannot_be_made_is_one_warning(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a logger that keeps files with its run, and has no directory."""
-
-    class Logger(ElsewhereLogger):
-        @property
-        def version(self) -> Any:
-            return no_room() if broken == "version" else 0
-
-    keeps = property(no_room if broken == "keep_files" else lambda self: True)
-    monkeypatch.setattr(Trackers, "keep_files", keeps)
-    if broken == "mkdtemp":
-        monkeypatch.setattr(lightning_folder.tempfile, "mkdtemp", no_room)
-    run = trainer(monitors(summary=False), logger=Logger(None))
-    with pytest.warns(UserWarning, match=r"no folder for the health report and the alerts \(OSError: no room\)") as warned:
-        run.fit(Classifier(mlp()), loader())
-    assert len(texts(warned, "no room")) == 1
-    assert run.state.finished

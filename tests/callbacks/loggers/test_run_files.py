@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import math
 import pickle
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_hooks import (
@@ -24,15 +22,17 @@ from lightning_hooks import (
     GradientFlowMonitor,
     monitors,
 )
-from lightning_hooks.hosts.lightning_adapter import Adapter
-from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.events import read_lines
-from tests.support.models import Classifier, ElsewhereLogger, loader, mlp, trainer
+from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.pages import data_of, texts
 
-ALL = [FeatureStatsMonitor, GradientFlowMonitor, GradientClipMonitor, GradientClipper, ActivationRangeObserver]
 FILES = ["health.json", "report.html", "report.md", "reports.jsonl"]
+
+
+def files(folder: Path) -> list[str]:
+    """The run's own files, without what a CSVLogger is given: that has folders of its own next to them."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("lightning_hooks/*") if path.is_file())
 
 
 def quiet(**kwargs: Any) -> list[Any]:
@@ -46,18 +46,13 @@ def fit(folder: Path, callbacks: Any = None, epochs: int = 2, model: Any = None,
     return run
 
 
-def files(folder: Path) -> list[str]:
-    """The run's own files, without what a CSVLogger is given: that has folders of its own next to them."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("lightning_hooks/*") if path.is_file())
-
-
 def ours(folder: Path) -> Path:
     return folder / "logs" / "version_0" / "lightning_hooks"
 
 
 def test_the_trio_writes_one_report(tmp_path: Path) -> None:
     fit(tmp_path)
-    assert sorted(path.name for path in ours(tmp_path).iterdir()) == ["Verdict", *FILES, "sites"]
+    assert sorted(path.name for path in ours(tmp_path).iterdir()) == ["Verdict", *FILES]
     events = list(read_lines(ours(tmp_path) / "reports.jsonl", pytest.fail))
     assert [event["event"] for event in events] == ["fit", *["report", "report", "report", "epoch"] * 2, "end"]
     assert [event["monitor"] for event in events if event["event"] == "report"] == [
@@ -79,7 +74,7 @@ def test_lines_hold_what_the_monitors_reported(tmp_path: Path) -> None:
     fit(tmp_path, trio)
     run = read_run(ours(tmp_path))
     for monitor, written in zip(trio, run.monitors, strict=True):
-        assert (written.prefix, written.epochs, list(written.columns)) == (monitor.prefix, [0, 1], [0, 1])
+        assert (written.prefix, written.epochs, list(written.columns)) == (monitor.collector.prefix, [0, 1], [0, 1])
         reported = monitor.history[-1].to_dict()
         if "loss" in reported:
             reported["loss"]["recent"] = []  # a checkpoint has the single values
@@ -137,20 +132,6 @@ def test_a_directory_can_be_named(tmp_path: Path) -> None:
         FeatureStatsMonitor(report_dir=True)
 
 
-def test_the_folder_is_where_lightning_keeps_the_runs_own_files(tmp_path: Path) -> None:
-    def folder(*loggers: Any, **kwargs: Any) -> Any:
-        run = trainer(logger=list(loggers) or False, **kwargs)
-        return run_folder(run, "auto", Adapter.of(run).trackers, TemporaryFolder(run))
-
-    assert folder(TensorBoardLogger(tmp_path, name="a", version=3)) == tmp_path / "a" / "version_3"
-    assert folder(ElsewhereLogger(str(tmp_path))) == tmp_path / "project" / "abc"
-    assert folder(ElsewhereLogger(str(tmp_path), 2)) == tmp_path / "project" / "version_2"
-    assert folder(ElsewhereLogger(None), CSVLogger(tmp_path, name="b", version=0)) == tmp_path / "b" / "version_0"
-    assert folder(ElsewhereLogger("s3://bucket/runs")) is None
-    assert folder(ElsewhereLogger(None)) is None
-    assert folder(default_root_dir=tmp_path) is None
-
-
 def test_of_two_loggers_the_first_has_the_files(tmp_path: Path) -> None:
     both = [TensorBoardLogger(tmp_path, name="a", version=0), CSVLogger(tmp_path, name="b", version=0)]
     fit(tmp_path, logger=both, epochs=1)
@@ -183,12 +164,6 @@ def test_after_an_exception_the_report_says_so(tmp_path: Path, when: str, first:
     assert "Training ended with ValueError: the <disk> is gone (epoch " in verdict["headline"]
 
 
-def test_after_an_interruption_the_report_says_so(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        fit(tmp_path, [*quiet(), Failing(KeyboardInterrupt())])
-    assert read_run(tmp_path).end["how"] == "interrupted"
-
-
 def test_an_alert_that_ends_training_is_in_the_report(tmp_path: Path) -> None:
     model = Classifier(mlp())
     torch.nn.init.constant_(model.net[0].bias, -20.0)
@@ -198,33 +173,6 @@ def test_an_alert_that_ends_training_is_in_the_report(tmp_path: Path) -> None:
     assert run.epochs == [0]
     assert judge(run).headline == "Dead units at net.1, since epoch 0. on_alert='raise' ended training at step 7."
     assert [recorded.prefix for recorded in run.monitors] == ["features", "gradient_flow", "gradient_clip"]
-
-
-def test_a_fit_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="matches no"):
-        fit(tmp_path, quiet(modules="encoder.*"))
-    assert not any("report" in name for name in files(tmp_path))
-
-
-def test_a_fit_that_goes_on_adds_to_its_file(tmp_path: Path) -> None:
-    run = fit(tmp_path)
-    run.save_checkpoint(tmp_path / "last.ckpt")
-    again = trainer(quiet(), max_epochs=4, logger=CSVLogger(tmp_path, name="logs", version=0))
-    with pytest.warns(UserWarning, match="Experiment logs directory"):
-        again.fit(Classifier(mlp()), loader(), ckpt_path=tmp_path / "last.ckpt")
-    found = read_run(tmp_path)
-    assert found.epochs == [0, 1, 2, 3]
-    assert found.fit["epoch"] == 2
-    assert "4 epochs" in judge(found).details[0]
-
-
-def test_a_second_fit_of_one_trainer_goes_on(tmp_path: Path) -> None:
-    trio = quiet()
-    run = fit(tmp_path, trio)
-    run.fit_loop.max_epochs = 3
-    run.fit(Classifier(mlp()), loader())
-    assert read_run(tmp_path).epochs == [0, 1, 2]
-    assert [report.epoch for report in trio[0].history] == [2]
 
 
 @pytest.mark.parametrize("broken", ["_lines", "_conclude"])
@@ -239,56 +187,6 @@ def test_a_full_disk_is_reported_once_and_training_goes_on(tmp_path: Path, monke
     assert run.state.finished
     assert run.callbacks[0].report.epoch == 2
     assert len([warning for warning in caught if "health report" in str(warning.message)]) == 1
-
-
-def test_a_logger_that_raises_costs_the_report_only(tmp_path: Path) -> None:
-    class Broken(ElsewhereLogger):
-        @property
-        def version(self) -> Any:
-            raise ConnectionError("no server")
-
-    with pytest.warns(UserWarning, match=r"Broken cannot say where its files are \(ConnectionError: no server\)") as caught:
-        run = fit(tmp_path, logger=Broken(str(tmp_path)), epochs=1)
-    assert run.state.finished
-    assert caught
-
-
-def test_recording_changes_nothing(tmp_path: Path) -> None:
-    def weights(callbacks: Any, **kwargs: Any) -> Any:
-        torch.manual_seed(3)
-        model = Classifier(mlp())
-        fit(tmp_path, callbacks, model=model, **kwargs)
-        return [*model.parameters(), torch.rand(2)]
-
-    plain = weights([], logger=False)
-    recorded_too = weights(quiet(), version=7)
-    assert all(torch.equal(one, other) for one, other in zip(plain, recorded_too, strict=True))
-
-
-def test_the_report_is_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
-        fit(tmp_path, epochs=1)
-    reported = [record.message for record in caplog.records if "Health report" in record.message]
-    assert reported == [f"Monitors: 1 epoch, no rule broken. Health report: {ours(tmp_path) / 'report.html'}"]
-
-
-def test_the_progress_bar_gets_alerts_and_clip_rate_if_asked(tmp_path: Path) -> None:
-    assert fit(tmp_path, logger=False, gradient_clip_val=1e-3).progress_bar_metrics == {}
-    model = Classifier(mlp())
-    torch.nn.init.constant_(model.net[0].bias, -20.0)
-    run = fit(tmp_path, quiet(progress_bar=True), logger=False, model=model, gradient_clip_val=1e-3)
-    assert run.progress_bar_metrics == {"alerts": 1, "clip_rate": 1.0}
-    assert f"{run.progress_bar_metrics['alerts']:.3f}" == "1"  # as a rich bar writes it
-    assert "alerts" not in run.callback_metrics
-
-
-def test_the_progress_bar_shows_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    model = Classifier(mlp())
-    torch.nn.init.constant_(model.net[0].bias, -20.0)
-    bar = TQDMProgressBar(refresh_rate=1)
-    fit(tmp_path, [*quiet(progress_bar=True), bar], logger=False, model=model, gradient_clip_val=1e-3, enable_progress_bar=True)
-    shown = "".join(capfd.readouterr())
-    assert "alerts=1, clip_rate=1.000" in shown
 
 
 def test_history_draws_and_reports(tmp_path: Path) -> None:
@@ -321,7 +219,7 @@ def test_the_picture_without_a_rectifier_is_the_spread() -> None:
 
 
 def test_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_hooks.session.history.MOST_ROWS", 12)
+    monkeypatch.setattr("lightning_hooks.session.windows.MOST_ROWS", 12)
     flow = GradientFlowMonitor(every_n_steps=1, summary=False)
     trainer([flow], max_epochs=3).fit(Classifier(mlp()), loader())
     assert [report.epoch for report in flow.history] == [2]
@@ -373,7 +271,7 @@ def test_modules_of_any_name_stay_in_their_files(tmp_path: Path) -> None:
     run = trainer(quiet(), logger=CSVLogger(tmp_path, name="<b>name", version="<i>v"), max_epochs=1)
     run.fit(model, loader())
     (folder,) = tmp_path.glob("**/lightning_hooks")
-    assert sorted(path.name for path in folder.iterdir()) == ["Verdict", *FILES, "sites"]
+    assert sorted(path.name for path in folder.iterdir()) == ["Verdict", *FILES]
     text = (folder / "report.html").read_text()
     assert "<script>" not in text
     assert any("<script>alert(1)</script>" in said for said in texts(data_of(text)))

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from docs.make_architectures import PAGE, STEPS, Trained, matches, row, train
-from lightning_hooks import AttentionMonitor
-from tests.support.architectures import ARCHITECTURES, NEVER_CALLED, ArchitectureModule, batches_of
-from tests.support.models import trainer
+from tests.support.architectures import ARCHITECTURES, NEVER_CALLED
 
 each_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 
@@ -71,15 +69,6 @@ def test_attention_is_found(name: str) -> None:
     report = trained(name, monitored=True).attention.report
     assert len(report.sites) == ARCHITECTURES[name].attention
     assert all(stats.calls == STEPS and stats.nonfinite_rows == 0 for stats in report.sites.values())
-
-
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in ("UNet", "DiT", "Mamba")])
-def test_attention_that_is_written_out_is_found_too(name: str) -> None:
-    model = ArchitectureModule(ARCHITECTURES[name])
-    model.net.set_attn_implementation("eager")
-    attention = AttentionMonitor(every_n_steps=1, summary=False, report_dir=None)
-    trainer([attention]).fit(model, batches_of(ARCHITECTURES[name], STEPS))
-    assert len(attention.report.sites) == ARCHITECTURES[name].attention
 
 
 @each_architecture

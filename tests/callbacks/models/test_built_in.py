@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks import AttentionMonitor, FeatureStatsMonitor, RouterMonitor, TrainingMonitor, monitors
-from lightning_hooks.alerts import AttentionCollapse, AttentionReport, Dead
+from lightning_hooks.alerts import AttentionReport
 from tests.support.models import Classifier, TinyTransformer, loader, mlp, trainer
 from tests.support.reference import assert_same
 
@@ -37,51 +37,12 @@ def test_attention_is_reported_without_being_asked_for() -> None:
         assert_same(found, alone.report, "attention")
 
 
-def test_a_monitor_that_is_listed_has_the_report() -> None:
-    monitor, listed = TrainingMonitor(summary=False), AttentionMonitor(summary=False)
-    fit(monitor, listed)
-    assert monitor.attention is None
-    assert listed.report.sites
-
-
 @pytest.mark.parametrize("functional", [True, False])
 def test_there_is_none_without_attention_or_functional_sites(functional: bool, capsys: pytest.CaptureFixture[str]) -> None:
     monitor = TrainingMonitor(functional=functional, summary="full")
     fit(monitor, net=mlp() if functional else None)
     assert monitor.attention is None
     assert "ttention" not in capsys.readouterr().out.replace("self_attn", "")
-
-
-def test_its_tags_are_logged_with_the_features() -> None:
-    monitor = FeatureStatsMonitor(summary=False)
-    torch.manual_seed(0)
-    run = trainer([monitor])
-    run.fit(Classifier(TinyTransformer()), loader((5, 6)))
-    assert "attention/model/entropy_median" in run.callback_metrics
-
-
-def test_rules_and_statistics_reach_the_part_that_knows_them() -> None:
-    def own(report: AttentionReport) -> Any:
-        yield from AttentionCollapse(threshold=1.0, least=0.0, sink=1.0)(report)
-
-    rules = [Dead(threshold=0.9), {"kind": "attention_logits", "threshold": 60.0}, own, "-silent"]
-    for monitor in (TrainingMonitor(rules=rules, logged=["rms", "entropy"], summary=False),
-                    FeatureStatsMonitor(rules=rules, logged=["rms", "entropy"], summary=False)):  # fmt: skip
-        fit(monitor)
-        assert "attention_collapse" in {alert.kind for alert in monitor.attention.alerts}
-    with pytest.raises(ValueError, match="entropy"):
-        FeatureStatsMonitor(logged=["none"])
-
-
-def test_its_state_is_kept_with_the_features() -> None:
-    monitor = FeatureStatsMonitor(summary=False)
-    fit(monitor)
-    state = monitor.state_dict()
-    other = FeatureStatsMonitor(summary=False)
-    other.load_state_dict(state)
-    assert set(other.state_dict()) >= {"alerts", "attention"}
-    older = {key: value for key, value in state.items() if key != "attention"}
-    FeatureStatsMonitor(summary=False).load_state_dict(older)
 
 
 class Experts(nn.Module):

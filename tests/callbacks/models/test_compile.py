@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks import FeatureStatsMonitor, monitors
-from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
+from lightning_hooks import monitors
+from tests.support.models import ResidualCNN, loader, mlp, trainer
 from tests.support.reference import assert_same
 from tests.support.trainings import Plain
 
@@ -60,9 +60,9 @@ def fit(
 
 
 CASES = [
-    *(("mlp", what, backend) for what in ("module", "child", "layer") for backend in ("eager", "aot_eager")),
+    *(("mlp", what, "eager") for what in ("module", "child", "layer")),
+    ("mlp", "child", "inductor"),
     ("cnn", "in place", "eager"),
-    *(("mlp", what, "inductor") for what in ("module", "child", "layer")),
     ("cnn", "child", "aot_eager"),
 ]
 NETS = {"mlp": (mlp, (8,)), "cnn": (ResidualCNN, (1, 6, 6))}
@@ -129,26 +129,6 @@ def test_hooks_that_come_after_the_compiler_are_reported_once_with_the_remedy() 
     assert ours[0].report.silent == ()
 
 
-def test_after_training_nothing_of_ours_runs() -> None:
-    model = Plain(mlp())
-    model.net = torch.compile(model.net, backend="eager")
-    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
-    trainer([monitor]).fit(model, loader())
-    assert not any(count for key, count in hook_counts(model).items() if key.endswith("_forward_hooks"))
-    rows = monitor.member.collector.table.rows.clone()
-    monitor.member.gate.start(True)
-    model.net(torch.randn(4, 8))
-    assert torch.equal(monitor.member.collector.table.rows, rows)
-
-
-def test_an_uncompiled_model_with_an_unused_branch_is_not_reported_about_the_compiler(recwarn: pytest.WarningsRecorder) -> None:
-    net = nn.Sequential(nn.Linear(8, 3))
-    net.unused = nn.Linear(2, 2)
-    net.forward = lambda x: net[0](x)
-    trainer(monitors(summary=False)).fit(Classifier(net), loader())
-    assert not [w for w in recwarn if "compiler" in str(w.message)]
-
-
 class Within(Plain):
     """Compiles its net within training_step, from some batch on, where nobody can see it from outside."""
 
@@ -164,7 +144,7 @@ class Within(Plain):
         return nn.functional.cross_entropy((self.compiled or self.net)(batch[0]), batch[1])
 
 
-@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("first", [0, 1])
 def test_what_is_compiled_within_a_step_is_recorded_whether_or_not_that_step_is_sampled(first: int) -> None:
     def reports(first: int) -> list[Any]:
         torch.manual_seed(0)
@@ -189,7 +169,7 @@ from torch import nn
 
 def check():
     from lightning_hooks import monitors
-    from lightning_hooks.hooks.recorder import IN_GRAPHS
+    from lightning_hooks.hooks.listener import IN_GRAPHS
     from tests.support.models import Classifier, loader, mlp, trainer
 
     assert not IN_GRAPHS

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_hooks import ActivationRangeObserver, monitors
+from lightning_hooks import monitors
 from tests.support.models import loader, trainer
 from tests.support.reference import assert_same, same_state
 from tests.support.trainings import Plain
@@ -105,12 +105,12 @@ def uncompiled(calls: int, blocks: int = 2) -> tuple[Any, ...]:
     return tuple(each.report for each in ours[:3])
 
 
-# Every three of these four are run together, and all of the last three with one of the first: half of all that there are.
+# A quarter of all that there are, so that each value of each is there.
 EVERY = [
     ("aot_eager", what, calls, breaks, checkpointed)
     for index, what in enumerate(["whole", "child", "blocks"])
     for calls, breaks, checkpointed in product([1, 2], [False, True], [False, True])
-    if (index + calls + breaks + checkpointed) % 2 == 0
+    if (index + calls + breaks + checkpointed) % 4 == 0
 ]
 SOME = [
     *(("eager", "whole", 2, False, True), ("eager", "child", 1, True, True), ("eager", "blocks", 2, True, False)),
@@ -153,16 +153,6 @@ def test_equal_blocks_share_one_graph() -> None:
     )
     assert plain_graphs == 1
     assert graphs == 2  # one for the hook of a block itself
-
-
-def test_ranges_within_compiled_regions() -> None:
-    found = []
-    for what in ("none", "blocks"):
-        observer = ActivationRangeObserver(every_n_steps=2, summary=False)
-        fit([observer], what, "aot_eager", calls=2, checkpointed=True)
-        found.append(observer.report)
-        assert not observer.faults.errors
-    assert_same(found[1], found[0], rel=1e-4, tiny=1e-6)
 
 
 def test_a_fault_within_a_compiled_graph_is_reported_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

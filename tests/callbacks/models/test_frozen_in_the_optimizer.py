@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import BackboneFinetuning, BaseFinetuning
+from lightning.pytorch.callbacks import BaseFinetuning
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -40,27 +40,6 @@ def fit(module: Any, *callbacks: Any, epochs: int = 3, **kwargs: Any) -> tuple[T
     trainer([*callbacks, monitor], max_epochs=epochs).fit(module, data(), **kwargs)
     alerts = [[alert for alert in report.alerts if alert.kind == "not_optimized"] for report in monitor.history["gradients"]]
     return monitor, alerts
-
-
-def test_frozen_parameters_while_nothing_is_learned() -> None:
-    """The body puts out next to nothing, and the optimizer, which holds it, cannot change that."""
-    torch.manual_seed(0)
-    module = Tuned()
-    with torch.no_grad():
-        for parameter in module.backbone.parameters():
-            parameter.mul_(0.05)
-    monitor, _ = fit(module)
-    (alert,) = monitor.alerts
-    assert (alert.kind, alert.causes[0].name, alert.severity) == ("no_progress", "frozen_by_mistake", "warning")
-    assert alert.causes[0].evidence_for == ("of 6 parameters in optimizers, 4 do not require a gradient (requires_grad)",)
-    assert alert.diagnosis.startswith("backbone.0, backbone.2 are frozen.")
-    assert alert.advice[0] == ("Call requires_grad_(True) on backbone.0, backbone.2: self.backbone[0].requires_grad_(True)")
-
-
-def test_frozen_parameters_in_an_optimizer_that_learns_are_usual() -> None:
-    torch.manual_seed(0)
-    monitor, alerts = fit(Tuned())
-    assert (monitor.alerts, alerts) == ([], [[], [], []])
 
 
 class FreezesAgain(BaseFinetuning):
@@ -107,17 +86,6 @@ def test_what_is_frozen_again_when_training_goes_on(tmp_path: Path, callback: ty
     assert alert.advice[0].startswith("Call requires_grad_(True) on backbone.0, backbone.2")
 
 
-def test_what_is_unfrozen_in_mid_run_is_an_event() -> None:
-    torch.manual_seed(0)
-    _, alerts = fit(Head(frozen=False), FreezesAgain(), epochs=4)
-    assert [len(each) for each in alerts] == [0, 1, 0, 0]
-    (event,) = alerts[1]
-    assert (event.severity, event.site, event.since_step) == ("info", "backbone", 20)
-    assert event.message == (
-        "backbone.0.weight, backbone.0.bias, backbone.2.weight and 1 more were unfrozen between steps 20 and 40."
-    )
-
-
 def test_what_is_frozen_in_mid_run_is_an_event() -> None:
     class Freezes(Tuned):
         def on_train_epoch_start(self) -> None:
@@ -127,9 +95,3 @@ def test_what_is_frozen_in_mid_run_is_an_event() -> None:
     _, alerts = fit(Freezes(frozen=False), epochs=5)
     assert [[(alert.severity, alert.site) for alert in each] for each in alerts] == [[], [], [("info", "backbone")], [], []]
     assert alerts[2][0].message.endswith("and 1 more were frozen between steps 40 and 60.")
-
-
-def test_backbone_finetuning_of_lightning_s_own() -> None:
-    torch.manual_seed(0)
-    _, alerts = fit(Head(frozen=False), BackboneFinetuning(unfreeze_backbone_at_epoch=1), epochs=3)
-    assert [[alert.severity for alert in each] for each in alerts] == [[], ["info"], []]

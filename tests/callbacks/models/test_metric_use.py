@@ -8,19 +8,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, MetricTracker, SumMetric
+from torchmetrics import Metric
 from torchmetrics.classification import (
     BinaryAUROC,
     BinaryF1Score,
     MulticlassAccuracy,
     MulticlassAUROC,
-    MulticlassConfusionMatrix,
     MulticlassF1Score,
 )
-from torchmetrics.wrappers import BootStrapper, MinMaxMetric, Running
 
-from lightning_hooks import GradientFlowMonitor, watch
-from lightning_hooks.alerts import Alert, MetricMisused, MetricUse
+from lightning_hooks import GradientFlowMonitor
+from lightning_hooks.alerts import Alert
 from tests.support.models import Classifier, loader, mlp, trainer
 
 pytestmark = [
@@ -97,93 +95,10 @@ def test_one_object_for_training_and_validation() -> None:
     assert alerts[0].epoch == 0
 
 
-def test_one_object_that_is_updated_by_hand_and_never_reset() -> None:
-    def step(model: Any, phase: str, logits: Tensor, y: Tensor) -> None:
-        model.log(f"{phase}_acc", model.acc(logits, y))
-
-    def end(model: Any, phase: str) -> None:
-        model.log(f"{phase}_of_epoch", model.acc.compute())
-
-    assert causes(found(Own(step, end, acc=accuracy()))) == {("acc", "warning", "metric_shared")}
-
-
-def test_one_object_that_is_reset_after_validation_alone() -> None:
-    def step(model: Any, phase: str, logits: Tensor, y: Tensor) -> None:
-        model.acc.update(logits, y)
-
-    def end(model: Any, phase: str) -> None:
-        if phase == "val":
-            model.log("val_acc", model.acc.compute())
-            model.acc.reset()
-
-    alerts = found(Own(step, end, acc=accuracy()))
-    assert causes(alerts) == {("acc", "warning", "metric_shared")}
-    assert alerts[0].epoch == 0
-
-
-def test_one_object_of_which_only_values_of_batches_are_used() -> None:
-    def step(model: Any, phase: str, logits: Tensor, y: Tensor) -> None:
-        model.log(f"{phase}_acc", model.acc(logits, y), on_step=phase == "train", on_epoch=phase == "val")
-
-    assert found(Own(step, acc=accuracy())) == []
-
-
-def test_a_loss_that_a_metric_averages_too() -> None:
-    def step(model: Any, phase: str, logits: Tensor, y: Tensor) -> None:
-        loss = nn.functional.cross_entropy(logits, y)
-        model.mean(loss)
-        model.log("loss", loss, on_epoch=True, on_step=False, batch_size=len(y) - int(y[0]))
-
-    class Trained(Own):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            pass
-
-    assert found(Trained(step, mean=MeanMetric()), every=2) == []
-
-
 def test_an_object_for_each_phase() -> None:
     model = Own(log_object("{phase}_acc", "{phase}_acc"), train_acc=accuracy(), val_acc=accuracy())
     assert found(model) == []
     assert found(model, val_check_interval=0.3) == []
-
-
-def test_one_object_that_is_reset_in_between() -> None:
-    def step(model: Any, phase: str, logits: Tensor, y: Tensor) -> None:
-        model.acc.update(logits, y)
-
-    class Reset(Own):
-        def on_validation_epoch_start(self) -> None:
-            self.acc.reset()
-
-        def on_validation_epoch_end(self) -> None:
-            self.log("val", self.acc.compute())
-            self.acc.reset()
-
-    assert found(Reset(step, acc=accuracy())) == []
-    assert found(Reset(step, acc=accuracy()), val_check_interval=0.5, every=1) == []
-
-
-def test_a_metric_of_validation_alone() -> None:
-    model = Own(log_object("{phase}_acc", "{phase}_acc"), val_acc=accuracy(), test_acc=accuracy())
-    assert found(model) == []
-    assert found(model, every=7, limit_val_batches=1) == []
-
-
-def test_copies_of_a_collection() -> None:
-    metrics = MetricCollection({"acc": accuracy(), "f1": MulticlassF1Score(3), "auroc": MulticlassAUROC(3)})
-
-    def step(model: Any, phase: str, logits: Tensor, y: Tensor) -> None:
-        of_phase = getattr(model, f"{phase}_metrics")
-        of_phase.update(logits.softmax(-1), y)
-        model.log_dict(of_phase, on_step=False, on_epoch=True)
-
-    model = Own(step, train_metrics=metrics.clone(prefix="train_"), val_metrics=metrics.clone(prefix="val_"))
-    assert found(model) == []
-    shared = Own(step, train_metrics=MetricCollection({"acc": accuracy(), "f1": MulticlassF1Score(3)}))
-    shared.val_metrics = shared.train_metrics
-    alerts = found(shared)
-    assert causes(alerts) == {("train_metrics.acc", "warning", "metric_shared")}
-    assert "The same: train_metrics.f1." in alerts[0].diagnosis
 
 
 def averaged(metric: Metric) -> list[Alert]:
@@ -218,21 +133,6 @@ def test_values_of_batches_whose_mean_is_that_of_the_epoch(metric: Metric) -> No
     assert averaged(metric) == []
 
 
-def test_values_of_training_batches_that_are_averaged() -> None:
-    def step(model: Any, phase: str, logits: Tensor, y: Tensor) -> None:
-        if phase == "train":
-            model.log("f1", model.f1(logits, y), on_step=on_step, on_epoch=not on_step)
-
-    def end(model: Any, phase: str) -> None:
-        if phase == "train":
-            model.f1.reset()
-
-    on_step = False
-    assert causes(found(Own(step, end, f1=MulticlassF1Score(3)), every=2)) == {("f1", "warning", "metric_averaged")}
-    on_step = True
-    assert found(Own(step, end, f1=MulticlassF1Score(3)), every=2) == []
-
-
 def computed(name: str, reset: bool) -> Own:
     def step(model: Any, phase: str, logits: Tensor, y: Tensor) -> None:
         if phase == name:
@@ -259,39 +159,6 @@ def test_a_metric_that_is_never_reset(phase: str) -> None:
     assert found(computed(phase, reset=True)) == []
 
 
-def test_windows_shorter_than_an_epoch_count_epochs() -> None:
-    monitor = GradientFlowMonitor(every_n_steps=3, report_every_n_steps=5, summary=False)
-    data = loader(n=160)
-    trainer([monitor], max_epochs=2, num_sanity_val_steps=0).fit(computed("train", reset=True), data, data)
-    assert [report.metrics["metric"].epochs for report in monitor.history] == [0] * 4 + [1] * 4
-
-
-def test_records_and_totals_of_the_whole_training() -> None:
-    def step(model: Any, phase: str, logits: Tensor, y: Tensor) -> None:
-        if phase == "train":
-            model.samples.update(len(y))
-        else:
-            model.val_acc.update(logits, y)
-
-    def end(model: Any, phase: str) -> None:
-        if phase == "val":
-            model.best.update(model.val_acc.compute())
-            model.log_dict({"val_best": model.best.compute(), "samples": model.samples.compute()})
-            model.val_acc.reset()
-
-    assert found(Own(step, end, samples=SumMetric(), val_acc=accuracy(), best=MaxMetric())) == []
-    assert causes(found(Own(step, end, samples=MeanMetric(), val_acc=accuracy(), best=MaxMetric()))) == {
-        ("samples", "warning", "metric_never_reset")
-    }
-
-
-def test_a_matrix_is_no_total() -> None:
-    model = computed("val", reset=False)
-    model.end = lambda model, _: model.metric.compute()  # type: ignore[attr-defined]
-    model.metric = MulticlassConfusionMatrix(3)
-    assert causes(found(model)) == {("metric", "warning", "metric_never_reset")}
-
-
 def test_a_metric_that_is_logged_and_never_updated() -> None:
     def step(model: Any, phase: str, logits: Tensor, y: Tensor) -> None:
         if phase == "val":
@@ -306,17 +173,6 @@ def test_a_metric_that_is_logged_and_never_updated() -> None:
     assert alerts[0].causes[0].remedies[0].text == "Call acc.update: self.acc.update(preds, target)"
     updated = True
     assert found(Own(step, acc=accuracy())) == []
-
-
-def test_a_metric_that_is_computed_after_its_reset() -> None:
-    def end(model: Any, phase: str) -> None:
-        if phase == "val":
-            model.metric.reset()
-            model.log("metric", model.metric.compute())
-
-    model = computed("val", reset=True)
-    model.end = end
-    assert causes(found(model)) == {("metric", "warning", "metric_empty")}
 
 
 @pytest.mark.parametrize("held", [[accuracy()], {"val": accuracy()}, {"val": [accuracy()]}])
@@ -344,102 +200,6 @@ def test_metrics_that_are_no_part_of_the_model(held: Any) -> None:
     assert found(Own(step, end, held=nn.ModuleList([accuracy()]))) == []
     reset = False
     assert causes(found(Own(step, end, held=held))) == {("held.0", "warning", "metric_unregistered")}  # why nobody resets it
-
-
-class Keeps(Metric):
-    """Keeps what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("kept", [], "cat")
-
-    def update(self, logits: Tensor, y: Tensor) -> None:
-        self.kept.append(torch.zeros(self.size, dtype=torch.uint8))
-
-    def compute(self) -> Tensor:
-        return torch.tensor(float(len(self.kept)))
-
-
-@pytest.mark.parametrize(("size", "expected"), [(6_000_000, True), (4_000_000, False)])
-def test_list_states_that_grow(size: int, expected: bool) -> None:
-    metric = Keeps()
-    metric.size = size
-    alerts = found(Own(log_object("{phase}_kept", "{phase}_metric"), val_metric=metric), epochs=1)
-    assert causes(alerts) == ({("val_metric", "warning", "metric_list_state")} if expected else set())
-    if expected:
-        assert alerts[0].value == pytest.approx(120, rel=0.2)
-        assert alerts[0].message.endswith(" MB (limit 100 MB), and keep all until it is reset.")
-
-
-def test_metrics_that_wrap_others() -> None:
-    def step(model: Any, phase: str, logits: Tensor, y: Tensor) -> None:
-        if phase == "train":
-            model.running(logits, y)
-            model.log("running", model.running, on_step=True, on_epoch=False)
-        else:
-            model.boot.update(logits, y)
-            model.low.update(logits, y)
-            model.tracker.update(logits, y)
-
-    class Tracked(Own):
-        def on_validation_epoch_start(self) -> None:
-            self.tracker.increment()
-
-    def end(model: Any, phase: str) -> None:
-        if phase == "val":
-            model.log_dict({"mean": model.boot.compute()["mean"], "low": model.low.compute()["min"]})
-            model.log("tracked", model.tracker.compute())
-            model.boot.reset()
-            model.low.reset()
-
-    boot = BootStrapper(accuracy(), num_bootstraps=3)
-    wrapped = {"running": Running(accuracy(), 3), "low": MinMaxMetric(accuracy()), "tracker": MetricTracker(accuracy())}
-    assert found(Tracked(step, end, boot=boot, **wrapped)) == []
-
-
-def test_a_rule_with_other_limits_and_muted() -> None:
-    model = computed("val", reset=False)
-    monitor = GradientFlowMonitor(summary=False, rules=[MetricMisused(epochs=3)])
-    trainer([monitor], max_epochs=3).fit(model, loader(), loader())
-    assert monitor.report is not None
-    assert monitor.report.alerts == ()
-    assert monitor.report.metrics["metric"] == MetricUse(epochs=3)
-    muted = GradientFlowMonitor(summary=False, rules=["-metric_misused"])
-    trainer([muted], max_epochs=3).fit(computed("val", reset=False), loader(), loader())
-    assert muted.report is not None
-    assert muted.report.alerts == ()
-
-
-def test_a_plain_loop() -> None:
-    class Measured(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.acc = mlp(), accuracy()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x)
-
-    def alerts(reset: bool) -> set[tuple[str, str, str]]:
-        model = Measured()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        seen: list[Alert] = []
-        with watch(model, optimizer, summary=False, batches_per_epoch=7) as monitor:
-            monitor.subscribe(seen.append)
-            for _ in range(3):
-                for x, y in loader():
-                    logits = model(x)
-                    model.acc.update(logits, y)
-                    nn.functional.cross_entropy(logits, y).backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    monitor.step(metrics={"acc": model.acc.compute()})
-                monitor.end_window()
-                if reset:
-                    model.acc.reset()
-        return causes([alert for alert in seen if alert.kind == "metric_misused"])
-
-    assert alerts(reset=False) == {("acc", "warning", "metric_never_reset")}
-    assert alerts(reset=True) == set()
 
 
 class Hostile(Metric):

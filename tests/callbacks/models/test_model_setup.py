@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor, monitors
+from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor
 from lightning_hooks.alerts import ParameterSetup
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import assert_same
@@ -55,15 +55,6 @@ def test_setup_of_each_parameter(val: bool, optimizer: str, decay: float) -> Non
     }
 
 
-@pytest.mark.parametrize(("kwargs", "l2"), [({}, 0.5), ({"decoupled_weight_decay": True}, 0.0)])
-def test_decoupled_decay_at_a_rate_of_zero_is_not_in_the_gradient(kwargs: dict[str, Any], l2: float) -> None:
-    class Warming(Classifier):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.parameters(), lr=0.0, weight_decay=0.5, **kwargs)
-
-    assert {(setup.decay, setup.l2) for setup in setups(Warming(mlp())).values()} == {(0.0, l2)}
-
-
 class Branch(Classifier):
     """A branch that is taken in some batches, and one that never is."""
 
@@ -91,15 +82,6 @@ def test_a_branch_that_is_taken_by_chance_is_not_missing(taken: set[int], affect
     ]
 
 
-def test_a_rate_that_is_a_tensor_is_not_read() -> None:
-    class Compiled(Classifier):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.parameters(), lr=torch.tensor(0.01))
-
-    setup = setups(Compiled(mlp()))["net.0.weight"]
-    assert (setup.lr, setup.lr_peak, setup.steps, setup.decay) == (None, None, 7, 0.0)
-
-
 class Squashed(Classifier):
     def __init__(self, loss: Any, *last: nn.Module) -> None:
         super().__init__(nn.Sequential(nn.Linear(8, 3), *last))
@@ -107,28 +89,6 @@ class Squashed(Classifier):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.loss(self.net(batch[0]), batch[1])
-
-
-def one_hot_bce(out: Tensor, y: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(out, F.one_hot(y, 3).float())
-
-
-@pytest.mark.parametrize(
-    ("model", "found"),
-    [
-        (Squashed(F.cross_entropy, nn.Softmax(1)), "net.1"),
-        (Squashed(one_hot_bce, nn.Sigmoid()), "net.1"),
-        (Squashed(lambda out, y: F.cross_entropy(out.softmax(1), y)), "net.0"),  # what it is taken of
-        (Squashed(lambda out, y: F.nll_loss(out.log(), y), nn.Softmax(1)), ""),
-        (Squashed(F.cross_entropy), ""),
-        (Squashed(F.cross_entropy, nn.Softmax(1), nn.Linear(3, 3)), ""),
-    ],
-)
-def test_double_softmax(model: Squashed, found: str) -> None:
-    monitor = GradientFlowMonitor(every_n_steps=3, summary=False)
-    trainer([monitor], max_epochs=2).fit(model, loader())
-    assert monitor.report.squashed_twice == found
-    assert [alert.site for alert in monitor.report.alerts if alert.kind == "double_softmax"] == ([found] if found else [])
 
 
 def test_what_the_model_starts_from_and_is_fed() -> None:
@@ -150,60 +110,6 @@ def test_what_the_model_starts_from_and_is_fed() -> None:
         assert report.inputs[part].count == values.numel()
     assert {alert.kind for alert in report.alerts} == {"shared", "validation_shift"}
     assert_same(type(report).from_dict(report.to_dict()), report)
-
-
-def test_gains_are_those_training_started_from(tmp_path: Any) -> None:
-    first, second = FeatureStatsMonitor(summary=False), FeatureStatsMonitor(summary=False)
-    run = trainer([first])
-    run.fit(Classifier(mlp()), loader())
-    run.save_checkpoint(tmp_path / "one.ckpt")
-    trainer([second], max_epochs=2).fit(Classifier(mlp()), loader(), ckpt_path=tmp_path / "one.ckpt", weights_only=True)
-    assert len(first.report.initial_gains) == 3
-    assert second.report.initial_gains == first.report.initial_gains
-
-
-class Odd:
-    """A batch that nobody can look into."""
-
-    def __getitem__(self, item: int) -> Any:
-        raise RuntimeError("no")
-
-    def to(self, *_: Any) -> Odd:
-        return self
-
-
-class Opaque(Classifier):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.net(torch.ones(4, 8)).square().mean()
-
-
-def test_batches_of_any_kind_harm_nobody(recwarn: Any) -> None:
-    ours = monitors(every_n_steps=1, summary=False)
-    trainer(ours).fit(Opaque(mlp()), torch.utils.data.DataLoader([0, 1, 2], batch_size=None, collate_fn=lambda _: Odd()))
-    assert (ours[0].report.inputs, ours[0].report.same_samples, ours[0].report.input_place) == ({}, None, "")
-    assert not [warning for warning in recwarn if "lightning_hooks" in str(warning.message)]
-
-
-class Lazy(Classifier):
-    """Has a lazy layer that no batch reaches."""
-
-    def __init__(self) -> None:
-        super().__init__(mlp())
-        self.later = nn.LazyLinear(3)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.net.parameters(), lr=0.1)
-
-
-@pytest.mark.filterwarnings("ignore:.*UninitializedParameter.*", "ignore:Lazy modules", "ignore:.*uninitialized.*")
-def test_a_lazy_layer_that_was_not_called_has_no_elements_yet() -> None:
-    ours = monitors(every_n_steps=1, summary=False)
-    trainer(ours).fit(Lazy(), loader())
-    assert "later" in ours[0].report.silent
-    setup = ours[1].report.setups["later.weight"]
-    assert (setup.elements, setup.dimensions, setup.has_gradient, setup.optimizers) == (0, 0, False, ())
-    assert ours[1].report.setups["net.0.weight"].elements == 8 * 16
-    assert not any(callback.faults.errors for callback in ours)
 
 
 def test_a_graph_that_cannot_be_looked_through_does_not_end_training(monkeypatch: pytest.MonkeyPatch) -> None:

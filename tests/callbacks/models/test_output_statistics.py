@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor
-from lightning_hooks.alerts import DropoutUse, PrecisionStats, SoftmaxUse
+from lightning_hooks import FeatureStatsMonitor
+from lightning_hooks.alerts import PrecisionStats
 from tests.diagnostics import test_outputs, test_representation
 from tests.support.models import Classifier, loader, mlp, trainer
-from tests.support.reference import same_state
 
 N = 6
 
@@ -160,164 +157,6 @@ def test_losses_between_numbers(site: str, loss: Any, target: Any, kinds: set[st
     assert {alert.kind for alert in report.alerts if alert.site == site} == kinds
     assert set(report.functions) == set()
     assert type(report).from_dict(report.to_dict()) == report
-
-
-def test_nothing_of_calls_where_they_are_switched_off() -> None:
-    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False, functional=False)
-    trainer([monitor]).fit(Tokens(Language()), tokens())
-    assert (monitor.report.outputs, monitor.report.softmax, monitor.report.dropout) == ({}, {}, {})
-    assert monitor.report.representations
-
-
-class Odd(nn.Module):
-    """Drops whatever its mode, in two ways, and has softmaxes along several dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.head, self.softmax = nn.Linear(8, 16), nn.Linear(16, 3), nn.Softmax(dim=0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.dropout(self.fc(x), 0.25)
-        h = F.dropout(h, 0.1, self.training)
-        h = F.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None], dropout_p=0.2)[:, 0]
-        return self.head(h * self.softmax(h) * h.softmax(-1))
-
-
-def test_calls_that_are_not_what_they_seem() -> None:
-    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
-    trainer([monitor], num_sanity_val_steps=1).fit(Classifier(Odd()), loader(n=8 * N), loader(n=32))
-    report = monitor.report
-    calls = report.dropout["net/dropout"].calls
-    assert report.dropout == {
-        "net/dropout": DropoutUse(0.25, calls, 0, 1),
-        "net/dropout_1": DropoutUse(0.1, calls, 0, 0),
-        "net/sdpa": DropoutUse(0.2, calls, 0, 1),
-    }
-    assert report.softmax == {"net.softmax/softmax": SoftmaxUse(calls, calls, 0), "net/softmax": SoftmaxUse(calls, 0, 0)}
-    kinds = {(alert.kind, alert.site) for alert in report.alerts}
-    expected = {("dropout_in_eval", "net/dropout"), ("dropout_in_eval", "net/sdpa"), ("softmax_dim", "net.softmax/softmax")}
-    assert expected <= kinds
-    assert not torch.overrides._get_overloaded_args((), lambda a: type(a))
-    assert torch._C._len_torch_function_stack() == 0
-
-
-@pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode")
-def test_a_part_in_eval_mode() -> None:
-    class Halves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.frozen, self.head = Odd().eval(), nn.Linear(3, 3)
-
-        def train(self, mode: bool = True) -> nn.Module:
-            super().train(mode)
-            self.frozen.eval()
-            return self
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.frozen(x))
-
-    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
-    trainer([monitor]).fit(Classifier(Halves()), loader(n=8 * N))
-    found = monitor.report.dropout["net.frozen/dropout"]
-    assert (found.in_eval_mode, found.in_validation) == (found.calls, 0)
-
-
-def test_autocast_that_is_switched_off() -> None:
-    class Full(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(8, 64), nn.Linear(64, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast("cpu", enabled=False):
-                x = self.body(x)
-            return self.head(x)
-
-    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
-    trainer([monitor], precision="bf16-mixed").fit(Classifier(Full()), loader(n=8 * N))
-    assert monitor.report.precision == PrecisionStats("bf16-mixed", pytest.approx(512 / 704), ("net.body",), 2)
-    assert [alert.site for alert in monitor.report.alerts if alert.kind == "precision_not_applied"] == ["net.body"]
-
-
-@pytest.mark.parametrize("make", [Odd, lambda: Encoder()], ids=["functions", "fused"])
-def test_training_and_validation_stay_as_they_are(make: Any) -> None:
-    class Validates(Classifier):
-        def __init__(self, net: nn.Module) -> None:
-            super().__init__(net)
-            self.outputs: list[Tensor] = []
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.outputs.append(self.net(batch[0]))
-            copy.deepcopy(self.net)
-
-    runs = []
-    for ours in ([], [FeatureStatsMonitor(every_n_steps=1, summary=False), GradientFlowMonitor(every_n_steps=1, summary=False)]):
-        torch.manual_seed(0)
-        model = Validates(make())
-        trainer(ours, max_epochs=2).fit(
-            model, loader((5, 8) if make is not Odd else (8,), n=24), loader((5, 8) if make is not Odd else (8,), n=24)
-        )
-        runs.append(model)
-    assert same_state(*runs)
-    assert runs[0].losses == runs[1].losses
-    assert all(torch.equal(one, other) for one, other in zip(runs[0].outputs, runs[1].outputs, strict=True))
-
-
-class Encoder(nn.Module):
-    """Takes a fused path in eval mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-        self.encoder, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.encoder(x).mean(1))
-
-
-@pytest.mark.parametrize(
-    ("site", "loss"),
-    [
-        ("bce_with_logits", F.binary_cross_entropy_with_logits),
-        ("loss/bce_with_logits", nn.BCEWithLogitsLoss()),
-        ("binary_cross_entropy", F.binary_cross_entropy),
-        ("mse_loss", F.mse_loss),
-        ("loss/smooth_l1_loss", nn.SmoothL1Loss()),
-    ],
-)
-@pytest.mark.parametrize(("scale", "found"), [(1.0, False), (2.0, True)])
-def test_targets_that_outputs_cannot_reach(site: str, loss: Any, scale: float, found: bool) -> None:
-    if site == "binary_cross_entropy" and found:
-        pytest.skip("torch refuses such targets by itself")
-
-    def target(model: Any, output: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        return (output if "logits" in site else output.flatten(1).sigmoid().view_as(output)), scale * torch.rand_like(x)
-
-    torch.manual_seed(0)
-    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
-    trainer([monitor]).fit(Between(loss, target), loader((1, 8, 8), n=8 * N))
-    stats = monitor.report.targets[site]
-    assert stats.bounded == stats.calls * 8 * 64
-    assert bool(stats.outside) is found
-    assert {alert.kind for alert in monitor.report.alerts if alert.site == site} == ({"output_range"} if found else set())
-
-
-@pytest.mark.parametrize(
-    ("site", "loss"), [("kl_div", partial(F.kl_div, reduction="batchmean")), ("loss/kl_div", nn.KLDivLoss(reduction="batchmean"))]
-)
-@pytest.mark.parametrize("logarithms", [True, False])
-def test_kl_div_of_probabilities(site: str, loss: Any, logarithms: bool) -> None:
-    def target(model: Any, output: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        given = output.flatten(1).log_softmax(1) if logarithms else output.flatten(1).softmax(1)
-        return given, x.flatten(1).softmax(1)
-
-    torch.manual_seed(0)
-    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
-    trainer([monitor]).fit(Between(loss, target), loader((1, 8, 8), n=8 * N))
-    stats = monitor.report.targets[site]
-    assert stats.bounded == stats.calls * 8 * 64
-    assert stats.outside == (0 if logarithms else stats.bounded)
-    assert {alert.kind for alert in monitor.report.alerts if alert.site == site} == (set() if logarithms else {"output_range"})
 
 
 def test_costly_statistics_are_of_the_first_batches_of_a_window_and_of_each_sixteenth() -> None:

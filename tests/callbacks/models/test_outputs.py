@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lightning_hooks import monitors
+from tests.support.architectures import ARCHITECTURES, ArchitectureModule, batches_of
 from tests.support.models import Classifier, hook_counts, loader, trainer
 from tests.support.reference import assert_stats, reference_stats
 
@@ -135,41 +135,6 @@ def test_statistics_where_there_are_floats_and_quiet_elsewhere(make: Any, expect
     assert not [alert for alert in features.alerts if alert.severity != "info"]
 
 
-def test_packed_sequences() -> None:
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm, self.head = nn.LSTM(6, 4, batch_first=True), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            lengths = torch.full((len(x),), 3)
-            out, _ = self.lstm(pack_padded_sequence(x, lengths, batch_first=True))
-            return self.head(pad_packed_sequence(out, batch_first=True)[0][:, -1])
-
-    features, flow, _ = fit(Packed(), shape=(5, 6))
-    assert features.sites["net.lstm"].count == 50 * 4 * (3 + 1 + 1)
-    assert flow.modules["net.lstm"].calls == 7
-
-
-def test_a_module_called_n_times_and_a_shared_one() -> None:
-    class Unrolled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
-            self.alias = self.cell
-
-        def forward(self, x: Tensor) -> Tensor:
-            for _ in range(5):
-                x = torch.tanh(self.cell(x))
-            return self.head(self.alias(x))
-
-    features, flow, _ = fit(Unrolled())
-    assert [site for site in features.sites if site not in features.functions] == ["net.cell", "net.head"]
-    assert set(features.functions) == {"net/tanh", *(f"net/tanh_{i}" for i in range(1, 5))}
-    assert features.sites["net.cell"].calls == flow.modules["net.cell"].calls == 6 * 7
-    assert [name for name in flow.parameters if "alias" in name] == []
-
-
 def test_keyword_inputs_lazy_and_parametrised_layers_and_odd_names() -> None:
     class Keyword(nn.Module):
         def forward(self, *, x: Tensor) -> Tensor:
@@ -202,97 +167,7 @@ def test_keyword_inputs_lazy_and_parametrised_layers_and_odd_names() -> None:
     assert "net.weighted.parametrizations.weight.original0" in ours[1].report.parameters
 
 
-def test_sparse_embedding_gradients() -> None:
-    class Words(nn.Module):
-        def __init__(self, sparse: bool) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(20, 4, sparse=sparse), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.embed((x.abs() * 6).long().clamp(max=19)).mean(1))
-
-    def run(sparse: bool) -> list[Any]:
-        torch.manual_seed(0)
-        ours = monitors(every_n_steps=1, summary=False)
-        trainer(ours).fit(Classifier(Words(sparse)), loader())  # Lightning's own clipping fails on sparse gradients
-        assert not any(callback.faults.errors for callback in ours[:3])
-        return [callback.report for callback in ours[:3]]
-
-    (_, sparse, clip), (_, dense, dense_clip) = run(True), run(False)
-    assert sparse.parameters["net.embed.weight"].norm == pytest.approx(dense.parameters["net.embed.weight"].norm, rel=1e-5)
-    assert sparse.total_norm == pytest.approx(dense.total_norm, rel=1e-5)
-    assert clip.optimizers["0-SGD"].norm_before == pytest.approx(dense_clip.optimizers["0-SGD"].norm_before, rel=1e-5)
-
-
 # Real models
-
-
-def tiny(name: str) -> tuple[nn.Module, Any]:
-    if name in ("lstm", "vae"):
-        return (LanguageLSTM() if name == "lstm" else VAE()), lambda m, ids: m(ids)
-    import transformers as t
-
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
-    if name == "bert":
-        return t.BertModel(t.BertConfig(**small)), lambda m, ids: m(input_ids=ids).last_hidden_state
-    if name == "gpt2":
-        config = t.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=16, bos_token_id=0, eos_token_id=0)
-        return t.GPT2Model(config), lambda m, ids: m(input_ids=ids).last_hidden_state
-    if name == "t5":
-        config = t.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=50)
-        return t.T5Model(config), lambda m, ids: m(input_ids=ids, decoder_input_ids=ids).last_hidden_state
-    if name == "mamba":
-        config = t.MambaConfig(hidden_size=16, num_hidden_layers=2, vocab_size=50, state_size=4)
-        return t.MambaModel(config), lambda m, ids: m(input_ids=ids).last_hidden_state
-    if name == "vit":
-        config = t.ViTConfig(**{**small, "image_size": 8, "patch_size": 4, "num_channels": 1})
-        pixels = lambda ids: ids.float().repeat(1, 8)[:, :64].reshape(-1, 1, 8, 8) / 50  # noqa: E731
-        return t.ViTModel(config), lambda m, ids: m(pixel_values=pixels(ids)).last_hidden_state
-    config = t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_channels=1, layer_type="basic")
-    pixels = lambda ids: ids.float().repeat(1, 8)[:, :64].reshape(-1, 1, 8, 8) / 50  # noqa: E731
-    return t.ResNetModel(config), lambda m, ids: m(pixel_values=pixels(ids)).last_hidden_state.flatten(2).transpose(1, 2)
-
-
-class LanguageLSTM(nn.Module):
-    """Embedding, LSTM, and the head tied to the embedding's size."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.lstm, self.norm = nn.Embedding(50, 8), nn.LSTM(8, 8, 2, batch_first=True), nn.LayerNorm(8)
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-        self.gate, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.norm(self.lstm(self.embed(ids))[0])
-        x = x + self.down(torch.relu(self.up(x)))
-        return self.out(torch.sigmoid(self.gate(x)) * x)
-
-
-class VAE(nn.Module):
-    """Encoder, reparametrised latent, decoder."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode, self.mean, self.log_var = nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(16, 4)
-        self.decode, self.refine, self.out = nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 8)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        hidden = torch.relu(self.encode(ids.float() / 50))
-        mean, log_var = self.mean(hidden), self.log_var(hidden)
-        z = mean + torch.randn_like(mean) * (0.5 * log_var).exp()
-        return self.out(torch.relu(self.refine(torch.relu(self.decode(z)))))[:, None]
-
-
-class Real(nn.Module):
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.body, self.call = tiny(name)
-        self.head = nn.LazyLinear(3)
-        self(torch.zeros(2, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        ids = (x.abs() * 10).long().clamp(max=49)
-        return self.head(self.call(self.body, ids).mean(1))
 
 
 class KeepAll:
@@ -313,24 +188,18 @@ class KeepAll:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*fast path.*")
-@pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "mamba", "vit", "resnet", "lstm", "vae"])
+@pytest.mark.parametrize("name", ["BERT", "T5", "Mamba", "CLIP", "UNet"])
 def test_real_models(name: str) -> None:
-    torch.manual_seed(0)
-    model = Classifier(Real(name), lr=0.01)
+    model = ArchitectureModule(ARCHITECTURES[name])
     ours = monitors(every_n_steps=1, summary=False)
-    names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d | nn.LayerNorm | nn.BatchNorm2d)]
+    names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d | nn.LayerNorm | nn.GroupNorm)]
     keep = KeepAll(model, names)
-    trainer(ours, gradient_clip_val=1.0).fit(model, loader(n=24))
-    features, flow, clip = (callback.report for callback in ours[:3])
+    trainer(ours).fit(model, batches_of(ARCHITECTURES[name], 3))
     assert not any(callback.faults.errors for callback in ours[:3])
-    recorded = [n for n in names if n in features.sites]
+    recorded = [n for n in names if n in ours[0].report.sites]
     assert len(recorded) >= 6
     for site in recorded:
-        assert_stats(features.sites[site], reference_stats(keep.kept[site]), rel=2e-6, context=site)
-    assert len(flow.modules) >= len(recorded) - 2  # a pooler that the loss does not use gets no gradient
-    assert clip.optimizers["0-SGD"].steps == 3
-    # BERT's and ViT's pooler is called and its result thrown away, which is worth a word; nothing else is
-    assert {a.kind for r in (features, flow, clip) for a in r.alerts if a.severity != "info"} <= {"missing"}
+        assert_stats(ours[0].report.sites[site], reference_stats(keep.kept[site]), rel=2e-6, context=site)
 
 
 def test_a_module_that_returns_its_parameter_gathers_no_hooks() -> None:

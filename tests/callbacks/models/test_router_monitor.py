@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 from torch import nn
 
-from lightning_hooks import RouterMonitor, TrainingMonitor
+from lightning_hooks import RouterMonitor
 from lightning_hooks.alerts import RouterReport
-from lightning_hooks.diagnostics.routers.collector import chosen_codebooks, chosen_routers, find_routers
+from lightning_hooks.diagnostics.routers.collector import find_routers
 from lightning_hooks.plots import expert_load
 from tests.diagnostics.test_routing import check, reference
 from tests.support.architectures import ARCHITECTURES, ArchitectureModule, batches_of
 from tests.support.host_reads import CountSyncs
-from tests.support.mixtures import Choices, Mixture, Routed, routed
+from tests.support.mixtures import Choices, routed
 from tests.support.models import Classifier, hook_counts, loader, trainer
 
 MIXTURES = [name for name, architecture in ARCHITECTURES.items() if architecture.routers]
@@ -39,34 +37,6 @@ def test_routers_of_transformers_are_found_and_nothing_else(name: str) -> None:
     assert len(found) == ARCHITECTURES[name].routers
     assert all((site.experts, site.top_k) == (4, 2) and site.name.endswith("mlp.gate") for site in found)
     assert all(model.get_submodule(site.name) is site.module for site in found)
-
-
-class TopKRouter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_experts, self.k, self.proj = 6, 3, nn.Linear(4, 6)
-
-
-class Gated(nn.Module):
-    """A gate that is none of experts, and a shared expert: no router."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.shared_expert = nn.Linear(4, 4), nn.Linear(4, 4)
-
-
-def test_routers_of_ones_own() -> None:
-    net = nn.Sequential(Mixture(), TopKRouter(), Gated())
-    assert [site[:1] + site[2:] for site in find_routers(net)] == [("0.gate", 4, 2), ("1", 6, 3)]
-
-
-def test_names_and_sizes_by_pattern() -> None:
-    net = nn.ModuleDict({"pick": nn.Linear(4, 5), "routed": Routed()})
-    (site,) = chosen_routers(net, "pick")
-    assert (site.experts, site.top_k) == (5, 1)
-    (book,) = chosen_codebooks(net, "*.quantise")
-    assert (book.name, book.size) == ("routed.quantise", 16)
-    assert chosen_codebooks(net, None) == []
 
 
 @pytest.mark.parametrize(
@@ -91,18 +61,18 @@ def test_what_cannot_be_observed_is_an_error_at_train_start(options: Any, messag
         trainer([monitor(**options)]).fit(Classifier(Net()), loader())
 
 
-@pytest.mark.parametrize(("factor", "error"), [(0.5, ValueError), (True, TypeError), ("2", TypeError)])
-def test_the_capacity_is_at_least_an_even_share(factor: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="capacity_factor must be"):
-        RouterMonitor(capacity_factor=factor)
-
-
 # What is counted.
 
 
-@pytest.mark.parametrize("name", MIXTURES)
 @pytest.mark.parametrize(
-    "options", [{}, {"precision": "bf16-mixed"}, {"accumulate_grad_batches": 2}, {"checkpointing": True}], ids=str
+    ("name", "options"),
+    [
+        *((name, {}) for name in MIXTURES),
+        *(
+            (MIXTURES[0], options)
+            for options in ({"precision": "bf16-mixed"}, {"accumulate_grad_batches": 2}, {"checkpointing": True})
+        ),
+    ],
 )
 def test_choices_of_transformers_against_a_reference(name: str, options: dict[str, Any]) -> None:
     kwargs = dict(options)
@@ -134,29 +104,6 @@ def test_gates_and_codebooks_against_a_reference(every: int) -> None:
     assert book.usage == float((shares > 0).double().mean())
     assert book.perplexity == pytest.approx(float(torch.special.entr(shares).sum().exp()))
     assert book.max_share == pytest.approx(float(shares.max()))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*lru_cache.*")
-def test_a_compiled_gate_is_counted() -> None:
-    torch.compiler.reset()
-    model = routed()
-    model.net.mixture.compile(backend="eager")
-    routers, seen = monitor(), Choices("net.mixture.gate")
-    trainer([routers]).fit(model, loader())
-    plain = routed()
-    trainer([seen]).fit(plain, loader())
-    assert routers.report is not None
-    check(routers.report.routers["net.mixture.gate"], reference([(x, x.topk(2).indices) for (x,) in seen.calls], 4, 2))
-    torch.compiler.reset()
-
-
-def test_what_never_runs_is_silent() -> None:
-    model = routed()
-    model.net.unused = Mixture()
-    routers = monitor()
-    trainer([routers]).fit(model, loader())
-    assert routers.report is not None
-    assert routers.report.silent == ("net.unused.gate",)
 
 
 # What comes of it.
@@ -202,36 +149,6 @@ def test_logged_values_report_figure_and_table() -> None:
     assert [len(entry.routers) for entry in routers.history] == [1, 1]
 
 
-def test_short_windows_merge_into_the_epoch() -> None:
-    short, whole = monitor(report_every_n_steps=3), monitor(report_every_n_steps=None)
-    trainer([short]).fit(routed(), loader())
-    trainer([whole]).fit(routed(), loader())
-    assert short.report is not None
-    assert whole.report is not None
-    assert len(short.history) == 3  # of 7 batches: 3, 3, 1
-    assert short.report.routers == whole.report.routers
-
-
-class Saves(Callback):
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "middle.ckpt"
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 2:
-            trainer.save_checkpoint(self.path)
-
-
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint")
-def test_a_run_that_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    first, rest = monitor(codebooks="net.quantise"), monitor(codebooks="net.quantise")
-    trainer([first, Saves(tmp_path)]).fit(routed(), loader(n=56))
-    trainer([rest]).fit(routed(), loader(n=56), ckpt_path=tmp_path / "middle.ckpt", weights_only=True)
-    assert rest.report is not None
-    gate, book = rest.report.routers["net.mixture.gate"], rest.report.codebooks["net.quantise"]
-    assert (gate.calls, gate.tokens, book.calls, book.codes) == (7, 56, 7, 56)  # three batches before, four after
-    assert sum(gate.load) == pytest.approx(1.0)
-
-
 def collapsed(**options: Any) -> RouterMonitor:
     model = routed()
     with torch.no_grad():
@@ -250,17 +167,3 @@ def test_a_collapse_is_found_in_a_run_of_one_epoch_and_dead_experts_follow_from_
     assert "go to 2 experts in effect; one of them gets 100% of all tokens" in alert.seen
     assert routers.report is not None
     assert {entry.kind for entry in routers.report.alerts} == {"router_collapse", "dead_experts"}
-
-
-def test_rules_can_be_muted() -> None:
-    routers = collapsed(rules=["-router_collapse", "-dead_experts"])
-    assert routers.report is not None
-    assert routers.report.alerts == ()
-
-
-def test_it_runs_next_to_the_other_monitors(tmp_path: Path) -> None:
-    routers, others = monitor(report_dir=tmp_path), TrainingMonitor(summary=False, report_dir=tmp_path)
-    trainer([routers, others]).fit(routed(), loader())
-    assert routers.report is not None
-    kinds = {json.loads(line).get("kind") for line in (tmp_path / "lightning_hooks" / "reports.jsonl").read_text().splitlines()}
-    assert "RouterReport" in kinds

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_hooks import ActivationRangeObserver, FeatureExtractor, LayerProfiler, monitors
 from lightning_hooks.hooks import guarded
@@ -79,26 +79,6 @@ def test_outside_of_training_batches_a_model_is_scripted(event: str, first: bool
     assert len(other.results) >= (1 if event == "on_train_end" else 2)
     assert callbacks[0].report.sites["net.0"].calls == 7
     assert not any(callback.faults.errors for callback in callbacks)
-
-
-@pytest.mark.parametrize("kwargs", [{"max_steps": 9}, {"limit_train_batches": 3}])
-def test_wherever_an_epoch_ends_a_callback_before_ours_finds_no_hooks(kwargs: dict[str, Any]) -> None:
-    other = At("on_train_epoch_end", hooks_of)
-    trainer([other, *ours()], **{"max_epochs": 2, **kwargs}).fit(Classifier(mlp()), loader())
-    assert other.results == [0, 0]
-
-
-class Endless(torch.utils.data.IterableDataset[Any]):
-    """Has no length: its end is seen one batch ahead."""
-
-    def __iter__(self) -> Any:
-        return iter([(torch.zeros(8), torch.tensor(0))] * 20)
-
-
-def test_the_last_batch_of_a_loader_without_a_length_is_known_as_well() -> None:
-    other = At("on_train_epoch_end", hooks_of)
-    trainer([other, *ours()], max_epochs=2).fit(Classifier(mlp()), torch.utils.data.DataLoader(Endless(), batch_size=4))
-    assert other.results == [0, 0]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -172,34 +152,3 @@ def test_hooks_are_gone_from_layers_that_were_exchanged(kind: type[Classifier]) 
     trainer(ours(), max_epochs=2).fit(model, loader())
     assert type(model.net[0]) is not nn.Linear
     assert not [hook for module in model.modules() for hook in module._forward_hooks.values() if isinstance(hook, guarded)]
-
-
-class Within(Classifier):
-    """Compiles its net where nobody sees it from outside, and trains and validates through that."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__(net)
-        self.compiled = torch.compile(lambda x: self.net(x), backend="eager")
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return nn.functional.cross_entropy(self.compiled(batch[0]), batch[1])
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.compiled(batch[0])
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*lru_cache.*")
-def test_a_compiled_function_is_not_compiled_again_in_each_epoch() -> None:
-    def graphs(epochs: int) -> tuple[int, set[int]]:
-        torch.compiler.reset()
-        torch._dynamo.utils.counters.clear()
-        callbacks = monitors(every_n_steps=2, summary=False)
-        trainer(callbacks, max_epochs=epochs).fit(Within(mlp()), loader(n=48), loader(n=48))
-        calls = {stats.calls for stats in callbacks[0].report.sites.values()}
-        found = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        torch.compiler.reset()
-        return found, calls
-
-    expected = graphs(2)
-    assert expected[0] > 0
-    assert graphs(4) == expected

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from lightning_hooks import GradientFlowMonitor, monitors
-from lightning_hooks.alerts import BatchCounts, GradientFlowReport, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
-from lightning_hooks.statistics.reduction import merge_windows
-from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
+from lightning_hooks import GradientFlowMonitor
+from lightning_hooks.alerts import BatchCounts, GradientFlowReport, LabelCounts, ModelSetup, UnregisteredModules
+from tests.support.models import Classifier, ResidualCNN, loader, mlp, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start")  # Lightning's
 IMAGES = (1, 6, 6)
@@ -41,58 +40,6 @@ def test_nothing_is_unusual_in_an_ordinary_training() -> None:
 
 
 # Modes.
-
-
-@pytest.mark.parametrize("normalise", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
-@pytest.mark.parametrize("mode", [True, False])
-def test_spectral_norm_depends_on_the_mode(normalise: Any, mode: bool) -> None:
-    net = nn.Sequential(nn.Flatten(), nn.LazyLinear(8))
-    net(next(iter(loader()))[0])
-    net = nn.Sequential(net[0], normalise(net[1]), nn.ReLU(), normalise(nn.Linear(8, 3)))
-    report = fit(Classifier(net.train(mode)))
-    assert [alert[:2] for alert in found(report)] == ([] if mode else [("eval_mode", "net")])
-
-
-class Functional(nn.Module):
-    """Drops with a function, and its own mode, as models of transformers do."""
-
-    def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.dropout, self.first, self.head = dropout, nn.Linear(8, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.dropout(self.first(x.flatten(1)).relu(), self.dropout, self.training))
-
-
-@pytest.mark.parametrize(("dropout", "mode", "warned"), [(0.1, False, True), (0.1, True, False), (0.0, False, False)])
-def test_dropout_by_a_function_depends_on_the_mode(dropout: float, mode: bool, warned: bool) -> None:
-    report = fit(Classifier(Functional(dropout).train(mode)), loader((8,)))
-    assert found(report) == ([("eval_mode", "net", "warning")] if warned else [])
-
-
-def test_a_share_to_drop_and_a_dropout_in_eval_mode_are_one_warning() -> None:
-    net = Functional(0.1)
-    net.drop = nn.Dropout(0.1)
-    report = fit(Classifier(net.eval()), loader((8,)))
-    assert report.model_setup.eval_modes == {"net.drop": 2, "net.dropout": 2}
-    assert found(report) == [("eval_mode", "net", "warning")]
-
-
-class StochasticDepth(nn.Module):
-    """By its name, as in torchvision."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
-@pytest.mark.parametrize(("p", "warned"), [(0.99, True), (0.2, False)])
-def test_stochastic_depth_that_drops_nearly_everything(p: float, warned: bool) -> None:
-    report = fit(Classifier(nn.Sequential(mlp(), StochasticDepth(p))))
-    assert found(report) == ([("settings", "net.1", "warning")] if warned else [])
 
 
 class Switching(Classifier):
@@ -133,27 +80,6 @@ def test_modules_in_eval_mode(model: Switching, modes: dict[str, int], alerts: l
     assert found(report) == alerts
 
 
-def test_one_batch_in_training_mode_is_enough() -> None:
-    class Alternating(Switching):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            self.net.train(batch_idx == 4)
-
-    report = fit(Alternating("net"), loader(IMAGES))
-    assert report.model_setup.eval_modes == {}
-
-
-def test_a_module_that_the_models_own_hook_switches_from_the_first_batch_on() -> None:
-    """Monitors see the start of the first batch before the model's hook does, and the second is the last that is sampled."""
-
-    class Switched(Switching):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            self.net.drop.eval()
-
-    report = fit(Switched("net.act"), loader(IMAGES), every=4)
-    assert (report.sampled_batches, report.model_setup.eval_modes) == (2, {"net.drop": 1})
-    assert found(report) == [("eval_mode", "net.drop", "info")]
-
-
 @pytest.mark.parametrize(("batches", "levels"), [(4, {"net.bn": 2, "net.drop": 2}), (3, {})])
 def test_eval_in_the_middle_of_an_epoch(batches: int, levels: dict[str, int]) -> None:
     """The first batch of those in eval mode starts in training mode: callbacks come before the module."""
@@ -170,14 +96,6 @@ def test_eval_in_the_middle_of_an_epoch(batches: int, levels: dict[str, int]) ->
         assert alert.message.startswith("it trains in eval mode, since step 4: net.bn, net.drop behave as in validation.")
 
 
-def test_a_mode_that_is_set_back_has_no_beginning() -> None:
-    class Twice(Switching):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            self.net.train(batch_idx not in (2, 3))
-
-    assert fit(Twice("net"), loader(IMAGES), every=1).model_setup.eval_since == {}
-
-
 @pytest.mark.parametrize(
     ("norm", "sites", "severity"), [("new", ("net.1",), "warning"), ("trained", (), "info"), ("in this fit", (), "info")]
 )
@@ -191,18 +109,6 @@ def test_a_norm_in_eval_mode_that_has_seen_no_data(norm: str, sites: tuple[str, 
     report = fit(Sees(net))
     assert report.model_setup.unestimated == sites
     assert found(report) == [("eval_mode", "net.1", severity)]
-
-
-def test_a_dropout_without_effect_has_no_mode() -> None:
-    net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)).eval()
-    assert fit(Classifier(net)).model_setup.eval_modes == {}
-
-
-def test_a_frozen_body_in_eval_mode_is_healthy() -> None:
-    net = nn.Sequential(ResidualCNN().requires_grad_(False).eval(), nn.Linear(3, 3))
-    report = fit(Classifier(net), loader(IMAGES))
-    assert report.model_setup.eval_modes == {"net.0.bn": 2, "net.0.drop": 2}
-    assert found(report) == []
 
 
 # Running statistics.
@@ -245,36 +151,6 @@ def test_which_norms_are_frozen_and_update(net: nn.Sequential, sites: list[str])
     assert list(fit(Classifier(copy.deepcopy(net))).model_setup.updating) == sites
 
 
-def test_a_norm_without_parameters_is_frozen_as_the_part_around_it() -> None:
-    def norm() -> nn.BatchNorm1d:
-        values = trained_norm()
-        plain = nn.BatchNorm1d(8, affine=False)
-        plain.load_state_dict(values.state_dict(), strict=False)
-        return plain
-
-    body, other = nn.Sequential(nn.Linear(8, 8), norm()).requires_grad_(False), nn.Sequential(nn.Linear(8, 8), norm())
-    report = fit(Classifier(nn.Sequential(body, other, nn.Linear(8, 3))))
-    assert list(report.model_setup.updating) == ["net.0.1"]
-
-
-def test_parts_that_train_in_turn_are_not_frozen() -> None:
-    class Turns(Classifier):
-        """Freezes everything behind each batch, as some adversarial loops leave their discriminator."""
-
-        def __init__(self) -> None:
-            super().__init__(frozen(trained_norm()).requires_grad_(True))
-
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            self.requires_grad_(True)
-
-        def on_train_batch_end(self, *_: Any) -> None:
-            self.requires_grad_(False)
-
-    report = fit(Turns())
-    assert list(report.model_setup.updating) == ["net.1"]
-    assert found(report) == []
-
-
 # Settings.
 
 
@@ -295,53 +171,6 @@ def test_settings_that_are_unusual() -> None:
         "net.drop": {"p": 0.95}, "net.still": {"momentum": 0.0}, "net.norm": {"eps": 1e5},
     }  # fmt: skip
     assert sorted(found(report)) == [("settings", f"net.{name}", "warning") for name in ("drop", "norm", "still")]
-
-
-def test_the_eps_of_an_rms_norm_as_transformers_has_it() -> None:
-    class ScaleRMSNorm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.variance_epsilon = nn.Parameter(torch.ones(8)), 1e5
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
-
-    report = fit(Classifier(nn.Sequential(ScaleRMSNorm(), nn.Linear(8, 3))))
-    assert report.model_setup.settings == {"net.0": {"eps": 1e5}}
-
-
-@pytest.mark.parametrize(("batch_size", "values"), [(2, {"net.1": 2.0}), (5, {"net.1": 5.0}), (25, {})])
-def test_values_per_channel(batch_size: int, values: dict[str, float]) -> None:
-    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    report = fit(Classifier(net), loader(batch_size=batch_size))
-    assert report.model_setup.values_per_channel == values
-    assert found(report) == ([("settings", "net.1", "warning")] if batch_size == 2 else [])
-    images = fit(Classifier(ResidualCNN()), loader(IMAGES, batch_size=batch_size))
-    assert images.model_setup.values_per_channel == {}  # times 36 pixels
-
-
-def test_values_per_channel_are_not_known_where_gradients_are_not_finite() -> None:
-    class Overflows(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return super().training_step(batch, batch_idx) * torch.inf
-
-    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    assert fit(Overflows(net), loader(batch_size=5)).model_setup.values_per_channel == {}
-
-
-def test_weight_decay_on_biases() -> None:
-    class Grouped(Classifier):
-        def configure_optimizers(self) -> Any:
-            weights = [p for p in self.parameters() if p.dim() > 1]
-            biases = [p for p in self.parameters() if p.dim() < 2]
-            return [
-                torch.optim.AdamW([{"params": weights}, {"params": biases, "weight_decay": self.lr}], lr=1e-3, weight_decay=0.2),
-            ]
-
-    report = fit(Grouped(mlp(), lr=0.05))
-    assert report.model_setup.vector_decay == {"0-AdamW": VectorDecay(0.05, 3)}
-    assert found(report) == [("settings", "0-AdamW", "info")]
-    assert fit(Grouped(mlp(), lr=0.0)).model_setup.vector_decay == {}
 
 
 # Plain lists.
@@ -461,23 +290,6 @@ def test_a_layer_that_is_made_in_each_step(how: str, found_there: bool) -> None:
     assert found(report) == ([("unregistered", f"net.{head}", "warning")] if found_there else [])
 
 
-def test_under_manual_optimization_a_copy_may_be_made_on_purpose() -> None:
-    class FirstOrder(CreatedInForward):
-        def __init__(self) -> None:
-            super().__init__("created")
-            self.automatic_optimization = False
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            optimizer: Any = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            optimizer.step()
-
-    report = fit(FirstOrder())
-    assert report.model_setup.unregistered
-    assert found(report) == []
-
-
 # Batches.
 
 
@@ -508,7 +320,6 @@ def labelled(ignored: tuple[int, ...], index: int = -100, key: str | None = None
         (Labels(), labelled(()), LabelCounts(4, 0, 26, 4), None),
         (Labels(), labelled((2,)), LabelCounts(4, 1, 26, 11), "warning"),
         (Labels(key="labels"), labelled((0, 2, 4), key="labels"), LabelCounts(4, 3, 26, 25), "warning"),
-        (Labels(nn.CrossEntropyLoss(ignore_index=2)), labelled((2,), 2), None, "warning"),
         (Labels(nn.CrossEntropyLoss(reduction="sum")), labelled((2,)), LabelCounts(4, 1, 26, 11), "info"),
         (Labels(lambda out, y: F.cross_entropy(out, y["y"]), key="other"), None, None, None),
     ],
@@ -517,40 +328,8 @@ def test_labels_that_are_ignored(model: Labels, data: Any, expected: LabelCounts
     if data is None:  # labels that cannot be found
         data = DataLoader([{"x": x, "other": {"y": y}} for x, y in loader()], batch_size=None)  # type: ignore[arg-type]
     report = fit(copy.deepcopy(model), data)
-    labels = report.model_setup.labels
-    if severity is None or expected is not None:
-        assert labels == expected
-    else:  # the module's ignore_index is another class of the batch too
-        assert (labels.batches, labels.ignored_batches, labels.targets) == (4, 1, 26)
+    assert report.model_setup.labels == expected
     assert [alert.severity for alert in report.alerts if alert.kind == "labels_ignored"] == ([severity] if severity else [])
-
-
-class Compiled(Classifier):
-    """The net and its loss are one compiled graph."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.1).eval(), nn.Linear(8, 3)))
-        self.whole = WithLoss(self.net, nn.CrossEntropyLoss())
-        self.whole.compile(backend="aot_eager")
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.whole(*batch)  # type: ignore[no-any-return]
-
-
-class WithLoss(nn.Module):
-    def __init__(self, net: nn.Module, loss: nn.Module) -> None:
-        super().__init__()
-        self.net, self.loss = net, loss
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.loss(self.net(x), y)  # type: ignore[no-any-return]
-
-
-def test_in_a_compiled_graph_the_batch_is_looked_at() -> None:
-    report = fit(Compiled(), labelled((2,)))
-    assert report.model_setup.labels == LabelCounts(4, 1, 26, 11)
-    assert report.model_setup.eval_modes == {"net.2": 1}
-    assert report.model_setup.batches == BatchCounts(3, 0)
 
 
 def batches(*numbers: int) -> Any:
@@ -575,31 +354,7 @@ def test_batches_that_come_again(order: tuple[int, ...], every: int, compared: i
     assert found(report) == ([("batch_repeated", "the data", "warning")] if repeated else [])
 
 
-def test_one_batch_on_purpose() -> None:
-    report = fit(Classifier(mlp()), every=1, max_epochs=5, overfit_batches=1)
-    assert report.model_setup.batches == BatchCounts()
-
-
 # What a fit is without them, and what a checkpoint and windows do to them.
-
-
-def outcome(observed: bool) -> dict[str, Any]:
-    torch.manual_seed(0)
-    model = Switching("net.bn")
-    model.hidden = [nn.Linear(3, 3)]  # type: ignore[assignment]
-    model.loss = nn.CrossEntropyLoss()
-    before = hook_counts(model), sorted(vars(model))
-    trainer(monitors(every_n_steps=1, summary=False) if observed else [], max_epochs=2).fit(model, loader(IMAGES))
-    assert hook_counts(model) == before[0]
-    assert sorted(set(vars(model)) - set(before[1]) - {"_trainer", "_fabric", "_hparams"}) == []
-    return {"losses": model.losses, "state": model.state_dict(), "random": torch.get_rng_state()}
-
-
-def test_a_fit_is_the_same_with_and_without_them() -> None:
-    on, off = outcome(True), outcome(False)
-    assert on["losses"] == off["losses"]
-    assert torch.equal(on["random"], off["random"])
-    assert all(torch.equal(value, off["state"][name]) for name, value in on["state"].items())
 
 
 class SaveAt(Callback):
@@ -630,44 +385,3 @@ def test_a_window_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
     assert expected.eval_modes == {"net.1": 1}
     assert expected.unregistered["blocks"].reached
     assert resumed.report.model_setup == expected
-
-
-@pytest.mark.usefixtures("all_detailed")
-def test_windows_merge_to_their_epoch() -> None:
-    tables: list[Tensor] = []
-
-    class Halves(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            checks = monitor.member.collector._setup
-            if batch_idx in (3, 6):
-                tables.append(checks.pack().clone())
-                checks.reset()
-            if batch_idx == 6:
-                merged.append(checks.read(merge_windows(checks.spans, *tables), pl_module, {}, {}))
-
-    merged: list[ModelSetup] = []
-    monitor: Any = GradientFlowMonitor(every_n_steps=1, summary=False)
-    trainer([Halves(), monitor]).fit(unusual(), batches(0, 0, 1, 1, 2, 2, 3))
-    whole = fit(unusual(), batches(0, 0, 1, 1, 2, 2, 3), every=1).model_setup
-    (setup,) = merged
-    assert setup.labels == whole.labels
-    assert setup.eval_modes == whole.eval_modes == {"net.1": 1}
-    assert setup.unregistered == whole.unregistered
-    assert (setup.batches.compared, setup.batches.repeated) == (5, 3)
-
-
-@pytest.mark.filterwarnings("ignore:Lazy modules", "ignore:.*UninitializedParameter.*", "ignore:.*uninitialized.*")
-def test_lazy_norms_and_odd_batches() -> None:
-    class Lazy(Classifier):
-        def __init__(self) -> None:
-            super().__init__(nn.Sequential(nn.Linear(8, 8), nn.LazyBatchNorm1d(), nn.Linear(8, 3)))
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return self.net(torch.randn(4, 8)).square().mean()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.net[0].parameters(), lr=0.01)
-
-    report = fit(Lazy(), DataLoader([{"text": "a"}, ["b"], 3, {4}, object()], batch_size=None, collate_fn=lambda one: one))  # type: ignore[arg-type]
-    assert report.model_setup.batches == BatchCounts()
-    assert report.model_setup.labels is None

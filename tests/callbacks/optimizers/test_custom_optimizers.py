@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +13,7 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from lightning_hooks import GradientClipMonitor, GradientClipper, monitors
-from lightning_hooks.statistics.reduction import merge_ranks
+from lightning_hooks import monitors
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import grad_norm
 
@@ -56,47 +53,6 @@ class Wrapper(torch.optim.Optimizer):
         return self.optimizer.step(closure)
 
 
-def test_an_optimizer_that_wraps_another_is_followed() -> None:
-    ours = monitors(every_n_steps=1, summary=False)
-    model = Optimized(lambda parameters: Wrapper(sgd(parameters)))
-    trainer(ours, gradient_clip_val=0.1).fit(model, loader())
-    stats = ours[2].report.optimizers["0-Wrapper"]
-    assert (stats.steps, stats.clipped_steps) == (N, N)
-    assert stats.norm_before == pytest.approx(sum(model.norms) / N, rel=1e-5)
-    assert ours[1].report.total_norm == pytest.approx(sum(model.norms) / N, rel=1e-5)
-
-
-class Lookahead(torch.optim.Optimizer):
-    """Never calls ``super().__init__``, as several published optimizers do not."""
-
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self.inner, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
-        self.state = defaultdict(dict)
-
-    def step(self, closure: Any = None) -> Any:
-        return self.inner.step(closure)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.inner.zero_grad(set_to_none)
-
-
-def test_an_optimizer_without_step_hooks_is_warned_about_and_clipped_all_the_same() -> None:
-    class Kept(Optimized):
-        def on_before_zero_grad(self, optimizer: Any) -> None:
-            self.after = grad_norm(self.parameters())
-
-    model = Kept(lambda parameters: Lookahead(sgd(parameters)))
-    ours = [*monitors(every_n_steps=1, summary=False), GradientClipper(threshold=1e-3, summary=False)]
-    with pytest.warns(UserWarning, match=r"Lookahead never called torch.optim.Optimizer.__init__ .* Call super\(\).__init__"):
-        trainer(ours).fit(model, loader())
-    assert ours[0].report.sites["net.0"].calls == N
-    assert ours[2].report.optimizers["0-Lookahead"].steps == 0
-    assert model.after == pytest.approx(1e-3, rel=1e-2)
-
-
 class Exchange(Callback):
     def __init__(self, how: str, batch: int = 0) -> None:
         self.how, self.batch = how, batch
@@ -122,60 +78,6 @@ def test_exchanged_optimizers_are_followed(how: str, name: str) -> None:
     assert {setup.optimizers for setup in ours[1].report.setups.values()} == {(name,)}
     assert all(0 < stats.update_ratio < 1 for key, stats in ours[1].report.parameters.items() if "weight" in key)
     assert not any(len(optimizer._optimizer_step_pre_hooks) for optimizer in fit.optimizers)
-
-
-def test_optimizers_exchanged_within_an_epoch_are_followed_and_reported_of() -> None:
-    ours, model = monitors(every_n_steps=1, summary=False), Optimized(sgd)
-    with pytest.warns(UserWarning, match="The steps that 0-SGD took in it are not in its report"):
-        trainer([Exchange("assigned", batch=3), *ours], max_epochs=2).fit(model, loader())
-    stats = ours[2].report.optimizers["0-Adam"]
-    assert stats.steps == N - 3
-    assert stats.norm_before == pytest.approx(sum(model.norms[-4:]) / 4, rel=1e-5)
-
-
-class ByHandOrNot(Classifier):
-    """Manual optimisation with an optimizer if there is one."""
-
-    def __init__(self, optimizers: int) -> None:
-        super().__init__(mlp())
-        self.automatic_optimization, self.n_optimizers = False, optimizers
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.manual_backward(nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
-        for optimizer in self.trainer.optimizers:
-            optimizer.step()
-        self.zero_grad()
-
-    def configure_optimizers(self) -> Any:
-        return [sgd(self.parameters())][: self.n_optimizers]
-
-
-class DropsThem(Callback):
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        trainer.strategy.optimizers = []
-
-
-@pytest.mark.parametrize("optimizers", [0, 1])
-def test_no_optimizers_are_an_empty_report(optimizers: int, tmp_path: Path) -> None:
-    ours = monitors(every_n_steps=1, summary="full", figures=True, check_every_n_steps=1)
-    saved: list[Any] = []
-
-    class Saves(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-            trainer.save_checkpoint(tmp_path / "now.ckpt")
-            saved.append(trainer.current_epoch)
-
-    epochs = 1 + optimizers
-    trainer([*ours, Saves(), DropsThem()], max_epochs=epochs).fit(ByHandOrNot(optimizers), loader())
-    assert (ours[2].report.epoch, ours[2].report.optimizers) == (epochs - 1, {})
-    assert set(ours[0].report.sites) == set(ours[1].report.modules)
-    again = monitors(every_n_steps=1, summary=False)
-    if not optimizers:
-        trainer(again, max_epochs=2).fit(ByHandOrNot(0), loader(), ckpt_path=tmp_path / "now.ckpt")
-        assert again[2].report.optimizers == {}
-    collector = ours[2].member.collector
-    tables = collector.tables
-    assert merge_ranks(tables.spans, [tables.pack()] * 2).shape == tables.pack().shape
 
 
 def grow(model: Any) -> list[nn.Parameter]:
@@ -225,22 +127,6 @@ def test_parameters_that_come_later_are_counted(change: Any, later: set[str], ba
     assert ours[1].report.total_norm == pytest.approx(sum(model.norms[-N:]) / N, rel=1e-5)
     assert ours[2].report.optimizers["0-SGD"].norm_before == pytest.approx(sum(model.norms[-N:]) / N, rel=1e-5)
     assert not any(callback.faults.errors for callback in ours[:3])
-
-
-def test_a_replaced_parameter_is_clipped_from_its_first_step_on() -> None:
-    class Replacing(Optimized):
-        def on_train_batch_start(self, data: Any, batch_idx: int) -> None:
-            if batch_idx == 3:
-                replace(self)
-
-        def on_before_optimizer_step(self, optimizer: Any) -> None:
-            clipped.append(grad_norm(self.parameters()))
-
-    clipped: list[float] = []
-    monitor, clipper = GradientClipMonitor(summary=False), GradientClipper(threshold=0.01)
-    trainer([monitor, clipper]).fit(Replacing(sgd), loader())
-    assert clipped == pytest.approx([0.01] * N, rel=1e-4)
-    assert monitor.report.optimizers["0-SGD"].norm_after == pytest.approx(0.01, rel=1e-4)
 
 
 class Sam(torch.optim.Optimizer):
@@ -395,28 +281,6 @@ def test_a_norm_beyond_float32_is_logged() -> None:
     assert fit.callback_metrics["gradient_flow/total_norm"].item() == ours[1].report.total_norm
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_update_ratio_of_an_embedding_of_which_a_batch_touches_some_rows(sparse: bool) -> None:
-    class Words(Optimized):
-        def __init__(self) -> None:
-            net = nn.Module()
-            net.embed, net.head = nn.Embedding(100_000, 16, sparse=sparse), nn.Linear(16, 3)
-            net.forward = lambda x: net.head(net.embed((x[:, :1].abs() * 3e4).long().clamp(max=99_999)).mean(1))
-            super().__init__(sgd, net)
-            self.true: list[float] = []
-
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            self.kept = self.net.embed.weight.detach().double().clone()
-
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            self.true.append(((self.net.embed.weight.detach().double() - self.kept).norm() / self.kept.norm()).item())
-
-    ours, model = monitors(every_n_steps=1, summary=False), Words()
-    trainer(ours).fit(model, loader())
-    assert ours[1].report.parameters["net.embed.weight"].update_ratio == pytest.approx(sum(model.true) / N, rel=0.02)
-    assert "update_too_small" not in [alert.kind for alert in ours[1].report.alerts]
-
-
 def test_an_encoder_that_is_put_back_after_each_step_is_reported_of() -> None:
     class Half(torch.optim.Adam):
         """Leaves the first two layers as they are."""
@@ -433,40 +297,3 @@ def test_an_encoder_that_is_put_back_after_each_step_is_reported_of() -> None:
     ours, model = monitors(every_n_steps=1, summary=False), Optimized(lambda parameters: Half(parameters, lr=1e-3), net)
     trainer(ours).fit(model, loader())
     assert [(alert.kind, alert.site) for alert in ours[1].report.alerts] == [("not_updated", "net.0")]
-
-
-def test_optimizers_with_an_empty_group_and_of_no_torch_class() -> None:
-    class Groups(Classifier):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD([{"params": []}, {"params": list(self.parameters())}], lr=0.1)
-
-    clipper = GradientClipper(policy="zclip", summary=False)
-    trainer([clipper]).fit(Groups(mlp()), loader())
-    assert clipper.report.optimizers["0-SGD"].steps == 7
-
-    class Own:
-        """What Lightning asks of an optimizer, and nothing more."""
-
-        def __init__(self, parameters: Any) -> None:
-            self.param_groups, self.state, self.defaults = [{"params": list(parameters)}], {}, {}
-
-        def zero_grad(self, set_to_none: bool = True) -> None:
-            for p in self.param_groups[0]["params"]:
-                p.grad = None
-
-        def step(self, closure: Any = None) -> Any:
-            return closure()
-
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    class WithOwn(Classifier):
-        def configure_optimizers(self) -> Any:
-            return Own(self.parameters())
-
-    ours = monitors(every_n_steps=1, summary=False)
-    with pytest.warns(UserWarning, match="Own is not a torch.optim.Optimizer and has no step hooks"):
-        trainer(ours).fit(WithOwn(mlp()), loader())
-    assert ours[1].report.modules["net.0"].calls == 7

@@ -68,23 +68,6 @@ def test_twice_where_somebody_can(case: str, monkeypatch: pytest.MonkeyPatch) ->
     assert stats.coefficient == pytest.approx(0.5) if case != "lightning" else stats.norm_after == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_twice_where_the_optimizer_has_a_hook_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    def halve(optimizer: Any, args: Any, kwargs: Any) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.data.mul_(0.5)
-
-    class Hooked(Classifier):
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
-            optimizer.register_step_pre_hook(halve)
-            return optimizer
-
-    count, stats = looks(monkeypatch, Hooked(mlp()), [])
-    assert count == 2 * stats.steps
-
-
 def test_the_trio_reads_gradients_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     count, stats = looks(monkeypatch, Classifier(mlp()), monitors(summary=False))
     assert stats.steps == 4
@@ -128,18 +111,3 @@ def test_what_clipping_by_norm_leaves_of_large_gradients_follows_from_small_ones
     assert stats.norm_after == pytest.approx(sum(module.noted.norms) / 4, rel=1e-5)  # sums of float32
     assert stats.norm_after_max == pytest.approx(max(module.noted.norms), rel=1e-6)
     assert stats.clipped_steps == (4 if clipping["gradient_clip_val"] < 1 else 0)
-
-
-def test_clipping_by_value_is_read_from_all_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = Large()
-    count, stats = looks(monkeypatch, module, [], gradient_clip_val=1e-3, gradient_clip_algorithm="value")
-    assert count == 2 * stats.steps == 8
-    assert stats.norm_after == pytest.approx(sum(module.noted.norms) / 4, rel=1e-6)
-
-
-def test_gradients_that_are_not_finite_are_all_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = Large()
-    module.spoiled = True
-    count, stats = looks(monkeypatch, module, [], gradient_clip_val=0.1)
-    assert stats.nonfinite_steps == 3  # the weights are NaN from there on
-    assert count == stats.steps + stats.nonfinite_steps

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
-from weakref import ref
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
-from torch import Tensor, nn
+from torch import nn
 
-from lightning_hooks import GradientClipMonitor, GradientClipper, GradientFlowMonitor, monitors
+from lightning_hooks import GradientClipMonitor, GradientClipper, monitors
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import assert_events, grad_norm
 from tests.support.trainings import Gan, amp
@@ -33,141 +32,6 @@ def test_a_gan_has_a_series_per_optimizer_and_its_manual_clip_is_seen(toggle: bo
     means = [np.mean([before for before, _ in pairs]) for pairs in model.pairs.values()]
     assert flow.total_norm == pytest.approx(math.sqrt(sum(mean**2 for mean in means)), rel=1e-5)
     assert {stats.steps for stats in flow.parameters.values()} == {7}
-
-
-def test_a_raw_optimizer_step_is_seen_too() -> None:
-    class Raw(Classifier):
-        def __init__(self, net: nn.Module) -> None:
-            super().__init__(net)
-            self.automatic_optimization = False
-            self.pairs: list[tuple[float, float]] = []
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            optimizer = self.optimizers(use_pl_optimizer=False)
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            before = grad_norm(self.parameters())
-            torch.nn.utils.clip_grad_norm_(self.parameters(), 0.3)
-            self.pairs.append((before, grad_norm(self.parameters())))
-            optimizer.step()
-
-    torch.manual_seed(0)
-    model, clip = Raw(mlp()), GradientClipMonitor(summary=False)
-    trainer([clip]).fit(model, loader())
-    assert_events(clip.report.optimizers["0-SGD"], model.pairs)
-
-
-def test_gradients_that_are_zeroed_without_a_step_are_let_go() -> None:
-    class Discarding(Classifier):
-        def __init__(self, net: nn.Module) -> None:
-            super().__init__(net)
-            self.automatic_optimization = False
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            self.manual_backward(super().training_step(batch, batch_idx))
-            gradient = ref(self.net[0].weight.grad)
-            self.zero_grad()
-            kept.append(gradient() is not None)
-            self.manual_backward(super().training_step(batch, batch_idx))
-            self.optimizers().step()
-            self.zero_grad()
-
-    kept: list[bool] = []
-    trainer([GradientClipMonitor(summary=False)]).fit(Discarding(mlp()), loader())
-    assert kept == [False] * 7
-
-
-def test_manual_accumulation_counts_steps_not_batches() -> None:
-    class Every3(Classifier):
-        def __init__(self, net: nn.Module) -> None:
-            super().__init__(net)
-            self.automatic_optimization = False
-            self.norms: list[float] = []
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            self.manual_backward(super().training_step(batch, batch_idx) / 3)
-            if batch_idx % 3 == 2:
-                self.norms.append(grad_norm(self.parameters()))
-                self.optimizers().step()
-                self.optimizers().zero_grad()
-
-    torch.manual_seed(0)
-    model, ours = Every3(mlp()), monitors(every_n_steps=1, summary=False)
-    trainer(ours).fit(model, loader(n=72))
-    stats = ours[2].report.optimizers["0-SGD"]
-    assert (stats.steps, stats.skipped_steps) == (3, 0)
-    assert stats.norm_before == pytest.approx(np.mean(model.norms), rel=1e-5)
-    assert ours[1].report.parameters["net.0.weight"].steps == 3
-
-
-def test_lbfgs_counts_one_step_a_batch() -> None:
-    class WithLBFGS(Classifier):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
-
-        def on_before_optimizer_step(self, optimizer: Any) -> None:
-            self.evaluations = getattr(self, "evaluations", 0) + 1
-
-    torch.manual_seed(0)
-    model, ours = WithLBFGS(mlp()), monitors(every_n_steps=1, summary=False)
-    trainer(ours).fit(model, loader())
-    assert model.evaluations > 7
-    assert not any(callback.faults.errors for callback in ours[:3])
-    stats = ours[2].report.optimizers["0-LBFGS"]
-    assert (stats.steps, stats.skipped_steps, stats.clipped_steps) == (7, 0, 0)
-    assert ours[1].report.parameters["net.0.weight"].steps == 7
-    assert 0 < ours[1].report.parameters["net.0.weight"].update_ratio < 1
-
-
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-def test_a_training_step_that_returns_none_is_no_step_and_nothing_is_missing() -> None:
-    class Sometimes(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
-            loss = super().training_step(batch, batch_idx)
-            return loss if batch_idx % 2 == 0 else None
-
-    torch.manual_seed(0)
-    ours = monitors(every_n_steps=1, summary=False)
-    trainer(ours).fit(Sometimes(mlp()), loader())
-    flow, clip = ours[1].report, ours[2].report
-    assert (clip.optimizers["0-SGD"].steps, clip.optimizers["0-SGD"].skipped_steps) == (4, 0)
-    assert {(s.steps, s.missing_steps) for s in flow.parameters.values()} == {(4, 0)}
-    assert flow.alerts == ()
-
-
-def test_one_point_per_epoch_per_tag(tmp_path: Any) -> None:
-    from lightning.pytorch.loggers import TensorBoardLogger
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    logger = TensorBoardLogger(tmp_path, name="", version="")
-    trainer(monitors(summary=False), logger=logger, max_epochs=2).fit(Gan(), loader())
-    events = EventAccumulator(str(tmp_path)).Reload()
-    ours = [tag for tag in events.Tags()["scalars"] if tag.startswith(("features/", "gradient_"))]
-    assert len(ours) > 50
-    assert {len(events.Scalars(tag)) for tag in ours} == {2}
-
-
-def test_a_parameter_shared_by_two_names_counts_once() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-            self.two.weight = self.one.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.two(torch.relu(self.one(x))))
-
-    class Keep(Classifier):
-        norms: ClassVar[list[float]] = []
-
-        def on_before_optimizer_step(self, optimizer: Any) -> None:
-            self.norms.append(grad_norm(self.parameters()))
-
-    torch.manual_seed(0)
-    model, flow = Keep(Tied()), GradientFlowMonitor(every_n_steps=1, summary=False)
-    trainer([flow]).fit(model, loader())
-    assert "net.two.weight" not in flow.report.parameters
-    assert flow.report.total_norm == pytest.approx(np.mean(model.norms), rel=1e-5)
 
 
 class TwoLosses(Classifier):
@@ -238,56 +102,6 @@ def test_the_clipper_clips_under_manual_optimisation_with_a_loss_scaler(policy: 
     if policy == "norm":
         assert model.norms == pytest.approx([1.0] * 7, rel=1e-3)
     assert stats.norm_after == pytest.approx(sum(model.norms) / 7, rel=1e-3)
-
-
-def test_a_step_skipped_in_a_gan_is_not_committed_by_the_other_optimizer() -> None:
-    class Overflowing(Gan):
-        def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-            self.count = getattr(self, "count", 0) + 1
-            super().manual_backward(loss * math.inf if self.count == 1 else loss, *args, **kwargs)
-
-    torch.manual_seed(0)
-    ours = monitors(every_n_steps=1, summary=False)
-    trainer(ours, plugins=amp(8.0)).fit(Overflowing(), loader())
-    clip, flow = ours[2].report, ours[1].report
-    assert [(s.steps, s.skipped_steps) for s in clip.optimizers.values()] == [(6, 1), (7, 0)]
-    assert all(stats.nonfinite_fraction == 0 for stats in flow.modules.values())
-    assert [alert.kind for alert in flow.alerts if alert.severity != "info"] == []
-
-
-class OwnScaler(Classifier):
-    """Mixed precision by hand: clips after ``unscale_``, or before it, by mistake."""
-
-    def __init__(self, unscales: bool | None) -> None:
-        super().__init__(mlp())
-        self.automatic_optimization = False
-        self.unscales = unscales
-        self.scaler = torch.amp.GradScaler("cpu", enabled=unscales is not None)
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer: Any = self.optimizers(use_pl_optimizer=False)
-        optimizer.zero_grad()
-        self.manual_backward(self.scaler.scale(super().training_step(batch, batch_idx)))
-        if self.unscales:
-            self.scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(self.parameters(), 100.0)
-        self.scaler.step(optimizer)
-        self.scaler.update()
-
-
-def test_gradients_under_a_scaler_of_the_user_s_own_are_those_without_one() -> None:
-    def fit(unscales: bool | None) -> tuple[Any, Any]:
-        torch.manual_seed(0)
-        monitor, clips = GradientFlowMonitor(every_n_steps=1, summary=False), GradientClipMonitor(summary=False)
-        trainer([monitor, clips]).fit(OwnScaler(unscales), loader())
-        return monitor, clips
-
-    (plain, _), (scaled, clips), (_, too_soon) = fit(None), fit(True), fit(False)
-    assert scaled.report.total_norm == pytest.approx(plain.report.total_norm, rel=1e-4)
-    for name, stats in plain.report.parameters.items():
-        assert scaled.report.parameters[name].norm == pytest.approx(stats.norm, rel=1e-3)
-    assert clips.report.optimizers["0-SGD"].rate == 0.0
-    assert too_soon.report.optimizers["0-SGD"].rate == 1.0
 
 
 class Accumulates(Classifier):

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
-from lightning_hooks import GradientFlowMonitor, TrainingMonitor
-from lightning_hooks.diagnostics.optimizer.table import GroupSettings
+from lightning_hooks import GradientFlowMonitor
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from tests.support.models import Classifier, loader, mlp, trainer
-from tests.support.trainings import BadBatch, amp
 
 Optim = torch.optim
 pytestmark = pytest.mark.usefixtures("all_detailed")
@@ -165,13 +161,6 @@ def test_every_optimizer(made: str) -> None:
         assert 0.2 < stats.stale_fraction < 1
 
 
-def test_sampled_batches_only() -> None:
-    torch.manual_seed(0)
-    slow, monitor = Slow(), GradientFlowMonitor(every_n_steps=3, summary=False)
-    trainer([slow, monitor]).fit(Classifier(mlp(), lr=0.01, optimizer=Optim.Adam), loader())
-    assert_equal(monitor.report, slow.steps[::3])
-
-
 def test_accumulation_and_a_window_without_a_step() -> None:
     torch.manual_seed(0)
     slow, monitor = Slow(), GradientFlowMonitor(every_n_steps=1, summary=False)
@@ -230,38 +219,6 @@ def test_two_optimizers_groups_and_rates() -> None:
     assert monitor.report.planned_steps is None
 
 
-def test_a_skipped_step_under_a_loss_scaler_does_not_count() -> None:
-    torch.manual_seed(0)
-    slow, monitor = Slow(), GradientFlowMonitor(every_n_steps=1, summary=False)
-    model = BadBatch(mlp(), math.inf, 3)
-    model.optimizer = Optim.Adam
-    model.lr = 0.01
-    trainer([slow, monitor], plugins=amp(4.0)).fit(model, loader())
-    assert len(slow.steps) == 6
-    assert_equal(monitor.report, slow.steps)
-
-
-def test_a_large_weight_is_estimated() -> None:
-    torch.manual_seed(0)
-    model = Classifier(nn.Sequential(nn.Linear(8, 8192), nn.Tanh(), nn.Linear(8192, 3)), lr=1e-3, optimizer=Optim.Adam)
-    slow, monitor = Slow(), GradientFlowMonitor(every_n_steps=1, summary=False)
-    trainer([slow, monitor]).fit(model, loader())
-    assert_equal(monitor.report, slow.steps, rel=0.05)
-
-
-def test_weights_that_start_at_zero_or_do_not_move() -> None:
-    torch.manual_seed(0)
-    net = mlp()
-    nn.init.zeros_(net[4].weight)
-    slow, monitor = Slow(), GradientFlowMonitor(every_n_steps=1, summary=False)
-    trainer([slow, monitor]).fit(Classifier(net, lr=0.0), loader())
-    assert_equal(monitor.report, slow.steps)
-    assert {stats.moved for stats in monitor.report.parameters.values()} == {False}
-    assert monitor.report.parameters["net.4.weight"].update_ratio is None
-    assert monitor.report.parameters["net.4.weight"].weight_norm == 0.0
-    assert monitor.report.optimizers["0-SGD"].update_rms == 0.0
-
-
 @pytest.mark.parametrize("lr", [3e-2, 1e-3, 1e-5])
 def test_updates_lost_in_bfloat16(lr: float) -> None:
     torch.manual_seed(0)
@@ -278,78 +235,3 @@ def test_updates_lost_in_bfloat16(lr: float) -> None:
         found.append(lost / had)
     assert (min(found) < 0.3, max(found) > 0.9) == (lr > 1e-3, lr < 1e-4) or lr == 1e-3
     assert_equal(monitor.report, slow.steps, rel=1e-2)
-
-
-def test_lost_updates_are_not_measured_in_float32_at_a_rate_of_zero_and_of_other_optimizers() -> None:
-    for net, make in (
-        (mlp(), Optim.SGD),
-        (mlp().bfloat16(), lambda p, lr: Optim.SGD(p, lr=0.0)),
-        (mlp().bfloat16(), lambda p, lr: Stateless(p, lr)),
-    ):
-        net.register_forward_pre_hook(lambda module, inputs: inputs[0].to(module[0].weight.dtype))
-        monitor = GradientFlowMonitor(every_n_steps=1, summary=False)
-        trainer([monitor]).fit(Classifier(net, optimizer=make), loader())
-        assert {stats.lost_fraction for stats in monitor.report.parameters.values()} == {None}
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "planned"),
-    [
-        ({"max_epochs": 3}, 21),
-        ({"max_epochs": 3, "accumulate_grad_batches": 2}, 12),
-        ({"max_epochs": 3, "max_steps": 10}, 10),
-        ({"max_epochs": -1, "max_steps": 5}, 5),
-        ({"max_epochs": 2, "limit_train_batches": 4}, 8),
-    ],
-)
-def test_planned_steps(kwargs: dict[str, Any], planned: int) -> None:
-    monitor = GradientFlowMonitor(every_n_steps=1, summary=False)
-    run = trainer([monitor], **kwargs)
-    run.fit(Classifier(mlp()), loader())
-    assert monitor.report.planned_steps == planned == run.global_step
-
-
-class Odd(Optim.Optimizer):
-    """Keeps settings that are no numbers, or none that can be read, and one whose uses as a number draw."""
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        no_numbers = {"eps": torch.tensor(1e-8 + 0j), "momentum": 0.9j, "weight_decay": Drawn(), "initial_lr": len}
-        unknown = {"betas": (0.5, 0.9j, Drawn()), "max_lr": torch.zeros((), device="meta")}
-        super().__init__([{"params": list(parameters), "lr": lr, **no_numbers, **unknown}], {})
-
-    def step(self, closure: Any = None) -> Any:
-        loss = None if closure is None else closure()
-        with torch.no_grad():
-            for parameter in self.param_groups[0]["params"]:
-                parameter -= self.param_groups[0]["lr"] * parameter.grad
-        return loss
-
-
-class Drawn:
-    """A schedule of a user's own: each use as a number draws."""
-
-    def __float__(self) -> float:
-        return float(torch.rand(()))
-
-    def __bool__(self) -> bool:
-        return bool(torch.rand(()) > 0.5)
-
-    def __gt__(self, other: object) -> bool:
-        return bool(self)
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def test_settings_that_are_no_numbers(tmp_path: Path) -> None:
-    states = []
-    for monitors in ([], [TrainingMonitor(every_n_steps=1, summary=False)]):
-        torch.manual_seed(0)
-        model = Classifier(mlp(), optimizer=Odd)
-        trainer(monitors, logger=CSVLogger(tmp_path)).fit(model, loader())
-        states.append((model.losses, torch.get_rng_state().tolist()))
-    assert states[0] == states[1]
-    (group,) = monitors[0].gradients.optimizers["0-Odd"].groups
-    assert group == GroupSettings(lr=0.1, lr_peak=0.1, betas=(0.5,))

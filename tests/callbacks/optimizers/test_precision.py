@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -53,40 +52,6 @@ def test_the_loss_scale_leaves_no_trace(net: Any, shape: tuple[int, ...]) -> Non
         assert close(one, two, 1e-3), stat
 
 
-def test_histograms_are_of_unscaled_gradients_of_steps_that_were_taken() -> None:
-    torch.manual_seed(0)
-    ours = monitors(every_n_steps=1, summary=False, histograms=True)
-    run = trainer(ours, plugins=amp(4096.0, growth_interval=2))
-    run.fit(BadBatch(mlp(), math.inf), loader())
-    flow = ours[1].report
-    assert ours[2].report.optimizers["0-SGD"].skipped_steps == 1
-    assert list(ours[1].histograms) == list(flow.modules)
-    for site, (edges, counts) in ours[1].histograms.items():
-        assert sum(counts) == flow.modules[site].count
-        middles = [(low + high) / 2 for low, high in pairwise(edges)]
-        rms = math.sqrt(sum(count * middle**2 for count, middle in zip(counts, middles, strict=True)) / sum(counts))
-        assert rms == pytest.approx(flow.modules[site].rms, rel=0.05)
-
-
-def test_scaled_gradients_equal_a_reference_divided_by_the_scale_of_each_step() -> None:
-    """The scale grows every two steps, so one division at the end would be wrong."""
-    torch.manual_seed(0)
-    names = ["net.0", "net.2", "net.4"]
-    recorder, scales = Recorder(names), []
-
-    class Keep(Classifier):
-        def on_before_backward(self, loss: Tensor) -> None:
-            scales.append(self.trainer.precision_plugin.scaler.get_scale())
-
-    _, flow, _ = fit(Keep(mlp()), amp(8.0, growth_interval=2), callbacks=[recorder])
-    assert scales == [8.0, 8.0, 16.0, 16.0, 32.0, 32.0, 64.0]
-    for name in names:
-        unscaled = [g / s for g, s in zip(recorder.gradients[name], scales, strict=True)]
-        expected = reference_stats(unscaled)
-        for stat in ("count", "mean", "std", "min", "max", "rms"):
-            assert close(getattr(flow.modules[name], stat), expected[stat], 1e-6, expected["rms"]), (name, stat)
-
-
 @pytest.mark.parametrize("at", [0, 3, 6])
 def test_overflow_steps_are_skipped_kept_out_of_the_means_and_raise_no_alert(at: int) -> None:
     torch.manual_seed(0)
@@ -100,19 +65,6 @@ def test_overflow_steps_are_skipped_kept_out_of_the_means_and_raise_no_alert(at:
     assert all(s.nonfinite_fraction == 0 and s.calls == 6 for s in flow.modules.values())
     assert all((s.steps, s.nonfinite_steps) == (6, 0) for s in flow.parameters.values())
     assert [a for a in (*features.alerts, *flow.alerts, *clip.alerts) if a.severity != "info"] == []
-
-
-def test_many_overflows_are_reported_as_steps_skipped() -> None:
-    class Overflowing(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            loss = super().training_step(batch, batch_idx)
-            return loss * math.inf if batch_idx != 0 else loss
-
-    torch.manual_seed(0)
-    features, flow, clip = fit(Overflowing(mlp()), amp(2.0**16))
-    assert [a.kind for a in (*features.alerts, *flow.alerts)] == ["loss_nonfinite"]  # here the loss itself is
-    assert [a.kind for a in clip.alerts] == ["steps_skipped"]
-    assert clip.alerts[0].value == pytest.approx(6 / 7)
 
 
 @pytest.mark.parametrize("at", [None, 2])

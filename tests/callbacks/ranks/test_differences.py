@@ -43,13 +43,6 @@ def found(folder: Path) -> dict[str, list[Any]]:
     return run(folder, *[name for name in CASES if name not in MANY])
 
 
-def same_as_two(ranks: list[Any], two: list[Any]) -> None:
-    for rank in ranks:
-        assert (rank["error"], rank["warnings"], rank["hooked"], rank["steps"]) == ("", [], 0, 20)
-        assert rank["collectives"] == two[0]["collectives"]
-        assert rank["windows"] == two[0]["windows"]
-
-
 def test_collectives_of_a_window(found: Any) -> None:
     first, second = found["2"]
     assert first["windows"] == [(epoch, 10 * epoch + step) for epoch in range(2) for step in (3, 6, 9, 10)]
@@ -64,17 +57,6 @@ def test_their_number_depends_neither_on_modules_nor_on_monitors(found: Any) -> 
     assert all(rank["collectives"] == two for rank in found["deep"])
     for rank in found["features alone"]:
         assert len(rank["collectives"]) == 1 + 2 + 1 + 3 * 8  # two start: it brings AttentionMonitor
-
-
-@pytest.mark.slow
-def test_their_number_does_not_depend_on_the_number_of_ranks(tmp_path: Path, found: Any) -> None:
-    for ranks in run(tmp_path, *MANY).values():
-        same_as_two(ranks, found["2"])
-
-
-def test_a_slow_rank_is_waited_for(found: Any) -> None:
-    same_as_two(found["slow"], found["2"])
-    assert found["slow"][0]["losses"] == found["2"][0]["losses"]
 
 
 @pytest.mark.parametrize("case", ["dies", "raises"])
@@ -146,10 +128,6 @@ def test_another_order_or_version_is_named(found: Any) -> None:
         "FeatureStatsMonitor", "lightning_hooks.__version__", ("0.1.0", "0.0.1"), "install one version on every rank"
     )
     assert [rank["error"] for rank in found["version"]] == [expected] * 2
-
-
-def test_ranks_may_print_differently(found: Any) -> None:
-    same_as_two(found["messages"], found["2"])
 
 
 def test_fewer_batches_on_a_rank_are_announced(found: Any) -> None:

@@ -8,24 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_hooks.extraction import ExtractedFeatures
+from lightning_hooks.extraction.extracted import ExtractedFeatures
 from tests.support.rank_cases import batches
 from tests.support.rank_features import extracted, predicted
 from tests.support.reference import everything
-from tests.support.two_processes import run_twice
 
 pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore:FeatureExtractor. there is no output of net.sometimes")]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two processes write files."""
-    return tmp_path_factory.mktemp("ranks")
-
-
-@pytest.fixture(scope="module")
-def two_ranks(folder: Path) -> dict[str, list[Any]]:
-    return run_twice("tests.support.rank_features", folder)
 
 
 def test_both_ranks_have_the_features_of_all_and_one_process_has_the_same(two_ranks: Any, tmp_path: Path) -> None:

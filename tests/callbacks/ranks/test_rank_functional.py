@@ -6,18 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.functional_ranks import run_case
+from tests.support.rank_functional import run_case
 from tests.support.reference import assert_same, everything
-from tests.support.two_processes import run_twice
 
 pytestmark = pytest.mark.ranks
 
 PER_CALL = frozenset({"calls", "sampled_batches", "batches"})
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    return run_twice("tests.support.functional_ranks", tmp_path_factory.mktemp("ranks"))
 
 
 def test_two_ranks_equal_one_process(two_ranks: Any) -> None:
@@ -29,15 +23,6 @@ def test_two_ranks_equal_one_process(two_ranks: Any) -> None:
         assert set(found.functions) == {"net/relu", "net/tanh"}
         assert_same(found.sites, one.sites, "sites", skip=PER_CALL)
     assert [report.sites["net/relu"].calls for report in first] == [6, 6, 12]  # of both ranks
-
-
-def test_ranks_that_call_in_another_order_agree_after_the_first_batch(two_ranks: Any) -> None:
-    first, second = two_ranks["order"]
-    assert everything(first) == everything(second)
-    for report in first:
-        assert report.sites["net/relu"].min == 0.0
-        assert report.sites["net/tanh"].min < 0.0
-    assert [report.sites["net/tanh"].calls for report in first] == [4, 6, 10]
 
 
 def test_what_one_rank_calls_later_is_recorded_from_the_next_window_on(two_ranks: Any) -> None:

@@ -9,15 +9,9 @@ import pytest
 import torch
 
 from tests.support.metrics import CASES, NAMES
-from tests.support.rank_metrics import TWELVE, of_modules
-from tests.support.two_processes import run_twice
+from tests.support.rank_metrics import TWELVE
 
 pytestmark = pytest.mark.ranks
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    return run_twice("tests.support.rank_metrics", tmp_path_factory.mktemp("metrics"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -25,12 +19,6 @@ def test_statistics_are_those_of_the_data_of_both(two_ranks: dict[str, list[Any]
     expected = CASES[name][2]()
     for found in two_ranks["statistics"]:
         assert found[name] == pytest.approx(expected, rel=1e-6, nan_ok=True)
-
-
-def test_metrics_of_modules_are_those_of_one_process(two_ranks: dict[str, list[Any]]) -> None:
-    expected = of_modules(1, 0, "uneven")
-    for found in two_ranks["of_modules"]:
-        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6, nan_ok=True)
 
 
 def test_a_module_that_one_rank_alone_calls_has_no_value(two_ranks: dict[str, list[Any]]) -> None:

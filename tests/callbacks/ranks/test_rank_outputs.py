@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +9,8 @@ import pytest
 from lightning_hooks.alerts import DropoutUse
 from tests.diagnostics import test_outputs, test_representation
 from tests.support.reference import everything
-from tests.support.two_processes import run_twice
 
 pytestmark = pytest.mark.ranks
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    return run_twice("tests.support.rank_outputs", folder)
 
 
 def test_both_ranks_have_the_numbers_of_all(two_ranks: Any) -> None:

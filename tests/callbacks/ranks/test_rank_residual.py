@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.rank_residual import fit
-from tests.support.two_processes import run_twice
 
 pytestmark = [pytest.mark.ranks]
 
 
-def test_both_ranks_have_the_stream_of_all_and_one_process_has_the_same(tmp_path: Path) -> None:
-    first, second = run_twice("tests.support.rank_residual", tmp_path)["report"]
+def test_both_ranks_have_the_stream_of_all_and_one_process_has_the_same(two_ranks: Any) -> None:
+    first, second = two_ranks["report"]
     whole = fit(1, 0).residual
     assert first.residual == second.residual
     assert list(first.residual) == list(whole) == [f"net.blocks.{number}" for number in range(3)]

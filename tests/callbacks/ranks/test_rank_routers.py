@@ -7,23 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.support.rank_routers import CASES, found
+from tests.support.rank_routers import CASES, run_case
 from tests.support.reference import everything
-from tests.support.two_processes import run_twice
 
 pytestmark = pytest.mark.ranks
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    return run_twice("tests.support.rank_routers", tmp_path_factory.mktemp("routers"))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_both_ranks_have_the_choices_of_all(case: str, two_ranks: Any, tmp_path: Path) -> None:
     one, other = (rank["report"] for rank in two_ranks[case])
     assert everything(one) == everything(other)
-    whole = found(1, 0, case)["report"]
+    whole = run_case(1, 0, case)["report"]
     gate, expected = one.routers["net.mixture.gate"], whole.routers["net.mixture.gate"]
     assert (gate.calls, gate.tokens) == (2 * expected.calls, expected.tokens)  # each batch in two halves
     assert gate.load == pytest.approx(expected.load)

@@ -8,14 +8,8 @@ import pytest
 
 from lightning_hooks.alerts import BatchCounts, LabelCounts, UnregisteredModules
 from tests.support.reference import everything
-from tests.support.two_processes import run_twice
 
 pytestmark = pytest.mark.ranks
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    return run_twice("tests.support.rank_setup", tmp_path_factory.mktemp("setup"))
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,8 @@ from torch import Tensor
 from tests.support.rank_cases import batches
 from tests.support.rank_transforms import gradients, ranges
 from tests.support.reference import everything
-from tests.support.two_processes import run_twice
 
 pytestmark = pytest.mark.ranks
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    """What each of two processes found, by case."""
-    return run_twice("tests.support.rank_transforms", tmp_path_factory.mktemp("ranks"))
 
 
 def test_ranges_agree_and_are_those_of_all_ranks(two_ranks: Any) -> None:

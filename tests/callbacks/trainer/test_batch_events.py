@@ -10,8 +10,7 @@ import lightning.pytorch as pl
 from typing_extensions import override
 
 from lightning_hooks import GradientFlowMonitor, monitors
-from lightning_hooks.hosts.lightning_adapter import Adapter
-from lightning_hooks.hosts.lightning_callback import BATCH_EVENTS
+from lightning_hooks.hosts.lightning_adapter import BATCH_EVENTS, Adapter
 from tests.support.models import Classifier, loader, mlp, trainer
 
 

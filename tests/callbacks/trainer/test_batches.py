@@ -66,23 +66,3 @@ def test_a_batch_of_any_kind(batches: Any, read: Any) -> None:
     assert same_state(without, with_us)
     assert torch.equal(state, state_with)
     assert {name: stats.calls for name, stats in monitor.features.sites.items()} == dict.fromkeys([f"net.{i}" for i in range(5)], 4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("differ", [True, False])
-def test_a_mask_of_ones_is_not_one_sample_again_and_again(dtype: torch.dtype, differ: bool) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.emb, self.head = nn.Embedding(50, 8), nn.Linear(8, 3)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.head(self.emb(ids).mean(1))  # type: ignore[no-any-return]
-
-    def batches() -> list[Any]:
-        ids = [torch.randint(0, 50, (16, 6)) for _ in range(4)]
-        return [{"input_ids": x if differ else x[:1].repeat(16, 1), "attention_mask": torch.ones(16, 6, dtype=dtype)} for x in ids]
-
-    _, monitor, _ = fit(batches, lambda batch: batch["input_ids"], Net)
-    found = [alert.message for alert in monitor.features.alerts if "one sample again and again" in str(alert.message)]
-    assert (monitor.features.same_samples, bool(found)) == (not differ, not differ)

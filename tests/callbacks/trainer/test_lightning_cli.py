@@ -74,7 +74,7 @@ def test_yaml_says_all_that_python_says(
         next(c for c in cli.trainer.callbacks if type(c) is kind)
         for kind in (FeatureStatsMonitor, GradientFlowMonitor, GradientClipper)
     )
-    assert features.settings.every_n_steps == 2
+    assert features.member.settings.every_n_steps == 2
     book = features.member.alerting.rules
     dead = [rule for rule in book.rules if isinstance(rule, Dead)]
     assert [(rule.threshold, rule.sites, rule.times, rule.of) for rule in dead] == [
@@ -84,7 +84,7 @@ def test_yaml_says_all_that_python_says(
     assert [rule.threshold for rule in book.rules if isinstance(rule, Saturated)] == [0.9]
     assert [(mute.kind, mute.sites) for mute in book.mutes] == [("silent", "*"), ("constant", "net.0")]
     assert list(features.report.sites) == ["net.0", "net.1", "net.2", "net.3", "net.4"]
-    assert flow.on_alert == ["log", "warn", dying]
+    assert flow.member.settings.on_alert == ["log", "warn", dying]
     assert list(flow.report.modules) == ["net.0", "net.2", "net.4"]
     assert (clipper.policy.z, clipper.policy.warmup, clipper.policy.alpha) == (2.0, 3, 0.97)
     with pytest.raises(SystemExit):

@@ -9,12 +9,11 @@ import time
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor, monitors
 from lightning_hooks.diagnostics.features import collector as features
-from lightning_hooks.session.sampling import Overhead, stride_within
+from lightning_hooks.session.sampling import Sampling, stride_within
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import assert_stats, reference_stats
 
@@ -61,15 +60,6 @@ def test_sampling_thins_to_the_budget(slow_hooks: list[int]) -> None:
     assert 0.02 < report.overhead < 0.3
 
 
-def test_the_sample_is_even(slow_hooks: list[int]) -> None:
-    """But for the batches by which the first stride is found: multiples of one stride in each epoch."""
-    monitor = FeatureStatsMonitor(every_n_steps=1, max_overhead=0.1, summary=False)
-    fit([monitor])
-    assert slow_hooks[:3] == [0, 1, 2]
-    assert [batch % monitor.member.sampling.stride for batch in slow_hooks[3:]] == [0] * len(slow_hooks[3:])
-    assert len(slow_hooks) > 4
-
-
 def test_statistics_are_those_of_the_sampled_batches(slow_hooks: list[int]) -> None:
     outputs: dict[int, Tensor] = {}
     module = Slow(mlp())
@@ -86,21 +76,6 @@ def test_statistics_are_those_of_the_sampled_batches(slow_hooks: list[int]) -> N
     recorded = [outputs[index].double().numpy() for index in slow_hooks]
     assert 3 < len(slow_hooks) < 20
     assert_stats(monitor.report.sites["net.0"], reference_stats(recorded), rel=1e-5)
-
-
-def test_no_budget_no_thinning(slow_hooks: list[int]) -> None:
-    monitor = FeatureStatsMonitor(every_n_steps=2, summary=False)
-    fit([monitor], n=80)
-    assert (monitor.member.sampling.stride, monitor.report.every_n_steps, monitor.report.sampled_batches) == (2, 2, 5)
-    assert 0.3 < monitor.report.overhead < 1.5  # five hooks of 4 ms in every other step of 20 ms
-
-
-def test_all_monitors_share_the_budget(slow_hooks: list[int]) -> None:
-    features, flow, clip = monitors(every_n_steps=1, max_overhead=0.1, summary=False)
-    fit([features, flow, clip], epochs=2)
-    assert features.report.every_n_steps > 1
-    assert flow.report.every_n_steps > 1
-    assert sum(monitor.report.overhead for monitor in (features, flow, clip)) < 0.25
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*val_dataloader.*")
@@ -135,22 +110,21 @@ def test_strides() -> None:
 
 def test_compared_batches() -> None:
     """Where hooks cannot be timed: by the medians of sampled and other batches."""
-    overhead = Overhead(torch.device("cpu"), inside=False)
-    assert overhead.costs() is None
-    overhead.sampled = [(seconds, 0.0) for seconds in (9.0, 1.5, 1.5, 30.0, 1.4)]
-    overhead.others = [(seconds, 0.0) for seconds in (1.0, 1.0, 7.0, 1.0)]
-    overhead.batches, overhead.sampled_batches = 9, 5
-    assert overhead.costs() == (1.0, 0.0, 0.5)
-    assert overhead.share() == pytest.approx(0.5 * 5 / 9)
-    overhead.epoch_ends()
-    assert overhead.share() is None
-    assert overhead.costs() == (1.0, 0.0, 0.5)
-    assert overhead.meter is None
+    sampling = Sampling("Monitor", 1, None, every_step=False)
+    assert sampling.costs() is None
+    sampling.sampled = [(seconds, 0.0) for seconds in (9.0, 1.5, 1.5, 30.0, 1.4)]
+    sampling.others = [(seconds, 0.0) for seconds in (1.0, 1.0, 7.0, 1.0)]
+    sampling.batches, sampling.sampled_batches = 9, 5
+    assert sampling.costs() == (1.0, 0.0, 0.5)
+    assert sampling.window_end(9) == (pytest.approx(0.5 * 5 / 9), 1)
+    assert sampling.window_end(9) == (None, 1)
+    assert sampling.costs() == (1.0, 0.0, 0.5)
+    assert sampling.meter is None
 
 
 def test_copies_and_pickles_hold_no_measurements() -> None:
     monitor = FeatureStatsMonitor(max_overhead=0.5, summary=False)
     fit([monitor], n=16)
     for twin in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):
-        assert twin.member.sampling.overhead is None
+        assert (twin.member.sampling.costs(), twin.member.sampling.meter) == (None, None)
         assert twin.member.settings.max_overhead == 0.5

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import lightning_hooks
 from lightning_hooks import TrainingMonitor
 from tests.support.models import Classifier, loader, mlp, trainer
-from tests.support.reference import same_state
 
 PACKAGE = str(Path(lightning_hooks.__file__).parent)
 
@@ -41,19 +37,6 @@ def no_mode_is_left() -> Iterator[None]:
 
 def monitor() -> TrainingMonitor:
     return TrainingMonitor(every_n_steps=1, summary=False, report_dir=None)
-
-
-def alike(make: Any, data: Any = None, **settings: Any) -> TrainingMonitor:
-    """A fit with the monitor, which must be that without it bit by bit."""
-    runs, found = [], monitor()
-    for callbacks in ([], [found]):
-        torch.manual_seed(0)
-        model = make()
-        trainer(callbacks, **settings).fit(model, loader() if data is None else data)
-        runs.append(model)
-    assert runs[0].losses == runs[1].losses
-    assert same_state(*runs)
-    return found
 
 
 class Functions(nn.Module):
@@ -146,57 +129,6 @@ def test_a_users_dispatch_mode_counts_no_operation_of_ours() -> None:
     assert flops[0] == flops[1]
 
 
-@pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode")
-def test_a_frozen_encoder_under_checkpointing() -> None:
-    class Recomputed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.teacher = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).requires_grad_(False)
-            self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.teacher.eval()
-            return self.head(checkpoint(self.teacher, self.body(x)[:, None], use_reentrant=False)[:, 0])
-
-    alike(lambda: Classifier(Recomputed()))
-
-
-def test_a_fit_within_a_training_step() -> None:
-    class Outer(Classifier):
-        inner: TrainingMonitor | None = None
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            if batch_idx == 1:
-                Outer.inner = monitor()
-                trainer([Outer.inner]).fit(Classifier(Functions()), loader())
-            return super().training_step(batch, batch_idx)
-
-    found = monitor()
-    trainer([found]).fit(Outer(Functions()), loader())
-    assert Outer.inner is not None
-    for each in (found, Outer.inner):
-        assert each.features.functions["net/relu"] == "relu"
-        assert each.features.sites["net/relu"].calls == each.features.sampled_batches
-
-
-def test_fits_in_two_threads() -> None:
-    errors: list[str] = []
-
-    def work() -> None:
-        try:
-            trainer([monitor()]).fit(Classifier(Functions()), loader())
-        except BaseException as error:  # noqa: BLE001
-            errors.append(repr(error))
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    with warnings.catch_warnings():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not errors
-
-
 @pytest.fixture
 def built() -> Iterator[list[int]]:
     """The graphs that torch.compile makes."""
@@ -226,35 +158,3 @@ def test_a_compiled_function_is_compiled_as_often_as_without(built: list[int]) -
         trainer(callbacks).fit(Compiled(), loader())
         found.append(len(built))
     assert found[0] == found[1] > 0
-
-
-def test_a_function_compiled_as_one_graph_that_drops_in_validation(built: list[int]) -> None:
-    @torch.compile(backend="eager", fullgraph=True)
-    def distance(out: Tensor, target: Tensor) -> Tensor:
-        return F.mse_loss(F.dropout(out, 0.1), target)
-
-    class Drops(Classifier):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            out = self.net(batch[0])
-            self.log("val_loss", distance(out, torch.zeros_like(out)))
-
-    trainer([monitor()]).fit(Drops(mlp()), loader(), loader(n=16))
-
-
-def test_the_trainers_strategy_is_left_as_it_was() -> None:
-    own = trainer([monitor()])
-    own.fit(Classifier(mlp()), loader())
-    assert not {"training_step", "validation_step"} & vars(own.strategy).keys()
-
-    calls: list[int] = []
-    other = trainer([monitor()])
-    step = other.strategy.training_step
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        return step(*args, **kwargs)
-
-    other.strategy.training_step = counted  # type: ignore[method-assign]
-    other.fit(Classifier(mlp()), loader())
-    assert len(calls) == 7
-    assert other.strategy.training_step is counted

@@ -110,24 +110,6 @@ def test_calls_under_a_transform_are_skipped_and_all_others_are_recorded(
     )
 
 
-def test_a_module_that_only_ran_under_a_transform_is_not_one_that_was_not_called() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(vmap(self.a)(x))  # type: ignore[no-any-return]
-
-    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
-    trainer([monitor]).fit(Classifier(Net()), loader())
-    assert (monitor.report.silent, monitor.report.unmeasured) == (("net.a",), ("net.a",))
-    assert [alert.message for alert in monitor.report.alerts if alert.site == "net.a"] == [
-        "it was called, but its output holds no floating-point tensor (integers, None, or another object), or only one that has no "
-        "values of its own (under torch.func): there is nothing to measure."
-    ]
-
-
 FAKE = """
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

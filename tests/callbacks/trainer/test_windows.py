@@ -14,11 +14,10 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_hooks import Alert, GradientFlowMonitor, TrainingMonitor, monitors
+from lightning_hooks import Alert, GradientFlowMonitor, TrainingMonitor
 from lightning_hooks.alerts import FeatureReport, Rule
-from lightning_hooks.session.windows import window_length
 from tests.support.interruptions import Batches, SaveAt
-from tests.support.models import Classifier, Collecting, loader, mlp, trainer
+from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import Recorder, assert_same, assert_stats, reference_stats, same_state, total_norm
 
 NAMES = ["net.0", "net.1", "net.2"]
@@ -72,51 +71,6 @@ def test_windows_and_the_epoch_have_the_numbers_of_a_slow_reference() -> None:
         assert flow.loss.last == pytest.approx(losses[-1], rel=1e-5)
 
 
-def test_windows_leave_training_bit_identical() -> None:
-    torch.manual_seed(0)
-    plain = Classifier(mlp())
-    trainer([], max_epochs=2).fit(plain, loader(n=200))
-    _, _, observed, _ = fit(max_epochs=2, window=7)
-    assert same_state(plain, observed)
-    assert plain.losses == observed.losses
-
-
-def test_plain_tags_hold_the_windows_and_epoch_tags_the_epoch() -> None:
-    logger = Collecting()
-    ours, _, _, run = fit(logger=logger, max_epochs=2)
-    steps: dict[str, list[int | None]] = {}
-    for step, metrics in logger.rows:
-        for tag in metrics:
-            steps.setdefault(tag, []).append(step)
-    assert steps["gradient_flow/total_norm"] == [9, 19, 24, 34, 44, 49]
-    assert steps["gradient_flow/total_norm_epoch"] == [24, 49]
-    assert steps["features/net.0/mean_epoch"] == [24, 49]
-    assert not any(tag.startswith("features/alerts") and tag.endswith("_epoch") for tag in steps)
-    assert ours.features is not None
-    assert run.callback_metrics["features/net.0/mean"] == ours.history["features"][-1].sites["net.0"].mean
-    assert run.callback_metrics["features/net.0/mean_epoch"] == ours.features.sites["net.0"].mean
-    assert ours.features.window is None
-    assert ours.features.batches == 25
-
-
-def test_where_an_epoch_is_one_window_there_are_no_epoch_tags() -> None:
-    for window in (None, "auto", 25, 1000):
-        logger = Collecting()
-        ours, _, _, _ = fit(logger=logger, window=window)
-        tags = {tag for _, metrics in logger.rows for tag in metrics}
-        assert "gradient_flow/total_norm" in tags
-        assert not any(tag.endswith("_epoch") for tag in tags)
-        assert len(ours.history["features"]) == 1
-
-
-def test_auto_means_epochs_up_to_2000_batches_and_windows_of_500_beyond() -> None:
-    assert window_length("auto", 2000) is None
-    assert window_length("auto", 2001) == 500
-    assert window_length("auto", math.inf) == 500
-    assert window_length(None, math.inf) is None
-    assert window_length(20, 10) == 20
-
-
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         generator = torch.Generator().manual_seed(0)
@@ -135,12 +89,6 @@ def test_a_stream_without_an_end_has_windows() -> None:
     assert (ours.features.window, ours.features.batches) == (None, 1100)
 
 
-def test_every_window_has_a_sampled_batch() -> None:
-    ours = monitors(every_n_steps=10, report_every_n_steps=4, summary=False)
-    trainer(ours, max_epochs=1).fit(Classifier(mlp()), loader(n=80))
-    assert [report.sampled_batches for report in ours[0].history] == [1, 1, 1]
-
-
 def test_a_window_without_an_optimizer_step_reports_no_update() -> None:
     monitor = GradientFlowMonitor(every_n_steps=1, report_every_n_steps=2, summary=False)
     trainer([monitor], max_epochs=1, accumulate_grad_batches=4).fit(Classifier(mlp()), loader(n=64))
@@ -150,20 +98,6 @@ def test_a_window_without_an_optimizer_step_reports_no_update() -> None:
     assert without.modules["net.0"].calls == 2
     assert with_step.parameters["net.0.weight"].steps == 1
     assert with_step.parameters["net.0.weight"].update_ratio > 0
-
-
-def test_max_steps_ends_the_last_window() -> None:
-    ours, *_ = fit(max_epochs=-1, max_steps=33)
-    assert [report.batches for report in ours.history["features"]] == [10, 10, 5, 8]
-    assert [report.window for report in ours.history["features"]] == [0, 1, 2, 0]
-
-
-def test_validation_within_an_epoch_does_not_move_windows() -> None:
-    torch.manual_seed(0)
-    ours = TrainingMonitor(every_n_steps=1, report_every_n_steps=10, summary=False)
-    trainer([ours], max_epochs=1, val_check_interval=5, limit_val_batches=2).fit(Classifier(mlp()), loader(n=200), loader(n=50))
-    assert [report.step for report in ours.history["features"]] == ENDS
-    assert [("validation" in report.inputs) for report in ours.history["features"]] == [True, True, True]
 
 
 class Reports(Callback):
@@ -230,20 +164,6 @@ def test_a_rule_that_judges_epochs_waits_for_the_epoch() -> None:
     assert found == [set(), {"of_windows"}, {"of_epochs"}, {"of_epochs"}, {"of_windows", "of_epochs"}, {"of_epochs"}]
     assert ours.features is not None
     assert {alert.kind for alert in ours.features.alerts} == {"of_windows", "of_epochs"}  # what its windows had
-
-
-def test_a_rule_that_judges_epochs_does_not_wait_for_ever() -> None:
-    judged: list[int] = []
-
-    class Counts(OfEpochs):
-        def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-            judged.append(report.batches)
-            yield from ()
-
-    ours = TrainingMonitor(report_every_n_steps=200, summary=False, rules=[Counts()])
-    run = trainer([ours], max_steps=1300, max_epochs=None)
-    run.fit(Classifier(mlp()), DataLoader(Stream(), batch_size=None))
-    assert judged == [600, 600, 100]
 
 
 def test_on_alert_stop_ends_a_run_within_a_window() -> None:

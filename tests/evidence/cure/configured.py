@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from lightning_hooks.declare.hypothesis import Remedy
+from lightning_hooks.declare.cause import Remedy
 from tests.evidence.faults.zoo import Built
 
 Configured = tuple[list[Any], list[Any]]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
-from lightning_hooks.declare.hypothesis import Remedy
+from lightning_hooks.declare.cause import Remedy
 from tests.evidence.cure.calls import (
     FINITE_SCORES,
     NO_DETACH,

@@ -124,7 +124,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "digits_by_255_twice": ("tiny_inputs",),
     "frauds_weight_upside_down": ("weights_upside_down",),
 }
-"""The hypotheses that are right, by family; a family that is not here has a cause that no hypothesis is about."""
+"""The causes that are right, by family; a family that is not here has a cause that no cause is about."""
 
 REPAIRS: dict[str, str] = {
     **dict.fromkeys(("black_images", "same_image"), "samples of a batch"),

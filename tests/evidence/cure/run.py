@@ -31,7 +31,7 @@ import tests.evidence.exam  # noqa: F401 - before Lightning, which imports torch
 # isort: split
 import torch
 
-from lightning_hooks.declare.hypothesis import Remedy
+from lightning_hooks.declare.cause import Remedy
 from tests.evidence.cure.configured import tenth_of_rate
 from tests.evidence.cure.interpret import any_remedies, apply
 from tests.evidence.cure.planted import CAUSES, REPAIRS

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_hooks.declare.hypothesis import Remedy
+from lightning_hooks.declare.cause import Remedy
 from tests.evidence.cure.configured import rates, tenth_of_rate
 from tests.evidence.cure.infos import judged as infos_judged
 from tests.evidence.cure.infos import table as infos_table

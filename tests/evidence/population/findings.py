@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from lightning_hooks import Alert
-from lightning_hooks.declare import hypothesis
+from lightning_hooks.declare import cause as causes_file
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.causes.facts import Facts
@@ -32,7 +32,7 @@ Judged = tuple[str, str, str, float, list[Evidence]]
 
 
 class Finding(NamedTuple):
-    """What a rule finds at a site: its value, its usual limit, its severity as stated, and the first excuse that holds.
+    """What a rule finds at a site: its value, its usual limit, and its severity as stated.
 
     ``field`` had to be loosened, by the step ``slack`` of :data:`LADDER` (below 1 where it was divided); "" and 1 where it had not.
     """
@@ -43,7 +43,6 @@ class Finding(NamedTuple):
     value: float
     limit: float
     severity: str
-    excuse: str = ""
     field: str = ""
     slack: float = 1.0
 
@@ -120,16 +119,8 @@ def _alerts(rule: Rule | None, report: Any) -> list[Alert]:
 
 
 def _finding(rule: Rule, alert: Alert, report: Any, field: str = "", slack: float = 1.0) -> Finding:
-    excuse = next((excuse.name for excuse in rule.excuses if _holds(excuse, rule, alert, report)), "")
     limits = float(alert.value), float(alert.threshold)
-    return Finding(type(rule).__name__, alert.kind, alert.site, *limits, alert.severity, excuse, field, slack)
-
-
-def _holds(excuse: Any, rule: Rule, alert: Alert, report: Any) -> bool:
-    try:
-        return bool(excuse.holds(rule, alert, report))
-    except Exception:  # noqa: BLE001 - as above
-        return False
+    return Finding(type(rule).__name__, alert.kind, alert.site, *limits, alert.severity, field, slack)
 
 
 def judged(found: Sequence[Finding], facts: Facts) -> list[Judged]:
@@ -143,19 +134,19 @@ def judged(found: Sequence[Finding], facts: Facts) -> list[Judged]:
     rows: list[Judged] = []
     entered: list[Evidence] = []
 
-    class Recording(hypothesis.CauseEvidence):
+    class Recording(causes_file.CauseEvidence):
         def add(self, holds: bool, weight: float, text: str) -> None:
             entered.append(_evidence(bool(holds), weight, text, facts))
             super().add(holds, weight, text)
 
     known: set[tuple[str, str]] = set()
-    with patch.object(hypothesis, "CauseEvidence", Recording):
+    with patch.object(causes_file, "CauseEvidence", Recording):
         for finding in nearest.values():
             alert = Alert(
                 finding.kind, finding.site, finding.value, finding.limit,
                 facts.flow.epoch, facts.flow.step, finding.severity,  # type: ignore[arg-type]
             )  # fmt: skip
-            for one in kind_of(finding.kind).hypotheses:
+            for one in kind_of(finding.kind).causes:
                 if (one.name, finding.site) in known:
                     continue
                 known.add((one.name, finding.site))

@@ -131,8 +131,11 @@ def by_operator(mutants: Sequence[Mutant]) -> str:
 
 def groups(population: Population) -> list[str]:
     """The mutants by group."""
-    columns = "group", "harmful", "found within an epoch", "found", "cause named first", "alerts", "harmless and warned of"
-    lines = [f"| {' | '.join(columns)} | found of each |", "|---" * 8 + "|"]
+    columns = (
+        *("group", "harmful mutants", "found within an epoch", "found", "right cause named first", "alerts per mutant"),
+        *("harmless mutants with a warning", "found of each fault"),
+    )
+    lines = [f"| {' | '.join(columns)} |", "|---" * 8 + "|"]
     chosen: list[tuple[str, Callable[[Mutant], bool]]] = [("all", lambda _: True)]
     chosen += [(group, lambda mutant, group=group: mutant.group == group) for group in GROUPS]  # type: ignore[misc]
     for name, belongs in chosen:
@@ -145,7 +148,7 @@ def groups(population: Population) -> list[str]:
 
 def false_alarms(population: Population) -> list[str]:
     """The kinds that are raised in healthy trainings, with one to look at."""
-    lines = ["| false kind | healthy trainings | for one | shown by |", "|---|---|---|---|"]
+    lines = ["| kind of the false warning | healthy trainings | an example | to show it |", "|---|---|---|---|"]
     for kind, n in population.false_kinds().most_common(MOST_FALSE):
         row = min((row for row in population.healthy if kind in kinds(row)), key=lambda row: len(kinds(row)))
         recipe = row["recipe"]
@@ -168,7 +171,7 @@ def recipes(population: Population) -> list[str]:
 def naming(causes: Iterable[str]) -> set[str]:
     """The kinds that a right cause may be named by."""
     right = set(causes)
-    return {name for name, kind in KINDS.items() if right & {one.name for one in kind.hypotheses}}
+    return {name for name, kind in KINDS.items() if right & {one.name for one in kind.causes}}
 
 
 def rates(population: Population) -> dict[str, tuple[float, float]]:
@@ -242,11 +245,12 @@ def page(rows: Iterable[Row], date: str) -> str:
     use = "of development" if max(row["seed"] for row in drawn) < FIRST_OF_REPORTS else "of a report"
     blocks = [
         "# Drawn trainings",
-        "Small trainings are drawn from a grammar of tasks, architectures, optimizers and habits; a mutant is one of them with a "
-        "fault planted, and harmful where it loses a quarter of what its twin, the training without the fault, has learned. "
-        "Found is a mutant with a warning of a kind that its twin does not have. In brackets are 95 % intervals (Wilson).",
+        "Small trainings are drawn at random from a grammar of tasks, architectures, optimizers and habits. A *mutant* is one of "
+        "them with a planted fault; its *twin* is the same training without the fault. A mutant is *harmful* if it learns at least "
+        "a quarter less than its twin. It is *found* if it has a warning of a kind that its twin does not have. Brackets have 95 % "
+        "intervals (Wilson).",
         f"{date}, seeds {use} {spans(row['seed'] for row in drawn)}, commit `{commit}`, PyTorch {drawn[0]['versions']['torch']}: "
-        f"{n + population.dropped} trainings drawn, {population.dropped} dropped since they do not learn. "
+        f"{n + population.dropped} trainings drawn, {population.dropped} dropped because they do not learn. "
         f"Of their mutants {len(population.raised)} raised an error or took too long ({late}), and are left out. "
         f"**False warnings: {counted(warned, n)} of the healthy trainings.**",
         *(

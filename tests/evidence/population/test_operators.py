@@ -87,7 +87,7 @@ def test_an_operator_is_the_same_each_time(name: str) -> None:
 
 
 def test_operators_say_what_they_are() -> None:
-    causes = {one.name for kind in KINDS.values() for one in kind.hypotheses}
+    causes = {one.name for kind in KINDS.values() for one in kind.causes}
 
     assert len(OPERATORS) >= 80
     for name, operator in OPERATORS.items():

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import monitors
 from lightning_hooks.alerts import Dead, FeatureReport
-from lightning_hooks.diagnostics.features.stats import FeatureStats
+from lightning_hooks.diagnostics.features.table import FeatureStats
 from tests.evidence.faults.training import QUIET
 from tests.evidence.population import record
 from tests.evidence.population.findings import findings
@@ -77,7 +77,7 @@ def test_windows_are_the_first_a_third_of_the_way_and_the_last(kept: dict[str, A
 def test_findings_causes_and_alerts(kept: dict[str, Any]) -> None:
     found = {(rule, site): rest for rule, _, site, *rest in kept["windows"][0]["findings"]}
     causes = {(cause, site): score for cause, _, site, score, _ in kept["windows"][0]["causes"]}
-    assert found["Dead", "act"] == [1.0, 0.7, "critical", "", "", 1.0]
+    assert found["Dead", "act"] == [1.0, 0.7, "critical", "", 1.0]
     assert causes["offset_bias", "act"] >= 0.5
     assert [alert["kind"] for alert in kept["alerts"] if alert["severity"] == "critical"] == ["dead"]
     assert kept["alerts"][0]["causes"][0][0] == "offset_bias"
@@ -90,7 +90,7 @@ def test_a_value_below_the_limit_is_kept_with_what_was_in_its_way() -> None:
 
     (finding,) = findings(report, [Dead()])
 
-    assert finding == ("Dead", "dead", "act", 0.25, 0.7, "warning", "", "threshold", 1 / 3)
+    assert finding == ("Dead", "dead", "act", 0.25, 0.7, "warning", "threshold", 1 / 3)
     assert list(Dead()(report)) == []
 
 

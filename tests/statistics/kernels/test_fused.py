@@ -2,13 +2,11 @@
 
 import math
 import os
-from contextlib import nullcontext
 
 import pytest
 import torch
 
-from lightning_hooks.statistics import Column, empty_table
-from lightning_hooks.statistics.rows import Clock
+from lightning_hooks.statistics.rows import Clock, Column, empty_table
 
 CUDA = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -17,7 +15,6 @@ if not CUDA and not INTERPRETED:
 
 from lightning_hooks.statistics.kernels import (  # noqa: E402
     Bounds,
-    Kernels,
     Units,
     fused,
 )
@@ -83,29 +80,6 @@ def test_higher_moments_equal_the_reference(make, fast, assert_row, assert_momen
     assert_row(row, first, second)
     if first.abs().nan_to_num(posinf=0).max() < 1e70:  # else fourth powers leave float64
         assert_moments(row, first, second)
-
-
-def test_one_large_value_among_many(fast, assert_moments):
-    values = torch.randn(100_000)
-    values[70_000] = 3000
-    assert_moments(row_of(fast, values, moments=True), values)
-
-
-def test_the_first_batch_with_a_nan_is_noted(fast):
-    table, clock = empty_table(1, DEVICE), Clock(DEVICE)
-    for batch, value in enumerate([1.0, math.inf, math.nan]):
-        clock.set(batch + 4)
-        fast.record(table, 0, torch.tensor([value, 1.0], device=DEVICE), clock)
-    assert table[0, Column.FIRST_NONFINITE].item() == 5
-
-
-@pytest.mark.parametrize(("low", "high"), [(-0.5, None), (None, 0.25), (-0.5, 0.25)])
-def test_values_at_a_bound(low, high, fast):
-    values = torch.randn(10_000)
-    values[:3] = torch.tensor([math.nan, math.inf, -math.inf])
-    expected = sum(([] if low is None else [(values <= low).sum()]) + ([] if high is None else [(values >= high).sum()]))
-    row = row_of(fast, values, bounds=lambda tensor: Bounds(tensor, low, high, tensor.numel()))
-    assert row[[Column.SATURATED, Column.SATURABLE]].tolist() == [expected, 10_000]
 
 
 @pytest.mark.parametrize(("shape", "unit_dim"), [((40, 30), 1), ((6, 30, 11, 7), 1), ((5, 9, 30), 2), ((30,), 0)])
@@ -198,32 +172,3 @@ def test_more_values_than_programs_read_in_one_go(programs, fast, monkeypatch, a
     monkeypatch.setattr(fused, "PROGRAMS", programs)
     values = torch.randn(6 * SHARE + 5)
     assert_everything(everything(fast, values), values, assert_row, assert_moments)
-
-
-def test_a_share_without_a_finite_value(fast, assert_row, assert_moments):
-    """A program that finds none has no mean, and its first values are no pivot."""
-    values = torch.randn(3 * SHARE) + 100
-    values[:BLOCK] = math.nan
-    values[SHARE : 2 * SHARE] = math.inf
-    row = row_of(fast, values, moments=True)
-    assert_row(row, values)
-    assert_moments(row, values)
-
-
-def test_another_device_than_the_current_one_is_that_of_the_launch(fast, monkeypatch):
-    """A loop in plain PyTorch need not call torch.cuda.set_device; Triton launches where it finds itself."""
-    during = []
-    monkeypatch.setattr(torch.cuda, "device_of", lambda values: during.append(values.device) or nullcontext())
-    values = torch.ones(4, device=DEVICE)
-    fast.record(empty_table(1, DEVICE), 0, values)
-    assert during == [values.device]
-
-
-def test_in_a_graph_torch_reads(fast, monkeypatch):
-    monkeypatch.setattr(FusedKernels, "_launch", None)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    tables = []
-    for kernels in (fast, Kernels()):
-        tables.append(empty_table(1, DEVICE))
-        kernels.record(tables[-1], 0, torch.arange(4.0, device=DEVICE))
-    assert torch.equal(*tables)

@@ -6,10 +6,9 @@ import re
 import pytest
 import torch
 
-from lightning_hooks.statistics import empty_table
 from lightning_hooks.statistics.kernels import Bounds, Units
 from lightning_hooks.statistics.kernels.fused import FusedKernels
-from lightning_hooks.statistics.rows import Clock
+from lightning_hooks.statistics.rows import Clock, empty_table
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
 pytestmark = [

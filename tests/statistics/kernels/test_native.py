@@ -1,19 +1,15 @@
 """The C library itself: its columns, its threads, and when it is not used."""
 
-import ctypes
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from lightning_hooks.statistics import Column, empty_table
 from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.kernels import native as module
-from lightning_hooks.statistics.kernels.native import LIBRARY, SOURCE
-from lightning_hooks.statistics.rows import ParameterColumn
+from lightning_hooks.statistics.kernels.native import SOURCE
+from lightning_hooks.statistics.rows import Column, ParameterColumn, empty_table
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +38,6 @@ def test_large_tensors_of_one_site_from_several_threads_all_count(fast):
         assert (table[0, Column.CALLS], table[0, Column.COUNT] / values.numel()) == (18_000, 18_000)
 
 
-def test_the_library_needs_no_openmp(fast):
-    """Weak symbols: where the process has no OpenMP the calling thread does everything."""
-    needed = LIBRARY.read_bytes()
-    assert b"GOMP_parallel\0" in needed
-    assert b"libgomp" not in needed
-    assert ctypes.CDLL(str(LIBRARY)).reads_half() in (0, 1)
-
-
 def test_a_library_from_another_source_is_not_used(tmp_path, monkeypatch):
     changed = tmp_path / "native.c"
     changed.write_text(SOURCE.read_text() + "\n")
@@ -59,33 +47,7 @@ def test_a_library_from_another_source_is_not_used(tmp_path, monkeypatch):
         assert kernels_for("cpu").name == "torch"
 
 
-def test_a_file_that_is_no_library_is_not_used(tmp_path, monkeypatch):
-    broken = tmp_path / "libnative.so"
-    broken.write_bytes(b"no library")
-    monkeypatch.setattr(module, "LIBRARY", broken)
-    kernels_for.cache_clear()
-    with pytest.warns(UserWarning, match=r"torch's kernels do the same work, more slowly"):
-        assert kernels_for("cpu").name == "torch"
-
-
 def test_without_a_library_torch_does_the_work_without_a_word(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LIBRARY", tmp_path / "libnative.so")
     kernels_for.cache_clear()
     assert kernels_for("cpu").name == "torch"
-
-
-def test_without_openmp_one_thread_reads_everything(fast):
-    """A process that has not loaded torch has no OpenMP; the numbers are those of several threads."""
-    program = (
-        "import ctypes, sys; n = 1 << 18; data = (ctypes.c_float * n)(*([3.0, 4.0] * (n // 2)));"
-        "library = ctypes.CDLL(sys.argv[1]);"
-        "place, size, norm = ctypes.c_int64(ctypes.addressof(data)), ctypes.c_int64(n), ctypes.c_double();"
-        "library.norms(ctypes.byref(place), ctypes.byref(size), ctypes.c_int64(1), 0, ctypes.byref(norm), None);"
-        "print(hasattr(ctypes.CDLL(None), 'GOMP_parallel'), norm.value)"
-    )
-    done = subprocess.run([sys.executable, "-c", program, str(LIBRARY)], capture_output=True, text=True, check=True, timeout=60)
-    openmp, norm = done.stdout.split()
-    assert openmp == "False"
-    values = [torch.tensor([3.0, 4.0]).repeat(1 << 17)]
-    assert float(norm) == pytest.approx(fast.norms(values).norms.item(), rel=1e-6)
-    assert float(norm) == pytest.approx((12.5 * (1 << 18)) ** 0.5, rel=1e-6)

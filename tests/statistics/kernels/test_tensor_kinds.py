@@ -11,6 +11,11 @@ import pytest
 from tests.support.tensor_kinds import FREED, KINDS, TRANSFORMS, UNREADABLE
 
 
+@pytest.fixture
+def path() -> None:
+    """One path only: the process asks each kernel."""
+
+
 @pytest.fixture(scope="module")
 def program():
     """What a process of its own reads: a wrong address would end the tests with it."""

@@ -1,10 +1,9 @@
-"""Excuses of rules in several diagnostics, and what rules ask of a training's settings and past before they call a number bad."""
+"""What rules of several diagnostics ask of a training's settings and past before they call a number bad."""
 
 from __future__ import annotations
 
 import re
 
-from lightning_hooks.declare.rule import Excuse
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 _SCALE_FREE = re.compile(r"ada|rmsprop|rprop|lion|lamb|novograd|muon|prodigy|shampoo|soap|sophia|adopt", re.IGNORECASE)
@@ -71,20 +70,9 @@ def first_called(report: FeatureReport) -> list[str]:
     return [site for site in report.order or report.sites if site in report.sites][:1]
 
 
-CONVERGED = Excuse(
-    "converged", "the gradient is small against that of the first epoch",
-    lambda rule, _, report: not report.total_norm > rule.converged * report.first.total_norm,  # or not known
-    lowers_to=None,
-)  # fmt: skip
-FIRST_STEP_ONLY = Excuse(
-    "first_step_only", "only the first batch of training was sampled, and what starts at zero is still zero",
-    lambda _, __, report: only_the_first_step(report), lowers_to=None,
-)  # fmt: skip
-LOSS_FALLS = Excuse(
-    "loss_falls", "the loss falls, and what learns is not lost",
-    lambda _, __, report: loss_falls(report) if report.earlier else falls_within(report, 0.9, 16),  # more than by chance
-    lowers_to="warning",
-)  # fmt: skip
+def has_converged(report: GradientFlowReport, to: float = 0.01) -> bool:
+    """Whether the gradient is at most this share of that of training's first window, or is not known."""
+    return not report.total_norm > to * report.first.total_norm
 
 
 def weight_ratios(report: GradientFlowReport) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Causes and remedies: hypotheses about an alert, what speaks for and against them, and what to do."""
+"""Causes and remedies: causes about an alert, what speaks for and against them, and what to do."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Cause:
     """A possible cause of an alert.
 
     Attributes:
-        name: The name of the hypothesis, such as ``rate_too_high``.
+        name: The name of the cause, such as ``rate_too_high``.
         statement: It in a sentence, with its numbers.
         score: How much speaks for it, from 0 to 1; from 0.5 on it is named first.
         evidence_for: What speaks for it, as clauses. ``for`` in ``health.json``.
@@ -118,7 +118,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class Hypothesis:
+class PossibleCause:
     """A cause that alerts of a kind may have.
 
     Attributes:
@@ -153,8 +153,8 @@ Judgement = tuple[str, Sequence[Remedy]] | None
 """A cause in a sentence, and its remedies; None where it does not apply."""
 
 
-def hypothesis(*in_words: str) -> Callable[[Callable[[Any, Any, CauseEvidence], Judgement]], Hypothesis]:
-    """Declare a hypothesis by the function that judges it: its docstring says what it supposes, and its name is the hypothesis's.
+def possible_cause(*in_words: str) -> Callable[[Callable[[Any, Any, CauseEvidence], Judgement]], PossibleCause]:
+    """Declare a cause by the function that judges it: its docstring says what it supposes, and its name is the cause's.
 
     The function is given an alert, the facts, and where to enter the evidence. There is no cause where nothing speaks for it, or
     more against it, and no remedy that is not possible.
@@ -163,7 +163,7 @@ def hypothesis(*in_words: str) -> Callable[[Callable[[Any, Any, CauseEvidence], 
         *in_words: What is done about it.
     """
 
-    def declare(function: Callable[[Any, Any, CauseEvidence], Judgement]) -> Hypothesis:
+    def declare(function: Callable[[Any, Any, CauseEvidence], Judgement]) -> PossibleCause:
         name = function.__name__
 
         def judge(alert: Any, facts: Any) -> Cause | None:
@@ -175,24 +175,24 @@ def hypothesis(*in_words: str) -> Callable[[Callable[[Any, Any, CauseEvidence], 
             return Cause(name, stated[0], round(min(found.score, 1.0), 2), tuple(found.pros), tuple(found.cons), remedies)
 
         title = (inspect.getdoc(function) or name).partition("\n")[0].rstrip(".")
-        return Hypothesis(name, title[:1].lower() + title[1:], in_words, judge)
+        return PossibleCause(name, title[:1].lower() + title[1:], in_words, judge)
 
     return declare
 
 
 def ranked(
-    alert: Any, facts: Any, hypotheses: Iterable[Hypothesis], on_fault: Callable[[str, Exception], None] | None = None
+    alert: Any, facts: Any, causes: Iterable[PossibleCause], on_fault: Callable[[str, Exception], None] | None = None
 ) -> tuple[Cause, ...]:
     """The causes of an alert, best first.
 
     Args:
         alert: The alert.
         facts: What is known.
-        hypotheses: Those of its kind.
-        on_fault: Called with the name of a hypothesis that raised, and the error; the others go on. None lets it raise.
+        causes: Those of its kind.
+        on_fault: Called with the name of a cause that raised, and the error; the others go on. None lets it raise.
     """
     found: list[Cause] = []
-    for one in hypotheses:
+    for one in causes:
         try:
             cause = one.judge(alert, facts)
         except Exception as error:

@@ -1,0 +1,52 @@
+"""What the health report shows of single diagnostics, as plain data that needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_hooks.declare.section import Panel, Section
+
+
+def _facts(counts: Mapping[str, int], stats: Any, window: str) -> tuple[list[tuple[str, float]], str]:
+    total = counts["steps"] + counts["skipped_steps"]
+    causes = ", ".join(f"{parameter} ({share:.0%})" for parameter, share in stats.top_parameters[:3])
+    facts = [
+        (f"of {total} steps clipped", counts["clipped_steps"] / total if total else math.nan),
+        ("skipped by a loss scaler", counts["skipped_steps"]),
+        ("taken with NaN or infinite gradients", counts["nonfinite_steps"]),
+        (f"of the norm left on average, last {window}", stats.coefficient),
+    ]
+    return facts, f"Clips of the last {window} were caused by: {causes}." if causes else ""
+
+
+SECTIONS = (
+    Section(
+        title="Clipping",
+        prefix="gradient_clip",
+        table="optimizers",
+        stats=(
+            *("norm_before", "norm_before_max", "norm_after", "rate"),
+            *("steps", "clipped_steps", "skipped_steps", "nonfinite_steps"),
+        ),
+        panels=(
+            Panel({"norm before clipping": ("norm_before", "norm_before_max"), "norm after": ("norm_after", "")}, limit="limit"),
+            Panel({"share of steps clipped": ("rate", "")}, rule="always_clipped"),
+        ),
+        facts=_facts,
+        columns={
+            "steps": "steps", "clipped": "rate", "norm before": "norm_before", "norm after": "norm_after",
+            "skipped": "skipped_steps", "non-finite": "nonfinite_steps",
+        },
+    ),
+    Section(
+        title="Metrics",
+        prefix="metrics",
+        table="metrics",
+        stats=("value",),
+        panels=(Panel({"value": ("value", "")}, kind="linear"),),
+        facts=lambda *_: ([], ""),
+        columns={"value": "value"},
+    ),
+)  # fmt: skip
