@@ -484,7 +484,7 @@ function problemCard(page, problem) {
   const isChosen = place.alert === wellFormed(problem.id) || place.alert === problem.id;
   return h("article", { class: `card problem ${problem.severity}${problem.lasts ? "" : " past"}${isChosen ? " chosen" : ""}`, "data-alert": problem.id, tabindex: -1 },
     h("h3", {}, mark(problem.severity), ` ${problem.headline}`, h("span", { class: `pill ${problem.lasts ? problem.severity : "past"}` }, problem.lasts ? problem.severity : "passed"),
-      typeof problem.probability === "number" && h("span", { class: "pill" }, `${percent(problem.probability)} likely`)),
+      typeof problem.probability === "number" && h("span", { class: "pill" }, `${Math.round(100 * problem.probability)} % likely`)),
     h("p", {}, `${problem.title} at `, name(problem.sites[0]), ` · ${problem.when}`, problem.value ? ` · ${problem.value} against a limit of ${problem.limit}` : ""),
     problem.seen_as && h("p", {}, "Seen as: ", problem.seen_as),
     problem.advice.length > 0 && h("div", { class: "try" }, h("b", {}, "What to try"), h("p", {}, problem.advice[0]),

@@ -140,8 +140,8 @@ def _spans(stretches: Iterable[tuple[int, int]], unit: str) -> str:
 
 
 def capital(text: str) -> str:
-    """A text that begins a sentence."""
-    return text[:1].upper() + text[1:]
+    """A text that begins a sentence; one that begins with a name, such as ``conv2.bias``, as it is."""
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].rstrip(":;,.").isalpha() else text
 
 
 Status = Literal["failed", "critical", "warning", "healthy", "unknown"]
