@@ -9,9 +9,9 @@ from functools import cached_property
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import KINDS, kind_of
 from lightning_hooks.declare.window import Window
-from lightning_hooks.diagnostics.learning.effect import Effects
 from lightning_hooks.diagnostics.loss.report import falls
 from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.judge.effect import Effects
 from lightning_hooks.judge.weights import probability
 
 WHOLE = 0.999
@@ -75,7 +75,7 @@ class Judge:
     def _goes_well(self, site: str) -> bool:
         effects = self._effects
         effect = None if effects is None else effects.at(site)
-        return bool((effects is not None and effects.solved) or (effect is not None and effect.harmless))
+        return (effects is not None and effects.solved) or (effect is not None and effect.harmless)
 
 
 def _size(alert: Alert, measures: str) -> str:

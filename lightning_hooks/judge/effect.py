@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lightning_hooks.declare.rule import percent
 from lightning_hooks.declare.site_names import place_of
 from lightning_hooks.diagnostics.loss.report import fallen
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -50,21 +49,12 @@ class Effect:
     step_ratio: float | None
 
     @property
-    def harmless(self) -> str:
-        """As a clause that the training goes well; empty without evidence of it. A loss that falls alone is none."""
+    def harmless(self) -> bool:
+        """Whether the training goes well. A loss that falls alone is no evidence of it."""
         usual = LEAST <= self.share / self.size <= MOST and self.before >= LEAST_BEFORE and self.size <= PART
         falls = self.fallen is not None and self.fallen <= FALLEN
-        better = (self.over_constant is None or self.over_constant <= FALLEN) and (
-            self.step_ratio is None or self.step_ratio >= SHORT
-        )
-        if not (usual and falls and better):
-            return ""
-        return f"the training goes well: {self.shares}, which is at {percent(self.fallen or 0.0)} of its start"
-
-    @property
-    def shares(self) -> str:
-        """The shares as a clause."""
-        return f"{percent(self.size)} of the parameters, in {self.weights}, bring {percent(self.share)} of the fall of the loss"
+        better = self.over_constant is None or self.over_constant <= FALLEN
+        return usual and falls and better and (self.step_ratio is None or self.step_ratio >= SHORT)
 
 
 class Effects:
@@ -100,13 +90,11 @@ class Effects:
             self._densities.append(so_far[(len(so_far) - 1) // 2] if so_far else math.inf)
 
     @property
-    def solved(self) -> str:
-        """As a clause that there is next to nothing left to learn; empty where there is, or where that is not known."""
+    def solved(self) -> bool:
+        """Whether there is next to nothing left to learn; False where that is not known."""
         learning, fell = self._report.learning, fallen(self._report.loss)
         constant = None if learning is None else learning.over_constant
-        if constant is None or constant > SOLVED or fell is None or fell > SOLVED:
-            return ""
-        return f"the training goes well: the loss is {percent(constant)} of that of the best constant answer"
+        return constant is not None and constant <= SOLVED and fell is not None and fell <= SOLVED
 
     def at(self, site: str) -> Effect | None:
         """The effect at a module, a functional call or a parameter; None where it is not known.
