@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_hooks.declare.brief import lines_html
 from lightning_hooks.declare.cause import Cause, Remedy
-from lightning_hooks.declare.kinds import Severity, inside_a_sentence, kind_of, known_kind
+from lightning_hooks.declare.kinds import Severity, capital, inside_a_sentence, kind_of, known_kind
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.declare.site_names import readable
 
@@ -103,7 +103,9 @@ class Alert:
     @property
     def seen(self) -> str:
         """The cause, what was measured, and the samples."""
-        return " ".join(filter(None, (self.diagnosis, self.measured, self.of_samples)))
+        return " ".join(
+            filter(None, (self.diagnosis, capital(self.measured) if self.diagnosis else self.measured, self.of_samples))
+        )
 
     @property
     def of_samples(self) -> str:

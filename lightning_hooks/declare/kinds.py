@@ -102,3 +102,8 @@ def inside_a_sentence(title: str) -> str:
     """A title for the middle of a sentence."""
     first, *_ = title.split(" ")
     return title if first[1:] != first[1:].lower() else title[:1].lower() + title[1:]  # NaN stays as it is
+
+
+def capital(text: str) -> str:
+    """A text that begins a sentence; one that begins with a name, such as ``conv2.bias``, as it is."""
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].rstrip(":;,.").isalpha() else text

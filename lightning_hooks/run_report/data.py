@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lightning_hooks.declare.brief import TABLES
+from lightning_hooks.declare.kinds import capital
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.blocks import (
     DASH,
@@ -30,7 +31,7 @@ from lightning_hooks.run_report.compare import Comparison, compare
 from lightning_hooks.run_report.recorded import MOST_DRAWN, STATISTICS, Run, chosen, severities
 from lightning_hooks.run_report.sections import sections_of
 from lightning_hooks.run_report.training import loss_by_epoch, thinned
-from lightning_hooks.run_report.verdict import Course, Problem, Verdict, capital, courses, judge
+from lightning_hooks.run_report.verdict import Course, Problem, Verdict, courses, judge
 
 MOST_NAMES = 9
 """Of sites of one problem."""

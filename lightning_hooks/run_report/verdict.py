@@ -11,7 +11,7 @@ from typing import Any, Literal
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook, Occurrence
 from lightning_hooks.declare.brief import TABLES
-from lightning_hooks.declare.kinds import REARM, gravity, inside_a_sentence, known_kind
+from lightning_hooks.declare.kinds import REARM, capital, gravity, inside_a_sentence, known_kind
 from lightning_hooks.declare.site_names import readable
 from lightning_hooks.judge.weights import record_of
 from lightning_hooks.plots.series import window_of
@@ -137,11 +137,6 @@ def _spans(stretches: Iterable[tuple[int, int]], unit: str) -> str:
     parts = [f"{since}" if since == until else f"{since} to {until}" for since, until in stretches]
     several = len(parts) > 1 or "to" in parts[0]
     return f"{unit}{'s' * several} {', '.join(parts[:-1])}{' and ' * (len(parts) > 1)}{parts[-1]}"
-
-
-def capital(text: str) -> str:
-    """A text that begins a sentence; one that begins with a name, such as ``conv2.bias``, as it is."""
-    return text[:1].upper() + text[1:] if text.partition(" ")[0].rstrip(":;,.").isalpha() else text
 
 
 Status = Literal["failed", "critical", "warning", "healthy", "unknown"]
