@@ -96,16 +96,19 @@ class Alert:
         return readable(self.site) + (f" and {len(self.also)} more site{'s' * (len(self.also) > 1)}" if self.also else "")
 
     @property
+    def headline(self) -> str:
+        """The cause; what was measured where none is known."""
+        return self.diagnosis or self.message
+
+    @property
     def measured(self) -> str:
-        """What was measured; empty where the diagnosis says it."""
-        return "" if self.message in self.diagnosis else self.message
+        """What was measured; empty where the headline says it."""
+        return "" if self.message in self.headline else self.message
 
     @property
     def seen(self) -> str:
         """The cause, what was measured, and the samples."""
-        return " ".join(
-            filter(None, (self.diagnosis, capital(self.measured) if self.diagnosis else self.measured, self.of_samples))
-        )
+        return " ".join(filter(None, (self.headline, capital(self.measured), self.of_samples)))
 
     @property
     def of_samples(self) -> str:
@@ -134,8 +137,8 @@ class Alert:
     def __str__(self) -> str:
         """At most three lines: the cause, or what was measured; what else was seen; and what to try first."""
         sure = "" if self.probability is None else f", {self.probability:.0%} likely"
-        what, seen = (self.diagnosis, self.measured and f"seen: {self.measured}") if self.diagnosis else (self.message, "")
-        lines = [f"[{self.severity}] {self.kind} at {self.where} ({self.when}{sure}): {what}"]
+        lines = [f"[{self.severity}] {self.kind} at {self.where} ({self.when}{sure}): {self.headline}"]
+        seen = self.measured and f"seen: {self.measured}"
         if seen or self.consequences or self.samples:
             lines.append(f"{seen} {self.of_samples} {self.follows}")
         if self.advice:

@@ -1,4 +1,4 @@
-"""Causes and remedies: causes about an alert, what speaks for and against them, and what to do."""
+"""The causes that alerts may have, what speaks for and against them, and what to do."""
 
 from __future__ import annotations
 

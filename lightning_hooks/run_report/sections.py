@@ -40,17 +40,6 @@ from lightning_hooks.run_report.recorded import STATISTICS, MonitorRecord, Run, 
 from lightning_hooks.run_report.training import model, training, unusual
 from lightning_hooks.run_report.verdict import Course, courses
 
-HEATS = (
-    ("gradient_flow", "modules", "rms", "Gradient RMS at each module's output"),
-    ("gradient_flow", "parameters", "update_ratio", "Update ratio of each parameter"),
-    ("features", "sites", "std", "Spread (std) of each module's output"),
-    ("features", "sites", "zero_fraction", "Share of zeros in each module's output"),
-    ("features", "sites", "dead_fraction", "Share of dead units of each rectifier"),
-    ("features", "sites", "saturated_fraction", "Share of saturated values of each bounded activation"),
-    ("features", "sites", "nonfinite_fraction", "Share of NaN and infinite values in the outputs"),
-    ("gradient_flow", "modules", "nonfinite_fraction", "Share of NaN and infinite values in the gradients"),
-)
-"""The heat maps: prefix, table, statistic, caption."""
 NEEDS_MORE_THAN_ZERO = ("dead_fraction", "saturated_fraction", "nonfinite_fraction")
 SHOWN_MAPS = 3
 OUTPUTS = {"mean": "mean", "std": "std", "zeros": "zero_fraction", "dead": "dead_fraction", "saturated": "saturated_fraction"}

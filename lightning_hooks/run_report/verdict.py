@@ -67,12 +67,12 @@ class Problem:
     @property
     def headline(self) -> str:
         """Its cause in a sentence; what was measured where none is known."""
-        return capital(self.first.diagnosis or self.first.message)
+        return capital(self.first.headline)
 
     @property
     def seen_as(self) -> str:
         """What was measured, where the headline is the cause, and the samples."""
-        return capital(f"{self.first.measured if self.first.diagnosis else ''} {self.first.of_samples}".strip())
+        return capital(f"{self.first.measured} {self.first.of_samples}".strip())
 
     @property
     def evidence(self) -> tuple[str, ...]:

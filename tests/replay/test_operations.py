@@ -292,7 +292,7 @@ def page() -> str:
             re.sub(r"\w+, test_operations.py:\d+", "Net.forward, net.py:12", one)
             for one in (alert.diagnosis or alert.message, alert.advice[0])
         )
-        seen = " ".join(filter(None, (alert.measured if alert.diagnosis else "", alert.of_samples)))
+        seen = " ".join(filter(None, (alert.measured, alert.of_samples)))
         lines += [f"## {name}", "", "```text", what, seen, f"try: {advice}", "```", ""]
     return "\n".join(lines)
 

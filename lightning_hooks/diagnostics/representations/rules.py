@@ -19,11 +19,6 @@ from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.trackers.console import shared_prefix
 
-_CAUSES = (
-    "Common causes: self-supervised or metric learning with nothing that makes samples differ, a generator with one output, labels "
-    "that do not depend on the input."
-)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RepresentationCollapse(Rule):

@@ -213,15 +213,6 @@ class FirstLossFar(Rule):
             )  # fmt: skip
 
 
-def _size_of(report: FeatureReport, last: str) -> str:
-    """The size of the initial weights of the last layer, as a sentence."""
-    gain, size = report.initial_gains[last], report.initial_rms[last]
-    started = f"The weights of the last layer, {last}, started with a root mean square of {size:.3g} (gain {gain:.3g}"
-    return (
-        f"{started}): its inputs are too large." if gain <= TEXTBOOK[1] else f"{started}, where {TEXTBOOK[1]:g} at most is usual)."
-    )
-
-
 __all__ = ["ConstantWeights", "FirstLossFar", "FirstLossHigh", "OneSignWeights", "PoorInit"]
 
 KINDS = (
