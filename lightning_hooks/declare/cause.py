@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,10 +85,12 @@ def written(value: Setting) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+PROOF, STRONG, SOME, SLIGHT, SHOWN, AGAINST, EXCLUDES = "proof", "strong", "some", "slight", "shown", "against", "excludes"
+STRENGTHS = PROOF, STRONG, SOME, SLIGHT, SHOWN, AGAINST, EXCLUDES
+"""How much a piece of evidence says: it is wrong in itself; it is rare without this cause; it is more frequent with it; it is a
+detail; nothing; it is rare with this cause; it is next to impossible with it. What each adds to the log-odds is measured."""
 DECISIVE = 0.5
-"""The score from which on a cause is named first, in place of a list of common causes."""
-MOST_CAUSES = 3
-"""Causes of one alert."""
+"""The probability from which on a cause is named first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +100,25 @@ class Cause:
     Attributes:
         name: The name of the cause, such as ``rate_too_high``.
         statement: It in a sentence, with its numbers.
-        score: How much speaks for it, from 0 to 1; from 0.5 on it is named first.
+        probability: How likely it is if there is a problem, from 0 to 1; from 0.5 on it is named first. NaN before it is judged.
         evidence_for: What speaks for it, as clauses. ``for`` in ``health.json``.
         evidence_against: What speaks against it. ``against`` in ``health.json``.
         remedies: What to do, the most likely first.
+        strengths: How much each piece of evidence says, of :data:`STRENGTHS`.
     """
 
     name: str
     statement: str
-    score: float
+    probability: float = math.nan
     evidence_for: tuple[str, ...] = ()
     evidence_against: tuple[str, ...] = ()
     remedies: tuple[Remedy, ...] = ()
+    strengths: tuple[str, ...] = ()
 
     @property
     def decisive(self) -> bool:
         """Whether it is named first."""
-        return self.score >= DECISIVE
+        return self.probability >= DECISIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +139,18 @@ class PossibleCause:
 
 
 class CauseEvidence:
-    """Collects what speaks for and against a cause, with weights that add up to its score."""
+    """Collects what speaks for and against a cause."""
 
     def __init__(self) -> None:
-        self.score = 0.0
+        self.strengths: list[str] = []
         self.pros: list[str] = []
         self.cons: list[str] = []
 
-    def add(self, holds: bool, weight: float, text: str) -> None:
-        """Enter something that speaks for it, or, with a weight below 0, against it, if it holds; with 0 it is only shown."""
+    def add(self, holds: bool, strength: str, text: str) -> None:
+        """Enter something that speaks for it or against it, of a strength of :data:`STRENGTHS`, if it holds."""
         if holds:
-            self.score += weight
-            (self.pros if weight >= 0 else self.cons).append(text)
+            self.strengths.append(strength)
+            (self.cons if strength in (AGAINST, EXCLUDES) else self.pros).append(text)
 
 
 Judgement = tuple[str, Sequence[Remedy]] | None
@@ -156,8 +160,8 @@ Judgement = tuple[str, Sequence[Remedy]] | None
 def possible_cause(*in_words: str) -> Callable[[Callable[[Any, Any, CauseEvidence], Judgement]], PossibleCause]:
     """Declare a cause by the function that judges it: its docstring says what it supposes, and its name is the cause's.
 
-    The function is given an alert, the facts, and where to enter the evidence. There is no cause where nothing speaks for it, or
-    more against it, and no remedy that is not possible.
+    The function is given an alert, the facts, and where to enter the evidence. There is no cause where nothing speaks for it, and
+    no remedy that is not possible.
 
     Args:
         *in_words: What is done about it.
@@ -169,37 +173,13 @@ def possible_cause(*in_words: str) -> Callable[[Callable[[Any, Any, CauseEvidenc
         def judge(alert: Any, facts: Any) -> Cause | None:
             found = CauseEvidence()
             stated = function(alert, facts, found)
-            if stated is None or not found.pros or found.score <= 0:
+            if stated is None or not found.pros:
                 return None
             remedies = tuple(remedy for remedy in stated[1] if remedy.possible)
-            return Cause(name, stated[0], round(min(found.score, 1.0), 2), tuple(found.pros), tuple(found.cons), remedies)
+            for_, against, strengths = map(tuple, (found.pros, found.cons, found.strengths))
+            return Cause(name, stated[0], math.nan, for_, against, remedies, strengths)
 
         title = (inspect.getdoc(function) or name).partition("\n")[0].rstrip(".")
         return PossibleCause(name, title[:1].lower() + title[1:], in_words, judge)
 
     return declare
-
-
-def ranked(
-    alert: Any, facts: Any, causes: Iterable[PossibleCause], on_fault: Callable[[str, Exception], None] | None = None
-) -> tuple[Cause, ...]:
-    """The causes of an alert, best first.
-
-    Args:
-        alert: The alert.
-        facts: What is known.
-        causes: Those of its kind.
-        on_fault: Called with the name of a cause that raised, and the error; the others go on. None lets it raise.
-    """
-    found: list[Cause] = []
-    for one in causes:
-        try:
-            cause = one.judge(alert, facts)
-        except Exception as error:
-            if on_fault is None:
-                raise
-            on_fault(one.name, error)
-            continue
-        if cause is not None:
-            found.append(cause)
-    return tuple(sorted(found, key=lambda cause: -cause.score)[:MOST_CAUSES])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.cause import ranked
+from lightning_hooks.declare.cause import Cause
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.step import groups_of
@@ -25,9 +24,12 @@ from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import as_number, has_values, is_distributed
+from lightning_hooks.judge.weights import probability_of_cause
 
 POSSIBLE, CERTAIN = 0.2, 0.9
-"""The score above which another cause is possible too, and the one from which on a cause leaves no room for others."""
+"""The probability from which on a cause is shown, and the one from which on it leaves no room for others."""
+MOST_CAUSES = 3
+"""Causes of one alert."""
 MOST_ELEMENTS = 1 << 22
 """Of a larger parameter every so many elements are read."""
 
@@ -134,16 +136,37 @@ def _places_first(model: nn.Module) -> list[str]:
     return [name for name, shape in shapes.items() if len(shape) == 3 and shape[0] > shape[1] == 1 and shape[2] in widths]
 
 
-def with_causes(alert: Alert, facts: Facts, on_fault: Any = None) -> Alert:
+def with_causes(alert: Alert, facts: Facts, on_fault: Callable[[str, Exception], None] | None = None) -> Alert:
     """An alert with its causes; where one is decisive, in its words and with its remedies as advice."""
-    causes = ranked(alert, facts, kind_of(alert.kind).causes, on_fault)
+    causes = _causes(alert, facts, on_fault)
     remedies = tuple(remedy for cause in causes for remedy in cause.remedies)
     best = causes[0] if causes else None
     if best is None or not best.decisive or best.evidence_for == (alert.message,):  # no more than what its rule says
         return dataclasses.replace(alert, causes=causes, remedies=remedies)
-    able = (best, *(cause for cause in causes[1:] if cause.score > POSSIBLE and best.score < CERTAIN))
+    able = (best, *(cause for cause in causes[1:] if best.probability < CERTAIN))
     advice = tuple(remedy.text for cause in able for remedy in cause.remedies) or alert.advice
     known, stated = alert.diagnosis, best.statement
     diagnosis = known if stated in known else stated if known in stated else f"{stated} {known}"
     diagnosis = "" if diagnosis in alert.message else diagnosis
     return dataclasses.replace(alert, causes=causes, remedies=remedies, diagnosis=diagnosis, advice=advice)
+
+
+def _causes(alert: Alert, facts: Facts, on_fault: Callable[[str, Exception], None] | None) -> tuple[Cause, ...]:
+    """The causes of an alert, the most probable first. One that raises is left out, and given to ``on_fault`` if there is one."""
+    found = []
+    for one in kind_of(alert.kind).causes:
+        try:
+            cause = one.judge(alert, facts)
+        except Exception as error:
+            if on_fault is None:
+                raise
+            on_fault(one.name, error)
+            continue
+        if cause is not None and (cause := weighed(cause)).probability >= POSSIBLE:
+            found.append(cause)
+    return tuple(sorted(found, key=lambda cause: -cause.probability)[:MOST_CAUSES])
+
+
+def weighed(cause: Cause) -> Cause:
+    """A cause with its probability."""
+    return dataclasses.replace(cause, probability=round(probability_of_cause(cause.strengths), 2))

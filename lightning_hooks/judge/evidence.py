@@ -20,6 +20,8 @@ GOES_WELL = 0.9
 """The last losses over those at the start, below which the loss falls."""
 NEAR, FAR = 1.5, 10.0
 """How many times its limit a value is, or the limit the value, below which it is near it, and above which it is far from it."""
+LIKELY = 0.8
+"""The probability from which on a cause is more than one of two."""
 POSSIBLE = 0.5
 """The probability below which a problem is shown in the report only."""
 
@@ -63,11 +65,12 @@ class Judge:
     def evidence(self, alert: Alert) -> list[str]:
         """What holds of a problem, by name."""
         kind = kind_of(alert.kind)
-        decisive = next((cause.name for cause in alert.causes if cause.decisive), None)
-        found = [kind.states, f"kind {kind.name}", *([] if decisive is None else [f"cause {decisive}"])]
+        cause = next((cause for cause in alert.causes if cause.decisive), None)
+        found = [kind.states, f"kind {kind.name}", *([] if cause is None else [f"cause {cause.name}"])]
         if kind.states == "fact":
             return found
-        found.append(f"{kind.states}, cause {'unknown' if decisive is None else 'known'}")
+        found.append(f"{kind.states}, cause {'unknown' if cause is None else 'known'}")
+        found += [f"{kind.states}, cause likely"] if cause is not None and cause.probability >= LIKELY else []
         found.append(f"{kind.states}, loss {'falls' if self._falls else 'stands'}")
         found.append(_size(alert, kind.measures))
         return [*found, "goes well"] if kind.states == "symptom" and self._goes_well(alert.site) else found

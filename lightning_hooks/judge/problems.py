@@ -81,6 +81,12 @@ class FoundKind:
         return {cause.name for cause in self.alert.causes or self.first.causes if cause.decisive} if self.serious else set()
 
     @property
+    def surety(self) -> float:
+        """The probability of its most likely cause; 0 where none is decisive."""
+        causes = self.alert.causes or self.first.causes
+        return max((cause.probability for cause in causes if cause.decisive), default=0.0) if self.serious else 0.0
+
+    @property
     def order(self) -> tuple[bool, bool, int, int, bool, Moment]:
         """A sort key: what explains others comes first. Of what is not finite it is what was first."""
         unknown = not self.decisive and self.kind.about != "nonfinite"
@@ -194,15 +200,19 @@ def _explains(head: FoundKind, effect: FoundKind) -> bool:
     """Whether one problem explains another: they share a cause that much speaks for, or the second came of what spreads."""
     if head.serious < effect.serious or head.kind.name == effect.kind.name:
         return False
-    if head.lasts and gravity(effect.alert.severity) < gravity(head.alert.severity):
-        return False  # what is graver than what was passed on is passed on itself
     if head.lasts and _began(head.first) > _began(effect.alert):
         return False
+    if head.decisive & effect.decisive:
+        return True  # one cause, one problem
+    if effect.kind.states == "outcome" and head.decisive and head.surety >= effect.surety:
+        return True
+    if head.lasts and gravity(effect.alert.severity) < gravity(head.alert.severity):
+        return False  # what is graver than what was passed on is passed on itself
     if head.kind.about == effect.kind.about == "nonfinite":
         return True
     if head.lasts and effect.kind.states == "fact" and head.kind.states != "fact":
         return False  # it says more than the symptom that was passed on
-    if head.decisive & (effect.decisive or {one.name for one in effect.kind.causes}):
+    if not effect.decisive and head.decisive & {one.name for one in effect.kind.causes}:
         return True
     event = effect.kind.about == "batch" and effect.kind.states == "symptom"
     if (head.lasts and effect.decisive) or (event and head.kind.about == "window"):
@@ -234,7 +244,8 @@ def _effects(problem: FoundKind) -> Iterator[Found]:
 def _with_effects(problem: FoundKind, reports: Sequence[Report]) -> Alert:
     alert, effects = problem.alert, list(_effects(problem))
     names = dict.fromkeys(effect.name for _, effect in effects)  # a module's output and its gradient have one name
-    grave = min([alert.severity, *(effect.alert.severity for effect in problem.effects)], key=gravity)
+    new = () if problem.lasts and problem.decisive else problem.effects  # a known cause is not said again for what it does
+    grave = min([alert.severity, *(effect.alert.severity for effect in new)], key=gravity)
     message = f"{alert.message}{_earlier_step(problem, reports)}"
     consequences = tuple(name for name in names if name != alert.name)
     return dataclasses.replace(alert, cause="", consequences=consequences, severity=grave, message=message)

@@ -49,6 +49,19 @@ def probability(evidence: Iterable[str]) -> float:
     return 1 / (1 + math.exp(-total))
 
 
+def probability_of_cause(strengths: Iterable[str]) -> float:
+    """How probable a cause is, if there is a problem that may have it.
+
+    Args:
+        strengths: How much each piece of evidence says, of :data:`~lightning_hooks.declare.cause.STRENGTHS`.
+
+    Returns:
+        From 0 to 1.
+    """
+    stored = _stored()["causes"]
+    return 1 / (1 + math.exp(-stored["intercept"] - sum(stored[strength] for strength in strengths)))
+
+
 def weight(name: str) -> float:
     """What one piece of evidence adds to the log-odds; 0 for what was in no training."""
     return float(_stored()["weights"].get(name, (0.0,))[0])

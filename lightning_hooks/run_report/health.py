@@ -221,7 +221,7 @@ def _causes(alert: Alert, sentences: Sentences, names: list[str]) -> list[dict[s
             **none,
             "text": sentences.without_names(cause.statement, names),
             "name": cause.name,
-            "score": cause.score,
+            "probability": cause.probability,
             "for": [sentences.without_names(text, names) for text in cause.evidence_for],
             "against": [sentences.without_names(text, names) for text in cause.evidence_against],
         }

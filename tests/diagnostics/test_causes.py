@@ -34,6 +34,7 @@ from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.diagnostics.optimizer.table import ScheduleStats
 from lightning_hooks.judge.diagnosis import with_causes
 from tests.support.bad_steps import data_of, failed
+from tests.support.causes import judged
 
 NAN = math.nan
 
@@ -81,7 +82,7 @@ def test_a_bias_below_zero_since_the_start_is_the_cause_with_its_value() -> None
     bias = TensorFacts(32, -2.0, -2.0, -2.0)
     features = FeatureReport(0, 10, {"net.fc": stats(-2.0, 0.2, -3.0, -1.2), "net.relu": stats(0, 0, 0, 0)})
     facts = Facts(features, modules=MODULES, now={"net.fc.bias": bias}, start={"net.fc.bias": bias})
-    cause = weights.offset_bias.judge(alert(), facts)
+    cause = judged(weights.offset_bias, alert(), facts)
     assert cause is not None
     assert cause.decisive
     assert cause.statement == "net.fc.bias is -2 in all 32 units, since the start."
@@ -103,13 +104,13 @@ def test_a_usual_bias_is_none(low: float) -> None:
 def test_a_bias_that_moved_speaks_against_it() -> None:
     now, start = TensorFacts(32, -5.0, -6.0, -4.0), TensorFacts(32, 0.0, -0.1, 0.1)
     facts = Facts(FeatureReport(0, 10, {}), modules=MODULES, now={"net.fc.bias": now}, start={"net.fc.bias": start})
-    cause = weights.offset_bias.judge(alert(), facts)
+    cause = judged(weights.offset_bias, alert(), facts)
     assert cause is None or not cause.decisive
 
 
 @pytest.mark.parametrize(("kind", "lr", "to"), [("AdamW", 2.0, 3e-3), ("SGD", 30.0, 0.1)])
 def test_a_rate_beyond_the_usual_is_the_cause_and_the_remedy_is_a_usual_one(kind: str, lr: float, to: float) -> None:
-    cause = rates.rate_too_high.judge(alert("update_too_large", f"0-{kind}"), Facts(flow=flow(0.5, lr, kind, -0.1)))
+    cause = judged(rates.rate_too_high, alert("update_too_large", f"0-{kind}"), Facts(flow=flow(0.5, lr, kind, -0.1)))
     assert cause is not None
     assert cause.decisive
     assert f"The learning rate is {lr:.3g}; {kind}'s usual range is " in cause.statement
@@ -125,7 +126,7 @@ def test_weight_decay_is_not_advised_where_it_is_usual_and_is_where_it_is_not() 
     found = with_causes(alert("update_too_large", "0-AdamW"), usual)
     assert found.causes[0].name == "rate_too_high"
     assert "weight_decay" not in found.text
-    cause = rates.unusual_setting.judge(alert("update_too_large", "0-AdamW"), Facts(flow=flow(weight_decay=30.0)))
+    cause = judged(rates.unusual_setting, alert("update_too_large", "0-AdamW"), Facts(flow=flow(weight_decay=30.0)))
     assert cause is not None
     assert cause.statement == "weight_decay of 0-AdamW is 30; 0.01 is usual."
     assert cause.remedies[0].target == "optimizer.weight_decay"
@@ -134,14 +135,14 @@ def test_weight_decay_is_not_advised_where_it_is_usual_and_is_where_it_is_not() 
 
 @pytest.mark.parametrize(("kind", "usual"), [("Adam", 1e-4), ("SGD", 1e-4), ("AdamW", 0.01)])
 def test_a_decay_that_is_added_to_the_gradient_is_usually_smaller(kind: str, usual: float) -> None:
-    cause = rates.unusual_setting.judge(alert("optimizer_settings", f"0-{kind}"), Facts(flow=flow(kind=kind, weight_decay=1.0)))
+    cause = judged(rates.unusual_setting, alert("optimizer_settings", f"0-{kind}"), Facts(flow=flow(kind=kind, weight_decay=1.0)))
     assert cause is not None
     assert [(remedy.target, remedy.to) for remedy in cause.remedies] == [("optimizer.weight_decay", usual)]
 
 
 def test_clipping_is_set_to_the_usual_norm_where_nothing_clips() -> None:
     spike = alert("spike", "0-AdamW", batch=3)
-    cause = large_steps.unclipped.judge(spike, Facts(flow=flow(), clip=steps(1.3, 60.0)))
+    cause = judged(large_steps.unclipped, spike, Facts(flow=flow(), clip=steps(1.3, 60.0)))
     assert cause is not None
     assert (cause.remedies[0].target, cause.remedies[0].to) == ("trainer.gradient_clip_val", 1.0)
     assert large_steps.unclipped.judge(spike, Facts(flow=flow(), clip=steps(1.3, 60.0), setup=clipped_at(1.0))) is None
@@ -154,7 +155,7 @@ def test_a_schedule_that_is_too_short_is_made_as_long_as_the_training() -> None:
         schedules=(ScheduleStats("CosineAnnealingLR", "T_max", 50, True, 0, False),),
         setup=TrainingSetup(device=torch.device("cpu"), planned_steps=400),
     )
-    cause = rates.wrong_schedule.judge(alert("lr_zero", "0-AdamW"), facts)
+    cause = judged(rates.wrong_schedule, alert("lr_zero", "0-AdamW"), facts)
     assert cause is not None
     assert cause.decisive
     assert [(r.op, r.target, r.from_, r.to) for r in cause.remedies] == [
@@ -162,12 +163,12 @@ def test_a_schedule_that_is_too_short_is_made_as_long_as_the_training() -> None:
         ("remove", "scheduler", "CosineAnnealingLR", None),
     ]
     rises = dataclasses.replace(facts, flow=flow(lr=9e-4, lr_peak=1e-3, lr_initial=1e-3))
-    cause = rates.wrong_schedule.judge(alert("lr_zero", "0-AdamW"), rises)
+    cause = judged(rates.wrong_schedule, alert("lr_zero", "0-AdamW"), rises)
     assert cause is not None
     assert cause.decisive  # it is back at its peak, and its length says why
     assert cause.evidence_for[-1] == "its T_max is 50, and 400 steps are planned"
     by_step = dataclasses.replace(facts, schedules=(ScheduleStats("ExponentialLR", "", 0, False, 0, False),))
-    cause = rates.wrong_schedule.judge(alert("lr_zero", "0-AdamW"), by_step)
+    cause = judged(rates.wrong_schedule, alert("lr_zero", "0-AdamW"), by_step)
     assert cause is not None
     assert (cause.remedies[0].target, cause.remedies[0].to) == ("scheduler.interval", "epoch")
 
@@ -204,7 +205,7 @@ def test_causes_of_every_kind_say_nothing_where_nothing_is_known(kind: Any) -> N
     for one in kind.causes:
         assert one.title
         assert one.remedies
-        cause = one.judge(dataclasses.replace(alert(kind.name), value=0.5), Facts())
+        cause = judged(one, dataclasses.replace(alert(kind.name), value=0.5), Facts())
         assert cause is None or cause.evidence_for == ("seen.",), one.name  # what a rule states as a fact
         for remedy in cause.remedies if cause else ():
             assert remedy.op in OPS

@@ -17,7 +17,7 @@ from lightning_hooks.alerts import (
     OptimizerStats,
     ParameterSetup,
 )
-from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, possible_cause
+from lightning_hooks.declare.cause import PROOF, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.attention import rules as attention
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
@@ -28,6 +28,7 @@ from lightning_hooks.diagnostics.features.table import FeatureStats
 from lightning_hooks.diagnostics.gradients.tables import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import SIGNS, TargetStats
+from tests.support.causes import judged
 
 MODULES = {"net.a": "Linear", "net.b": "Linear", "net.norm": "BatchNorm1d", "net": "Sequential"}
 START = {"net.a.weight": TensorFacts(64, 0.0, -0.5, 0.5), "net.b.weight": TensorFacts(64, 0.0, -0.5, 0.5)}
@@ -60,20 +61,20 @@ def facts(given: FeatureReport | None = None, report: GradientFlowReport | None 
 @pytest.mark.parametrize(("share", "found"), [(0.0, True), (0.1, False)])
 def test_a_mask_that_hides_the_first_key_of_all_samples(share: float, found: bool) -> None:
     known = AttentionReport(0, 10, {"net.a/sdpa": dataclasses.replace(ATTENDS, first_token_share=share)})
-    cause = attention.inverted_mask.judge(alert("no_progress"), facts(window=Window([known])))
+    cause = judged(attention.inverted_mask, alert("no_progress"), facts(window=Window([known])))
     assert (cause is not None and cause.decisive) is found
 
 
-@pytest.mark.parametrize(("kind", "factor", "score"), [("SGD", 1e4, 0.75), ("SGD", 3.0, None), ("Adam", 1e4, None)])
-def test_a_loss_that_is_multiplied(kind: str, factor: float, score: float | None) -> None:
+@pytest.mark.parametrize(("kind", "factor", "strengths"), [("SGD", 1e4, ("strong",)), ("SGD", 3.0, None), ("Adam", 1e4, None)])
+def test_a_loss_that_is_multiplied(kind: str, factor: float, strengths: tuple[str, ...] | None) -> None:
     """The first window says so, also of an alert that comes later; steps of Adam do not depend on it."""
     rates_ = {f"0-{kind}": OptimizerStats((0.1,), (0.1,), groups=(GroupSettings(lr=0.1, lr_peak=0.1),))}
     began = LossReport(8, 9.0, 1.0, 9.0, 9.0, 9.0, recent=(2.3 * factor, 9e9, 9e9))
     first = features(outputs={"cross_entropy": of_logits(first_loss=2.3)}), flow(loss=began, optimizers=rates_)
     later = features().after([first[0]]), flow(optimizers=rates_).after([first[1]])
     for given, report in (first, later):
-        cause = large_steps.loss_multiplied.judge(alert("dead", "net.b"), facts(given, report, optimizers=rates_))
-        assert (None if cause is None else cause.score) == score
+        cause = judged(large_steps.loss_multiplied, alert("dead", "net.b"), facts(given, report, optimizers=rates_))
+        assert (None if cause is None else cause.strengths) == strengths
         if cause is not None:
             assert [(remedy.target, remedy.to) for remedy in cause.remedies] == [("loss", 1e-4)]
 
@@ -88,7 +89,7 @@ def test_a_usual_rate_is_not_the_cause_where_something_makes_gradients_large(sta
         parameters={"net.a.weight": ratio},
         setups={"net.a.weight": ParameterSetup(64, 2, True, True, ("0-SGD",), 10, 0.1, 0.1)},
     )
-    cause = rates.rate_too_high.judge(alert("dead", "net.b"), facts(given, report, optimizers=optimizers))
+    cause = judged(rates.rate_too_high, alert("dead", "net.b"), facts(given, report, optimizers=optimizers))
     assert cause is not None
     assert cause.decisive is decisive
 
@@ -105,7 +106,7 @@ def test_where_the_path_to_the_loss_is_cut(silent: tuple[str, ...], steps: int, 
     none = ParameterGradientStats(0, 0.0, 0.0, 0.0, 0.0, 0, 10, None)
     learns = ParameterGradientStats(steps, 1.0, 1.0, 0.1, 0.0, 0, 0, 1e-3)
     report = dataclasses.replace(flow(), parameters={"net.a.weight": none, "net.a.bias": none, "net.b.weight": learns})
-    cause = wiring.cut_path.judge(alert("missing", "net.a.bias"), facts(features(silent=silent), report))
+    cause = judged(wiring.cut_path, alert("missing", "net.a.bias"), facts(features(silent=silent), report))
     assert cause is not None
     assert cause.decisive
     assert [remedy.text for remedy in cause.remedies] == [text]
@@ -130,14 +131,14 @@ def test_causes_in_what_a_loss_is_given() -> None:
         (code.weights_upside_down, "settings", {"cross_entropy", "bce_with_logits"}),
     ):
         sites = (*given.targets, *given.outputs, "net")
-        found = {site: cause.judge(alert(kind, site), facts(given)) for site in sites}
+        found = {site: judged(cause, alert(kind, site), facts(given)) for site in sites}
         assert {site for site, one in found.items() if one is not None} == right
         assert all(one.decisive for one in found.values() if one is not None)
 
 
 def test_inputs_far_from_0_in_a_narrow_range_are_moved_to_one_around_0() -> None:
     given = features(images=True, inputs={"training": stats(-2.0, 0.005)})
-    cause = data.large_inputs.judge(alert("no_progress"), facts(given))
+    cause = judged(data.large_inputs, alert("no_progress"), facts(given))
     assert cause is not None
     assert [remedy.to for remedy in cause.remedies] == ["its values, standardised", "its values, from -1 to 1"]
 
@@ -148,7 +149,7 @@ def test_weights_that_one_number_fills_are_initialised_in_all_layers(value: floa
     start = {f"net.{name}.weight": TensorFacts(64, value, value, value) for name in "ab"}
     setups = {name: ParameterSetup(64, 2, True, True) for name in start}
     known = facts(features(initial_gains={"net.a": 0.2, "net.b": 0.2}), flow(setups=setups), start=start, now=start)
-    cause = weights.constant_weights.judge(alert("poor_init", "net.a"), known)
+    cause = judged(weights.constant_weights, alert("poor_init", "net.a"), known)
     assert cause is not None
     (remedy,) = cause.remedies
     assert (remedy.target, remedy.to) == (targets, 1.0)  # those of constant layers are no usual gains
@@ -171,9 +172,9 @@ def test_no_remedy_names_a_number_that_is_not_finite_or_multiplies_by_zero(remed
     @possible_cause("do it")
     def supposed(_: Any, __: Any, found: CauseEvidence) -> Judgement:
         """Something."""
-        found.add(True, 0.9, "it is so")
+        found.add(True, PROOF, "it is so")
         return "It is so.", [remedy]
 
-    cause = supposed.judge(alert("dead"), facts())
+    cause = judged(supposed, alert("dead"), facts())
     assert cause is not None
     assert cause.remedies == (remedy,) * possible

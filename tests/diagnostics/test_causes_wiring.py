@@ -23,6 +23,7 @@ from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, ScheduleStats
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from tests.support.bad_steps import failed
+from tests.support.causes import judged
 from tests.support.models import Classifier, loader, trainer
 
 MODULES = {"net.a": "Linear", "net.b": "Linear", "net": "Sequential"}
@@ -80,14 +81,14 @@ def facts(given: FeatureReport | None = None, report: Any = None, **fields: Any)
 )
 def test_inputs_off_their_centre_are_standardised_and_large_ones_scaled(mean: float, std: float, first: Any) -> None:
     given = features(inputs={"training": stats(mean, std, mean - 2 * std, mean + 2 * std)})
-    cause = data.large_inputs.judge(alert("saturated", "net.a"), facts(given))
+    cause = judged(data.large_inputs, alert("saturated", "net.a"), facts(given))
     assert (cause is None) if first is None else (cause is not None and cause.decisive and cause.remedies[0].to == first)
 
 
 @pytest.mark.parametrize(("low", "found"), [(-9999.0, True), (-9998.7, False), (-3000.0, False)])
 def test_a_number_that_stands_for_what_is_missing(low: float, found: bool) -> None:
     given = features(inputs={"training": stats(-100.0, 990.0, low, 4.0)})
-    cause = data.placeholder.judge(alert("poor_init"), facts(given))
+    cause = judged(data.placeholder, alert("poor_init"), facts(given))
     assert (cause is not None) is found
     assert cause is None or (cause.remedies[0].code, cause.remedies[0].from_) == ("x[x == -9999] = 0", low)
 
@@ -95,15 +96,17 @@ def test_a_number_that_stands_for_what_is_missing(low: float, found: bool) -> No
 def test_a_rate_that_is_0_at_the_start_and_a_schedule_of_steps_that_is_stepped_by_epochs() -> None:
     schedule = ScheduleStats("LambdaLR", "", 0, False, 0, False)
     known = facts(schedules=(schedule,), first_rates={(0, 0): 0.0})
-    cause = rates.wrong_schedule.judge(alert("update_too_small", "0-Adam", 0.0), known)
+    cause = judged(rates.wrong_schedule, alert("update_too_small", "0-Adam", 0.0), known)
     assert cause is not None
     assert (cause.decisive, cause.remedies[0].op, cause.remedies[0].target) == (True, "remove", "scheduler")
-    back = code.written_back.judge(alert("update_too_small", "0-Adam", 0.0), known)
+    back = judged(code.written_back, alert("update_too_small", "0-Adam", 0.0), known)
     assert back is None or not back.decisive
     by_epoch = ScheduleStats("OneCycleLR", "total_steps", 224, False, 0, True)
     low = flow(optimizers={"0-Adam": OptimizerStats(groups=(GroupSettings(lr=1e-5, lr_peak=1e-5, lr_initial=1e-3),))})
-    cause = rates.wrong_schedule.judge(
-        alert("lr_zero", "0-Adam"), facts(report=low, schedules=(by_epoch,), setup=training(planned_steps=224))
+    cause = judged(
+        rates.wrong_schedule,
+        alert("lr_zero", "0-Adam"),
+        facts(report=low, schedules=(by_epoch,), setup=training(planned_steps=224)),
     )
     assert cause is not None
     assert (cause.remedies[0].target, cause.remedies[0].to) == ("scheduler.interval", "step")
@@ -113,15 +116,15 @@ def test_frozen_parameters_in_the_optimizer_and_a_frozen_head() -> None:
     frozen = ParameterSetup(64, 2, False, False, ("0-Adam",), 10, 1e-3)
     report = flow(setups={"net.a.weight": ParameterSetup(64, 2, True, True, ()), "net.b.weight": frozen})
     for site in ("0-Adam", "net.b"):
-        cause = wiring.frozen_by_mistake.judge(alert("not_optimized", site), facts(report=report))
+        cause = judged(wiring.frozen_by_mistake, alert("not_optimized", site), facts(report=report))
         assert cause is not None
         assert (cause.decisive, cause.remedies[0].target) == (True, "requires_grad_(True) on net.b")
-    assert wiring.frozen_by_mistake.judge(alert("not_optimized", "net.a.weight"), facts()) is None
+    assert judged(wiring.frozen_by_mistake, alert("not_optimized", "net.a.weight"), facts()) is None
     free, frozen = ParameterSetup(4, 1, True, True, ()), ParameterSetup(64, 2, False, False)
     report = flow(setups={"net.a.weight": frozen, "net.b.weight": frozen, "net.a.bias": free})
     for high, found in ((0.49, True), (0.7, False)):  # as PyTorch draws weights, and as a training leaves them
         start = {**START, "net.b.weight": TensorFacts(64, 0.0, -0.5, high)}
-        cause = wiring.frozen_by_mistake.judge(alert("not_optimized", "net.a.bias"), facts(report=report, start=start))
+        cause = judged(wiring.frozen_by_mistake, alert("not_optimized", "net.a.bias"), facts(report=report, start=start))
         assert (cause is not None) is found
 
 
@@ -129,39 +132,41 @@ def test_an_optimizer_that_is_never_stepped() -> None:
     held = ParameterSetup(64, 2, True, False, ("0-Adam",), 0, 1e-3)
     loss = LossReport(40, 2.0, 0.1, 1.9, 2.1, 2.0)
     report = flow(setups={"net.a.weight": held}, loss=loss)
-    cause = wiring.another_optimizer.judge(
-        alert("not_updated", "0-Adam", 0.0), facts(report=report, setup=training(automatic_optimization=False))
+    cause = judged(
+        wiring.another_optimizer,
+        alert("not_updated", "0-Adam", 0.0),
+        facts(report=report, setup=training(automatic_optimization=False)),
     )
     assert cause is not None
     assert cause.decisive
-    assert wiring.another_optimizer.judge(alert("not_updated", "0-Adam", 0.0), facts(report=report)) is None
+    assert judged(wiring.another_optimizer, alert("not_updated", "0-Adam", 0.0), facts(report=report)) is None
 
 
 def test_what_else_is_known_for_certain() -> None:
-    strided = wiring.strided_weight.judge(alert("not_updated", "net.a.weight", 0.0), facts(strided=("net.a.weight",)))
+    strided = judged(wiring.strided_weight, alert("not_updated", "net.a.weight", 0.0), facts(strided=("net.a.weight",)))
     assert strided is not None
     assert strided.remedies[0].target == "net.a.weight.data"
     gains = {"net.a": 0.6, "net.b": 0.6}
     chain = facts(features(initial_gains=gains), flow(linear_layers=("net.a", "net.b", 2)))
-    between = wiring.no_activation.judge(alert("settings", "net.a"), chain)
+    between = judged(wiring.no_activation, alert("settings", "net.a"), chain)
     assert between is not None
     assert (between.remedies[0].op, between.remedies[0].target) == ("insert", "net.b")
     paired = features(targets={"mse_loss": TargetStats(4, 4, 32, 32, 1024, 0, 0)})
-    cause = wiring.compared_in_pairs.judge(alert("output_range", "mse_loss"), facts(paired))
+    cause = judged(wiring.compared_in_pairs, alert("output_range", "mse_loss"), facts(paired))
     assert cause is not None
-    assert wiring.compared_in_pairs.judge(alert("output_range", "cross_entropy"), facts(paired)) is None
+    assert judged(wiring.compared_in_pairs, alert("output_range", "cross_entropy"), facts(paired)) is None
     clip = ClipReport(0, 10, {"0-SGD": ClipStats(50, 50, 1.0, 9.0, 9.0, 1.0, 1.0, 0.1, 0, 0, (), None)})
     loss = LossReport(40, 2.0, 0.1, 1.9, 2.1, 2.0, scaled=True)
     known = facts(report=flow(loss=loss), clip=clip)
-    assert wiring.clipped_while_scaled.judge(alert("always_clipped", "0-SGD"), known) is not None
+    assert judged(wiring.clipped_while_scaled, alert("always_clipped", "0-SGD"), known) is not None
     assert (
-        wiring.clipped_while_scaled.judge(
-            alert("always_clipped", "0-SGD"), dataclasses.replace(known, setup=training(clip_norm=1.0))
+        judged(
+            wiring.clipped_while_scaled, alert("always_clipped", "0-SGD"), dataclasses.replace(known, setup=training(clip_norm=1.0))
         )
         is None
     )
     one = facts(features(sites={"net.b": stats(1.0, 0.0, 1.0, 1.0)}), modules={**MODULES, "net.b": "Softmax"})
-    single = code.softmax_of_one.judge(alert("constant", "net.b"), one)
+    single = judged(code.softmax_of_one, alert("constant", "net.b"), one)
     assert single is not None
     assert single.remedies[0].to == "nn.Sigmoid"
 
@@ -171,17 +176,18 @@ def test_what_else_is_known_for_certain() -> None:
 )
 def test_a_parameter_that_starts_far_larger_than_the_others(low: float, high: float, elements: int, remedy: Any) -> None:
     start = {**START, "net.c.weight": TensorFacts(64, 0.0, -0.5, 0.5), "net.x": TensorFacts(elements, (low + high) / 2, low, high)}
-    cause = weights.large_start.judge(alert("poor_init", "net.b"), facts(start=start))
+    cause = judged(weights.large_start, alert("poor_init", "net.b"), facts(start=start))
     assert cause is not None
     assert cause.decisive
     assert (cause.remedies[0].op, cause.remedies[0].to) == remedy
     drawn = {**START, "net.c.weight": TensorFacts(64, 0.0, -0.5, 0.5), "net.x": TensorFacts(6144, 0.0, -4.0, 4.0)}  # an embedding
-    assert weights.large_start.judge(alert("poor_init", "net.b"), facts(start=drawn)) is None
+    assert judged(weights.large_start, alert("poor_init", "net.b"), facts(start=drawn)) is None
 
 
 def test_a_row_that_a_mask_empties_and_a_batch_of_one() -> None:
     first, later = (
-        code.nonfinite_operation.judge(
+        judged(
+            code.nonfinite_operation,
             alert("nonfinite", "net"),
             facts(bad_step=failed("softmax", "net", settings={"empty": 3, "slices": 8}, samples=(7,), first=first)),
         )
@@ -191,7 +197,7 @@ def test_a_row_that_a_mask_empties_and_a_batch_of_one() -> None:
     assert later is not None
     assert [first.remedies[0].code, later.remedies[0].target] == ["~mask", "-inf before the softmax in net"]
     single = failed("std", "net", settings={"size": 1})
-    cause = code.nonfinite_operation.judge(alert("loss_nonfinite", batch=7), facts(bad_step=single))
+    cause = judged(code.nonfinite_operation, alert("loss_nonfinite", batch=7), facts(bad_step=single))
     assert cause is not None
     assert (cause.remedies[0].target, cause.remedies[0].to) == ("dataloader.drop_last", True)
 

@@ -115,6 +115,28 @@ def test_a_new_problem_with_a_cause_belongs_to_an_earlier_one_with_the_same(caus
     assert [one.cause for one in ordered.of_report[1]] == [RATE if together else ""]
 
 
+@pytest.mark.parametrize(
+    ("first", "kind", "second", "joined"),
+    [
+        ("rate_too_low", "critical: no_progress", "rate_too_low", True),  # one cause, however grave what it does
+        ("idle_step", "critical: no_progress", "unrelated_targets", True),  # the surer of two causes explains the outcome
+        ("unrelated_targets", "critical: no_progress", "idle_step", False),
+        ("idle_step", "critical: attention_collapse", "unrelated_targets", False),  # a symptom is no outcome
+    ],
+)
+def test_what_a_known_cause_does_later_is_no_news(first: str, kind: str, second: str, joined: bool) -> None:
+    sure = {"idle_step": 0.9, "unrelated_targets": 0.6, "rate_too_low": 0.7}
+    head, effect = (
+        replace(found(f"{what} at a", epoch), causes=(Cause(cause, "It is so.", sure[cause]),))
+        for what, epoch, cause in (("update_too_small", 1, first), (kind, 3, second))
+    )
+    book = AlertBook()
+    book.new_alerts([head])
+    report = replace(GradientFlowReport(3, 10, MODULES, {}, 1.0), alerts=(effect,))
+    (ordered,) = in_problems(Window([report]), [book]).of_report
+    assert [alert.kind for alert in book.new_alerts(book.grouped(ordered), 3)] == ([] if joined else [effect.kind])
+
+
 def test_a_problem_that_has_moved_on_has_its_beginning_and_its_causes() -> None:
     book = AlertBook()
     book.new_alerts([replace(found(RATE, 0), causes=(Cause("rate_too_high", "It is so.", 0.9),))])

@@ -135,8 +135,12 @@ SYMPTOM = ["symptom", "kind dead", "symptom, cause unknown", "symptom, loss stan
         (alert(), SYMPTOM),
         (alert(rate_too_high=0.49), SYMPTOM),
         (
-            alert(rate_too_high=0.9, offset_bias=0.5),
+            alert(rate_too_high=0.79, offset_bias=0.5),
             ["symptom", "kind dead", "cause rate_too_high", "symptom, cause known", "symptom, loss stands", "a part of it"],
+        ),
+        (
+            alert(rate_too_high=0.8),
+            [*SYMPTOM[:2], "cause rate_too_high", "symptom, cause known", "symptom, cause likely", *SYMPTOM[3:]],
         ),
         (
             alert("loss_plateau", 1.0),

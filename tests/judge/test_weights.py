@@ -8,9 +8,10 @@ import math
 import pytest
 
 from lightning_hooks.alerts.explain import explain
+from lightning_hooks.declare.cause import AGAINST, EXCLUDES, PROOF, SHOWN, SLIGHT, SOME, STRONG
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.judge import weights
-from lightning_hooks.judge.weights import Record, probability, record_of, weight
+from lightning_hooks.judge.weights import Record, probability, probability_of_cause, record_of, weight
 from tests.evidence.judge.fit import SIGNS, TABLE, WEIGHTS, fitted, text, weights_of
 
 STORED = json.loads(WEIGHTS.read_text(encoding="utf-8"))
@@ -25,6 +26,19 @@ def test_the_probability_is_the_logistic_of_the_sum(monkeypatch: pytest.MonkeyPa
     assert (weight("kind dead"), weight("never seen")) == (-2.25, 0.0)
     monkeypatch.setitem(known, "intercept", 0.0)
     assert probability([]) == 0.5
+
+
+def test_the_probability_of_a_cause_is_that_of_its_strengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_stored", lambda: {"causes": {"intercept": -1.0, STRONG: 1.5, AGAINST: -0.25, SHOWN: 0.0}})
+    assert probability_of_cause([]) == pytest.approx(0.2689414)  # 1 / (1 + exp(1))
+    assert probability_of_cause([STRONG, SHOWN, AGAINST]) == pytest.approx(0.5621765)  # 1 / (1 + exp(-0.25))
+    assert probability_of_cause([STRONG, STRONG]) == pytest.approx(0.8807971)  # 1 / (1 + exp(-2))
+
+
+def test_a_strength_adds_at_least_as_much_as_the_one_before_it() -> None:
+    known = STORED["causes"]
+    assert 0 == known[SHOWN] <= known[SLIGHT] <= known[SOME] <= known[STRONG] <= known[PROOF]
+    assert 0 >= known[AGAINST] >= known[EXCLUDES]
 
 
 def test_records_are_those_of_the_fitted_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +59,8 @@ def test_the_stored_table_gives_the_stored_weights() -> None:
     assert found["weights"].keys() == STORED["weights"].keys()
     for name, (value, trainings) in found["weights"].items():
         assert STORED["weights"][name] == [pytest.approx(value, abs=0.01), trainings], name
-    for name in found.keys() - {"intercept", "weights"}:
+    assert found["causes"] == pytest.approx(STORED["causes"], abs=0.01)
+    for name in found.keys() - {"intercept", "weights", "causes"}:
         assert found[name] == STORED[name], name
     turned = {**table, "evidence": [[healthy, harmed, names] for harmed, healthy, names in table["evidence"]]}
     _, left, dropped = fitted(turned)

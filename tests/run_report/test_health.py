@@ -164,7 +164,7 @@ def test_causes_have_their_evidence_and_remedies_are_operations(make_run: Any) -
         )  # fmt: skip
         (entry,) = alerts_of(make_run, alert, names=(name, "net.b"))["alerts"]
         none = {"kind": None, "site": None, "fingerprint": None}
-        judged = {"name": "offset_bias", "score": 0.95, "for": ["{0} is below 0"], "against": ["it moved"]}
+        judged = {"name": "offset_bias", "probability": 0.95, "for": ["{0} is below 0"], "against": ["it moved"]}
         assert entry["causes"] == [{**none, **judged, "text": "{0} is -2 in all 32 units."}]
         first, second, third = entry["remedies"]
         assert first == {

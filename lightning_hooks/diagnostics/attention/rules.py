@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, possible_cause
+from lightning_hooks.declare.cause import EXCLUDES, PROOF, STRONG, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
@@ -28,10 +28,10 @@ def wrong_mask(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A mask hides all keys, or shows what it is to hide."""
     mask = f"the mask of {alert.site}"
     if alert.site in _last(facts).target_shown:
-        found.add(True, 0.8, "each query may attend to the token that is its target")
+        found.add(True, PROOF, "each query may attend to the token that is its target")
         remedy = replace(mask, "a causal one", "a loss that falls on new data too", "is_causal=True")
         return f"{alert.site} has no mask that hides the next token from a query, or one with the opposite meaning.", [remedy]
-    found.add(True, 0.7, alert.message)
+    found.add(True, STRONG, alert.message)
     return "A mask hides all keys.", [replace(mask, "its opposite, if that was meant", code="~mask")]
 
 
@@ -46,8 +46,8 @@ def unscaled_scores(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     around = facts.module_of(alert.site)
     within = [gain for site, gain in gains.items() if site.startswith(f"{around}.") or site == around]
     away = bool(within) and max(within) > 2 * statistics.median(gains.values())
-    found.add(times > 10, 0.6, f"its largest score is {times:.3g} times that of the others")
-    found.add(away, -0.4, f"the weights of {around} are larger than the others")
+    found.add(times > 10, STRONG, f"its largest score is {times:.3g} times that of the others")
+    found.add(away, EXCLUDES, f"the weights of {around} are larger than the others")
     to, code = rounded(1 / times), "scores / math.sqrt(head_dim)"
     remedy = Remedy("scale", f"the scores of {alert.site}", None, to, "", "entropies like those of the others", SOON, code)
     return f"The scores of {alert.site} are {times:.3g} times as large as those of the other layers.", [remedy]
@@ -58,7 +58,7 @@ def inverted_mask(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A mask hides what it is to show."""
     sites = _last(facts).sites
     hidden = [name for name, stats in sites.items() if stats.first_token_share < 1e-12 and stats.entropy > 1e-3]
-    found.add(bool(hidden), 0.65, "no query sees the first key of any sample, where padding comes last")
+    found.add(bool(hidden), STRONG, "no query sees the first key of any sample, where padding comes last")
     if not hidden:
         return None
     to = "its opposite, if it is True where a key may be seen"

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.cause import Cause, CauseEvidence, Judgement, PossibleCause, Remedy, possible_cause
+from lightning_hooks.declare.cause import (
+    EXCLUDES,
+    PROOF,
+    SHOWN,
+    SLIGHT,
+    SOME,
+    STRONG,
+    Cause,
+    CauseEvidence,
+    Judgement,
+    PossibleCause,
+    Remedy,
+    possible_cause,
+)
 from lightning_hooks.diagnostics.causes.data import large_inputs, large_targets
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import rate_too_high
@@ -19,10 +32,6 @@ MANY = 0.05
 # What is not finite.
 
 
-SEEN = 0.95
-"""How much what running the step again has shown speaks for a cause."""
-
-
 def _shown(alert: Alert, step: BadStep) -> str:
     """What running the step again has shown, but for what the alert says already."""
     _, what, why = state(step)
@@ -35,7 +44,7 @@ def nonfinite_data(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     step = facts.bad_step
     if step is None or step.failure.source != "data":
         return None
-    found.add(True, SEEN, "the step was run again, and the batch was looked at")
+    found.add(True, PROOF, "the step was run again, and the batch was looked at")
     name, value = step.failure.name, step.failure.value
     place = f"batch{name}"
     remedies = [Remedy("replace", place, value, "finite numbers", "", "a finite loss", 1, f"torch.nan_to_num({place})")]
@@ -56,10 +65,10 @@ def nonfinite_operation(alert: Alert, facts: Facts, found: CauseEvidence) -> Jud
     known, place = explained(step), step.failure.place
     if facts.overflows and not (known and known.remedies):
         return None  # numbers grew, which has a cause of its own
-    found.add(True, SEEN, "the step was run again: its batch and its weights were finite")
-    found.add(bool(place.inputs), 0.0, f"{name_of(step.failure)} was given {place.inputs}")
+    found.add(True, PROOF, "the step was run again: its batch and its weights were finite")
+    found.add(bool(place.inputs), SHOWN, f"{name_of(step.failure)} was given {place.inputs}")
     for shown in (f"{place.where}: {place.code}" * bool(place.code), *step.notes):
-        found.add(bool(shown), 0.0, shown)
+        found.add(bool(shown), SHOWN, shown)
     check = Remedy("check", f"what {name_of(step.failure)} is given in {place_of(place)}", effect="a finite loss", steps=1)
     return _shown(alert, step), known.remedies if known is not None and known.remedies else [check]
 
@@ -71,15 +80,15 @@ def half_overflow(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     sites = facts.features.sites.values()
     largest = max((max(abs(stats.min), abs(stats.max)) for stats in sites if stats.count), default=0.0)
-    found.add(True, 0.35, "the largest number of float16 is 65504")
-    found.add(largest > 1e4, 0.25, f"an output is {largest:.3g}")
+    found.add(True, SOME, "the largest number of float16 is 65504")
+    found.add(largest > 1e4, SOME, f"an output is {largest:.3g}")
     return f"precision is {facts.precision}, whose numbers end at 65504.", [_precision(facts)]
 
 
 @possible_cause("set trainer.precision to bf16-mixed")
 def half_weights(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Weights in half precision cannot hold small steps."""
-    found.add("true" in facts.precision, 0.7, "the weights themselves are rounded")
+    found.add("true" in facts.precision, STRONG, "the weights themselves are rounded")
     return f"The weights are kept in half precision (precision={facts.precision}).", [_precision(facts)]
 
 
@@ -105,8 +114,8 @@ def activation_before_loss(alert: Alert, facts: Facts, found: CauseEvidence) -> 
     kind = facts.modules.get(last) or facts.features.functions.get(last, "")
     if not twice and kind.lower() not in _BOUNDED:
         return None
-    found.add(bool(twice), 0.85, "the loss applies a softmax or sigmoid itself")
-    found.add(not twice, 0.6, f"{last} is the last one called before the loss")
+    found.add(bool(twice), PROOF, "the loss applies a softmax or sigmoid itself")
+    found.add(not twice, STRONG, f"{last} is the last one called before the loss")
     if unreachable is not None and not twice and kind.lower() != unreachable.bound:
         return None
     effect = "the loss takes any numbers" if unreachable else "the loss takes logits", "a loss that falls further", SOON
@@ -125,7 +134,7 @@ def blank_label(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     stats = facts.features.targets.get(alert.site)
     if stats is None or stats.bound != BLANK:
         return None
-    found.add(stats.outside > 0, 0.85, f"{stats.outside} of {stats.bounded} labels are the blank, which no output spells")
+    found.add(stats.outside > 0, PROOF, f"{stats.outside} of {stats.bounded} labels are the blank, which no output spells")
     labels = f"the labels of {alert.site} that are its blank"
     remedy = replace(labels, "labels from 1 on, with one more class", "a lower loss", "targets + 1")
     return "A label has the number of the blank.", [remedy]
@@ -137,7 +146,7 @@ def labels_of_zero(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     stats = facts.features.targets.get(alert.site)
     if stats is None or stats.bound != SIGNS:
         return None
-    found.add(stats.outside > 0, 0.85, f"{stats.outside} of {stats.bounded} labels are 0")
+    found.add(stats.outside > 0, PROOF, f"{stats.outside} of {stats.bounded} labels are 0")
     remedy = replace(f"the labels of {alert.site} that are 0", "-1", "a lower loss", "2 * labels - 1")
     return f"Labels of {alert.site} are 0 where it expects -1.", [remedy]
 
@@ -149,7 +158,7 @@ def other_numbers(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     one, other = inputs.get("training"), inputs.get("validation")
     differs = one is not None and other is not None and one.rms > 0 and not 0.8 < other.rms / one.rms < 1.25
     of_loss = facts.flow.loss is not None and bool(facts.flow.loss.validations) and alert.site not in facts.modules
-    found.add(of_loss and not differs, 0.75, "the validation loss is worse than guessing, on inputs of the same size")
+    found.add(of_loss and not differs, STRONG, "the validation loss is worse than guessing, on inputs of the same size")
     numbers, to = "the numbers of classes and words in validation", "those of training: one table for both, not unique() of a part"
     remedy = replace(numbers, to, "a validation loss near that of training")
     return "Validation has other numbers for the same classes or words, or each batch of training has numbers of its own.", [remedy]
@@ -161,11 +170,13 @@ def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if alert.batch is None:
         return None
     rate = facts.rate_at(alert.site)
-    found.add(True, 0.3, f"one step leapt, at batch {alert.batch} of epoch {alert.epoch}")
+    found.add(True, SOME, f"one step leapt, at batch {alert.batch} of epoch {alert.epoch}")
     found.add(
-        bool(alert.samples) and alert.kind in ("spike", "loss_spike"), 0.2, "a gradient leapt that no large update came before"
+        bool(alert.samples) and alert.kind in ("spike", "loss_spike"), SLIGHT, "a gradient leapt that no large update came before"
     )
-    found.add(rate is not None and bool(rate.began) and rate.lr > 1.5 * (rate.began or 0.0), -0.4, "the learning rate had risen")
+    found.add(
+        rate is not None and bool(rate.began) and rate.lr > 1.5 * (rate.began or 0.0), EXCLUDES, "the learning rate had risen"
+    )
     what = f"batch {alert.batch} of epoch {alert.epoch}"
     named = f" ({alert.of_samples.rstrip('.')})" if alert.samples else ""
     return f"B{what[1:]} is unlike the others{named}.", [Remedy("check", f"the samples of {what}", effect="no such step")]
@@ -176,9 +187,9 @@ def written_back(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Code writes weights back after each step."""
     rate = facts.rate_at(alert.site)
     found.add(
-        alert.value == 0 and rate is not None and rate.lr > 0, 0.65, "it has a gradient and a rate, and does not change by a bit"
+        alert.value == 0 and rate is not None and rate.lr > 0, STRONG, "it has a gradient and a rate, and does not change by a bit"
     )
-    found.add(rate is not None and rate.first == 0, -0.4, "its rate was 0 when training started")
+    found.add(rate is not None and rate.first == 0, EXCLUDES, "its rate was 0 when training started")
     return "Weights have the same bits after each step as before.", [Remedy("remove", f"what writes the weights of {alert.site}")]
 
 
@@ -186,7 +197,7 @@ def written_back(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 def softmax_of_one(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A softmax is given one number, and puts out 1."""
     stats, kind = facts.features.sites.get(alert.site), facts.modules.get(alert.site, "")
-    found.add(stats is not None and kind == "Softmax" and stats.min == stats.max == 1.0, 0.9, "its output is 1 in all samples")
+    found.add(stats is not None and kind == "Softmax" and stats.min == stats.max == 1.0, PROOF, "its output is 1 in all samples")
     remedy = replace("nn.Softmax", "nn.Sigmoid", "outputs that vary", f"{in_code(alert.site)} = nn.Sigmoid()")
     return f"{alert.site} is a softmax over a single number.", [remedy]
 
@@ -199,10 +210,10 @@ def weights_upside_down(alert: Alert, facts: Facts, found: CauseEvidence) -> Jud
     """A loss weighs frequent classes more than rare ones."""
     outputs, targets = facts.features.outputs.get(alert.site), facts.features.targets.get(alert.site)
     if outputs is not None and outputs.frequent_weight > 1:
-        found.add(True, 0.8, f"labels weigh {outputs.frequent_weight:.2g} times as much as classes do")
+        found.add(True, PROOF, f"labels weigh {outputs.frequent_weight:.2g} times as much as classes do")
         weight, code = f"the weight of {alert.site}", "weight = counts.sum() / (len(counts) * counts)"
     elif targets is not None and targets.weighted_down > 0:
-        found.add(True, 0.8, "positive targets are rare, and pos_weight is below 1")
+        found.add(True, PROOF, "positive targets are rare, and pos_weight is below 1")
         weight, code = f"the pos_weight of {alert.site}", "pos_weight = negatives / positives"
     else:
         return None
@@ -216,7 +227,7 @@ def viewed_classes(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     stats = facts.features.outputs.get(alert.site)
     if stats is None or not stats.viewed:
         return None
-    found.add(True, 0.85, f"the tensor that is viewed has its {stats.classes} classes last")
+    found.add(True, PROOF, f"the tensor that is viewed has its {stats.classes} classes last")
     view, to = f"the view (or reshape) before {alert.site}", "a transpose, or permute"
     remedy = replace(view, to, "a loss that falls further", "logits.transpose(1, -1)")
     return f"{alert.site} takes numbers of several places for one class.", [remedy]
@@ -243,7 +254,8 @@ def fact(
             return None
         words = {"site": alert.site, "code": in_code(facts.module_of(alert.site) or alert.site)}
         remedy = Remedy(op, target.format(**words), None, to or None, "", "", SOON, code.format(**words))
-        return Cause(name, f"{title[:1].upper()}{title[1:]}.", 0.7, (alert.message,), (), (remedy,))
+        statement = f"{title[:1].upper()}{title[1:]}."
+        return Cause(name, statement, evidence_for=(alert.message,), remedies=(remedy,), strengths=(PROOF,))
 
     return PossibleCause(name, title, (f"{op} {target.format(site='SITE', code='SITE')}{f': {to}' if to else ''}",), judge)
 

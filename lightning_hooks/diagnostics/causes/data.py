@@ -5,7 +5,18 @@ from __future__ import annotations
 import math
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, possible_cause
+from lightning_hooks.declare.cause import (
+    AGAINST,
+    EXCLUDES,
+    PROOF,
+    SLIGHT,
+    SOME,
+    STRONG,
+    CauseEvidence,
+    Judgement,
+    Remedy,
+    possible_cause,
+)
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace, rounded
 
@@ -30,13 +41,12 @@ def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     ratio = max((scales.ratio for scales in facts.features.feature_scales.values()), default=1.0)
     columns = ratio > 3 and not facts.features.images
     away = abs(stats.mean) / stats.std if stats.std > 0 else 0.0
-    size = min(0.35 + 0.15 * math.log10(stats.rms / 8 + 1), 0.6)
-    found.add(stats.rms > 8, size, f"its root mean square is {stats.rms:.3g}")
-    found.add(bytes_, 0.25, "it looks like bytes")
-    found.add(away > 4, 0.5, f"its mean is {stats.mean:.3g}, {away:.3g} times its standard deviation")
+    found.add(stats.rms > 8, STRONG if stats.rms > 50 else SOME, f"its root mean square is {stats.rms:.3g}")
+    found.add(bytes_, SOME, "it looks like bytes")
+    found.add(away > 4, STRONG, f"its mean is {stats.mean:.3g}, {away:.3g} times its standard deviation")
     layer, alike = _first_layer(facts)
-    found.add(alert.kind in _ALIKE and alike < 1e-2, 0.2, f"samples differ by {alike:.2g} of their size at {layer}")
-    found.add(alert.severity == "info" and size < 0.5, -1.0, "nothing shows that it does harm")
+    found.add(alert.kind in _ALIKE and alike < 1e-2, SLIGHT, f"samples differ by {alike:.2g} of their size at {layer}")
+    found.add(alert.severity == "info" and stats.rms <= 50, EXCLUDES, "nothing shows that it does harm")
     to = float(f"{1 / 255 if bytes_ else 1 / stats.rms:.2g}")
     scale = Remedy("scale", place, None, to, "", "inputs of a size near 1", 1, f"x = x * {to:g}")
     middle, half, around = (stats.max + stats.min) / 2, (stats.max - stats.min) / 2, "inputs around 0, of a size near 1"
@@ -63,7 +73,7 @@ def _large_within(facts: Facts, found: CauseEvidence) -> Judgement:
     layer, scales = next(iter(facts.features.feature_scales.items()), ("", None))
     if scales is None or not 30 <= scales.rms < math.inf:
         return None
-    found.add(True, 0.55, f"one of its features has a root mean square of {scales.rms:.3g}")
+    found.add(True, STRONG, f"one of its features has a root mean square of {scales.rms:.3g}")
     to = float(f"{1 / scales.rms:.2g}")
     remedy = Remedy("scale", f"what {layer} is given", None, to, "", "inputs of a size near 1", 1, f"{in_code(layer)}(x * {to:g})")
     return f"What {layer} is given holds numbers of a size near {scales.rms:.3g}, where a size of 1 is usual.", [remedy]
@@ -76,8 +86,8 @@ def tiny_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if stats is None or not 0 < max(stats.max, -stats.min) <= 0.01:
         return None
     place, largest = f"batch{facts.features.input_place}", max(stats.max, -stats.min)
-    found.add(True, 0.6, f"none of its numbers is above {largest:.2g}")
-    found.add(facts.features.images and stats.min >= 0 and stats.max <= 0.004, 0.2, "they are images, divided by 255 twice")
+    found.add(True, STRONG, f"none of its numbers is above {largest:.2g}")
+    found.add(facts.features.images and stats.min >= 0 and stats.max <= 0.004, SLIGHT, "they are images, divided by 255 twice")
     to = float(f"{1 / largest:.3g}")
     remedy = Remedy("scale", place, None, to, "", "inputs of a size near 1", 1, f"x = x * {to:g}")
     return f"{place} holds numbers up to {largest:.2g}, where a size of 1 is usual.", [remedy]
@@ -91,8 +101,8 @@ def placeholder(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if stats is None or not (math.inf > abs(value) >= 99 and value == round(value) and abs(value) > 7 * stats.rms):
         return None
     largest = max((scales.rms for scales in facts.features.feature_scales.values()), default=0.0)
-    found.add(abs(value) < 4 * largest, -0.5, f"numbers of one feature have a root mean square of {largest:.3g}")
-    found.add(True, 0.7, f"it is {abs(value) / stats.rms:.3g} times the root mean square")
+    found.add(abs(value) < 4 * largest, EXCLUDES, f"numbers of one feature have a root mean square of {largest:.3g}")
+    found.add(True, STRONG, f"it is {abs(value) / stats.rms:.3g} times the root mean square")
     place = f"batch{facts.features.input_place}"
     remedy = Remedy("replace", place, value, f"0 where it is {value:g}", "", "inputs of one size", 1, f"x[x == {value:g}] = 0")
     return f"{place} holds {value:g}, far from its other numbers.", [remedy]
@@ -105,8 +115,8 @@ def large_targets(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if not 1e3 < first < math.inf or facts.features.outputs:
         return None
     size = rounded(math.sqrt(first))
-    found.add(True, 0.55, "it is no cross entropy")
-    found.add(facts.overflows, 0.3, "numbers grew from step to step until they overflowed")
+    found.add(True, STRONG, "it is no cross entropy")
+    found.add(facts.overflows, SOME, "numbers grew from step to step until they overflowed")
     remedy = Remedy("scale", "targets", None, rounded(1 / size), "", "a loss that starts near 1", 1, f"target = target / {size:g}")
     return f"The loss starts at {first:.3g}, as with targets of a size near {size:g}.", [remedy]
 
@@ -118,14 +128,14 @@ def constant_data(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     layer, ratio = _first_layer(facts)
     one = inputs is not None and inputs.count > 1 and inputs.min == inputs.max
     if inputs is not None:
-        found.add(one, 0.8, f"all numbers of the input are {inputs.min:.3g}")
-    found.add(same and not one, 0.8, "the samples of a batch are equal to the bit")
+        found.add(one, PROOF, f"all numbers of the input are {inputs.min:.3g}")
+    found.add(same and not one, PROOF, "the samples of a batch are equal to the bit")
     alike = ratio < 1e-12 and not (one or same)
-    found.add(alike, 0.75, f"the outputs of {layer}, the first layer, are the same for all samples")
+    found.add(alike, STRONG, f"the outputs of {layer}, the first layer, are the same for all samples")
     agreement = alert.kind == "constant" and alert.value > 0.5 and alert.threshold > 0.5  # of the gradients at the last layer
     targets = not (one or same or alike) and agreement
-    found.add(targets, 0.7, "samples differ, and their gradients at the last layer do not")
-    found.add(targets and inputs is not None and inputs.rms > 8, -0.4, "inputs that are not normalised do the same")
+    found.add(targets, STRONG, "samples differ, and their gradients at the last layer do not")
+    found.add(targets and inputs is not None and inputs.rms > 8, EXCLUDES, "inputs that are not normalised do the same")
     what = "the targets" if targets else "the samples"
     where = f", and what is done to them before {layer}" * alike
     remedy = Remedy("check", f"{what} of a batch, and __getitem__{where}")
@@ -137,7 +147,7 @@ def destroyed_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """What the first layer is given hardly differs from sample to sample."""
     (layer, alike), inputs = _first_layer(facts), facts.features.inputs.get("training")
     off = inputs is not None and (inputs.rms > 8 or abs(inputs.mean) > 4 * inputs.std)
-    found.add(1e-12 <= alike < 1e-5 and not off, 0.6, f"its outputs differ by {alike:.2g} of their size from sample to sample")
+    found.add(1e-12 <= alike < 1e-5 and not off, STRONG, f"its outputs differ by {alike:.2g} of their size from sample to sample")
     remedy = Remedy("check", f"what is done to the samples before {layer}", effect="outputs that differ from sample to sample")
     return f"What {layer}, the first layer, is given is next to the same for all samples.", [remedy]
 
@@ -149,7 +159,9 @@ def nothing_repels(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if loss is None or not loss.recent or facts.features.outputs or facts.features.targets:
         return None
     last = loss.recent[-1]
-    found.add(0 <= last < 0.05 * loss.start, 0.6, f"the loss fell from {loss.start:.2g} to {last:.2g} while outputs became alike")
+    found.add(
+        0 <= last < 0.05 * loss.start, STRONG, f"the loss fell from {loss.start:.2g} to {last:.2g} while outputs became alike"
+    )
     to = "one with negatives, a variance term, or a stop-gradient and a predictor"
     remedy = replace("the loss between outputs", to, "outputs that differ from sample to sample")
     return "The loss is smallest where all outputs are the same, and nothing in it keeps samples from one another.", [remedy]
@@ -162,10 +174,10 @@ def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     over = math.nan if learning is None or learning.over_constant is None else learning.over_constant
     ratio = max((facts.usual_ratio(name) for name in facts.optimizers), default=math.nan)
     first, alike = _first_layer(facts)
-    found.add(0.97 < over < 1.15, 0.3, f"the loss is {over:.3g} of that of the best constant answer")
-    found.add(3e-4 < ratio < 0.1, 0.25, f"steps are of a usual size: {ratio:.2g} of a weight")
-    found.add(alert.severity == "info", -0.5, "it may begin to learn")
-    found.add(alike < 1e-2, -0.2, f"samples are next to the same at {first}")
+    found.add(0.97 < over < 1.15, SOME, f"the loss is {over:.3g} of that of the best constant answer")
+    found.add(3e-4 < ratio < 0.1, SOME, f"steps are of a usual size: {ratio:.2g} of a weight")
+    found.add(alert.severity == "info", EXCLUDES, "it may begin to learn")
+    found.add(alike < 1e-2, AGAINST, f"samples are next to the same at {first}")
     what = "that row i of the targets belongs to row i of the inputs (one shuffle, sort or loader for both)"
     remedy = Remedy("check", f"{what}, and that what the model is given holds what targets depend on", steps=SOON)
     return "Weights move, and the loss stays at that of a constant: targets do not follow from what the model is given.", [remedy]

@@ -7,7 +7,19 @@ import statistics
 from typing import NamedTuple
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, Setting, possible_cause
+from lightning_hooks.declare.cause import (
+    AGAINST,
+    EXCLUDES,
+    PROOF,
+    SLIGHT,
+    SOME,
+    STRONG,
+    CauseEvidence,
+    Judgement,
+    Remedy,
+    Setting,
+    possible_cause,
+)
 from lightning_hooks.diagnostics.causes.facts import Facts, Rate
 from lightning_hooks.diagnostics.causes.remedies import SOON, rounded
 from lightning_hooks.diagnostics.setup.parameters import L2
@@ -68,18 +80,18 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     others = ("update_too_large", "loss_diverging", "step_too_long", "loss_spike", "weights_growing")
     related = [kind for kind in facts.raised(*others) if kind != alert.kind]
     gained = f"its steps gain {gains:.2g} of what their gradients predict"
-    found.add(over > 1, min(0.4 + 0.15 * math.log10(max(over, 1.0)), 0.7), range_)
-    found.add(over <= 0.3, -0.1, f"{rate.lr:.3g} is usual for {rate.kind}")
-    found.add(ratio > 0.02, min(0.3 + 0.15 * math.log10(max(ratio / 0.05, 1.0)), 0.65), f"{size}, where {USUAL_UPDATE:g} is usual")
-    found.add(ratio < 2 * USUAL_UPDATE and not related, -0.3, f"{size}, which is usual")
-    found.add(gains < 0.1, 0.3, gained)
-    found.add(gains > 0.5, -0.3, gained)
+    found.add(over > 1, STRONG if over > 5 else SOME, range_)
+    found.add(over <= 0.3 and not ratio > 1, AGAINST, f"{rate.lr:.3g} is usual for {rate.kind}")
+    found.add(ratio > 0.02, STRONG if ratio > 1 else SOME, f"{size}, where {USUAL_UPDATE:g} is usual")
+    found.add(ratio < 2 * USUAL_UPDATE and not related, AGAINST, f"{size}, which is usual")
+    found.add(gains < 0.1, SOME, gained)
+    found.add(gains > 0.5, AGAINST, gained)
     lost = facts.flow.loss is not None and facts.flow.loss.nonfinite_steps > 0
-    found.add(rate.lr > 1.5 * began, 0.45, f"it began with {began:.2g} and was raised to {rate.lr:.2g}")
-    found.add(bool(related), 0.1, f"{' and '.join(related)} {'is' if len(related) == 1 else 'are'} raised too")
-    found.add(over <= 0.3 and bool(facts.magnified), -0.3, facts.magnified)
-    found.add(facts.overflows, 0.2, "numbers grew from step to step until they overflowed")
-    found.add(alert.severity == "info" and not lost, -1.0, "nothing shows that it does harm")
+    found.add(rate.lr > 1.5 * began, SOME, f"it began with {began:.2g} and was raised to {rate.lr:.2g}")
+    found.add(bool(related), SLIGHT, f"{' and '.join(related)} {'is' if len(related) == 1 else 'are'} raised too")
+    found.add(over <= 0.3 and bool(facts.magnified), AGAINST, facts.magnified)
+    found.add(facts.overflows, SLIGHT, "numbers grew from step to step until they overflowed")
+    found.add(alert.severity == "info" and not lost, EXCLUDES, "nothing shows that it does harm")
     to, effect = lower_rate(rate, facts), f"update ratios near {USUAL_UPDATE:g}, and a loss that falls"
     remedies = [set_to(rate, "lr", rate.lr, to, effect), set_to(rate, "lr", rate.lr, rounded(to / 10), effect)]
     if rate.lr > 1.5 * began:
@@ -110,13 +122,13 @@ def group_too_fast(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
         return None
     rate, others = group
     known, times = usual(rate), f"{rate.lr / others:.3g} times that of the others"
-    found.add(True, 0.45, f"it is {times}")
-    found.add(here is not None and here.target == rate.target, 0.2, "it is the group of this site")
+    found.add(True, SOME, f"it is {times}")
+    found.add(here is not None and here.target == rate.target, SLIGHT, "it is the group of this site")
     values = [others, *([known.typical] if known.typical > 0 else [])]
     steep = [one for one in facts.rates() if one.lr > 10 * min(each.lr for each in facts.rates()) and one.lr > known.high]
     if len(steep) > 1 and "param_groups" in rate.target:  # rates that grow from group to group
         least = max(min(each.lr for each in facts.rates()), known.typical)
-        found.add(True, 0.1, f"{len(steep)} groups are above {known.high:g}, which is usual at most")
+        found.add(True, SLIGHT, f"{len(steep)} groups are above {known.high:g}, which is usual at most")
         target, effect = ", ".join(one.target for one in steep), "update ratios like those of the others"
         all_of_them = Remedy("set", target, None, least, "", effect, SOON, f"lr={least:g}")
         return f"The learning rates of {len(steep)} groups are up to {times}.", [all_of_them, set_to(rate, "lr", rate.lr, others)]
@@ -135,12 +147,12 @@ def rate_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     ratio, known, gains = facts.usual_ratio(rate.optimizer), usual(rate), facts.step_ratio
     size, learning = f"a step changes a weight by {ratio:.2g} of its size", facts.flow.learning
     over = math.nan if learning is None or learning.over_constant is None else learning.over_constant
-    found.add(ratio < 1e-4, 0.4, f"{size}; {USUAL_UPDATE:g} is usual")
-    found.add(ratio < 1e-4 and over > 0.97, 0.2, f"the loss is still {over:.3g} of that of the best constant answer")
-    found.add(rate.lr < known.low, 0.4, f"{rate.kind}'s usual range is {known.low:g} to {known.high:g}")
-    found.add(rate.lr >= known.typical, -0.3, f"{rate.lr:.3g} is usual for {rate.kind}")
-    found.add(gains > 0.99, 0.2, f"its steps gain {gains:.3g} of what their gradients predict")
-    found.add(alert.severity == "info" and alert.kind != "step_too_short", -1.0, "nothing shows that it does harm")
+    found.add(ratio < 1e-4, SOME, f"{size}; {USUAL_UPDATE:g} is usual")
+    found.add(ratio < 1e-4 and over > 0.97, SLIGHT, f"the loss is still {over:.3g} of that of the best constant answer")
+    found.add(rate.lr < known.low, SOME, f"{rate.kind}'s usual range is {known.low:g} to {known.high:g}")
+    found.add(rate.lr >= known.typical, AGAINST, f"{rate.lr:.3g} is usual for {rate.kind}")
+    found.add(gains > 0.99, SLIGHT, f"its steps gain {gains:.3g} of what their gradients predict")
+    found.add(alert.severity == "info" and alert.kind != "step_too_short", EXCLUDES, "nothing shows that it does harm")
     to = rate.lr * USUAL_UPDATE / ratio if ratio > 0 else math.nan
     most = known.high if math.isfinite(known.high) else 100 * rate.lr
     if rate.lr < known.low or not math.isfinite(to):
@@ -165,25 +177,32 @@ def _without_schedule(facts: Facts) -> Remedy:
 def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The schedule is over too early, has hardly begun, rises, or falls below zero."""
     rate = max(facts.rates(), key=lambda rate: rate.settings.low_steps, default=None)
-    if rate is None or not facts.schedules:
+    if rate is None:
         return None
-    settings, schedule, planned, remedies = rate.settings, facts.schedules[0], facts.setup.planned_steps, []
+    settings, schedule, planned, remedies = rate.settings, next(iter(facts.schedules), None), facts.setup.planned_steps, []
     lr, peak, initial, low = settings.lr or 0.0, settings.lr_peak or 0.0, settings.lr_initial or 0.0, settings.low_steps
     least = min(each.settings.lr or 0.0 for each in facts.rates())
-    found.add(least < 0, 0.9, f"it is {least:.2g} now: steps climb the loss")
-    found.add(low > 0, 0.6, f"it was {peak:.2g}, and has been near 0 for {low} steps")
-    found.add(0 <= lr < 0.1 * initial and peak < 0.1 * initial, 0.6, f"it is made for {initial:.2g} and has reached {peak:.2g}")
-    found.add(peak > 1.5 * initial > 0, 0.7, f"it began with {initial:.2g} and has reached {peak:.2g}")
-    found.add(rate.first == 0 and initial > 0, 0.7, f"it is made for {initial:.2g}, and the rate was 0 when training started")
+    found.add(least < 0, PROOF, f"it is {least:.2g} now: steps climb the loss")
+    found.add(low > 0, STRONG, f"it was {peak:.2g}, and has been near 0 for {low} steps")
+    found.add(0 <= lr < 0.1 * initial and peak < 0.1 * initial, STRONG, f"it is made for {initial:.2g} and has reached {peak:.2g}")
+    found.add(peak > 1.5 * initial > 0, STRONG, f"it began with {initial:.2g} and has reached {peak:.2g}")
+    found.add(rate.first == 0 and initial > 0, STRONG, f"it is made for {initial:.2g}, and the rate was 0 when training started")
     effect = "a rate above 0 to the end"
-    if schedule.length and planned and schedule.by_epoch and schedule.length > planned / 2:
-        found.add(True, 0.2, f"its {schedule.argument} is {schedule.length}, and it is stepped once per epoch")
+    if schedule is None:  # code sets the rate, or a schedule that only it knows
+        if initial <= 0:
+            return None
+        remedies.append(set_to(rate, "lr", lr, initial, effect))
+    elif schedule.length and planned and schedule.by_epoch and schedule.length > planned / 2:
+        found.add(True, SLIGHT, f"its {schedule.argument} is {schedule.length}, and it is stepped once per epoch")
         code = '{"scheduler": scheduler, "interval": "step"}'
         remedies.append(Remedy("set", "scheduler.interval", "epoch", "step", "", effect, SOON, code))
     elif schedule.length and planned and not schedule.by_epoch and schedule.length < planned:
         name = schedule.argument
-        fits = 0.2 if planned < 2 * schedule.length else 0.6
-        found.add(True, fits, f"its {name} is {schedule.length}, and {planned} steps are planned")
+        found.add(
+            True,
+            STRONG if planned >= 2 * schedule.length else SLIGHT,
+            f"its {name} is {schedule.length}, and {planned} steps are planned",
+        )
         code = f"{schedule.name}(optimizer, {name}={planned})"
         remedies.append(Remedy("set", f"scheduler.{name}", schedule.length, planned, "", effect, SOON, code))
     elif not schedule.by_epoch and low > 0:
@@ -192,8 +211,9 @@ def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if 0 <= lr < peak < 0.1 * initial and usual(rate).typical > 0:  # it was at its highest: the factor is not near 1 anywhere
         to = rounded(initial * usual(rate).typical / peak)
         remedies.insert(0, set_to(rate, "lr", initial, to, f"a rate near {usual(rate).typical:g} at its highest"))
-    text = f"The learning rate is {min(lr, least):.2g} now under {schedule.name}, and was {peak:.2g} at most."
-    return text, [*remedies, _without_schedule(facts)]
+    under = f" under {schedule.name}" if schedule else ""
+    text = f"The learning rate is {min(lr, least):.2g} now{under}, and was {peak:.2g} at most."
+    return text, [*remedies, *([_without_schedule(facts)] if schedule else [])]
 
 
 # Other settings.
@@ -203,7 +223,7 @@ _SETTINGS = {"momentum": (0.99, 0.9), "eps": (1e-3, 1e-8), "weight_decay": (0.3,
 
 
 @possible_cause("set optimizer.weight_decay, optimizer.momentum, optimizer.eps, optimizer.lr_decay or optimizer.betas")
-def unusual_setting(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+def unusual_setting(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A setting of the optimizer is far out of its usual range."""
     stated: list[str] = []
     remedies: list[Remedy] = []
@@ -211,14 +231,14 @@ def unusual_setting(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         for name, (limit, to) in _SETTINGS.items():
             value = getattr(rate.settings, name) or 0.0
             if name == "weight_decay" and rate.kind in (*L2, "SGD"):
-                to = 1e-4  # it is added to the gradient
+                limit, to = 0.01 if alert.kind == "optimizer_settings" else limit, 1e-4  # it is added to the gradient
             if value >= limit and (name != "eps" or is_scale_free(rate.optimizer)):
-                found.add(not stated, 0.7, f"{to:g} is usual")
+                found.add(not stated, STRONG, f"{to:g} is usual")
                 stated.append(f"{name} of {rate.optimizer} is {value:g}; {to:g} is usual.")
                 remedies.append(set_to(rate, name, value, to))
         betas = rate.settings.betas
         if len(betas) == 2 and "adam" in rate.kind.lower() and (betas[0] > betas[1] or betas[1] < 0.5):
-            found.add(not stated, 0.8, "0.9 and 0.999 are usual")
+            found.add(not stated, PROOF, "0.9 and 0.999 are usual")
             stated.append(f"betas of {rate.optimizer} are {betas}; (0.9, 0.999) are usual.")
             remedies.append(set_to(rate, "betas", str(betas), "(0.9, 0.999)"))
     return (" ".join(stated), remedies) if stated else None

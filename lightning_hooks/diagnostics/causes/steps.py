@@ -5,7 +5,18 @@ from __future__ import annotations
 import math
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, possible_cause
+from lightning_hooks.declare.cause import (
+    AGAINST,
+    EXCLUDES,
+    PROOF,
+    SLIGHT,
+    SOME,
+    STRONG,
+    CauseEvidence,
+    Judgement,
+    Remedy,
+    possible_cause,
+)
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import (
     group_too_fast,
@@ -34,8 +45,8 @@ def unclipped(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if facts.setup.clip_norm is not None or not norm > 0:
         return None
     top = max(stats.norm_before_max for stats in facts.clip.optimizers.values())
-    found.add(top > 10 * norm, 0.45, f"a step had a gradient norm of {top:.3g}, and {norm:.3g} is usual")
-    found.add(any(stats.clipped_steps for stats in facts.clip.optimizers.values()), -0.45, "code of your own clips")
+    found.add(top > 10 * norm, SOME, f"a step had a gradient norm of {top:.3g}, and {norm:.3g} is usual")
+    found.add(any(stats.clipped_steps for stats in facts.clip.optimizers.values()), EXCLUDES, "code of your own clips")
     return f"Nothing clips, and the gradient norm reached {top:.3g} where {norm:.3g} is usual.", [clip_at(facts, rounded(norm))]
 
 
@@ -45,10 +56,10 @@ def clip_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     norm, summed = facts.usual_norm, loss_summed.judge(alert, facts)
     if facts.setup.clip_norm is None or not norm > facts.setup.clip_norm:
         return None
-    found.add(True, 0.3, f"the usual norm is {norm:.3g}")
-    found.add(norm > 10 * facts.setup.clip_norm, 0.3, f"that is {norm / facts.setup.clip_norm:.3g} times the threshold")
-    found.add(summed is not None, -0.3, "the loss is as large as a sum over the batch")
-    found.add(bool(facts.raised("exploding")), -0.6, "exploding is raised too: that norm is no measure of a usual step")
+    found.add(True, SOME, f"the usual norm is {norm:.3g}")
+    found.add(norm > 10 * facts.setup.clip_norm, SOME, f"that is {norm / facts.setup.clip_norm:.3g} times the threshold")
+    found.add(summed is not None, AGAINST, "the loss is as large as a sum over the batch")
+    found.add(bool(facts.raised("exploding")), EXCLUDES, "exploding is raised too: that norm is no measure of a usual step")
     return f"gradient_clip_val is {facts.setup.clip_norm:g}, and the usual norm is {norm:.3g}.", [clip_at(facts, rounded(2 * norm))]
 
 
@@ -71,7 +82,7 @@ def loss_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     first = loss.recent[0] if facts.flow.epoch == 0 and loss.recent else loss.start
     guess = math.log(classes)
     times = f"{first / guess:.3g} times that of guessing"
-    found.add(0.6 < first / guess / size < 1.7, 0.75, f"it starts at {first:.3g}, {times}")
+    found.add(0.6 < first / guess / size < 1.7, STRONG, f"it starts at {first:.3g}, {times}")
     text = f"The loss starts at {first:.3g}, {times} ({guess:.2g}), with a batch of {size:.0f}: it is summed over the batch."
     return text, _scale_loss(float(f"{1 / size:.2g}"), 'reduction="mean"')
 
@@ -88,8 +99,8 @@ def loss_multiplied(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     factor, summed = loss.recent[0] / measured, loss_summed.judge(alert, facts)
     if not 0 < factor < math.inf:
         return None
-    found.add(factor > 10, 0.75, f"the first loss is {loss.recent[0]:.3g}, and {site} of that batch is {measured:.3g}")
-    found.add(summed is not None and summed.decisive, -0.5, "it is as large as a sum over the batch")
+    found.add(factor > 10, STRONG, f"the first loss is {loss.recent[0]:.3g}, and {site} of that batch is {measured:.3g}")
+    found.add(summed is not None, EXCLUDES, "it is as large as a sum over the batch")
     to = float(f"{1 / factor:.2g}")
     return f"The loss is {factor:.3g} times {site}, and so is each gradient.", _scale_loss(to, f"loss * {to:g}")
 
@@ -102,7 +113,7 @@ def accumulation_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     if facts.setup.automatic_optimization or batches < 2 or len(facts.flow.optimizers) != 1:
         return None
     ratio = facts.usual_ratio(*facts.flow.optimizers)
-    found.add(ratio > 0.02, 0.6, f"a step changes a weight by {ratio:.2g} of its size")
+    found.add(ratio > 0.02, STRONG, f"a step changes a weight by {ratio:.2g} of its size")
     text = f"{batches} batches make a step under manual optimisation, and steps are as large as if their gradients were summed."
     return text, _scale_loss(float(f"{1 / batches:.2g}"), f"self.manual_backward(loss / {batches})")
 
@@ -113,7 +124,7 @@ def loss_divided(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     norm = facts.usual_norm
     if not norm > 0:
         return None
-    found.add(norm < 1e-5, 0.6, "Adam's eps is 1e-8 for each element")
+    found.add(norm < 1e-5, STRONG, "Adam's eps is 1e-8 for each element")
     return f"The usual norm of the gradients is {norm:.2g}.", _scale_loss(rounded(1 / norm), f"loss * {1 / norm:.0e}")
 
 
@@ -128,7 +139,7 @@ def wrong_sign(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if loss is not None and loss.optimized and sign and ways == {sign > 0}:
         rate = facts.rates()[0]
         what = f"{rate.of('maximize')} is True" if sign > 0 else "there is a minus before it"
-        found.add(True, 0.95, "the loss is a distance of outputs from targets: it has a smallest value, and no largest one")
+        found.add(True, PROOF, "the loss is a distance of outputs from targets: it has a smallest value, and no largest one")
         minus = Remedy("remove", "the minus before the loss", effect=effect, steps=SOON)
         remedy = set_to(rate, "maximize", "True", "False", effect) if sign > 0 else minus
         return f"The loss is made as large as possible: {what}.", [remedy]
@@ -136,8 +147,8 @@ def wrong_sign(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     recent = [] if loss is None else [value for value in loss.recent if value == value]
     if not known or len(recent) < 4:
         return None
-    found.add(max(recent[-4:]) < 0, 0.6, f"the loss is {recent[-1]:.3g}, and {known[0]}, which is part of it, is never below 0")
-    found.add(max(recent[-4:]) < 0 and recent[-1] < recent[0], 0.1, "and it falls")
+    found.add(max(recent[-4:]) < 0, STRONG, f"the loss is {recent[-1]:.3g}, and {known[0]}, which is part of it, is never below 0")
+    found.add(max(recent[-4:]) < 0 and recent[-1] < recent[0], SLIGHT, "and it falls")
     term = f"the sign of what is added to {known[0]}"
     remedy = replace(term, "its opposite", "a loss above 0", "loss = loss + weight * penalty")
     return f"A term that is added to {known[0]} makes the loss negative: it grows without a bound.", [remedy]

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, possible_cause
+from lightning_hooks.declare.cause import EXCLUDES, PROOF, SLIGHT, SOME, STRONG, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
 from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace, rounded
 from lightning_hooks.diagnostics.causes.steps import clip_at
@@ -31,16 +31,18 @@ def offset_bias(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     module, name, bias = known[0] if alert.kind in _SHUT else max(known, key=lambda entry: entry[2].size)
     if alert.kind in _SHUT:
-        found.add(True, 0.4 if bias.constant else 0.2, f"all its numbers are {'one, ' * bias.constant}below 0")
+        found.add(True, SOME if bias.constant else SLIGHT, f"all its numbers are {'one, ' * bias.constant}below 0")
         largest = facts.features.sites[module].max if module in facts.features.sites else math.nan
         shown = f"the largest output of {module} is {largest:.3g}, without it {largest - bias.mean:.3g}"
-        found.add(largest <= 0 < largest - bias.mean, 0.35, shown)
+        found.add(largest <= 0 < largest - bias.mean, SOME, shown)
     else:
         one = bias.constant and bias.size >= 5 and alert.kind == "saturated"
-        found.add(one or (bias.size >= 2 and bias.high - bias.low > 2), 0.55, f"it is as large as {bias.size:.3g}")
-    found.add(found.score > 0, 0.2, "it has been so since the start")
+        found.add(one or (bias.size >= 2 and bias.high - bias.low > 2), STRONG, f"it is as large as {bias.size:.3g}")
+    found.add(bool(found.pros), SLIGHT, "it has been so since the start")
     now = facts.now.get(name, bias)
-    found.add(abs(now.mean - bias.mean) > 3 * max(bias.size, 0.1), -0.4, f"its mean was {bias.mean:.2g} and is {now.mean:.2g} now")
+    found.add(
+        abs(now.mean - bias.mean) > 3 * max(bias.size, 0.1), EXCLUDES, f"its mean was {bias.mean:.2g} and is {now.mean:.2g} now"
+    )
     units = "channels" if facts.modules.get(module, "").startswith(("Conv", "BatchNorm")) else "units"
     values = f"{bias.mean:.4g} in all" if bias.constant else f"{bias.low:.3g} to {bias.high:.3g} in"
     alike = _alike(facts, name, bias, [other for other in facts.start if other.endswith("bias")])
@@ -68,9 +70,9 @@ def constant_weights(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgem
         return None
     name = found_at[0]
     first, now = facts.start[name], facts.now.get(name)
-    found.add(bool(near), 0.45, "it is at this site, or next to it")
-    found.add(not near, 0.2, f"{len(flat)} of the model's weights start so")
-    found.add(now is not None and now.constant, 0.3, "it is so still")
+    found.add(bool(near), SOME, "it is at this site, or next to it")
+    found.add(not near, SLIGHT, f"{len(flat)} of the model's weights start so")
+    found.add(now is not None and now.constant, SOME, "it is so still")
     gains = [gain for site, gain in usable_gains(facts).items() if f"{site}.weight" not in flat]
     gain = float(f"{statistics.median(gains) if gains else 1.0:.2g}")
     alike = _alike(facts, name, first, flat)
@@ -93,10 +95,10 @@ def large_start(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if not (size > 8 and size > 10 * middle):
         return None
     times = size / middle
-    found.add(True, min(0.35 + 0.1 * math.log10(times), 0.65), f"that is {times:.3g} times the median of the others")
+    found.add(True, STRONG if times > 30 else SOME, f"that is {times:.3g} times the median of the others")
     if tensor.elements == 1:
         to = float(f"{math.log(size):.3g}")
-        found.add(alert.kind == "poor_init", 0.2, "the first loss is far above that of guessing")
+        found.add(alert.kind == "poor_init", SLIGHT, "the first loss is far above that of guessing")
         code = f"nn.init.constant_({in_code(name)}, {to:g})"
         remedy = Remedy("fill", name, tensor.mean, to, "exp is taken of it", "a first loss near that of guessing", 1, code)
         return f"{name} starts at {tensor.mean:.3g}.", [remedy]
@@ -115,9 +117,9 @@ def small_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     middle, rectified = statistics.median(gains), 2 * sum("relu" in kind for kind in kinds) >= len(gains)
     to = math.sqrt(2) if rectified else 1.0  # a rectifier halves the mean square
     left = f"a signal is {(middle / to) ** len(gains):.1g} of itself behind {len(gains)} layers"
-    found.add(middle < 0.35, 0.65, left)
+    found.add(middle < 0.35, STRONG, left)
     deep = rectified and middle >= 0.35 and (middle / to) ** len(gains) < 1e-3 and not facts.features.residual
-    found.add(deep, 0.65, f"{left} with rectifiers")
+    found.add(deep, STRONG, f"{left} with rectifiers")
     target, init = ", ".join(facts.features.initial_gains), "kaiming" if rectified else "xavier"
     code = f"for layer in layers: nn.init.{init}_uniform_(layer.weight)"
     remedy = Remedy("initialise", target, middle, to, "", "signals of one size from layer to layer", SOON, code)
@@ -130,12 +132,12 @@ def stretching_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     gains, middle = usable_gains(facts), facts.stretch
     if middle < 3:
         return None
-    found.add(True, 0.7, f"a layer puts out {middle:.3g} times what it is given; PyTorch's layers start near 0.58")
-    found.add(facts.overflows, 0.1, "numbers grow from layer to layer until they overflow")
+    found.add(True, STRONG, f"a layer puts out {middle:.3g} times what it is given; PyTorch's layers start near 0.58")
+    found.add(facts.overflows, SLIGHT, "numbers grow from layer to layer until they overflow")
     site = [*gains][-1]
     stats, loss = facts.features.sites.get(site), facts.flow.loss
     alike = stats is not None and loss is not None and 0.1 < stats.rms / math.sqrt(max(loss.start, 1e-9)) < 10
-    found.add(alike, 0.1, f"the outputs of {site} are as large as the loss says, and not the targets")
+    found.add(alike, SLIGHT, f"the outputs of {site} are as large as the loss says, and not the targets")
     code = "for layer in layers: layer.reset_parameters()"
     remedy = Remedy("initialise", ", ".join(gains), middle, None, "", "signals of one size from layer to layer", SOON, code)
     return f"Each of {len(gains)} layers starts with a gain near {middle:.3g}, and nothing normalises their outputs.", [remedy]
@@ -162,13 +164,13 @@ def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     factor, block = gains[site] / middle, here.rpartition(".")[0]
     if away[site] < 0.5:
         return None
-    found.add(True, min(0.2 + 0.25 * away[site], 0.55), f"that is {factor:.3g} times the gain that is usual here")
+    found.add(True, STRONG if away[site] > 1.2 else SOME, f"that is {factor:.3g} times the gain that is usual here")
     close = site in (here, *facts.before(alert.site)) or (block and site.startswith(f"{block}."))
-    found.add(bool(close), 0.25, "it is at this site, or just before it")
+    found.add(bool(close), SOME, "it is at this site, or just before it")
     least = 0.7 * away[site]
     alike = [site, *(other for other in gains if other != site and away[other] > least and (gains[other] > middle) == (factor > 1))]
     names = [next((n for n in facts.start if n.startswith(f"{one}.") and n.endswith("weight")), f"{one}.weight") for one in alike]
-    found.add(len(names) > 2, 0.1, f"{len(names)} layers start so")
+    found.add(len(names) > 2, SLIGHT, f"{len(names)} layers start so")
     to = float(f"{1 / factor:.2g}")
     size = f"{factor:.3g} times as large as is usual in this model (gain {gains[site]:.3g}, usual {middle:.3g})"
     remedy = Remedy(
@@ -192,7 +194,7 @@ def scaled_shortcut(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     carried = [stats.carried for stats in facts.features.residual.values() if stats.carried is not None]
     middle = statistics.median(carried) if len(carried) > 2 else 1.0
     alike = sum(0.85 * middle < one < 1.15 * middle for one in carried)
-    found.add(middle > 1.6 and alike > 0.7 * len(carried), 0.65, f"{alike} of {len(carried)} blocks hand {middle:.3g} of it on")
+    found.add(middle > 1.6 and alike > 0.7 * len(carried), STRONG, f"{alike} of {len(carried)} blocks hand {middle:.3g} of it on")
     blocks = ", ".join([*facts.features.residual][:2])
     remedy = replace(f"the shortcut in {blocks} and so on", "the input, once", code="return x + branch(x)")
     return f"Each block hands on {middle:.3g} times its input: it is added more than once.", [remedy]
@@ -209,7 +211,7 @@ def squashing_chain(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     kind = facts.modules[names[0]]
     found.add(
-        True, min(0.3 + 0.05 * len(names), 0.6), f"each lets at most {0.25 if 'igmoid' in kind else 1:g} of the gradient through"
+        True, STRONG if len(names) > 3 else SOME, f"each lets at most {0.25 if 'igmoid' in kind else 1:g} of the gradient through"
     )
     code = "nn.ReLU(), and nn.init.kaiming_normal_ for weights"
     remedy = replace(f"nn.{kind}", "nn.ReLU and He initialisation", "gradients of one size", code)
@@ -224,8 +226,8 @@ def stretching_recurrence(_: Alert, facts: Facts, found: CauseEvidence) -> Judge
     if not matrix:
         return None
     kind, norm = facts.modules[module], facts.usual_norm
-    found.add(True, 0.45 if kind.startswith("RNN") else 0.3, f"{module} is a {kind}")
-    found.add(facts.setup.clip_norm is None, 0.2, "nothing clips")
+    found.add(True, SOME, f"{module} is a {kind}")
+    found.add(facts.setup.clip_norm is None, SLIGHT, "nothing clips")
     code = f"nn.init.orthogonal_({in_code(matrix)})"
     remedies = [Remedy("initialise", matrix, None, "orthogonal", "", "gradients of one size over time", SOON, code)]
     remedies += [clip_at(facts, rounded(min(1.0, norm)))] if facts.setup.clip_norm is None else []
@@ -244,8 +246,8 @@ def module_setting(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
         return None
     module, name, value = known[0]
     wanted, alike = _WANTED[name], [other for other, same, _ in known if same == name]
-    found.add(True, 0.3, f"{wanted:g} is usual")
-    found.add(facts.module_of(alert.site) in alike, 0.4, "it is a module of this site")
+    found.add(True, SOME, f"{wanted:g} is usual")
+    found.add(facts.module_of(alert.site) in alike, SOME, "it is a module of this site")
     target = ", ".join(f"{other}.{name}" for other in alike)
     text = f"{name} of {module}{f' and {len(alike) - 1} more' * (len(alike) > 1)} is {value:g}; {wanted:g} is usual."
     return text, [Remedy("set", target, value, wanted, steps=SOON, code=f"{in_code(module)}.{name} = {wanted:g}")]
@@ -258,7 +260,7 @@ def small_batches(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     kind = facts.modules.get(alert.site, "")
     if values is None or not kind.startswith("BatchNorm"):
         return None
-    found.add(True, 0.8, f"it has {values:.3g} values per channel and batch")
+    found.add(True, PROOF, f"it has {values:.3g} values per channel and batch")
     effect, size = "the same statistics in training and validation", None if learning is None else learning.batch_size
     remedies = [replace(f"nn.{kind}", "nn.GroupNorm", effect, "nn.GroupNorm(1, channels)")]
     if size:
@@ -280,7 +282,7 @@ def nonfinite_weights(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement
         return None
     name, tensor = bad[0]
     more = f" (and {len(bad) - 1} more parameters)" * (len(bad) > 1)
-    found.add(True, 0.95, "it was so before the first step")
+    found.add(True, PROOF, "it was so before the first step")
     text = f"{name}{more} held {tensor.nonfinite} of {tensor.elements} numbers that are NaN or infinite when training started"
     remedy = Remedy("initialise", name, None, None, "", "a finite loss", 1, f"{in_code(name)}.data.nan_to_num_(0.0)")
     return f"{text}.", [remedy]

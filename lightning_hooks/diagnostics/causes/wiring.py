@@ -6,7 +6,7 @@ import math
 import statistics
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, possible_cause
+from lightning_hooks.declare.cause import EXCLUDES, PROOF, SLIGHT, SOME, STRONG, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import usual
 from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace
@@ -21,7 +21,7 @@ def in_no_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     if not left:
         return None
     old = bool(unused_tensors(facts.flow))  # what an optimizer holds instead is in the words of the rule
-    found.add(True, 0.8, alert.message if old else "they have a gradient, and no optimizer holds them")
+    found.add(True, PROOF, alert.message if old else "they have a gradient, and no optimizer holds them")
     modules = list(dict.fromkeys(name.rpartition(".")[0] or name for name in left))
     parts = _in_code(left, [name for name, setup in setups if setup.optimizers])
     listed = parts[0][1:] if len(parts) == 1 and parts[0].startswith("*") else f"[{', '.join(parts)}]"
@@ -50,7 +50,7 @@ def _in_code(left: list[str], held: list[str]) -> list[str]:
 def not_registered(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The model does not know these modules or tensors."""
     held = facts.flow.model_setup.unregistered.get(alert.site)
-    found.add(True, 0.7, alert.message)
+    found.add(True, STRONG, alert.message)
     tensors, site = held is not None and not held.modules, in_code(alert.site)
     to = "an nn.Parameter or nn.ParameterList" if tensors else "an nn.ModuleList or nn.ModuleDict"
     code = "" if tensors else f"{site} = nn.ModuleList({site})"
@@ -72,10 +72,10 @@ def frozen_by_mistake(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     drawn = [abs(w.high + w.low) < 0.06 * w.size for w in (facts.start[name] for name in frozen if name in facts.start)]
     only = "the optimizer holds frozen parameters only"
     part = f"of {len(inside)} parameters in optimizers, {len(held)} do not require a gradient (requires_grad)"
-    found.add(bool(held), 0.6 if whole else 0.85, only if len(held) == len(inside) else part)
-    found.add(bool(head) and not held, 0.85, "it is as it was initialised")
+    found.add(bool(held), STRONG if whole else PROOF, only if len(held) == len(inside) else part)
+    found.add(bool(head) and not held, PROOF, "it is as it was initialised")
     body = not (held or head) and bool(around) and len(drawn) > 1 and all(drawn)
-    found.add(body, 0.82, f"their weights lie evenly around 0, as drawn; {len(around)} parameters next to them have a gradient")
+    found.add(body, PROOF, f"their weights lie evenly around 0, as drawn; {len(around)} parameters next to them have a gradient")
     names = held or head or [*frozen, *around]
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in names))[:20]
     if not modules or (whole and not held):
@@ -93,7 +93,7 @@ def wrong_axis(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     swapped = [name for name in facts.time_first if any(one == name or one.startswith(f"{name}.") for one in known)]
     if not swapped:
         return None
-    found.add(True, 0.75, f"batch_first is False, and samples are along the first dimension of the output of {swapped[0]}")
+    found.add(True, STRONG, f"batch_first is False, and samples are along the first dimension of the output of {swapped[0]}")
     target = ", ".join(f"{name}.batch_first" for name in swapped)
     more = f" and {len(swapped) - 1} more" * (len(swapped) > 1)
     remedy = Remedy("set", target, to=True, effect="a loss that falls", steps=SOON, code="batch_first=True")
@@ -106,7 +106,7 @@ def positions_by_sample(_: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     if not facts.places_first:
         return None
     name = facts.places_first[0]
-    found.add(True, 0.6, "it has its places first, and attention is given batches with the samples first")
+    found.add(True, STRONG, "it has its places first, and attention is given batches with the samples first")
     cut, to = f"the positions that are cut from {name} by the first dimension", "those of the second one"
     remedy = replace(cut, to, "a loss that falls", f"x + {in_code(name)}[: x.size(1)].transpose(0, 1)")
     return f"{name} holds positions for sequences with their places first.", [remedy]
@@ -119,7 +119,7 @@ def detached_state(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         back, calls = facts.flow.modules.get(name), stats.calls / max(facts.features.sampled_batches, 1)
         times = 0.0 if back is None else back.calls / max(facts.flow.sampled_batches, 1)
         if back is not None and calls >= 4 and times <= 1.01:
-            found.add(True, 0.7, f"it is called {calls:.3g} times a batch, and a gradient comes back to one of these")
+            found.add(True, STRONG, f"it is called {calls:.3g} times a batch, and a gradient comes back to one of these")
             detach = f"the detach of the state between the calls of {name}"
             remedy = Remedy("remove", detach, effect="a loss that falls", steps=SOON)
             return f"The state of {name} ({facts.modules.get(name, 'a function')}) is cut off between its calls.", [remedy]
@@ -137,13 +137,13 @@ def no_slope(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     weight, bias = flow.parameters.get(alert.site), flow.parameters.get(f"{module}.bias")
     if weight is None or not alert.site.endswith("weight") or weight.zero_fraction < 1:
         return None
-    found.add(bias is not None and bias.zero_fraction < 1 and bias.norm > 0, 0.6, f"{module}.bias has a gradient")
+    found.add(bias is not None and bias.zero_fraction < 1 and bias.norm > 0, STRONG, f"{module}.bias has a gradient")
     known = facts.features.representations.get(module)
-    found.add(known is not None and known.ratio < 1e-9, -0.6, f"the output of {module} is the same for all samples")
+    found.add(known is not None and known.ratio < 1e-9, EXCLUDES, f"the output of {module} is the same for all samples")
     order = list(facts.modules)
     before = order[order.index(module) - 1] if module in order[1:] else ""
     shut = any(kind in ("dead", "constant") and site == before for kind, site in facts.others)
-    found.add(shut, -0.6, f"what {before} puts out hardly varies")
+    found.add(shut, EXCLUDES, f"what {before} puts out hardly varies")
     remedy = _let_pass(f"round, floor or sign of the weight in {module}", "w + (torch.round(w) - w).detach()")
     return f"{alert.site} is used through an operation whose gradient is 0, such as round, sign or a comparison.", [remedy]
 
@@ -156,9 +156,9 @@ def flat_outputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     sites = facts.features.sites
     if len(gradients) < 2 or last not in sites or any(stats.zero_fraction < 1 for stats in gradients.values()):
         return None
-    found.add(True, 0.6, f"the gradients of all {len(gradients)} parameters are 0, the last layer's too")
+    found.add(True, STRONG, f"the gradients of all {len(gradients)} parameters are 0, the last layer's too")
     varies = sites[last].std > 0 and (last not in known or known[last].ratio > 1e-9)
-    found.add(varies, 0.15, f"the outputs of {last} differ")
+    found.add(varies, SLIGHT, f"the outputs of {last} differ")
     remedy = _let_pass(f"round, floor or sign of what {last} puts out", "x + (torch.round(x) - x).detach()")
     return f"What {last} puts out goes through an operation whose gradient is 0, such as round, sign or a comparison.", [remedy]
 
@@ -173,8 +173,8 @@ def flat_between(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     before = order[order.index(alert.site) - 1]
     here, there = gradients[alert.site].rms, gradients[before].rms
     same = known[alert.site].ratio < 1e-12 < 1e-6 < known[before].ratio
-    found.add(same, 0.4, f"the outputs of {before} differ between samples, and those of {alert.site} next to it do not at all")
-    found.add(same and there < 1e-2 * here, 0.3, f"the gradient at {before} is {there:.1g}, and {here:.1g} behind it")
+    found.add(same, SOME, f"the outputs of {before} differ between samples, and those of {alert.site} next to it do not at all")
+    found.add(same and there < 1e-2 * here, SOME, f"the gradient at {before} is {there:.1g}, and {here:.1g} behind it")
     choice, effect = f"what chooses codes between {before} and {alert.site}", "gradients and outputs that differ"
     remedy = replace(choice, "one that is straight-through", effect, "x + (q - x).detach()")
     return f"Between {before} and {alert.site} stands an operation without a slope, such as argmin and a table of codes.", [remedy]
@@ -188,7 +188,7 @@ def cut_gradients(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     usual = statistics.median(rms)
     share = sum(0.99 * usual < one < 1.01 * usual for one in rms) / len(rms)
-    found.add(share > 0.6, 0.7, f"{share:.0%} of the {len(rms)} gradients have the root mean square {usual:.2g}, to a hundredth")
+    found.add(share > 0.6, STRONG, f"{share:.0%} of the {len(rms)} gradients have the root mean square {usual:.2g}, to a hundredth")
     remedy = Remedy("remove", f"the hooks (register_hook) or the clamp that cut gradients at {usual:.2g}", steps=1)
     return f"The gradients of most parameters have one size, {usual:.2g}: something cuts each element.", [remedy]
 
@@ -197,14 +197,14 @@ def cut_gradients(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 def cut_path(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """No gradient reaches it from the loss."""
     module, order = facts.module_of(alert.site), list(facts.features.sites)
-    found.add(True, 0.7, alert.message)
+    found.add(True, STRONG, alert.message)
     if module in facts.features.silent:
-        found.add(True, 0.1, f"{module} was not called in any sampled batch")
+        found.add(True, SLIGHT, f"{module} was not called in any sampled batch")
         call = Remedy("call", f"{module} in forward", effect="a gradient", steps=SOON)
         return f"{module} is never called.", [call]
     learns = {name.rpartition(".")[0] for name, stats in facts.flow.parameters.items() if stats.steps}
     after = next((name for name in order[order.index(module) + 1 :] if name in learns), "") if module in order else ""
-    found.add(bool(after), 0.1, f"{after} is called after it, and has a gradient")
+    found.add(bool(after), SLIGHT, f"{after} is called after it, and has a gradient")
     between = f"between {module} and {after}" if after else f"from {alert.site} to the loss"
     remedy = Remedy("remove", f"what cuts the path {between} (detach, no_grad, argmax, a forward without it)", steps=SOON)
     return f"{module} is called, and no gradient comes back from {after}." if after else "No gradient reaches it.", [remedy]
@@ -214,7 +214,7 @@ def cut_path(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 def loss_without_graph(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss is a new tensor, behind which there is no model."""
     reached = [setup.has_gradient for setup in facts.flow.setups.values() if setup.trains and setup.optimizers]
-    found.add(len(reached) > 1 and not any(reached), 0.85, "no parameter at all has a gradient")
+    found.add(len(reached) > 1 and not any(reached), PROOF, "no parameter at all has a gradient")
     new = "what makes a new tensor of the losses (torch.tensor([…]), .item(), detach)"
     remedy = replace(new, "torch.stack or a sum of them", "gradients", "torch.stack(losses).sum()", 1)
     return "The loss has no path to any parameter.", [remedy]
@@ -224,7 +224,7 @@ def loss_without_graph(_: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
 def another_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Another optimizer steps than the one that the trainer knows."""
     steps, by_hand = max((one.steps for one in facts.flow.setups.values()), default=0), not facts.setup.automatic_optimization
-    found.add(by_hand and steps == 0 and alert.site in facts.optimizers, 0.7, f"{alert.site} took no step")
+    found.add(by_hand and steps == 0 and alert.site in facts.optimizers, STRONG, f"{alert.site} took no step")
     other, to = "the optimizer that training_step makes or keeps", "self.optimizers()"
     remedy = replace(other, to, f"steps of {alert.site}", f"optimizer = {to}", 1)
     return f"{alert.site}, which configure_optimizers returned, takes no step: training_step steps another one, or none.", [remedy]
@@ -236,8 +236,8 @@ def idle_step(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     ratios = [stats.update_ratio for stats in facts.flow.parameters.values() if stats.norm > 0 and stats.update_ratio is not None]
     rate, steps = facts.rate_at(alert.site), max((one.steps for one in facts.flow.setups.values()), default=0)
     idle = len(ratios) > 1 and not any(ratios) and rate is not None and rate.lr > 0 and rate.first != 0 and steps > 0
-    found.add(idle, 0.7, f"none of {len(ratios)} parameters changes by a bit, and all of them have a gradient")
-    found.add(rate is not None and rate.lr < usual(rate).low, -0.5, "its learning rate is below the usual range")
+    found.add(idle, STRONG, f"none of {len(ratios)} parameters changes by a bit, and all of them have a gradient")
+    found.add(rate is not None and rate.lr < usual(rate).low, EXCLUDES, "its learning rate is below the usual range")
     stepping = f"what steps {alert.site} (a compiled or captured step, or a class around it)"
     remedy = replace(stepping, "its own step()", "weights that change", "optimizer.step()", 1)
     return f"{alert.site} takes {steps} steps, which change nothing.", [remedy]
@@ -246,7 +246,7 @@ def idle_step(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @possible_cause("copy it into contiguous memory")
 def strided_weight(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A weight is not contiguous, and the optimizer writes its step into a copy."""
-    found.add(alert.site in facts.strided, 0.7, "it does not change, and it is not contiguous")
+    found.add(alert.site in facts.strided, STRONG, "it does not change, and it is not contiguous")
     code = f"{in_code(alert.site)}.data = {in_code(alert.site)}.data.contiguous()"
     remedy = replace(f"{alert.site}.data", "a contiguous copy", "a weight that changes", code)
     return f"{alert.site} is not contiguous in memory.", [remedy]
@@ -260,7 +260,7 @@ def no_activation(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     layers = [name for name in facts.modules if name in facts.features.initial_gains]
     inner = layers[layers.index(chain[0]) + 1 : layers.index(chain[1]) + 1] if {*chain[:2]} <= {*layers} else [chain[1]]
-    found.add(True, 0.8, f"{chain[2]} layers make one linear function")
+    found.add(True, PROOF, f"{chain[2]} layers make one linear function")
     code = f"{in_code(inner[0])} = nn.Sequential(nn.ReLU(), {in_code(inner[0])})"
     remedy = Remedy("insert", ", ".join(inner), None, "nn.ReLU()", "", "a loss that falls further", SOON, code)
     return f"Nothing stands between the layers {chain[0]} to {chain[1]}.", [remedy]
@@ -272,7 +272,7 @@ def compared_in_pairs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     stats = facts.features.targets.get(alert.site)
     if stats is None or not stats.paired:
         return None
-    found.add(True, 0.8, f"its input has {stats.inputs} numbers and its target {stats.targets}, in other shapes")
+    found.add(True, PROOF, f"its input has {stats.inputs} numbers and its target {stats.targets}, in other shapes")
     remedy = replace(f"the target of {alert.site}", "one of the output's shape", "a lower loss", "target.view_as(output)")
     return "Outputs and targets have different shapes, and are expanded to pairs.", [remedy]
 
@@ -282,6 +282,6 @@ def clipped_while_scaled(_: Alert, facts: Facts, found: CauseEvidence) -> Judgem
     """Gradients are clipped while the loss scaler's factor is in them."""
     scaled = facts.flow.loss is not None and facts.flow.loss.scaled
     by_hand = facts.setup.clip_norm is None and any(stats.clipped_steps for stats in facts.clip.optimizers.values())
-    found.add(scaled and by_hand, 0.65, "the loss is scaled for half precision, and code of your own clips")
+    found.add(scaled and by_hand, STRONG, "the loss is scaled for half precision, and code of your own clips")
     remedy = Remedy("call", "scaler.unscale_(optimizer) before clipping", code="scaler.unscale_(optimizer)", steps=1)
     return "Gradients are clipped while they are still scaled for half precision.", [remedy]

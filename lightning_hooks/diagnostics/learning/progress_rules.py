@@ -17,6 +17,7 @@ from lightning_hooks.diagnostics.causes.code import activation_before_loss
 from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inputs, unrelated_targets
 from lightning_hooks.diagnostics.causes.rates import rate_too_low
 from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
+from lightning_hooks.diagnostics.causes.weights import constant_weights
 from lightning_hooks.diagnostics.causes.wiring import (
     cut_gradients,
     detached_state,
@@ -149,7 +150,7 @@ KINDS = (
         "no_progress", "Steps that bring no progress", group="Loss", states="outcome", measures="number",
         causes=(
             frozen_by_mistake, wrong_axis, positions_by_sample, inverted_mask, detached_state, cut_gradients, destroyed_inputs,
-            large_inputs, unrelated_targets, activation_before_loss, rate_too_low, *STEP_SIZE,
+            large_inputs, constant_weights, unrelated_targets, activation_before_loss, rate_too_low, *STEP_SIZE,
         ),
         meaning="The loss stands still at that of the best constant answer; or steps lower the loss of their own batches, and that "
         "of new ones stands still from the start.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.cause import CauseEvidence, Judgement, Remedy, possible_cause
+from lightning_hooks.declare.cause import PROOF, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.causes.facts import Facts
@@ -23,11 +23,11 @@ def target_in_input(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
         return None
     if copies.in_column:
         place = f"column {copies.column} of what {copies.site} is given"
-        found.add(True, 0.9, f"{place} follows the targets of all {copies.targets} samples that were compared")
+        found.add(True, PROOF, f"{place} follows the targets of all {copies.targets} samples that were compared")
         code = f"x.view(len(x), -1)[:, {copies.column}] = 0"
         remedy = Remedy("fill", place, None, 0, "", "a loss that says what the model knows of new data", SOON, code)
         return f"{place[:1].upper()}{place[1:]} is the target of {alert.site}.", [remedy]
-    found.add(True, 0.9, "labels are the tokens at the same positions")
+    found.add(True, PROOF, "labels are the tokens at the same positions")
     code = "cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())"
     remedy = Remedy("replace", f"the labels of {alert.site}", None, "the tokens that follow", "", "", SOON, code)
     return f"The labels of {alert.site} are not shifted by one position.", [remedy]

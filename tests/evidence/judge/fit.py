@@ -21,6 +21,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 from lightning_hooks.alerts.defaults import KINDS
+from lightning_hooks.declare.cause import AGAINST, EXCLUDES, PROOF, SHOWN, SLIGHT, SOME, STRENGTHS, STRONG
 from tests.evidence.population.record import read
 
 TABLE = Path(__file__).with_name("table.json")
@@ -31,7 +32,8 @@ SINGLE, CLASS = 0.6, 1.5
 """How evidence of single kinds and causes is scaled, and that of all others: the larger, the less it is pulled to 0."""
 SIGNS = {
     "goes well": -1, "a part of it": -1, "all of it": 1, "near its limit": -1, "far over its limit": 1,
-    "symptom, cause unknown": -1, "symptom, cause known": 1, "outcome, cause unknown": -1, "outcome, cause known": 1,
+    "symptom, cause unknown": -1, "symptom, cause known": 1, "symptom, cause likely": 1,
+    "outcome, cause unknown": -1, "outcome, cause known": 1, "outcome, cause likely": 1,
     "symptom, loss falls": -1, "symptom, loss stands": 1, "outcome, loss falls": -1, "outcome, loss stands": 1,
 }  # fmt: skip
 """What speaks for a problem, and what against it."""
@@ -54,12 +56,53 @@ def tabled(rows: Iterable[Mapping[str, Any]]) -> Table:
                 if alert.get("evidence") and alert["kind"] not in seen:
                     seen.add(alert["kind"])
                     counts[tuple(alert["evidence"])][place] += 1
+    causes: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
+    for row in harmed:
+        for name, strengths in considered(row).items():
+            causes[strengths][name not in row["causes"]] += 1
     seeds = [row["seed"] for row in rows]
     return {
         "commits": sorted({row["versions"]["commit"] for row in rows}), "seeds": [min(seeds), max(seeds)],
         "harmed": len(harmed), "healthy": len(healthy),
         "evidence": [[*number, list(names)] for names, number in sorted(counts.items())],
+        "causes": [[*number, list(strengths)] for strengths, number in sorted(causes.items())],
     }  # fmt: skip
+
+
+def considered(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The causes that something speaks for at a kind of alert, with the strengths of what holds when that was first so."""
+    kinds, found = {alert["kind"] for alert in row["alerts"]}, dict[str, tuple[str, ...]]()
+    for window in row["windows"]:
+        for name, kind, _, _, evidence in window["causes"]:
+            strengths = tuple(sorted(strength for _, holds, strength, _ in evidence if holds and strength != SHOWN))
+            if kind in kinds and not {*strengths} <= {AGAINST, EXCLUDES}:
+                found.setdefault(name, strengths)
+    return found
+
+
+FOR, NOT_FOR = (SLIGHT, SOME, STRONG, PROOF), (AGAINST, EXCLUDES)
+"""Strengths, each more than the one before it."""
+
+
+def strengths_of(table: Table) -> dict[str, float]:
+    """What each strength of evidence adds to the log-odds of a cause, and the intercept.
+
+    Fitted is what each strength adds to the one before it, which is pulled to 0; what has the wrong sign is none.
+    """
+    steps = [(sign, known[place:]) for sign, known in ((1, FOR), (-1, NOT_FOR)) for place in range(len(known))]
+    rows = [[sum(map(of.__contains__, strengths)) for _, of in steps] for *_, strengths in table["causes"] for _ in "rw"]
+    right = [1, 0] * len(table["causes"])
+    weights = [number for entry in table["causes"] for number in entry[:2]]
+    used = list(range(len(steps)))
+    while True:
+        model = LogisticRegression(C=1.0, max_iter=10_000, tol=1e-8).fit(np.array(rows)[:, used], right, sample_weight=weights)
+        added = dict(zip(used, model.coef_[0].tolist(), strict=True))
+        wrong = {step: weight for step, weight in added.items() if steps[step][0] * weight < 0}
+        if not wrong:
+            break
+        used.remove(max(wrong, key=lambda step: abs(wrong[step])))
+    found = {name: sum(weight for step, weight in added.items() if name in steps[step][1]) for name in STRENGTHS}
+    return {"intercept": float(model.intercept_[0]), **found}
 
 
 def scales(names: Iterable[str]) -> list[float]:
@@ -110,6 +153,7 @@ def weights_of(table: Table) -> dict[str, Any]:
         "date": table["date"], "commits": table["commits"], "seeds": table["seeds"],
         "trainings": [table["harmed"], table["healthy"]], "dropped": dropped, "intercept": round(intercept, 3),
         "weights": {name: [round(weight, 3), numbers[name]] for name, weight in sorted(found.items())},
+        "causes": {name: round(weight, 3) for name, weight in strengths_of(table).items()},
         "kinds": {kind: count for kind, count in kinds.items() if any(count)},
     }  # fmt: skip
 
@@ -126,15 +170,32 @@ def text(weights: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
+def added(known: Table, table: Table) -> Table:
+    """Two tables as one."""
+    counts: dict[str, dict[tuple[str, ...], list[int]]] = {"evidence": {}, "causes": {}}
+    for of in (known, table):
+        for part, entries in counts.items():
+            for right, wrong, names in of.get(part, ()):
+                entry = entries.setdefault(tuple(names), [0, 0])
+                entry[0], entry[1] = entry[0] + right, entry[1] + wrong
+    listed = {part: [[*number, list(names)] for names, number in sorted(entries.items())] for part, entries in counts.items()}
+    numbers = {name: known[name] + table[name] for name in ("harmed", "healthy", "commits", "seeds")}
+    return {**numbers, **listed}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("tables", nargs="*", type=Path)
+    parser.add_argument("--add", action="store_true", help="add to the trainings of table.json, instead of replacing them")
     parser.add_argument("--date", default="")
     given = parser.parse_args()
     if given.tables:
-        table = tabled(row for path in given.tables for row in read(path)) | {"date": given.date}
-        evidence = ",\n".join(f"  {json.dumps(entry)}" for entry in table.pop("evidence"))
-        TABLE.write_text(json.dumps(table)[:-1] + f', "evidence": [\n{evidence}\n]}}\n', encoding="utf-8")
+        table = tabled(row for path in given.tables for row in read(path))
+        table = added(json.loads(TABLE.read_text(encoding="utf-8")), table) if given.add else table
+        parts = {part: ",\n".join(f"  {json.dumps(entry)}" for entry in table.pop(part)) for part in ("evidence", "causes")}
+        head = json.dumps({**table, "date": given.date})[:-1]
+        lists = ",\n".join(f'"{part}": [\n{entries}\n]' for part, entries in parts.items())
+        TABLE.write_text(f"{head},\n{lists}}}\n", encoding="utf-8")
     WEIGHTS.write_text(text(weights_of(json.loads(TABLE.read_text(encoding="utf-8")))), encoding="utf-8")
 
 

@@ -20,6 +20,7 @@ from lightning_hooks.declare import cause as causes_file
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.causes.facts import Facts
+from lightning_hooks.judge.weights import probability_of_cause
 
 LADDER = (1.5, 3.0, 10.0, 100.0, math.inf)
 """By what a limit is multiplied or divided, until its rule finds something."""
@@ -27,7 +28,7 @@ MOST_SITES = 6
 """Findings of one rule that are kept: those over the limit first, then the nearest to it."""
 
 
-Evidence = tuple[str, bool, float, float | None]
+Evidence = tuple[str, bool, str, float | None]
 Judged = tuple[str, str, str, float, list[Evidence]]
 
 
@@ -126,7 +127,7 @@ def _finding(rule: Rule, alert: Alert, report: Any, field: str = "", slack: floa
 def judged(found: Sequence[Finding], facts: Facts) -> list[Judged]:
     """The causes of each kind that was found, or nearly, judged at the sites that are the most over the limit.
 
-    Each is its name, the kind and the site of the finding, the score (0 where it is no cause), and all evidence that was entered.
+    Each is its name, the kind and the site of the finding, the probability (0 for no cause), and all evidence that was entered.
     """
     nearest: dict[str, Finding] = {}
     for finding in sorted(found, key=_distance):
@@ -135,9 +136,9 @@ def judged(found: Sequence[Finding], facts: Facts) -> list[Judged]:
     entered: list[Evidence] = []
 
     class Recording(causes_file.CauseEvidence):
-        def add(self, holds: bool, weight: float, text: str) -> None:
-            entered.append(_evidence(bool(holds), weight, text, facts))
-            super().add(holds, weight, text)
+        def add(self, holds: bool, strength: str, text: str) -> None:
+            entered.append(_evidence(bool(holds), strength, text, facts))
+            super().add(holds, strength, text)
 
     known: set[tuple[str, str]] = set()
     with patch.object(causes_file, "CauseEvidence", Recording):
@@ -156,18 +157,18 @@ def judged(found: Sequence[Finding], facts: Facts) -> list[Judged]:
                 except Exception:  # noqa: BLE001 - of a finding below the limit it may not know enough
                     continue
                 if cause is not None or entered:
-                    score = 0.0 if cause is None else cause.score
+                    score = 0.0 if cause is None else round(probability_of_cause(cause.strengths), 2)
                     rows.append((one.name, finding.kind, finding.site, score, list(entered)))
     return rows
 
 
-def _evidence(holds: bool, weight: float, text: str, facts: Facts) -> Evidence:
-    """Its text without numbers and names, whether it holds, what it adds to the score, and its first number."""
+def _evidence(holds: bool, strength: str, text: str, facts: Facts) -> Evidence:
+    """Its text without numbers and names, whether it holds, how much it says, and its first number."""
     words = text.split()
     names = {word.strip(".,;:()") for word in words} & (facts.modules.keys() | facts.start.keys())
     plain = " ".join("NAME" if word.strip(".,;:()") in names else word for word in words)
     numbers = re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", plain)
-    return (re.sub(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", "#", plain)[:60], holds, weight,
+    return (re.sub(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", "#", plain)[:60], holds, strength,
                     float(numbers[0]) if numbers else None)  # fmt: skip
 
 

@@ -88,7 +88,7 @@ class Recorder(Callback):
         entry = {
             "kind": alert.kind, "site": alert.site, "severity": alert.severity, "batches": self.batches, "epoch": self.epoch,
             "value": plain(alert.value), "limit": plain(alert.threshold),
-            "causes": [[cause.name, cause.score] for cause in alert.causes], "consequences": len(alert.consequences),
+            "causes": [[cause.name, cause.probability] for cause in alert.causes], "consequences": len(alert.consequences),
             "remedies": [remedy.text[:80] for remedy in alert.remedies[:1]], "probability": alert.probability,
             "evidence": list(alert.evidence),
         }  # fmt: skip
