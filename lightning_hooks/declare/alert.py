@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2s
@@ -16,6 +17,8 @@ from lightning_hooks.declare.site_names import readable
 
 MOST_SAMPLES = 8
 """How many samples the text of an alert names."""
+WIDTH = 160
+"""Characters of a line in the terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +138,16 @@ class Alert:
         return f"Consequences: {_grouped(self.consequences)}." if self.consequences else ""
 
     def __str__(self) -> str:
-        """At most three lines: the cause, or what was measured; what else was seen; and what to try first."""
+        """At most three lines: the cause, or what was measured; what else was seen; and what to try first.
+
+        The first two have at most 160 characters, unless a single sentence has more: sentences that do not fit move on to the
+        second line, and from there they are left out.
+        """
         sure = "" if self.probability is None else f", {self.probability:.0%} likely"
-        lines = [f"[{self.severity}] {self.kind} at {self.where} ({self.when}{sure}): {self.headline}"]
-        seen = self.measured and f"seen: {self.measured}"
-        if seen or self.consequences or self.samples:
-            lines.append(f"{seen} {self.of_samples} {self.follows}")
+        head, rest = _fitting(f"[{self.severity}] {self.kind} at {self.where} ({self.when}{sure}):", _sentences(self.headline))
+        seen = [*rest, *_sentences(self.measured)]
+        shown, _ = _fitting("seen:" if seen else "", [*seen, *_sentences(f"{self.of_samples} {self.follows}")])
+        lines = [head, *([shown] if shown else [])]
         if self.advice:
             first, *more = self.advice
             where = f" ({len(more)} more in the report)" if more else ""
@@ -165,6 +172,18 @@ class Alert:
 def fingerprint_of(kind: str, site: str) -> str:
     """What stands for a kind at a site: 16 hexadecimal digits."""
     return blake2s(f"{kind}\0{site}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _sentences(text: str) -> list[str]:
+    return [sentence for sentence in re.split(r"(?<=[.!?]) +(?=[A-Z])", " ".join(text.split())) if sentence]
+
+
+def _fitting(start: str, sentences: Sequence[str]) -> tuple[str, list[str]]:
+    """A line of as many sentences as it holds, one at least, and those that are left."""
+    line, left = f"{start} {' '.join(sentences[:1])}".strip(), list(sentences[1:])
+    while left and len(line) + 1 + len(left[0]) <= WIDTH:
+        line = f"{line} {left.pop(0)}"
+    return line, left
 
 
 def _grouped(names: Sequence[str], most: int = 3) -> str:

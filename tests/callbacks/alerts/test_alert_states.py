@@ -41,7 +41,7 @@ def events(folder: Path) -> list[tuple[str, str, int]]:
 
 
 def waver(folder: Path, epochs: int, path: Path | None = None) -> tuple[Any, list[Any]]:
-    ours = monitors(every_n_steps=1, summary=False)
+    ours = monitors(every_n_steps=1, summary=False, min_probability=0.5)
     run = trainer(ours, max_epochs=epochs, logger=CSVLogger(folder, name="", version=0), log_every_n_steps=1)
     run.fit(Wavering(), loader(n=16), ckpt_path=path, weights_only=True if path else None)
     return run, ours

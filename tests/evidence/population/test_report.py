@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from tests.evidence.population.judges import JUDGES, bins, calibration_error, verdicts
 from tests.evidence.population.report import Population, agreement, counted, loud, page, spans, spearman, wilson
 
 RECIPE = dict.fromkeys(("task", "model", "optimizer", "schedule", "norm", "activation", "loss"), "x") | {"rate": 0.01}
@@ -92,6 +93,38 @@ def test_ranks_correlate_as_scipy_says() -> None:
 
     assert spearman(pairs) == pytest.approx(stats.spearmanr(pairs[:-1]).statistic)
     assert math.isnan(spearman(pairs[:2]))
+
+
+def judged(kind: str, *evidence: str) -> dict[str, Any]:
+    return {**alert(kind), "evidence": list(evidence)}
+
+
+def test_the_calibration_weighs_trainings_by_the_share_that_has_a_fault() -> None:
+    """Two healthy trainings stand for four fifths, and two harmed ones for one fifth: each healthy one counts four times."""
+    healthy = [row(0, judged("dead", "part")), row(1)]
+    harmed = [
+        row(2, judged("dead", "part"), judged("dead", "all"), judged("zero", "all")),
+        row(3, judged("zero", "all"), alert("own")),
+    ]
+    low, high = bins(healthy, harmed, lambda alert: {"part": 0.5, "all": 1.0}[alert["evidence"][0]])
+
+    assert low == (0.4, 0.6, 2, 5.0, 0.5, pytest.approx(1 / 5))
+    assert high == (0.95, 1.0, 2, 2.0, 1.0, 1.0)
+    assert calibration_error([low, high]) == pytest.approx((5 * 0.3 + 2 * 0) / 7)
+
+
+def test_the_judges_are_compared_on_what_twins_do_not_have() -> None:
+    healthy = [row(0, judged("dead", "symptom", "a part of it")), row(1, judged("zero", "symptom", "all of it"))]
+    harmed = [
+        row(0, judged("dead", "symptom", "all of it"), judged("lr_zero", "fact")),
+        row(1, judged("zero", "symptom", "all of it"), judged("dead", "symptom", "symptom, cause known")),
+        row(1, judged("zero", "symptom", "all of it"), judged("dead", "symptom", "a part of it")),
+    ]
+    pairs = [(one, healthy[one["seed"]]) for one in harmed]
+
+    assert verdicts(healthy, pairs, JUDGES["rules alone"]) == (2, 3)
+    assert verdicts(healthy, pairs, JUDGES["classes, without weights"]) == (1, 2)
+    assert verdicts(healthy, pairs, lambda alert: 0.79) == (0, 0)
 
 
 def test_seeds_in_words() -> None:
