@@ -23,7 +23,7 @@ from tests.evidence.population.record import read
 
 TABLES = Path("runs/population")
 PAGE = Path("docs/guides/population.md")
-DIAGRAM = Path("docs/images/reliability.png")
+DIAGRAM = Path("docs/figures/reliability.png")
 GROUPS = ("data", "model", "loss", "optimizer", "schedule", "training", "two at once")
 FIELDS = ("task", "model", "optimizer", "schedule", "norm", "activation", "loss")
 WITHIN = 50
@@ -181,7 +181,7 @@ def probabilities(population: Population) -> list[str]:
         "The probability that an alert states, where one training in five has a fault, against the share of trainings that were "
         f"harmed. The mean distance of the two, the calibration error, is {calibration_error(found):.3f}.",
         "\n".join(lines),
-        f"![Reliability diagram: stated probability against the share of harmed trainings](../images/{DIAGRAM.name})",
+        f"![Reliability diagram: stated probability against the share of harmed trainings](../figures/{DIAGRAM.name})",
     ]
 
 
@@ -298,7 +298,7 @@ def main() -> None:
     options.page.write_text(text, encoding="utf-8")
     population = Population(row for row in rows if row["set"] == "population")
     if found := bins(population.healthy, [mutant.row for mutant in population.harmful]):
-        draw(found, options.page.parent / "../images" / DIAGRAM.name)
+        draw(found, options.page.parent / "../figures" / DIAGRAM.name)
 
 
 if __name__ == "__main__":
