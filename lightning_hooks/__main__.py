@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _replay(options: argparse.Namespace) -> cli.Done:
     from lightning_hooks.replay.command import replay
 
-    return replay(options.capsule, options.model, options.data, options.output)
+    return replay(options.capsule, options.model, options.data)
 
 
 def _demo(options: argparse.Namespace) -> cli.Done:

@@ -11,16 +11,13 @@ from lightning_hooks.diagnostics.batches.hashes import BatchCounts
 from lightning_hooks.diagnostics.batches.rules import *
 from lightning_hooks.diagnostics.calls.rules import *
 from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
-from lightning_hooks.diagnostics.clipping_events.norm_rules import *
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.clipping_events.rules import *
-from lightning_hooks.diagnostics.features.constant_rules import *
 from lightning_hooks.diagnostics.features.rules import *
 from lightning_hooks.diagnostics.gradients.exploding_rules import *
 from lightning_hooks.diagnostics.gradients.update_rules import *
 from lightning_hooks.diagnostics.gradients.vanishing_rules import *
 from lightning_hooks.diagnostics.gradients.weight_rules import *
-from lightning_hooks.diagnostics.learning.progress_rules import *
 from lightning_hooks.diagnostics.learning.report import LearningReport, ParameterLearning
 from lightning_hooks.diagnostics.learning.rules import *
 from lightning_hooks.diagnostics.loss.learning_rules import *

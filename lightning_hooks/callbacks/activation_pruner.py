@@ -189,7 +189,6 @@ class ActivationPruner(EvaluatedCallback):
         return report
 
     def _install(self, model: nn.Module, gate: Gate, training_only: bool = False) -> None:
-        """Hook the selected modules, and apply existing masks."""
         chosen, regions = select_modules(model, self.modules), compiled_regions(model)
         compiled = next((name for name, _ in chosen if compiled_around(name, regions) is not None), None)
         if compiled is not None:

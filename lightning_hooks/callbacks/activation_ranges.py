@@ -28,8 +28,8 @@ class ActivationRangeObserver(Monitor[RangeReport]):
     """Finds the range of every layer's output, and the scale and zero point that quantise it to eight bits.
 
     Nothing is quantised and training is unchanged. Ranges are those of the sampled batches of one epoch, since the weights change;
-    they equal those of ``torch.ao.quantization``'s MinMaxObserver, MovingAverageMinMaxObserver and HistogramObserver for the same
-    outputs. NaN and infinite values are counted, and are in no range.
+    they equal those of ``torch.ao.quantization``'s MinMaxObserver and MovingAverageMinMaxObserver for the same outputs. NaN and
+    infinite values are counted, and are in no range.
 
     Logged each epoch: ``ranges/<module>/<stat>`` with stat one of min, max, scale, zero_point (NaN while a module is silent).
 
@@ -37,14 +37,12 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         modules: The modules to observe; None for every leaf that computes something.
         every_n_steps: Sample training batches 0, n, 2n, … of each epoch; 1 for all.
         method: How a range is chosen: ``minmax``, the smallest and largest value; ``moving_average``, a moving average of each
-            call's smallest and largest; ``histogram``, the range of least squared quantisation error; ``percentile``, the range
-            that holds the middle ``percentile`` percent.
+            call's smallest and largest; ``percentile``, the range that holds the middle ``percentile`` percent.
         dtype: ``int8`` (-128 to 127) or ``uint8`` (0 to 255).
         scheme: ``affine``, or ``symmetric`` (zero point 0, or 128 for uint8).
         averaging_constant: Weight of a new call in the moving average, above 0 and at most 1.
-        bins: Number of bins of the histogram, at least 2 (8 kB per module at 2048).
+        bins: Number of bins of the histogram of ``percentile``, at least 2 (8 kB per module at 2048).
         percentile: Percent of the values in a range of method ``percentile``, above 0 and at most 100.
-        channel_dim: The dimension of the channels, whose ranges are reported too; with ``minmax`` only. None for none.
         summary: What is printed at the end of training: True for three lines for all monitors, ``full`` also for tables, False for
             nothing.
 
@@ -58,7 +56,7 @@ class ActivationRangeObserver(Monitor[RangeReport]):
     Example:
         >>> from lightning.pytorch import Trainer
         >>> from lightning_hooks import ActivationRangeObserver
-        >>> trainer = Trainer(callbacks=[ActivationRangeObserver(method="histogram")], logger=False)
+        >>> trainer = Trainer(callbacks=[ActivationRangeObserver(method="percentile")], logger=False)
     """
 
     collector: ClassVar[type[Collector[Any]]] = RangeCollector
@@ -68,30 +66,23 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         *,
         modules: ModuleSelector | None = None,
         every_n_steps: int = 1,
-        method: Literal["minmax", "moving_average", "histogram", "percentile"] = "minmax",
+        method: Literal["minmax", "moving_average", "percentile"] = "minmax",
         dtype: Literal["int8", "uint8"] = "int8",
         scheme: Literal["affine", "symmetric"] = "affine",
         averaging_constant: float = 0.01,
         bins: int = 2048,
         percentile: float = 99.99,
-        channel_dim: int | None = None,
         summary: Summary = True,
     ) -> None:
         settings = Settings(modules=modules, every_n_steps=every_n_steps, report_every_n_steps=None, summary=summary)
-        check_range_options(method, averaging_constant, bins, percentile, channel_dim)
+        check_range_options(method, averaging_constant, bins, percentile)
         check_levels(dtype, scheme)
-        self.method, self.dtype, self.scheme, self.channel_dim = method, dtype, scheme, channel_dim
+        self.method, self.dtype, self.scheme = method, dtype, scheme
         self.averaging_constant, self.bins, self.percentile = averaging_constant, bins, percentile
         self._new_table = partial(
-            RangeTable,
-            method=method,
-            averaging_constant=averaging_constant,
-            bins=bins,
-            percentile=percentile,
-            channel_dim=channel_dim,
+            RangeTable, method=method, averaging_constant=averaging_constant, bins=bins, percentile=percentile
         )
-        by_channel = channel_dim is not None
-        new = partial(RangeCollector, new_table=self._new_table, levels=(dtype, scheme), by_channel=by_channel, method=method)
+        new = partial(RangeCollector, new_table=self._new_table, levels=(dtype, scheme), method=method)
         super().__init__(settings, new)
 
     @classmethod

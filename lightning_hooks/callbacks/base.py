@@ -115,7 +115,6 @@ class HookedCallback(EitherPackage, ABC):
 
     @override
     def in_another_fit(self, trainer: Trainer) -> bool:
-        """Whether it is attached in a fit of another trainer that is still running."""
         other = None if self._fit is None else self._fit[0]()
         return self.attached and other is not None and other is not trainer and not other.interrupted
 
@@ -131,7 +130,7 @@ class HookedCallback(EitherPackage, ABC):
         """
         return Adapter.of(trainer).of_fit.trackers
 
-    def log_scalars(self, trainer: Trainer, scalars: Mapping[str, float], logged: Mapping[str, float] | None = None) -> None:
+    def log_scalars(self, trainer: Trainer, scalars: Mapping[str, float]) -> None:
         """Log an epoch's numbers, the same on every rank: for loggers, and where EarlyStopping and ModelCheckpoint look.
 
         ``self.log_dict`` would warn without ``sync_dist``, and cost one collective per key with it. A key that somebody else logs
@@ -139,10 +138,9 @@ class HookedCallback(EitherPackage, ABC):
 
         Args:
             trainer: The trainer.
-            scalars: The numbers by tag, for ``trainer.callback_metrics``.
-            logged: Those that loggers get; None for all.
+            scalars: The numbers by tag.
         """
-        self._epoch_log.write(type(self).__name__, trainer, self.trackers(trainer), scalars, scalars if logged is None else logged)
+        self._epoch_log.write(type(self).__name__, trainer, self.trackers(trainer), scalars, scalars)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

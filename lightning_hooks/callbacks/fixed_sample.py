@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.extraction.batches import Forward, batch_size, check_forward, first_rows, map_tensors
-from lightning_hooks.hooks.checks import check_count
-from lightning_hooks.hooks.selection import ModuleSelector, describe_selector
+from lightning_hooks.extraction.batches import Forward, batch_size, check_forward, first_rows
+from lightning_hooks.hooks.checks import check_choice, check_count
+from lightning_hooks.hooks.selection import ModuleSelector
 from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.plots.canvas import Figure, style
 from lightning_hooks.trackers import Trackers
@@ -26,8 +24,8 @@ Stage = Literal["train", "validate"]
 class FixedSampleCallback(HookedCallback):
     """Runs the model on a fixed sample after every epoch, separately from training, and logs figures of the result.
 
-    The arguments are those of :class:`~lightning_hooks.FeatureMapVisualizer`. The sample stays the same for the whole fit, and with
-    a checkpoint also for the fits that resume it. PNG files are ``<folder>/<prefix>/epoch=<epoch>/<name>.png``.
+    The arguments are those of :class:`~lightning_hooks.FeatureMapVisualizer`. The sample stays the same for the whole fit. PNG
+    files are ``<folder>/<prefix>/epoch=<epoch>/<name>.png``.
     """
 
     prefix: ClassVar[str]
@@ -47,26 +45,19 @@ class FixedSampleCallback(HookedCallback):
         super().__init__(modules=modules)
         self.n_samples = check_count("n_samples", n_samples, least=1)
         self.every_n_epochs = check_count("every_n_epochs", every_n_epochs, least=1)
-        if stage not in ("train", "validate"):
-            raise ValueError(f"stage must be 'train' or 'validate'; got {stage!r}.")
+        check_choice("stage", stage, get_args(Stage))
         check_forward(forward)
         if sample is not None and batch_size(sample) is None:
             raise ValueError(f"sample must be a batch with at least one tensor; got {type(sample).__name__} without one.")
         self.sample, self.stage, self.forward = sample, stage, forward
         self.folder = None if folder is None else Path(folder)
         self._taken: Any = None  # the sample of this fit
-        self._restored: Any = None  # that of the checkpoint it resumes
         self._disabled = False
         self.report: Any = None
 
     @abstractmethod
     def inspect(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> Any:
         """Run the model on the sample and return a report; called on every rank, since a sharded model needs all of them."""
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The arguments that distinguish it in a checkpoint from others of its class on the same modules."""
-        return {"stage": self.stage, "n_samples": self.n_samples, "every_n_epochs": self.every_n_epochs}
 
     @abstractmethod
     def figures(self, report: Any) -> dict[str, Figure]:
@@ -93,7 +84,7 @@ class FixedSampleCallback(HookedCallback):
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().teardown(trainer, pl_module, stage)
-        self._taken = self._restored = None
+        self._taken = None
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -125,7 +116,7 @@ class FixedSampleCallback(HookedCallback):
             )
 
     def _take(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
-        self._taken = first_rows(batch if self._restored is None else self._restored, self.n_samples)
+        self._taken = first_rows(batch, self.n_samples)
         # Wrong arguments raise here, in the first batch, and not after an epoch.
         self._run(trainer, pl_module, 0, 0)
 
@@ -143,28 +134,3 @@ class FixedSampleCallback(HookedCallback):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 figure.savefig(path, dpi=100)
         trackers.save()
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        if self._taken is None or self.sample is not None:
-            return {}
-        sample = map_tensors(self._taken, lambda tensor: tensor.detach().to("cpu", copy=True))
-        return {"sample": sample} if _plain(sample) else {}
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restored = state_dict.get("sample")
-
-    @property
-    @override
-    def state_key(self) -> str:
-        return self._generate_state_key(modules=describe_selector(self.modules), **self.identity)
-
-
-def _plain(value: Any) -> bool:
-    """Whether a weights-only checkpoint can hold the value."""
-    if isinstance(value, Mapping):
-        return type(value) is dict and all(_plain(entry) for entry in value.values())
-    if isinstance(value, tuple | list):
-        return type(value) in (tuple, list) and all(_plain(entry) for entry in value)
-    return type(value) in (Tensor, str, int, float, bool) or value is None

@@ -50,7 +50,8 @@ class GradCAM(FixedSampleCallback):
 
     Grad-CAM sums the channels of a layer, weighted by the mean gradient of a class score; positive values contribute to the class
     (Selvaraju et al., Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization, ICCV 2017,
-    arXiv:1610.02391). In-place operations after the layer, layers called several times and frozen models are supported.
+    arXiv:1610.02391). In-place operations after the layer, layers called several times (the last call counts) and frozen models are
+    supported.
 
     The sample runs separately, in eval mode; ``.grad`` of parameters is unchanged. Figures are logged to trackers that show images
     as ``grad_cam/<module>``, or ``grad_cam/<module>.class=<class>`` if a class is given, and written to PNG files. :meth:`compute`
@@ -60,7 +61,6 @@ class GradCAM(FixedSampleCallback):
         module: The name of the layer; None for the last convolution.
         target: The class; a class per sample; None for the predicted one; or a function of the model's output that returns a score
             per sample.
-        call: The index of the call, of a layer that is called several times in a forward pass; -1 for the last.
         reshape: For layers of tokens: (height, width) of their grid, or a function from the layer's output to
             ``(n, channels, height, width)``; None for a square grid, with or without a CLS token before it.
         sample: The batch; None for the first rows of the first batch of ``stage``.
@@ -94,7 +94,6 @@ class GradCAM(FixedSampleCallback):
         *,
         module: str | None = None,
         target: Target = None,
-        call: int = -1,
         reshape: Reshape = None,
         sample: Any = None,
         n_samples: int = 4,
@@ -103,13 +102,13 @@ class GradCAM(FixedSampleCallback):
         forward: Forward | None = None,
         folder: str | Path | None = None,
     ) -> None:
-        arguments = arguments_in(locals(), "module", "target", "call", "reshape")
+        arguments = arguments_in(locals(), "module", "target", "reshape")
         if module is not None and not isinstance(module, str):
             raise TypeError(f"module must be the name of a layer, or None for the last convolution; got {module!r}.")
         super().__init__(modules=module, **arguments)
         check_target(target)
         check_reshape(reshape)
-        self.module, self.target, self.call, self.reshape = module, target, call, reshape
+        self.module, self.target, self.reshape = module, target, reshape
 
     @staticmethod
     def compute(
@@ -118,7 +117,6 @@ class GradCAM(FixedSampleCallback):
         *,
         module: str | nn.Module | None = None,
         target: Target = None,
-        call: int = -1,
         reshape: Reshape = None,
         relu: bool = True,
         size: Sequence[int] | None = None,
@@ -133,7 +131,6 @@ class GradCAM(FixedSampleCallback):
             batch: A tensor; a tuple or list, whose first entry is the input; or a mapping, passed by keyword.
             module: The layer, or its name; None for the last convolution.
             target: As for the callback.
-            call: As for the callback.
             reshape: As for the callback.
             relu: Whether to set negative values to 0, as in the paper.
             size: (height, width) to scale the maps to, bilinearly; None for the layer's own.
@@ -155,7 +152,7 @@ class GradCAM(FixedSampleCallback):
             >>> GradCAM.compute(net, torch.randn(2, 3, 8, 8), module="0", target=3).shape
             torch.Size([2, 6, 6])
         """
-        return grad_cam(model, batch, module, target, call=call, reshape=reshape, relu=relu, size=size, forward=forward).maps
+        return grad_cam(model, batch, module, target, reshape=reshape, relu=relu, size=size, forward=forward).maps
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -170,19 +167,13 @@ class GradCAM(FixedSampleCallback):
     @override
     def inspect(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> CamReport:
         name, _ = find_layer(pl_module, self.module)
-        cam = grad_cam(pl_module, sample, name, self.target, call=self.call, reshape=self.reshape, forward=self.forward)
+        cam = grad_cam(pl_module, sample, name, self.target, reshape=self.reshape, forward=self.forward)
         found = {**cam._asdict(), "images": images_in(sample)}
         return CamReport(epoch, step, name, **to_host({key: tensor for key, tensor in found.items() if tensor is not None}))
 
     @override
     def show(self, trackers: Trackers, tag: str, figure: Figure, step: int) -> None:
         trackers.figure(tag, figure, step, reduced=False)  # fewer colours harm photographs
-
-    @property
-    @override
-    def identity(self) -> dict[str, Any]:
-        target = getattr(self.target, "__qualname__", self.target)
-        return {**super().identity, "target": target.tolist() if isinstance(target, Tensor) else target, "call": self.call}
 
     @override
     def figures(self, report: CamReport) -> dict[str, Figure]:

@@ -181,7 +181,6 @@ class GradientTransform(HookedCallback):
         self._hook_parameters(hooks)
 
     def _hook_parameters(self, hooks: HookManager) -> None:
-        """Hook the parameters that require a gradient now."""
         for name in [name for name, parameter in self._waiting.items() if parameter.requires_grad]:
             hooks.register(self._waiting.pop(name), self._sites[name], "tensor", label=name)
 

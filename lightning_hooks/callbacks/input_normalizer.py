@@ -139,11 +139,6 @@ class InputNormalizer(EvaluatedCallback):
         """Stop learning and keep the current statistics."""
         self._inputs.freeze()
 
-    def reset(self) -> None:
-        """Discard the learned statistics; the next fit learns again."""
-        self._inputs.of.clear()
-        self.batches = 0
-
     @classmethod
     def from_checkpoint(cls, path: str | PathLike[str], **arguments: Any) -> InputNormalizer:
         """Create an InputNormalizer with the statistics of a checkpoint, for use without a trainer.

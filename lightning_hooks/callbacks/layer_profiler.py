@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
@@ -16,13 +15,26 @@ from lightning_hooks.hooks import ModuleSelector, guarded
 from lightning_hooks.hooks.checks import check_bools, check_count
 from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.plots.profile import COLUMNS, summary_lines, table_rows
-from lightning_hooks.profiling import ProfileReport, ProfileSession
+from lightning_hooks.profiling import LayerTimes, ProfileReport, ProfileSession
 from lightning_hooks.profiling.clock import FORWARD
 from lightning_hooks.profiling.tracer import StepTracer, profiled_modules
 from lightning_hooks.trackers import show
 
-SITE_STATS = ("self_ms", "total_ms", "forward_ms", "backward_ms", "share")
-STEP_STATS = ("step_ms", "forward_ms", "backward_ms", "other_ms", "outside_ms", "overhead_ms")
+SITE_STATS: dict[str, Callable[[LayerTimes], float]] = {
+    "self_ms": lambda times: times.self_time.mean,
+    "total_ms": lambda times: times.total_time.mean,
+    "forward_ms": lambda times: times.forward_self.mean,
+    "backward_ms": lambda times: times.backward_self.mean,
+    "share": lambda times: times.share,
+}
+STEP_STATS: dict[str, Callable[[ProfileReport], float]] = {
+    "step_ms": lambda report: report.step_time.mean,
+    "forward_ms": lambda report: report.forward_time.mean,
+    "backward_ms": lambda report: report.backward_time.mean,
+    "other_ms": lambda report: report.other_time.mean,
+    "outside_ms": lambda report: report.outside_forward.mean + report.outside_backward.mean,
+    "overhead_ms": lambda report: report.overhead,
+}
 
 
 class LayerProfiler(HookedCallback):
@@ -46,7 +58,6 @@ class LayerProfiler(HookedCallback):
         every_n_steps: Measure training batches 0, n, 2n, … of each epoch; 1 for all. At most 512 of an epoch are kept.
         warmup_steps: Number of first training batches of a fit that are not measured, at least 0. In the epoch in which the warm-up
             ends, the first batch after it and every n-th from there are measured.
-        plot: Whether to draw a bar chart each epoch for trackers that show images; needs matplotlib.
         summary: Whether to print the table at the end of training.
 
     Attributes:
@@ -73,13 +84,11 @@ class LayerProfiler(HookedCallback):
         modules: ModuleSelector | None = None,
         every_n_steps: int = 10,
         warmup_steps: int = 3,
-        plot: bool = False,
         summary: bool = True,
     ) -> None:
         super().__init__(modules=modules, every_n_steps=every_n_steps)
-        check_bools(plot=plot, summary=summary)
+        check_bools(summary=summary)
         self.warmup_steps = check_count("warmup_steps", warmup_steps, least=0)
-        self.plot = plot
         self.summary = summary
         self.report: ProfileReport | None = None
         self.batches = 0
@@ -129,8 +138,6 @@ class LayerProfiler(HookedCallback):
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.plot and find_spec("matplotlib") is None:
-            raise ImportError("LayerProfiler(plot=True) needs matplotlib: pip install matplotlib.")
         sites = profiled_modules(pl_module, self.modules)
         self._tracer = StepTracer([name for name, _ in sites], pl_module.device, self.warmup_steps, self.faults)
         self._first = self.batches = 0  # the batch of this epoch that is measured first; the batches of this epoch
@@ -190,23 +197,16 @@ class LayerProfiler(HookedCallback):
         self.log_scalars(trainer, self.scalars(report))
         trackers, step = self.trackers(trainer), log_step(trainer)
         trackers.table(f"{self.prefix}/layers", COLUMNS, table_rows(report), step)
-        if self.plot and len(trackers):
-            from lightning_hooks.plots import layer_times
-
-            trackers.figure(f"{self.prefix}/layers", layer_times(report), step)
         trackers.save()
 
     def scalars(self, report: ProfileReport) -> dict[str, float]:
         """Return the logged values of a report by tag."""
-        scalars = {f"{self.prefix}/{name}/{stat}": math.nan for name in self._tracer.samples.names for stat in SITE_STATS}
-        for name, found in report.sites.items():
-            times = found.self_time, found.total_time, found.forward_self, found.backward_self
-            values = *(spread.mean for spread in times), found.share
-            scalars |= {f"{self.prefix}/{name}/{stat}": value for stat, value in zip(SITE_STATS, values, strict=True)}
-        times = report.step_time, report.forward_time, report.backward_time, report.other_time
-        outside = report.outside_forward.mean + report.outside_backward.mean
-        values = *(spread.mean for spread in times), outside, report.overhead
-        return scalars | {f"{self.prefix}/{stat}": value for stat, value in zip(STEP_STATS, values, strict=True)}
+        sites = {
+            f"{self.prefix}/{name}/{stat}": value(report.sites[name]) if name in report.sites else math.nan
+            for name in (*report.sites, *report.silent)
+            for stat, value in SITE_STATS.items()
+        }
+        return sites | {f"{self.prefix}/{stat}": value(report) for stat, value in STEP_STATS.items()}
 
     @staticmethod
     def table(report: ProfileReport, *, top: int | None = None, sort: Literal["self", "total", "model"] = "self") -> str:

@@ -46,7 +46,6 @@ class SessionCallback(WithMembers, EitherPackage):
 
     @override
     def in_another_fit(self, trainer: Trainer) -> bool:
-        """Whether it is attached in a fit of another trainer that is still running."""
         session = next((member.session for member in self.members if member.session is not None), None)
         other: Any = None if session is None else getattr(session.host, "trainer", None)
         return other is not None and other is not trainer and not other.interrupted
@@ -103,18 +102,6 @@ class SessionCallback(WithMembers, EitherPackage):
     def _repr_html_(self) -> str:
         """The head of the run's health report, for a notebook."""
         return run_report(self.members).head()
-
-    def request_capsule(self) -> None:
-        """Write a capsule of the next optimizer step of the fit under way, whatever that step is like.
-
-        Raises:
-            RuntimeError: Outside of a fit, or where no monitor of it has ``capsule=``.
-        """
-        session = next((member.session for member in self.members if member.session is not None), None)
-        if session is None or not session.evidence.on:
-            why = "no fit is under way" if session is None else "capsule=None"
-            raise RuntimeError(f"request_capsule() needs a fit with a monitor whose capsule is not None; got {why}.")
-        session.evidence.request()
 
 
 class Monitor(SessionCallback, Generic[R]):

@@ -337,5 +337,5 @@ def monitors(
     of_features, of_gradients, of_clipping = arguments_of_each(OF_TRAINING, **locals())
     features, gradients = FeatureStatsMonitor(**of_features), GradientFlowMonitor(**of_gradients)
     clipping = GradientClipMonitor(**of_clipping)
-    clipping.selection = features.selection  # so that a checkpoint distinguishes two lists
+    clipping.member.selection = features.member.selection  # so that a checkpoint distinguishes two lists
     return [features, gradients, clipping]

@@ -6,12 +6,10 @@ It is loaded without running what is in it, and read a part at a time: a checkpo
 from __future__ import annotations
 
 import math
-import pickle
 import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,6 @@ from torch import Tensor
 
 from lightning_hooks.declare.kinds import Severity, gravity
 from lightning_hooks.hooks.tensors import read_number
-
-MOST_NAMED = 5
 
 
 def load_checkpoint(path: Path) -> Any:
@@ -45,47 +41,25 @@ def load_checkpoint(path: Path) -> Any:
         raise FileNotFoundError(f"there is no file {path}; name a checkpoint, such as last.ckpt.")
     zipped = zipfile.is_zipfile(path)
     try:
-        if zipped:
-            _check_size(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, on formats that it wrote earlier
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except PermissionError:
         raise
     except Exception as error:  # a damaged file can make torch raise anything
-        needed = _needed(path, str(error), zipped) if isinstance(error, pickle.UnpicklingError) else ""
+        needed = re.findall(r"GLOBAL ([\w.]{1,100})", str(error))
         if needed:
             raise ValueError(
-                f"{path} is not loaded: next to tensors and plain types it holds {needed}, and loading that can run any code. If "
-                "you trust who wrote it, save it without: c = torch.load(FILE, weights_only=False), then torch.save({key: c[key] "
-                "for key in ('state_dict', 'optimizer_states') if key in c}, NEW_FILE), and check NEW_FILE."
+                f"{path} is not loaded: next to tensors and plain types it holds {needed[0]}, and loading that can run any code. "
+                "If you trust who wrote it, save it without: c = torch.load(FILE, weights_only=False), then "
+                "torch.save({key: c[key] for key in ('state_dict', 'optimizer_states') if key in c}, NEW_FILE), and check NEW_FILE."
             ) from error
         text = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the doc")[0]
         text = f"{type(error).__name__}: {(' '.join(text.split()) or 'it is empty, or cut off')[:160]}"
         raise ValueError(f"{path} cannot be read as a checkpoint: {text}. Expected a file that torch.save wrote.") from error
 
 
-def _check_size(path: Path) -> None:
-    """Check that what a file holds is not larger than the file: ``torch.save`` does not compress."""
-    with zipfile.ZipFile(path) as archive:
-        size = sum(entry.file_size for entry in archive.infolist())
-    if size > path.stat().st_size:
-        raise ValueError(f"its {path.stat().st_size} bytes unpack to {size}")
-
-
-def _needed(path: Path, text: str, zipped: bool) -> str:
-    """The names of the classes and functions that a file needs; empty where none is known."""
-    found = re.findall(r"GLOBAL ([\w.]+)", text)
-    list_globals = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)  # torch 2.5 and later
-    if zipped and list_globals is not None:
-        with suppress(Exception):  # of a damaged file
-            found = list_globals(path) or found
-    names = list(dict.fromkeys(name[:100] for name in found))
-    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
-
-
-CHUNK = 1 << 22
-"""Numbers that are looked at together."""
+CHUNK = 1 << 22  # numbers that are looked at together
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +71,6 @@ class TensorNumbers:
     first: tuple[int, ...] | None  # the index of the first that is not finite; None where all are
     constant: float | None  # the number that all are; None where they differ or are not finite, and for a single number
     zero_rows: int  # how many rows (along the first dimension) are zero; 0 for a tensor of fewer than two dimensions
-    rows: int  # how many rows it has
 
 
 def unread(tensor: Tensor) -> str:
@@ -114,44 +87,36 @@ def unread(tensor: Tensor) -> str:
 @torch.no_grad()
 def read_numbers(tensor: Tensor) -> TensorNumbers:
     """Read a strided floating-point or complex tensor that is not empty."""
-    nans = infinite = done = 0
+    nans = infinite = done = zero_rows = 0
     first: int | None = None
     low, high = float("inf"), float("-inf")
-    rows = len(tensor) if tensor.dim() > 1 else 1
-    used = torch.zeros(rows, dtype=torch.bool)
-    for start, part in _parts(tensor):
-        finite = part.isfinite()
-        if not bool(finite.all()):
-            bad = ~finite
+    rows = tensor.reshape(len(tensor), -1) if tensor.dim() > 1 else tensor.reshape(-1, 1)
+    for part in map(_real, torch.split(rows, max(1, CHUNK // rows.shape[1]))):
+        bad = ~part.isfinite()
+        if bool(bad.any()):
             nans += int(part.isnan().sum())
             infinite += int(part.isinf().sum())
             first = done + int(bad.flatten().nonzero()[0]) if first is None else first
         low, high = min(low, float(part.min())), max(high, float(part.max()))
-        used[start : start + len(part)] |= (part != 0).any(-1)
+        zero_rows += int((part == 0).all(-1).sum())
         done += part.numel()
     sound = not nans and not infinite and tensor.numel() > 1 and not tensor.is_complex()
     constant = low if sound and low == high else None
     index = None if first is None else tuple(map(int, np.unravel_index(first, tensor.shape)))
-    return TensorNumbers(nans, infinite, index, constant, int((~used).sum()) if tensor.dim() > 1 else 0, rows)
+    return TensorNumbers(nans, infinite, index, constant, zero_rows if tensor.dim() > 1 else 0)
 
 
-def _parts(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Rows of a tensor as matrices of float32 or float64, each with its first row, or parts of rows longer than a chunk."""
-    rows = tensor.reshape(len(tensor), -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
-    height = max(1, CHUNK // rows.shape[1])
-    for start in range(0, len(rows), height):
-        for left in range(0, rows.shape[1], CHUNK):
-            part = rows[start : start + height, left : left + CHUNK]
-            if part.is_complex():
-                yield start, torch.view_as_real(part.to(torch.complex128)).abs().amax(-1)
-            else:
-                yield start, part.to(torch.float64 if part.dtype == torch.float64 else torch.float32)
+def _real(part: Tensor) -> Tensor:
+    """Numbers in float32 or float64; of complex ones the larger part."""
+    if part.is_complex():
+        return torch.view_as_real(part.to(torch.complex128)).abs().amax(-1)
+    return part.to(torch.float64 if part.dtype == torch.float64 else torch.float32)
 
 
 MOST_SHOWN = 30
 LONGEST_NAME = 120
+# What an optimizer adds gradients up in, by its name in the optimizers of torch.
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum", "momentum_buffer")
-"""What an optimizer adds gradients up in, by its name in the optimizers of torch."""
 _STATE_DICT = "state_dict."
 
 
@@ -238,7 +203,6 @@ def weights_in(content: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _optimizers(content: Mapping[Any, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The states of optimizers by name: entries of the content, alone or in a list."""
     for key, value in content.items():
         entries = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
         found = [entry for entry in entries if _is_optimizer(entry)]
@@ -268,7 +232,7 @@ def _of_weight(name: str, tensor: Tensor) -> Iterator[CheckpointProblem]:
         text = f"all its {tensor.numel():,} numbers are {found.constant:g}"
         yield CheckpointProblem("warning" if is_weight else "info", name, text)
     elif is_weight and found.zero_rows:
-        text = f"{found.zero_rows:,} of its {found.rows:,} rows are zero"
+        text = f"{found.zero_rows:,} of its {len(tensor):,} rows are zero"
         yield CheckpointProblem("warning" if found.zero_rows > 1 else "info", name, text)  # one is that of padding
 
 

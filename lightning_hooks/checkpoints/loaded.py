@@ -86,6 +86,5 @@ def check_loaded(model: nn.Module, state_dict: Mapping[str, Any]) -> LoadedNames
 
 
 def _ends(name: str) -> list[str]:
-    """A name, and what is left of it without its first parts, the longest first."""
     parts = name.split(".")
     return [".".join(parts[start:]) for start in range(len(parts))]

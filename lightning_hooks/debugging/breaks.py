@@ -72,15 +72,15 @@ class Breakpoint:
         how: ``debugger`` calls ``sys.breakpointhook`` (pdb, unless PYTHONBREAKPOINT is set); ``raise`` raises
             :class:`HookBreakError`.
         phases: Which calls to check, ``forward`` or ``backward``.
-        on_fault: Called once with (site, error) if ``when`` raises, which disables it; None lets the error propagate.
+        on_fault: Called once with (site, error) if ``when`` raises, which disables it.
         gate: Calls are checked while it is open; None for always.
     """
 
     def __init__(
         self,
         when: Callable[[Call], Any] | Literal["nonfinite"],
-        how: Literal["debugger", "raise"] = "debugger",
-        on_fault: Callable[[str, Exception], None] | None = None,
+        how: Literal["debugger", "raise"],
+        on_fault: Callable[[str, Exception], None],
         phases: tuple[str, ...] = ("forward",),
         gate: Gate | None = None,
     ) -> None:
@@ -104,10 +104,8 @@ class Breakpoint:
             return
         try:
             stop = bool(self.when(call))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  of the user's function
             self.broken = True
-            if self.on_fault is None:
-                raise
             self.on_fault(call.site, error)
         else:
             if stop:

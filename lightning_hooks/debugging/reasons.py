@@ -209,7 +209,6 @@ _leaving: list[Any] = []  # stopped watchers that are below another mode on the 
 
 
 def _where(frame: FrameType | None) -> str:
-    """The nearest frame outside of torch, as ``file:line``."""
     outside = (each for each, _ in walk_stack(frame) if not each.f_code.co_filename.startswith((_TORCH, _HERE)))
     found = next(outside, frame) if frame is not None else None
     return "an unknown place" if found is None else f"{Path(found.f_code.co_filename).name}:{found.f_lineno}"

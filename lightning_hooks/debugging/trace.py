@@ -18,8 +18,7 @@ from lightning_hooks.hooks.tensors import MAX_DEPTH, plain_values
 from lightning_hooks.statistics.kernels import summarize
 from lightning_hooks.statistics.rows import Column
 
-MAX_CALLS = 20_000
-"""The number of calls of one step that a trace keeps."""
+MAX_CALLS = 20_000  # the number of calls of one step that a trace keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,6 @@ class TensorInfo:
         kind: The dtype of a tensor, such as ``float32``; a short text for another value.
         shape: The shape of a tensor; None for another value.
         device: The device of a tensor.
-        requires_grad: Whether it is part of a graph.
         statistics: ``min``, ``max``, ``mean``, ``std`` of its finite values and ``nonfinite``, the number of others; None unless
             requested.
     """
@@ -40,7 +38,6 @@ class TensorInfo:
     kind: str
     shape: tuple[int, ...] | None = None
     device: str = ""
-    requires_grad: bool = False
     statistics: dict[str, float] | None = None
 
     def __str__(self) -> str:
@@ -65,14 +62,14 @@ def describe(value: Any, name: str = "", statistics: bool = False, depth: int = 
         return [_tensor(value, name, statistics)]
     if isinstance(value, PackedSequence):
         return describe(value.data, f"{name}.data", statistics, depth + 1)
-    entries = _entries(value) if depth < MAX_DEPTH else None
+    entries = entries_of(value) if depth < MAX_DEPTH else None
     if entries is None:
         return [TensorInfo(name, _short(value))]
     return [info for key, entry in entries for info in describe(entry, f"{name}{key}", statistics, depth + 1)]
 
 
-def _entries(value: Any) -> list[tuple[str, Any]] | None:
-    """The (path, entry) pairs of a container; None for another value."""
+def entries_of(value: Any) -> list[tuple[str, Any]] | None:
+    """The path of each entry of a container, such as ``[0]``, with the entry; None for another value."""
     if isinstance(value, Mapping):
         dotted = hasattr(type(value), "to_tuple")  # a ModelOutput of transformers
         return [(f".{key}" if dotted else f"[{key!r}]", entry) for key, entry in value.items()]
@@ -98,7 +95,7 @@ def _tensor(tensor: Tensor, name: str, statistics: bool) -> TensorInfo:
     kind = kind if tensor.layout == torch.strided else f"{str(tensor.layout).removeprefix('torch.')} {kind}"
     shape = (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)  # the other sizes of a nested tensor vary
     numbers = _numbers(tensor) if statistics and tensor.is_floating_point() else None
-    return TensorInfo(name, kind, shape, str(tensor.device), tensor.requires_grad, numbers)
+    return TensorInfo(name, kind, shape, str(tensor.device), numbers)
 
 
 def _numbers(tensor: Tensor) -> dict[str, float] | None:

@@ -105,7 +105,6 @@ class Tracer:
         self._clear()
 
     def _never_called(self, root: nn.Module) -> dict[str, str]:
-        """The reasons why sites were not called."""
         modules, regions = dict(named_sites(root)), compiled_regions(root)
         faults: Mapping[str, str] = getattr(self._on_fault, "errors", {})
         called = {name for name, seen in self._evidence.items() if seen.calls}
@@ -131,7 +130,6 @@ class Tracer:
         return reasons
 
     def _no_gradient(self, root: nn.Module) -> dict[str, str]:
-        """The reasons why called sites have no gradient; none without a backward pass."""
         backward = self._backward or any(seen.gradients for seen in self._evidence.values())
         backward = backward or _gradient_marks(root) != self._marks or (self._watcher is not None and self._watcher.backward)
         modules = dict(named_sites(root))
@@ -189,7 +187,6 @@ class Tracer:
         return record
 
     def _observe(self, record: CallRecord, output: Any) -> None:
-        """Record the evidence of a site's output, and hook the tensors whose gradients are to be recorded."""
         seen = self._evidence[record.site]
         for tensor in float_tensors(output):
             seen.floats = True
@@ -221,5 +218,4 @@ class Tracer:
 
 
 def _gradient_marks(root: nn.Module) -> list[tuple[int, int] | None]:
-    """Marks of the parameters' gradients, which change when backward writes to them."""
     return [None if p.grad is None else (id(p.grad), p.grad._version) for p in root.parameters()]

@@ -106,8 +106,6 @@ class ReportView(ABC, Generic[R]):
     """Those of them that are logged by default; None for all."""
     drawn: ClassVar[str] = "scale"
     """The statistic of its heat map, where the user names none."""
-    histogram_of: ClassVar[str] = "activation"
-    """What its histograms count."""
 
     @abstractmethod
     def scalars(self, report: R) -> dict[str, float]:

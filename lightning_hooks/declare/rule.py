@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import SEVERITIES, Severity, kind_of
+from lightning_hooks.trackers.console import some
 
 Judges = Literal["window", "epoch"]
+S = TypeVar("S")
+Alerts = Iterator[Alert]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -20,7 +23,8 @@ class Rule:
 
     A rule is a pure function of a report: ``rule(report)`` yields alerts. The report knows those of earlier windows:
     ``report.first``, ``report.previous()`` and ``report.earlier``, which is also given as a second argument where ``__call__``
-    takes one. The annotation of the first argument decides which reports it gets; without one, all. Its thresholds are fields.
+    takes one. The annotation of the first argument decides which reports it gets; without one, all. Its thresholds are fields;
+    its ``kind``, and what else holds for the whole class, may be given with the base: ``class Quiet(Rule, kind="quiet")``.
 
     Attributes:
         sites: Glob patterns of the sites it applies to. The earlier rule of the same class applies to the others.
@@ -43,6 +47,10 @@ class Rule:
     times: int = 1
     of: int = 1
     severity: Severity | None = None
+
+    def __init_subclass__(cls, **declared: Any) -> None:
+        for name, value in declared.items():
+            setattr(cls, name, value)
 
     def __post_init__(self) -> None:
         check_patterns(self.sites, type(self).__name__)
@@ -91,9 +99,41 @@ class Rule:
         )  # fmt: skip
 
 
+def where(found: Mapping[str, S], holds: Callable[[S], object]) -> list[tuple[str, S]]:
+    """The sites for which something holds, each with what is known of it, in their order."""
+    return [(site, stats) for site, stats in found.items() if holds(stats)]
+
+
+def graded(harm: object, most: Severity = "warning") -> Severity:
+    """A warning, or what is given, where something does harm; else an info."""
+    return most if harm else "info"
+
+
 def percent(share: float) -> str:
     """A share in percent, in at most three significant digits: ``0.0123`` is ``1.23%``."""
     return f"{100 * share:.3g}%"
+
+
+def warning_if(holds: object) -> Severity:
+    """``warning`` where something holds, else ``info``."""
+    return "warning" if holds else "info"
+
+
+def subject(names: Sequence[str], one: str, many: str) -> str:
+    """The first three names, how many more there are, and the verb that fits one of them or many: ``a, b are``."""
+    return f"{some(names, 3)} {many if len(names) > 1 else one}"
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The second ones of pairs, by the first."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def in_batch(place: str) -> str:

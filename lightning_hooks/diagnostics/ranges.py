@@ -17,11 +17,10 @@ from lightning_hooks.declare.window import Report
 from lightning_hooks.hooks.listener import OutputTo
 from lightning_hooks.quantization import ActivationRange, RangeTable
 from lightning_hooks.statistics.tables import Tables
-from lightning_hooks.statistics.units import most_units
 from lightning_hooks.trackers.console import Table, listed
 
 LOGGED = ("min", "max", "scale", "zero_point")
-NewTable = Callable[[Sequence[str], torch.device, int], RangeTable]
+NewTable = Callable[[Sequence[str], torch.device], RangeTable]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -47,9 +46,8 @@ class RangeCollector(Collector[RangeReport]):
     Args:
         context: Its part of the session.
         state: As for :class:`Collector`.
-        new_table: Makes the table, of the names of the sites, the device, and how many channels to make room for.
+        new_table: Makes the table, of the names of the sites and the device.
         levels: ``dtype`` and ``scheme``, as for :class:`~lightning_hooks.ActivationRangeObserver`.
-        by_channel: Whether ranges are found for each channel too.
         method: How a range is chosen, for the summary.
     """
 
@@ -62,14 +60,12 @@ class RangeCollector(Collector[RangeReport]):
         *,
         new_table: NewTable,
         levels: tuple[str, str],
-        by_channel: bool,
         method: str,
     ) -> None:
         super().__init__(context, state)
         sites = context.select()
         self._levels, self._method = levels, method
-        capacity = most_units(context.host.model) if context.host.setup.world_size > 1 and by_channel else 0
-        self.table = new_table([name for name, _ in sites], context.host.setup.device, capacity)
+        self.table = new_table([name for name, _ in sites], context.host.setup.device)
         for index, (name, module) in enumerate(sites):
             context.listen(name, module, OutputTo(self.table.add, index))
         self.tables = Tables(context.host.setup.device, ranges=self.table)

@@ -15,11 +15,9 @@ from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Span, Spans, largest, paired
 from lightning_hooks.statistics.weight_sample import spacing
 
-TOLERANCE = 1e-5
-"""Relative difference up to which ranks agree: some hundred times the rounding of float32."""
+TOLERANCE = 1e-5  # relative difference up to which ranks agree: some hundred times the rounding of float32
 
-SAMPLE = 128
-"""Up to so many elements of a parameter are all looked at; of a larger one a quarter as many."""
+SAMPLE = 128  # up to so many elements of a parameter are all looked at; of a larger one a quarter as many
 
 _TINY = 1e-300  # in place of a norm of 0, which has no logarithm
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, 
 from lightning_hooks.diagnostics.features.table import FeatureStats
 from lightning_hooks.diagnostics.gradients.tables import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
-from lightning_hooks.diagnostics.loss.report import LossReport
+from lightning_hooks.diagnostics.loss.report import NO_LOSS, LossReport
 from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopies
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
@@ -97,6 +98,11 @@ class FeatureReport(Report):
     feature_scales: dict[str, FeatureScales] = field(default_factory=dict)
     copies: dict[str, TargetCopies] = field(default_factory=dict)
 
+    @property
+    def first_called(self) -> str:
+        """The module called first; empty if none was."""
+        return next((site for site in self.order or self.sites if site in self.sites), "")
+
     @override
     def moment_of(self, alert: Alert) -> Moment:
         return FORWARD, batch_of(self.sites.get(alert.site)), self.every_n_steps
@@ -163,6 +169,22 @@ class GradientFlowReport(Report):
     learning: LearningReport | None = None
     largest_losses: tuple[UnusualBatch, ...] = ()
     metrics: dict[str, MetricUse] = field(default_factory=dict)
+
+    @property
+    def minimized(self) -> LossReport:
+        """The loss, if the training loop minimises it; else one of no batch, with numbers that are NaN."""
+        return self.loss if self.loss is not None and self.loss.optimized else NO_LOSS
+
+    @property
+    def learned(self) -> LearningReport:
+        """What of the training learns; one of which nothing is known where that is not measured."""
+        return self.learning or LearningReport()
+
+    @property
+    def over_constant(self) -> float:
+        """The loss over that of the best constant answer; NaN where that is not known."""
+        known = self.learned.over_constant
+        return math.nan if known is None else known
 
     @override
     def moment_of(self, alert: Alert) -> Moment:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 _SCALE_FREE = re.compile(r"ada|rmsprop|rprop|lion|lamb|novograd|muon|prodigy|shampoo|soap|sophia|adopt", re.IGNORECASE)
@@ -19,10 +20,10 @@ def takes_many_steps(optimizer: str) -> bool:
     return "lbfgs" in optimizer.lower()
 
 
-def all_scale_free(report: GradientFlowReport) -> bool:
-    """Whether all optimizers that hold a parameter are."""
+def is_free_of_scale(report: GradientFlowReport) -> bool:
+    """Whether the size of the gradient does no harm: it cancels in the steps of all optimizers, and the loss falls."""
     names = {name for setup in report.setups.values() for name in setup.optimizers}
-    return bool(names) and all(map(is_scale_free, names))
+    return bool(names) and all(map(is_scale_free, names)) and loss_falls(report)
 
 
 def loss_falls(report: GradientFlowReport) -> bool:
@@ -31,9 +32,8 @@ def loss_falls(report: GradientFlowReport) -> bool:
     A loss that is not known, or not finite, does not fall.
     """
     first = next((earlier.loss for earlier in report.earlier if earlier.loss is not None), None)
-    if report.loss is None or report.loss.nonfinite_steps:
-        return False
-    return first is None or report.loss.mean < first.mean
+    loss = report.loss
+    return loss is not None and not loss.nonfinite_steps and (first is None or loss.mean < first.mean)
 
 
 def falls_within(report: GradientFlowReport, to: float = 1.0, least: int = 4) -> bool:
@@ -44,9 +44,15 @@ def falls_within(report: GradientFlowReport, to: float = 1.0, least: int = 4) ->
         to: The share.
         least: How many losses there must be.
     """
-    losses = report.loss.recent if report.loss is not None and not report.loss.nonfinite_steps else ()
+    loss = report.loss or NO_LOSS
+    losses = () if loss.nonfinite_steps else loss.recent
     quarter = len(losses) // 4
     return len(losses) >= max(least, 4) and sum(losses[-quarter:]) < to * sum(losses[:quarter])
+
+
+def surely_falls(report: GradientFlowReport) -> bool:
+    """Whether the loss falls, in the first window by more than chance makes of a few batches."""
+    return loss_falls(report) if report.earlier else falls_within(report, 0.9, 16)
 
 
 def only_the_first_step(report: FeatureReport | GradientFlowReport) -> bool:
@@ -63,11 +69,6 @@ def unused_tensors(report: GradientFlowReport) -> list[str]:
 def had_gradient(report: GradientFlowReport, parameter: str) -> bool:
     """Whether a parameter had a gradient at some step: one that is frozen at the epoch's end may train in turn with others."""
     return parameter in report.parameters and report.parameters[parameter].steps > 0
-
-
-def first_called(report: FeatureReport) -> list[str]:
-    """The module called first, if one was."""
-    return [site for site in report.order or report.sites if site in report.sites][:1]
 
 
 def has_converged(report: GradientFlowReport, to: float = 0.01) -> bool:

@@ -15,13 +15,10 @@ from typing_extensions import override
 from lightning_hooks.declare.plain import from_plain, to_plain
 from lightning_hooks.diagnostics.loss.report import LossWindow
 
-MOST = 5
-"""How many batches are kept."""
-MOST_SAMPLES = 64
-"""How many samples of a batch are named."""
+MOST = 5  # how many batches are kept
+MOST_SAMPLES = 64  # how many samples of a batch are named
 
-Found = tuple[float, int, int]
-"""The value of a batch, its index in the epoch, and the global step before it."""
+Found = tuple[float, int, int]  # the value of a batch, its index in the epoch, and the global step before it
 SamplesOf = Callable[[int, int], Sequence[int | str]]
 """Returns the samples of a batch, by its epoch and its index; empty where they are not known."""
 
@@ -80,8 +77,7 @@ def _with_samples(one: UnusualBatch, samples_of: SamplesOf) -> UnusualBatch:
     return dataclasses.replace(one, samples=tuple(samples_of(one.epoch, one.batch)[:MOST_SAMPLES]))
 
 
-SLOTS = 4096
-"""Batches whose step is remembered, the last ones, as many as those whose loss a window holds one by one."""
+SLOTS = 4096  # batches whose step is remembered, the last ones, as many as those whose loss a window holds one by one
 
 
 class LargestLosses(LargestBatches):

@@ -42,7 +42,6 @@ def grad_cam(
     module: str | nn.Module | None = None,
     target: Target = None,
     *,
-    call: int = -1,
     reshape: Reshape = None,
     relu: bool = True,
     size: Sequence[int] | None = None,
@@ -64,9 +63,7 @@ def grad_cam(
         batch = map_tensors(batch, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
         output = run_model(model, batch, forward)
         check_called([] if calls else [name], bool(calls), model)
-        if not -len(calls) <= call < len(calls):
-            raise ValueError(f"call={call!r}, but {name!r} was called {len(calls)} times in this forward pass.")
-        values = calls[call]
+        values = calls[-1]
         scores, classes = _scores(output, target)
         gradient = torch.autograd.grad(scores.sum(), values, allow_unused=True)[0] if scores.requires_grad else None
         if gradient is None:
@@ -196,7 +193,6 @@ def _logits(output: Any) -> Tensor:
 
 
 def _weighted(values: Tensor, gradient: Tensor, layer: nn.Module, reshape: Reshape) -> Tensor:
-    """Channels weighted by their mean gradient, summed."""
     # In float32 at least: half precision loses the sum of many small gradients.
     exact = torch.promote_types(values.dtype, torch.float32)
     values, gradient = (spatial(tensor, layer, reshape).to(exact) for tensor in (values, gradient))

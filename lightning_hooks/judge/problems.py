@@ -202,16 +202,16 @@ def _explains(head: FoundKind, effect: FoundKind) -> bool:
         return False
     if head.lasts and _began(head.first) > _began(effect.alert):
         return False
+    if head.kind.about == effect.kind.about == "nonfinite":
+        return True
+    if head.lasts and effect.kind.states == "fact" and head.kind.states != "fact":
+        return False  # it says more than the symptom that was passed on
     if head.decisive & effect.decisive:
         return True  # one cause, one problem
     if effect.kind.states == "outcome" and head.decisive and head.surety >= effect.surety:
         return True
     if head.lasts and gravity(effect.alert.severity) < gravity(head.alert.severity):
         return False  # what is graver than what was passed on is passed on itself
-    if head.kind.about == effect.kind.about == "nonfinite":
-        return True
-    if head.lasts and effect.kind.states == "fact" and head.kind.states != "fact":
-        return False  # it says more than the symptom that was passed on
     if not effect.decisive and head.decisive & {one.name for one in effect.kind.causes}:
         return True
     event = effect.kind.about == "batch" and effect.kind.states == "symptom"
@@ -244,7 +244,7 @@ def _effects(problem: FoundKind) -> Iterator[Found]:
 def _with_effects(problem: FoundKind, reports: Sequence[Report]) -> Alert:
     alert, effects = problem.alert, list(_effects(problem))
     names = dict.fromkeys(effect.name for _, effect in effects)  # a module's output and its gradient have one name
-    new = () if problem.lasts and problem.decisive else problem.effects  # a known cause is not said again for what it does
+    new = () if problem.lasts and problem.decisive else problem.effects  # a known cause is shown once, whatever it does later
     grave = min([alert.severity, *(effect.alert.severity for effect in new)], key=gravity)
     message = f"{alert.message}{_earlier_step(problem, reports)}"
     consequences = tuple(name for name in names if name != alert.name)

@@ -16,21 +16,17 @@ if TYPE_CHECKING:
     from lightning_hooks.diagnostics.residual_stream.figure import residual_stream
     from lightning_hooks.diagnostics.routers.collector import expert_load
     from lightning_hooks.plots.heat import heatmap
-    from lightning_hooks.plots.histograms import colourful_dimension
     from lightning_hooks.plots.maps import cam_figure, feature_map
-    from lightning_hooks.plots.profile import layer_times
 
 __all__ = [
     "attention_heads",
     "cam_figure",
     "clip_history",
-    "colourful_dimension",
     "dead_units",
     "expert_load",
     "feature_map",
     "gradient_flow",
     "heatmap",
-    "layer_times",
     "residual_stream",
     "update_ratios",
 ]
@@ -45,8 +41,6 @@ __getattr__ = names_from(
         "..diagnostics.residual_stream.figure": ("residual_stream",),
         "..diagnostics.routers.collector": ("expert_load",),
         ".heat": ("heatmap",),
-        ".histograms": ("colourful_dimension",),
         ".maps": ("cam_figure", "feature_map"),
-        ".profile": ("layer_times",),
     },
 )

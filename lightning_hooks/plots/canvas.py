@@ -243,16 +243,6 @@ def signed(value: float, _: object) -> str:
     return f"{MINUS if value < 0 else ''}{abs(value):.3g}"
 
 
-def asinh_steps(low: float, high: float, linear: float, count: int) -> np.ndarray:
-    """So many numbers from low to high, evenly spaced on an axis that is linear up to a magnitude and logarithmic beyond."""
-    return np.asarray(linear * np.sinh(np.linspace(np.arcsinh(low / linear), np.arcsinh(high / linear), count)))
-
-
-def one_digit(values: np.ndarray) -> list[float]:
-    """Numbers rounded to what is written along an axis."""
-    return sorted({float(f"{value:.1g}") for value in values})
-
-
 def alert_handles(alerts: Iterable[Alert]) -> list[Any]:
     """Legend entries for alerts: one per severity, with its kinds and at how many sites each."""
     from matplotlib.lines import Line2D

@@ -1,16 +1,12 @@
-"""Where the time of a training step goes, layer by layer: as a figure, and as a table."""
+"""Where the time of a training step goes, layer by layer, as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
-import lightning_hooks.plots.canvas as canvas
 from lightning_hooks.hooks.checks import check_choice
-from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.profiling import LayerTimes, ProfileReport
-from lightning_hooks.trackers.console import Table, shortened, some
+from lightning_hooks.trackers.console import Table, some
 
 NUMBERS: dict[str, Callable[[LayerTimes], object]] = {
     "calls": lambda times: times.calls,
@@ -63,65 +59,3 @@ def table_rows(report: ProfileReport, sort: str = "self") -> list[tuple[object, 
     if sort != "model":
         found.sort(key=lambda item: -getattr(item[1], f"{sort}_time").mean)
     return [(name, *(number(times) for number in NUMBERS.values())) for name, times in found]
-
-
-# Recomputation next to backward, of which it is part; grey for what no layer spends.
-_PARTS = (("forward", canvas.BLUE), ("recompute", canvas.SKY), ("backward", canvas.ORANGE))
-
-
-@canvas.style()
-def layer_times(report: ProfileReport, *, top: int = 30) -> Figure:
-    """Draw the self time of each layer in a step as a bar, longest first: forward, recomputation, backward.
-
-    The whisker ends at the 95th percentile over the measured steps. Below the layers is what is outside all of them, so
-    that all bars together are the step.
-
-    Args:
-        report: One epoch's, or a session's.
-        top: So many layers have a bar of their own; the rest share one.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        TypeError: If ``report`` is not a ProfileReport.
-        ValueError: If ``top`` is below 1.
-    """
-    if not isinstance(report, ProfileReport):
-        raise TypeError(f"expected a ProfileReport, such as LayerProfiler's report; got {type(report).__name__}.")
-    if top < 1:
-        raise ValueError(f"top must be at least 1; got {top!r}.")
-    title = f"Time per layer, epoch {report.epoch}"
-    if not report.measured_steps:
-        return canvas.nothing(title, f"Nothing was measured in {report.batches} batches: all were warm-up.")
-    ranked = sorted(report.sites.items(), key=lambda item: -item[1].self_time.mean)
-    named, rest = ranked[:top], ranked[top:]
-    bars = [(name, [getattr(times, f"{part}_self").mean for part, _ in _PARTS], times.self_time.p95) for name, times in named]
-    if rest:
-        means = [sum(getattr(times, f"{part}_self").mean for _, times in rest) for part, _ in _PARTS]
-        bars.append((f"{len(rest)} more layers", means, float("nan")))
-    outside = [report.outside_forward.mean, 0.0, report.outside_backward.mean]
-    bars.append(("outside all layers", outside, float("nan")))
-    figure, axes = canvas.single(8.0, canvas.within(1.7 + 0.21 * (len(bars) + 1), 3.0, 14.0))
-    step = report.step_time
-    line = (
-        f"Self time in a step of {step.mean:.4g} ms on {report.device}, mean of {report.measured_steps} steps; "
-        "the line ends at the 95th percentile"
-    )
-    canvas.heading(axes, title, line, 6.0)
-    names, means, ends = zip(*bars, strict=True)
-    rows, left, late = np.arange(len(bars)), np.zeros(len(bars)), np.array(ends)
-    for (part, color), widths in zip(_PARTS, np.transpose(means), strict=True):
-        if part != "recompute" or widths.any():
-            axes.barh(rows, widths, 0.72, left=left, color=color, label=part)
-            left = left + widths
-    axes.barh([len(bars)], [report.other_time.mean], 0.72, color=canvas.MISSING, label="optimizer, callbacks, logging")
-    shown = np.isfinite(late)
-    axes.hlines(rows[shown], np.minimum(left, late)[shown], late[shown], color=canvas.GREY, lw=1.0)
-    axes.set_yticks([*rows, len(bars)], [canvas.plain(shortened(name)).replace("\n", "\\n") for name in names] + ["other"])
-    for label in axes.get_yticklabels():
-        label.set_parse_math(False)
-    axes.set_ylim(len(bars) + 0.6, -0.6)
-    axes.set_xlim(left=0)
-    axes.grid(axis="x")
-    axes.set_xlabel("milliseconds in a step")
-    canvas.legend(figure, axes.get_legend_handles_labels()[0])
-    return figure

@@ -150,7 +150,6 @@ class HostClock:
         self._marks.append((self._moment(), account))
 
     def _moment(self) -> Any:
-        """The moment of the pause."""
         return self._paused_at - self._overhead
 
     def _milliseconds(self, start: Any, stop: Any) -> float:

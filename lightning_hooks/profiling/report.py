@@ -51,9 +51,7 @@ class LayerTimes:
         backward_self: In backward, without inner modules and recomputation.
         backward_total: In backward, with inner modules, without recomputation.
         recompute_self: In recomputation, without inner modules.
-        recompute_total: In recomputation, with inner modules.
         share: Mean self time over the step's mean, 0 to 1.
-        total_share: Mean total time over the step's mean, 0 to 1.
         output_bytes: Bytes of the tensors it returned in a step, mean.
         memory_bytes: Growth of the allocated device memory during its forward calls in one step, inner modules included: its output
             and the tensors saved for backward. None on the CPU, and if it was not read.
@@ -68,9 +66,7 @@ class LayerTimes:
     backward_self: Spread
     backward_total: Spread
     recompute_self: Spread
-    recompute_total: Spread
     share: float
-    total_share: float
     output_bytes: float
     memory_bytes: int | None
 
@@ -205,16 +201,17 @@ class StepSamples:
             if not found:
                 continue
             self_time, total_time = spread(own[site]), spread(inside[site])
-            phases = {"forward": FORWARD, "backward": BACKWARD, "recompute": RECOMPUTE}
             sites[name] = LayerTimes(
                 calls=sum(tally.calls for tally in found) / n,
                 recomputed_calls=sum(tally.recomputed for tally in found) / n,
                 self_time=self_time,
                 total_time=total_time,
-                **{f"{word}_self": spread(own[site], phase) for word, phase in phases.items()},
-                **{f"{word}_total": spread(inside[site], phase) for word, phase in phases.items()},
+                forward_self=spread(own[site], FORWARD),
+                forward_total=spread(inside[site], FORWARD),
+                backward_self=spread(own[site], BACKWARD),
+                backward_total=spread(inside[site], BACKWARD),
+                recompute_self=spread(own[site], RECOMPUTE),
                 share=self_time.mean / step_time.mean,
-                total_share=total_time.mean / step_time.mean,
                 output_bytes=sum(tally.output_bytes for tally in found) / n,
                 memory_bytes=self.memory.get(site),
             )

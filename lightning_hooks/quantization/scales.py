@@ -1,7 +1,6 @@
 """Scale and zero point that quantise a range of values to eight bits, and the choice of ranges from histograms that grow.
 
-On the CPU histograms are those of ``torch.ao.quantization.HistogramObserver``; NaN and infinite values are left out (there NaN
-raises), and on an accelerator there is no host sync.
+NaN and infinite values are left out, and on an accelerator there is no host sync.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.ao.quantization.observer import HistogramObserver
 from torch.ao.quantization.utils import determine_qparams
 
 from lightning_hooks.hooks.checks import check_choice
@@ -23,23 +21,6 @@ LEVELS = {"int8": (torch.qint8, -128, 127), "uint8": (torch.quint8, 0, 255)}
 
 SCHEMES = {"affine": torch.per_tensor_affine, "symmetric": torch.per_tensor_symmetric}
 _EPS = torch.tensor(torch.finfo(torch.float32).eps)  # the smallest scale
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelRange:
-    """The range of one channel.
-
-    Attributes:
-        min: Its lower end.
-        max: Its upper end.
-        scale: Width of a quantisation step, above 0.
-        zero_point: The integer that represents 0.
-    """
-
-    min: float
-    max: float
-    scale: float
-    zero_point: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +37,6 @@ class ActivationRange:
         calls: Number of sampled calls.
         count: Number of finite values.
         nonfinite_fraction: Share of NaN and infinite values, 0 to 1, which are in no range.
-        channels: The ranges of the output's channels, if ``channel_dim`` is given.
     """
 
     min: float
@@ -68,7 +48,6 @@ class ActivationRange:
     calls: int
     count: int
     nonfinite_fraction: float
-    channels: tuple[ChannelRange, ...] = ()
 
 
 def quantization_parameters(low: Tensor, high: Tensor, dtype: str = "int8", scheme: str = "affine") -> tuple[Tensor, Tensor]:
@@ -115,28 +94,21 @@ def add_values(histogram: Tensor, ends: Tensor, values: Tensor, found: Tensor) -
         values: float32, any shape.
         found: The smallest and largest finite one, ``(2,)``.
     """
+    new, bins = wider(ends, found), histogram.shape[0]
     if values.device.type == "cpu" and not torch.compiler.is_compiling():
         finite = torch.isfinite(values)
-        observer = _observer(histogram, ends)
-        observer.forward(values if number(finite.all()) else values[finite])
-        histogram.copy_(observer.histogram)
-        ends[0], ends[1] = observer.min_val, observer.max_val
-        return
-    new = wider(ends, found)
-    histogram.copy_(moved(histogram, ends, new) + _counts(values.reshape(-1), new, histogram.shape[0]))
+        inside = values if number(finite.all()) else values[finite]
+        if inside.numel():
+            kept = histogram if torch.equal(new, ends) else moved(histogram, ends, new)
+            histogram.copy_(kept + torch.histc(inside, bins, *map(number, new)))
+    else:
+        histogram.copy_(moved(histogram, ends, new) + _counts(values.reshape(-1), new, bins))
     ends.copy_(new)
 
 
 def wider(known: Tensor, found: Tensor) -> Tensor:
     """Return the ranges that contain both of two ranges: lower ends in the first row, upper ends in the second."""
     return torch.stack((torch.minimum(known[0], found[0]), torch.maximum(known[1], found[1])))
-
-
-def _observer(histogram: Tensor, ends: Tensor) -> HistogramObserver:
-    """Return torch's observer with a copy of a histogram on the host."""
-    observer = HistogramObserver(bins=histogram.shape[0])
-    observer.histogram, observer.min_val, observer.max_val = histogram.clone(), ends[0].clone(), ends[1].clone()
-    return observer
 
 
 def moved(histogram: Tensor, old: Tensor, new: Tensor) -> Tensor:
@@ -183,10 +155,3 @@ def percentile_range(histogram: Tensor, ends: Tensor, percentile: float) -> tupl
     inner = slice(int(occupied[0]), int(occupied[-1]) + 2)  # an empty bin at an end has no values to interpolate
     found = np.interp([tail, cumulated[-1] - tail], cumulated[inner], edges[inner])
     return float(found[0]), float(found[1])
-
-
-def least_error_range(histogram: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the range of (nearly) least squared quantisation error, by the search of ``HistogramObserver``, on the host."""
-    # The public calculate_qparams returns only the scale and the zero point of this range.
-    found: tuple[Tensor, Tensor] = _observer(histogram, ends)._non_linear_param_search()
-    return found

@@ -22,8 +22,7 @@ from lightning_hooks.replay.rows import BatchRows
 from lightning_hooks.replay.state import same_bits, set_values
 from lightning_hooks.replay.trace import NonfiniteTrace, nonfinite_inputs, tensors_of
 
-MOST_RUNS = 64
-"""How often the step is run on parts of the batch at most."""
+MOST_RUNS = 64  # how often the step is run on parts of the batch at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,6 @@ class Blame:
     """What running a bad step again has found."""
 
     failure: Failure | None = None  # the operation; None where the step does not reproduce, or nothing says what it was
-    kind: str = ""  # the class of its module; empty without one
     rows: tuple[int, ...] = ()  # the rows of the batch that cause it; empty where no part of the batch does it alone
     all_rows: bool = False  # whether every row of the batch causes it
     samples: tuple[int | str, ...] = ()  # of these rows, as an alert names them; of the whole batch where no row causes it alone
@@ -45,7 +43,7 @@ class Blame:
 
     def record(self) -> dict[str, Any]:
         """The blame in plain types, without the trace."""
-        fields = ("kind", "rows", "all_rows", "samples", "reproduced", "exact", "eager", "why_not")
+        fields = ("rows", "all_rows", "samples", "reproduced", "exact", "eager", "why_not")
         plain: dict[str, Any] = to_plain({"failure": self.failure} | {name: getattr(self, name) for name in fields})
         if self.failure is not None:
             plain["failure"]["place"]["inputs"] = self.failure.place.inputs
@@ -88,7 +86,6 @@ class Blame:
 
 
 def _listed(rows: Sequence[int], most: int = 8) -> str:
-    """``1, 2 and 7``; of many the first."""
     texts = [str(row) for row in rows]
     shown, last = (texts[:most], f"{len(rows) - most} more") if len(rows) > most else (texts[:-1], texts[-1])
     return f"{', '.join(shown)} and {last}" if shown else last
@@ -144,12 +141,9 @@ def blame(
             return None if part.error is not None else not part.finite
 
         found = _rows(failure, size, is_bad)
-    name = "" if failure is None else failure.place.module
-    module = dict(model.named_modules(remove_duplicate=False)).get(name) if name else None
     every = bool(found) and len(found) == size
     return Blame(
         failure=failure,
-        kind="" if module is None else type(module).__name__,
         rows=() if every else found,
         all_rows=every,
         samples=_samples(rows, found if rows is None or len(rows) in (0, size) else ()),
@@ -187,7 +181,6 @@ def _rows(failure: Failure | None, size: int, is_bad: Callable[[tuple[int, ...]]
 
 
 def _samples(rows: BatchRows | None, places: Sequence[int] = ()) -> tuple[int | str, ...]:
-    """The samples at these places of a batch; without any those of the whole batch, as far as they are known."""
     return () if rows is None else rows.samples(places or None)
 
 
@@ -218,7 +211,6 @@ def select(batch: Any, rows: Sequence[int], size: int) -> Any:
 
 
 def _same(before: Tensor | None, after: Tensor | None) -> bool | None:
-    """Whether two losses are the same number, NaN included; None where one is not known."""
     if before is None or after is None:
         return None
     return torch.allclose(before, after.to(before), rtol=0.0, atol=0.0, equal_nan=True)

@@ -5,11 +5,13 @@ torch loads its tensors with ``weights_only=True``: nothing that is in it is run
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import platform
 import shutil
 import zipfile
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -27,30 +29,20 @@ from lightning_hooks.hooks.generators import Generators
 from lightning_hooks.hooks.tensors import copied, tensors_in
 from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.ring import Ring, StepEvidence
-from lightning_hooks.replay.stored import (
-    CapsuleError,
-    NotStorableError,
-    check,
-    from_stored,
-    generators_from,
-    generators_stored,
-    to_stored,
-)
 from lightning_hooks.run_report.lines import FOLDER
 
-VERSION = 2
+VERSION = 3
 UNKNOWN = "unknown"
 CAPSULE, TENSORS, STATE, SKIP_ROWS = "capsule.json", "tensors.pt", "state.pt", "skip_rows.json"
 _MOST_JSON = 1 << 26
 _MB = 1_000_000
-_PLAIN: tuple[type, ...] = (bool, int, float, str, tuple, type(None))
 
 
 @dataclass(frozen=True, slots=True)
 class CapsuleMoment:
     """What a capsule is written of."""
 
-    kind: str  # nonfinite, error, requested, or the kind of an alert about a single step
+    kind: str  # nonfinite, error, or the kind of an alert about a single step
     evidence: StepEvidence  # of the batch, or of the guilty micro-batch
     batch: Any = None  # it, as training_step was given it; None where it is not at hand
     rest: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})  # the other arguments of training_step
@@ -77,8 +69,7 @@ class CapsuleWriter:
         folder = self._folder(host)
         if moment.kind in self.written or folder is None:
             return
-        if moment.kind != "requested":
-            self.written.add(moment.kind)
+        self.written.add(moment.kind)
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         rank = f"-rank{torch.distributed.get_rank()}" if distributed and host.setup.world_size > 1 else ""
         path = folder / f"{moment.kind}-step{moment.evidence.step}{rank}"
@@ -116,15 +107,12 @@ class CapsuleWriter:
             "generators": generators_stored(moment.evidence.generators),
             "before": {name: value.cpu().clone() for name, value in moment.buffers if name},
         }
-        _save(tensors, folder / TENSORS)
-        state, groups = _state(host) if with_state else ({}, [])
-        room = self.max_mb * _MB - _size(tensors)
-        for part in ("optimizer", "model"):
-            if state and _size(state) > room:
-                state = {name: tensor for name, tensor in state.items() if not name.startswith(f"{part}.")}
-                left_out.append(f"the {part}'s state: the capsule would be larger than max_capsule_mb={self.max_mb:g}")
-        if state:
-            _save(state, folder / STATE)
+        torch.save(tensors, folder / TENSORS)
+        state = _state(host) if with_state else {}
+        if state and _size(tensors) + _size(state) > self.max_mb * _MB:
+            left_out.append(f"the model's state: the capsule would be larger than max_capsule_mb={self.max_mb:g}")
+        elif state:
+            torch.save(state, folder / STATE)
         evidence = moment.evidence
         scaler = host.loss_scaling.scaler
         samples = list(evidence.rows.samples()) if evidence.rows else []
@@ -143,7 +131,6 @@ class CapsuleWriter:
             "samples": samples,
             "bad_samples": bad,
             "batch_at_hand": given is not None and given["batch"] is not None,
-            "optimizers": groups,
             "blame": None if moment.found is None else moment.found.record(),
             "before": ring.state(),
             "window": self._window(left_out),
@@ -160,7 +147,6 @@ class CapsuleWriter:
             return {}
 
     def _given(self, moment: CapsuleMoment, left_out: list[str]) -> dict[str, Any] | None:
-        """The arguments of ``training_step``, the batch among them where it is to be stored; None where they cannot be."""
         known = moment.batch is not None and self.where != "rows"
         if not known:
             left_out.append("the batch: " + ("capsule='rows'" if self.where == "rows" else "it was not at hand (see keep_batches)"))
@@ -189,21 +175,20 @@ class CapsuleWriter:
 class Capsule:
     """A capsule that was read."""
 
-    path: Path  # its folder
     record: Mapping[str, Any]  # what capsule.json says
     batch: Any  # None without
     args: Sequence[Any]  # the other arguments of training_step
     kwargs: Mapping[str, Any]  # those by name
     generators: Generators | None  # the states at the forward pass; None without
     before: Mapping[str, Tensor]  # buffers by name with their values before the forward pass
-    state: Mapping[str, Tensor]  # the model's; empty without
+    state: Mapping[str, Tensor]  # of the model, by name; empty without
 
 
 def read_capsule(path: str | os.PathLike[str]) -> Capsule:
     """Read a capsule; nothing that is in it is run.
 
     Raises:
-        CapsuleError: If it is not one, is of another version, or is damaged.
+        ValueError: If it is not one, is of another version, or is damaged.
     """
     folder = Path(path)
     file = folder / CAPSULE
@@ -212,7 +197,7 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
-        raise CapsuleError(f"{file} cannot be read: {type(error).__name__}: {error}. Was it cut off?") from None
+        raise ValueError(f"{file} cannot be read: {type(error).__name__}: {error}. Was it cut off?") from None
     ours = isinstance(record, dict) and record.get("format") == "lightning_hooks capsule"
     check(ours, f"{file} is not that of a capsule of lightning_hooks.")
     of = record.get("version")
@@ -224,9 +209,8 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
         generators, before = generators_from(tensors["generators"]), _by_name(tensors["before"])
         state = _by_name(_load(folder / STATE)) if (folder / STATE).is_file() else {}
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError) as error:
-        raise CapsuleError(f"the tensors in {folder} cannot be read: {error}.") from None
-    model = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
-    return Capsule(folder, record, batch, args, kwargs, generators, before, model)
+        raise ValueError(f"the tensors in {folder} cannot be read: {error}.") from None
+    return Capsule(record, batch, args, kwargs, generators, before, state)
 
 
 def _by_name(tensors: Any) -> dict[str, Tensor]:
@@ -235,38 +219,23 @@ def _by_name(tensors: Any) -> dict[str, Tensor]:
     return tensors
 
 
-def _save(content: Mapping[str, Any], file: Path) -> None:
-    torch.save(content, file)
-
-
 def _load(file: Path) -> Any:
     check(file.is_file(), f"there is no file {file}: the capsule is not whole.")
     check(zipfile.is_zipfile(file), f"{file} cannot be read. Was it cut off?")  # loading an older format of torch's can run code
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can make torch raise anything
-        raise CapsuleError(f"{file} cannot be read: {type(error).__name__}. Was it cut off, or changed?") from error
+        raise ValueError(f"{file} cannot be read: {type(error).__name__}. Was it cut off, or changed?") from error
 
 
 def _size(content: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors_in(content))
 
 
-def _state(host: Host) -> tuple[dict[str, Tensor], list[Any]]:
-    """The model's and the optimizers' tensors by name, and the settings of the optimizers' groups."""
+def _state(host: Host) -> dict[str, Tensor]:
     owned = [*host.model.named_parameters(remove_duplicate=False), *host.model.named_buffers(remove_duplicate=False)]
-    tensors = [(f"model.{name}", tensor) for name, tensor in owned]
-    groups = []
-    for place, optimizer in enumerate(host.optimizers):
-        listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for number, parameter in enumerate(listed):
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    tensors.append((f"optimizer.{place}.{number}.{key}", value))
-        plain = [{key: value for key, value in group.items() if isinstance(value, _PLAIN)} for group in optimizer.param_groups]
-        groups.append({"class": type(optimizer).__name__, "groups": plain})
-    found = {name: tensor.detach().cpu() for name, tensor in tensors if copied(tensor) is not None}
-    return {name: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for name, t in found.items()}, groups
+    found = {name: tensor.detach().cpu() for name, tensor in owned if copied(tensor) is not None}
+    return {name: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for name, t in found.items()}
 
 
 def versions() -> dict[str, str]:
@@ -278,3 +247,89 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = UNKNOWN
     return found
+
+
+DEEPEST = 16
+_ARRAY, _FIELDS, _ENTRIES = "__array__", "__fields__", "__entries__"
+
+
+def check(fine: bool, text: str) -> None:
+    """Raise a :class:`ValueError` with this text, unless all is fine."""
+    if not fine:
+        raise ValueError(text)
+
+
+class NotStorableError(TypeError):
+    """Raised for a batch with an object that is neither a tensor, an array, a number, a text nor a container of these."""
+
+
+def to_stored(value: Any, depth: int = 0) -> Any:
+    """A value in the types that ``torch.load`` takes with ``weights_only=True``, its tensors on the CPU.
+
+    Raises:
+        NotStorableError: If it holds something else than tensors and plain types, or is too deep.
+    """
+    if depth > DEEPEST:
+        raise NotStorableError(f"containers more than {DEEPEST} deep")
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_quantized or value.is_nested:
+            raise NotStorableError(f"a tensor of layout {value.layout}")
+        return value.detach().cpu().contiguous().clone()
+    for plain in (bool, int, float, str):
+        if isinstance(value, plain):
+            return plain(value)
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        return {_ARRAY: torch.from_numpy(np.array(value))}
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str | int) for key in value):
+            raise NotStorableError(f"a {type(value).__name__} with keys that are no texts or numbers")
+        return {key: to_stored(value[key], depth + 1) for key in value}
+    if isinstance(value, list | tuple):
+        entries = [to_stored(entry, depth + 1) for entry in value]
+        if hasattr(value, "_fields"):
+            return {_FIELDS: list(value._fields), _ENTRIES: entries}
+        return tuple(entries) if isinstance(value, tuple) else entries
+    if value is not None:
+        raise NotStorableError(f"a {type(value).__module__}.{type(value).__name__}")
+    return None
+
+
+def from_stored(stored: Any) -> Any:
+    """Make the value that :func:`to_stored` was given; a named tuple is one of the same fields."""
+    if isinstance(stored, dict) and _ARRAY in stored:
+        return stored[_ARRAY].numpy()
+    if isinstance(stored, dict) and _FIELDS in stored:
+        return collections.namedtuple("Batch", stored[_FIELDS])(
+            *map(from_stored, stored[_ENTRIES])
+        )  # its fields are known only now
+    if isinstance(stored, dict):
+        return {key: from_stored(entry) for key, entry in stored.items()}
+    return type(stored)(map(from_stored, stored)) if isinstance(stored, list | tuple) else stored
+
+
+def generators_stored(states: Generators | None) -> dict[str, Any] | None:
+    """The states in types that can be stored."""
+    if states is None:
+        return None
+    found: dict[str, Any] = {"torch": states.torch.clone(), "device": states.device, "numpy": None, "python": None}
+    if states.numpy is not None:
+        name, numbers, *rest = states.numpy
+        found["numpy"] = (str(name), torch.from_numpy(numbers.astype(np.int64)), *map(float, rest))
+    if states.python is not None:
+        version, numbers, gauss = states.python
+        found["python"] = (version, list(numbers), gauss)
+    return found
+
+
+def generators_from(found: Any) -> Generators | None:
+    """Make the states that :func:`generators_stored` was given."""
+    if found is None:
+        return None
+    numpy, python = found["numpy"], found["python"]
+    if numpy is not None:
+        name, numbers, place, has_gauss, gauss = numpy
+        numpy = (name, numbers.numpy().astype(np.uint32), int(place), int(has_gauss), float(gauss))
+    if python is not None:
+        version, numbers, gauss = python
+        python = (int(version), array("I", numbers), gauss)
+    return Generators(found["torch"].to(torch.uint8), found["device"], numpy, python)

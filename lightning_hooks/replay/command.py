@@ -14,33 +14,27 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from lightning_hooks.declare.factory import made_by
 from lightning_hooks.replay.blame import Blame, blame
-from lightning_hooks.replay.capsule import UNKNOWN, Capsule, read_capsule, versions
+from lightning_hooks.replay.capsule import UNKNOWN, Capsule, check, read_capsule, versions
 from lightning_hooks.replay.rerun import StepRerun, without_logging
 from lightning_hooks.replay.rows import BatchRows
-from lightning_hooks.replay.state import NotRestoredError
-from lightning_hooks.replay.stored import CapsuleError, check
-from lightning_hooks.run_report.blocks import markdown, section, table
-from lightning_hooks.run_report.lines import write_whole
-from lightning_hooks.run_report.page import document
 
 _AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _WHOLE = {"16-true": torch.float16, "bf16-true": torch.bfloat16, "64-true": torch.float64}
 
 
-def replay(path: Path, model: str, data: str | None = None, output: Path | None = None) -> tuple[list[str], int]:
+def replay(path: Path, model: str, data: str | None = None) -> tuple[list[str], int]:
     """Run the step of a capsule again.
 
     Args:
         path: The folder of the capsule.
         model: What makes the model, or the model and the function that gives a batch's loss, as ``package.module:factory``.
         data: The data set, or what makes it, likewise; for a capsule without its batch.
-        output: The page to write; None for next to the run's report.
 
     Returns:
         The lines to print, and the exit code: 0, or 1 if the step does not reproduce.
 
     Raises:
-        CapsuleError: If the capsule cannot be read, or does not fit the model or the data.
+        ValueError: If the capsule cannot be read, or does not fit the model or the data.
     """
     capsule = read_capsule(path)
     network, function = _network(capsule, model)
@@ -67,13 +61,10 @@ def replay(path: Path, model: str, data: str | None = None, output: Path | None 
             scale=scale,
             crashed=capsule.record.get("kind") == "error",
         )
-    except NotRestoredError as error:
-        raise CapsuleError(f"the model of {model} cannot be run again: {error}.") from None
-    except RuntimeError as error:  # a state of a generator that is none
-        raise CapsuleError(f"the step of the capsule cannot be run: {error}.") from None
+    except RuntimeError as error:  # a model that cannot be put back, a state of a generator that is none
+        raise ValueError(f"the step of the capsule cannot be run: {error}.") from None
     check(not found.why_not, f"the step of the capsule cannot be run: {found.why_not}.")
-    page = write_page(capsule, found, output)
-    return [*_lines(capsule, found), "", f"Written: {page}"], 0 if found.reproduced else 1
+    return _lines(capsule, found), 0 if found.reproduced else 1
 
 
 def _lines(capsule: Capsule, found: Blame) -> list[str]:
@@ -82,6 +73,8 @@ def _lines(capsule: Capsule, found: Blame) -> list[str]:
     lines = [f"{record.get('kind')} at {where} of {record.get('model')}", "", found.text]
     if found.samples:
         lines.append(f"Samples: {', '.join(map(str, found.samples))}.")
+    if found.failure is not None and found.failure.place.inputs:
+        lines.append(f"Inputs: {found.failure.place.inputs}.")
     then, now = record.get("versions", {}), versions()
     differ = [f"{name} {old} (now {now[name]})" for name, old in then.items() if now.get(name, UNKNOWN) not in (old, UNKNOWN)]
     lines += [f"Other versions than in the run: {', '.join(differ)}."] if differ else []
@@ -89,42 +82,8 @@ def _lines(capsule: Capsule, found: Blame) -> list[str]:
     return lines if found.trace is None else [*lines, "", *str(found.trace).splitlines()]
 
 
-def write_page(capsule: Capsule, found: Blame, output: Path | None = None) -> Path:
-    """Write the page of a step that was run again; return its file.
-
-    Without ``output`` it is next to the run's report, or in a capsule that stands alone.
-    """
-    within = capsule.path.parent.parent if capsule.path.parent.name == "capsules" else capsule.path
-    failure, facts = found.failure, {}
-    if failure is not None:
-        place = failure.place
-        facts = {
-            "Module": f"{place.module or 'training_step'}{f' ({found.kind})' if found.kind else ''}",
-            "Operation": f"{place.operation} ({failure.phase})",
-            "Line": f"{place.where} {place.code}",
-            "Inputs": place.inputs,
-            "First value": failure.value,
-            "Rows of the batch": "all" if found.all_rows else ", ".join(map(str, found.rows)),
-            "Samples": ", ".join(map(str, found.samples)),
-        }
-    known = [(name, text) for name, text in facts.items() if text]
-    card = [table(("", "what was found"), known)] if known else []
-    card += [{"text": f"Not in the capsule: {part}."} for part in capsule.record.get("left_out", [])]
-    trace = [{"code": str(found.trace)}] if found.trace else []
-    headline = "It was not finite again" if found.reproduced else "It was finite this time"
-    verdict = {"status": "critical" if found.reproduced else "unknown", "headline": headline, "details": [found.text]}
-    sections = [section("found", "", [card]), section("step", "The step", [trace])]
-    page = {
-        "title": f"Run again: {capsule.record.get('kind')} at step {capsule.record.get('step')}",
-        "verdicts": [verdict],
-        "sections": [each for each in sections if each["cards"]],
-    }
-    return write_whole(output or within / f"replay-{capsule.path.name}.html", document(page, markdown(page)))
-
-
 def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
-    """The model with the weights of the capsule, where it has them, and what gives a batch's loss."""
-    found = _made_by(source, "--model")
+    found = made_by(source, "--model")
     pair: Any = found if isinstance(found, tuple) and len(found) == 2 else (found, getattr(found, "training_step", None))
     made, function = pair
     wanted = "a LightningModule, or a model and the function that gives a batch's loss"
@@ -145,18 +104,15 @@ def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
 
 
 def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]:
-    """The batch of the capsule, or the samples of the data set as the loader collates them."""
     samples = capsule.record.get("samples", [])
     plain = isinstance(samples, list) and all(type(sample) is int for sample in samples)
     rows = BatchRows({"": samples}) if plain and samples else None
     if capsule.batch is not None:
         return capsule.batch, rows
     if source is None:
-        raise CapsuleError(
-            "the capsule has no batch (see what it left out); --data package.module:dataset makes it of its samples."
-        )
+        raise ValueError("the capsule has no batch (see what it left out); --data package.module:dataset makes it of its samples.")
     check(rows is not None, f"the samples of the capsule are not indices of one data set: {str(samples)[:200]}.")
-    data = _made_by(source, "--data")
+    data = made_by(source, "--data")
     collate: Callable[[list[Any]], Any] = default_collate
     if isinstance(data, DataLoader):
         collate, data = data.collate_fn, data.dataset
@@ -164,18 +120,10 @@ def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]
     try:
         return collate([data[sample] for sample in samples]), rows
     except (IndexError, KeyError) as error:
-        raise CapsuleError(f"--data {source} has no sample {error}: the capsule is of other data.") from None
-
-
-def _made_by(source: str, option: str) -> Any:
-    try:
-        return made_by(source, option)
-    except ValueError as error:
-        raise CapsuleError(str(error)) from None
+        raise ValueError(f"--data {source} has no sample {error}: the capsule is of other data.") from None
 
 
 def _muted(model: nn.Module, record: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """A context in which ``self.log`` does nothing, and ``self.trainer`` says where the run was."""
     trainer = SimpleNamespace(
         current_epoch=record.get("epoch"),
         global_step=record.get("step"),

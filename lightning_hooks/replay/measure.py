@@ -21,19 +21,16 @@ from lightning_hooks.hooks.generators import Generators, GeneratorWatch
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hooks.tensors import copied, has_values
 from lightning_hooks.replay.rerun import StepRerun, shallow
-from lightning_hooks.replay.state import TRAINER, ModelSnapshot, NotRestoredError
+from lightning_hooks.replay.state import TRAINER, ModelSnapshot, NotRestoredError, require
 
 ACCUMULATES = "gradients are accumulated over several batches"
-LEVEL = 16
-"""Batches whose losses make a level."""
+LEVEL = 16  # batches whose losses make a level
+# How far a loss may be off, as a share of it: a few roundings in single precision, and one in half precision.
 SINGLE, HALF = 1e-6, 4e-3
-"""How far a loss may be off, as a share of it: a few roundings in single precision, and one in half precision."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """The arguments of ``training_step``, the batch first, with what the forward pass began from."""
-
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     generators: Generators
@@ -73,12 +70,12 @@ class StepMeasure:
         self._stop(compiled or self._host.again.why_not() or accumulated or scaled)
 
     def _check_hooks(self) -> None:
-        """Check that no hook would run once more that is neither ours nor torch's."""
         for name, module in self._host.model.named_modules():
             for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
                 inner = hook.func if isinstance(hook, partial) else hook
-                if not (getattr(inner, "__module__", None) or type(inner).__module__).startswith(("torch.", "lightning_hooks.")):
-                    raise NotRestoredError(f"a hook at {name or 'the model'} would run once more")
+                module_name = getattr(inner, "__module__", None) or type(inner).__module__
+                known = module_name.startswith(("torch.", "lightning_hooks."))
+                require(known, f"a hook at {name or 'the model'} would run once more")
 
     def close(self) -> None:
         """The run is over: let the batches go."""
@@ -110,10 +107,8 @@ class StepMeasure:
 
         Gates are closed while a step runs again: the calls of the batch under way are recorded after it.
         """
-        if not args or hasattr(type(args[0]), "__next__"):
-            raise NotRestoredError("training_step fetches its batches by itself")
-        if self._accumulates:
-            raise NotRestoredError(ACCUMULATES)
+        require(args and not hasattr(type(args[0]), "__next__"), "training_step fetches its batches by itself")
+        require(not self._accumulates, ACCUMULATES)
         found = (copied(buffer) for buffer in self._host.model.buffers())
         buffers = [(buffer, buffer.detach().clone()) for buffer in found if buffer is not None]
         states = GeneratorWatch(self._host.setup.device).read()
@@ -142,8 +137,7 @@ class StepMeasure:
         before, self._now, self._last = self._last, None, now
         with self._stops_where_it_fails(), self._unobserved():
             found = self._losses([now] if before is None else [now, before])
-            if self._sums_of_others() != self._others:
-                raise NotRestoredError("weights that no optimizer holds move with the step")
+            require(self._sums_of_others() == self._others, "weights that no optimizer holds move with the step")
         if self.why_not:
             return
         level = float(torch.stack([*self._levels]).double().mean())
@@ -154,7 +148,6 @@ class StepMeasure:
             receive(MeasuredLoss(self._step, float(loss), found[0], level, rounding, self._other_before, other))
 
     def _losses(self, batches: Sequence[_Batch]) -> list[float]:
-        """The losses of batches, with the weights as they are."""
         host = self._host
         with StepRerun(host.model, self._step_again, host.setup.device, host.again.muted) as again:
             outcomes = [again.run(kept, kept.generators, buffers=kept.buffers) for kept in batches]
@@ -167,8 +160,7 @@ class StepMeasure:
         """Run a step again; raise where the step itself moves weights: it would be another step then."""
         before = _sums(self._host.model.parameters())
         returned = self._host.again.run(*kept.args, **kept.kwargs)
-        if _sums(self._host.model.parameters()) != before:
-            raise NotRestoredError("training_step moves weights")
+        require(_sums(self._host.model.parameters()) == before, "training_step moves weights")
         return returned
 
     def _try(self, first: _Batch) -> None:
@@ -180,15 +172,12 @@ class StepMeasure:
             batch_state = ModelSnapshot(batch.args[0], device)
             with _contents_of(model_copy, model):
                 one, other = self._losses([batch, batch])
-            if batch_state.changed():
-                raise NotRestoredError("training_step changes its batch")
-            if one != other:
-                raise NotRestoredError("running a step twice gives two losses")
+            require(not batch_state.changed(), "training_step changes its batch")
+            require(one == other, "running a step twice gives two losses")
         finally:
             whole.restore()
         changed = whole.changed()
-        if changed:
-            raise NotRestoredError(f"running a copy of the model changed {', '.join(changed[:5])}")
+        require(not changed, f"running a copy of the model changed {', '.join(changed[:5])}")
 
     def _sums_of_others(self) -> str:
         """What changes once weights that no optimizer holds have moved."""
@@ -233,5 +222,4 @@ def _contents_of(model_copy: nn.Module, model: nn.Module) -> Iterator[None]:
 
 
 def _sums(parameters: Iterable[Tensor]) -> str:
-    """The sums of weights."""
     return repr([parameter.detach().double().sum().item() for parameter in filter(has_values, parameters)])

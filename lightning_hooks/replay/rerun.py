@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lightning_hooks.hooks.attributes import exchange
 from lightning_hooks.hooks.generators import Generators, set_generators
 from lightning_hooks.hooks.listener import all_closed
-from lightning_hooks.replay.state import ModelSnapshot, NotRestoredError, set_values
+from lightning_hooks.replay.state import ModelSnapshot, require, set_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,7 @@ class StepRerun:
         assert snapshot is not None
         snapshot.restore()
         changed = snapshot.changed()
-        if changed:
-            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-            raise NotRestoredError(f"running the step again changed {', '.join(changed[:5])}{more}")
+        require(not changed, f"running the step again changed {', '.join(changed[:5])}")
 
     def run(
         self,

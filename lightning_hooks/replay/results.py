@@ -42,11 +42,6 @@ class ReplayResults:
         self._host, self._ring = host, ring
         self.own: tuple[StepEvidence, Blame] | None = None
         self._of_ranks: list[RankResult | None] = []
-        self._open = False
-
-    def open(self) -> None:
-        """Evidence is kept from now on."""
-        self._open = True
 
     @property
     def waiting(self) -> bool:
@@ -61,7 +56,6 @@ class ReplayResults:
             torch.distributed.all_gather_object(self._of_ranks, own[0][1] if own else None)
 
     def _by_rank(self) -> list[tuple[int, RankResult]]:
-        """What each rank found; before ranks agree, and with one rank, what this one did."""
         if self.own is None or self._of_ranks:
             return [(rank, shown) for rank, shown in enumerate(self._of_ranks) if shown is not None]
         evidence, blame = self.own
@@ -69,7 +63,7 @@ class ReplayResults:
 
     def explained(self, alert: Alert) -> Alert:
         """An alert about a single step with its samples, and with what running that step again has shown."""
-        if not self._open or kind_of(alert.kind).about == "window" or alert.samples:
+        if kind_of(alert.kind).about == "window" or alert.samples:
             return alert
         several, found = self._host.setup.world_size > 1, self._shown(alert)
         if found:
@@ -141,7 +135,7 @@ class ReplayResults:
 
     def _shown(self, alert: Alert) -> list[tuple[int, RankResult]]:
         """What running the bad step again has shown of an alert, by rank; empty where it is about an earlier step."""
-        if not self._open or kind_of(alert.kind).about != "nonfinite":
+        if kind_of(alert.kind).about != "nonfinite":
             return []
         last = math.inf if alert.batch is None else alert.batch
         found = [(rank, shown) for rank, shown in self._by_rank() if shown.epoch == alert.epoch and shown.batch <= last]
@@ -151,7 +145,6 @@ class ReplayResults:
 
 
 def _affected(window: Window) -> Iterator[tuple[int, Alert]]:
-    """What a window says of values that are not finite, and the places of the reports."""
     for place, report in enumerate(window.reports):
         for alert in report.alerts:
             if kind_of(alert.kind).about == "nonfinite" and alert.severity != "info":

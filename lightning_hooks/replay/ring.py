@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -17,10 +17,9 @@ from lightning_hooks.hooks.generators import Generators
 from lightning_hooks.hooks.tensors import copied
 from lightning_hooks.replay.rows import BatchRows
 
-STEPS = 32
-"""How many batches keep the states of the generators at their forward pass, of 10 kB each."""
+STEPS = 32  # how many batches keep the states of the generators at their forward pass, of 10 kB each
+# What the samples may take in memory, and so may the buffers that are kept. Those of older batches stay while there is room.
 MOST_BYTES = 1 << 20
-"""What the samples may take in memory, and so may the buffers that are kept. Those of older batches stay while there is room."""
 _ENTRY = 400  # what an entry takes besides
 
 
@@ -43,12 +42,6 @@ class Ring:
     def __init__(self) -> None:
         self._entries: deque[StepEvidence] = deque()
         self.nbytes = 0
-
-    def __iter__(self) -> Iterator[StepEvidence]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def add(self, entry: StepEvidence) -> None:
         """Add a batch; the oldest leave where there is no room."""

@@ -15,10 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_hooks.hooks.attributes import exchange
 
-BEHIND = 4
-"""How many batches are remembered behind the one under way: what has been fetched in advance."""
-KEPT = 4 * BEHIND
-"""From so many on the oldest are dropped."""
+BEHIND = 4  # how many batches are remembered behind the one under way: what has been fetched in advance
+KEPT = 4 * BEHIND  # from so many on the oldest are dropped
 
 
 class DrawnIndices:
@@ -59,8 +57,6 @@ class DrawnIndices:
 
 
 class _Recorded:
-    """A sampler as a loader's iterator sees it: each pass over it is remembered."""
-
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
         self.last: DrawnIndices | None = None

@@ -20,20 +20,25 @@ from lightning_hooks.hooks.attributes import contents, in_slot
 from lightning_hooks.hooks.generators import Generators, GeneratorWatch, set_generators
 from lightning_hooks.hooks.tensors import copied
 
-MOST_OBJECTS = 300_000
-"""A model with more attributes, lists and entries than this is not run again."""
+MOST_OBJECTS = 300_000  # a model with more attributes, lists and entries than this is not run again
 _OUTSIDE = (
     *("lightning", "pytorch_lightning", "lightning_fabric", "lightning_hooks"),
     *("logging", "threading", "concurrent", "weakref", "io", "builtins", "functools", "types"),
 )
 _OUTSIDE_IN_TORCH = ("torch.utils.data", "torch.optim", "torch.distributed", "torch.cuda", "torch._dynamo", "torch.utils.hooks")
+_PLAIN: tuple[type, ...] = (type(None), int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size)
 _CONTAINERS: tuple[type, ...] = (dict, list, tuple, set, deque, np.ndarray, random.Random)
-TRAINER = ("_trainer", "trainer", "_fabric")
-"""Attributes of a model that lead to its training loop."""
+TRAINER = ("_trainer", "trainer", "_fabric")  # attributes of a model that lead to its training loop
 
 
 class NotRestoredError(RuntimeError):
     """Raised where a step cannot be run again and everything put back; the message names what."""
+
+
+def require(fine: object, otherwise: str) -> None:
+    """Raise a :class:`NotRestoredError` with this text, unless all is fine."""
+    if not fine:
+        raise NotRestoredError(otherwise)
 
 
 class _Entry(NamedTuple):
@@ -74,7 +79,7 @@ class ModelSnapshot:
         waiting = [(root, name)]
         while waiting:
             value, name = waiting.pop()
-            if id(value) in self._objects or _is_plain(value):
+            if id(value) in self._objects or isinstance(value, _PLAIN):
                 continue
             if len(self._objects) >= MOST_OBJECTS:
                 raise NotRestoredError(f"the model holds more than {MOST_OBJECTS} objects")
@@ -82,7 +87,6 @@ class ModelSnapshot:
             waiting += self._keep_one(value, name)
 
     def _keep_one(self, value: Any, name: str) -> list[tuple[Any, str]]:
-        """Keep an object; return what it holds."""
         if isinstance(value, Tensor):
             return self._keep_tensor(value, name)
         if isinstance(value, nn.Module) or _has_plain_attributes(value):
@@ -156,13 +160,8 @@ class ModelSnapshot:
 
 
 def _states(device: torch.device) -> str:
-    """What the generators' states are, to be compared."""
     now = GeneratorWatch(device).read()
     return repr((now.torch.tolist(), None if now.device is None else now.device.tolist(), now.numpy, now.python))
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, int | float | complex | str | bytes | type | torch.dtype | torch.device | torch.Size)
 
 
 def _has_plain_attributes(value: Any) -> bool:
@@ -179,7 +178,6 @@ def _has_plain_attributes(value: Any) -> bool:
 
 
 def _slots(value: Any) -> list[Any]:
-    """The slots of an object that hold something; of classes that are written in Python."""
     members = [member for kind in type(value).__mro__ if "__slots__" in vars(kind) for member in vars(kind).values()]
     unset = object()
     return [each for each in members if isinstance(each, MemberDescriptorType) and in_slot(each, value, unset) is not unset]
@@ -199,6 +197,7 @@ def set_values(tensor: Tensor, values: Tensor) -> None:
         tensor.data = values.clone()
 
 
+# Of objects of these classes: what gives their state, what of them is compared, and what puts the state back.
 _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     set: (set, set, _set_to),
     bytearray: (bytes, bytes, lambda value, data: value.__setitem__(slice(None), data)),
@@ -212,7 +211,6 @@ _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[A
         lambda value, state: setattr(value, "state", state),
     ),
 }
-"""Of objects of these classes: what gives their state, what of them is compared, and what puts the state back."""
 
 
 def _refill(value: Any, entries: list[Any]) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode  # torch's documentation refers users to it
 
-from lightning_hooks.debugging.trace import Trace
+from lightning_hooks.debugging.trace import Trace, entries_of
 from lightning_hooks.debugging.tracer import Tracer
 from lightning_hooks.diagnostics.nonfinite.bad_step import Failure, Operand, Place
 from lightning_hooks.diagnostics.nonfinite.operations import POINTS
@@ -28,15 +28,14 @@ from lightning_hooks.hooks.listener import in_backward
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.hooks.tensors import has_values, tensors_in
 
+# Operations that put in a value that was given, as a mask puts in minus infinity: that is meant.
 _INSERTS = {
     *("fill", "masked_fill", "full", "full_like", "scalar_tensor", "where", "index_put", "copy", "lift_fresh", "masked_scatter"),
     *("new_full", "constant_pad_nd", "scatter", "index_fill", "detach", "clone", "empty", "empty_like", "new_empty"),
 }
-"""Operations that put in a value that was given, as a mask puts in minus infinity: that is meant."""
-_PICKS = {"nll_loss", "nll_loss2d"}
-"""Operations that are to take no value that was put in on purpose: they pick one by a label."""
+_PICKS = {"nll_loss", "nll_loss2d"}  # operations that are to take no value that was put in on purpose: they pick one by a label
+# Operations of which it is counted what they reduce.
 _REDUCE = ("softmax", "log_softmax", "logsumexp", "std", "var", "std_mean", "var_mean")
-"""Operations of which it is counted what they reduce."""
 _ALIASES = {"to_copy": "to", "linalg_vector_norm": "norm"}
 _NOT_USERS = str(Path(torch.__file__).parent), str(Path(__file__).parent.parent)  # torch's folder, and ours
 _LIBRARIES = ("/lightning/", "/pytorch_lightning/", "/lightning_fabric/", "/torchmetrics/")
@@ -63,15 +62,14 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def within(self) -> Iterator[None]:
         """A context around forward and backward."""
-        hooks = HookManager()
-        self._tracer.attach(self._sites, hooks)
-        self._tracer.begin(self._model, watch=False)
-        try:
-            with self:
-                yield
-        finally:
-            hooks.remove_all()
-            self.trace = self._tracer.finish(self._model, "The step, run again")
+        with HookManager() as hooks:
+            self._tracer.attach(self._sites, hooks)
+            self._tracer.begin(self._model, watch=False)
+            try:
+                with self:
+                    yield
+            finally:
+                self.trace = self._tracer.finish(self._model, "The step, run again")
 
     def failure(self, loss: Tensor | None, gradients: Sequence[Tensor | None], error: Exception | None) -> Failure | None:
         """What made the loss or a gradient not finite, or raised; None where all is finite, or nothing says what it was."""
@@ -109,7 +107,6 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _look(self, tensor: Tensor, place: Place, name: str, inputs: list[Tensor], nans: bool, phase: str) -> None:
-        """Enter why a tensor is not finite."""
         is_nan = bool(torch.isnan(tensor).any())
         known = [self._cause_of(value, place) for value in inputs]
         real = [cause for cause in known if cause is not None]
@@ -159,15 +156,8 @@ def tensors_of(value: Any, name: str = "", depth: int = 0) -> dict[str, Tensor]:
     """The tensors of a batch by their place in it."""
     if isinstance(value, Tensor):
         return {name: value}
-    if depth > 8:
-        return {}
-    if isinstance(value, Mapping):
-        entries = [(f"{name}[{key!r}]", entry) for key, entry in value.items()]
-    elif isinstance(value, list | tuple):
-        entries = [(f"{name}[{place}]", entry) for place, entry in enumerate(value)]
-    else:
-        entries = [(f"{name}.{key}", entry) for key, entry in getattr(value, "__dict__", {}).items()]
-    return {key: tensor for path, entry in entries for key, tensor in tensors_of(entry, path, depth + 1).items()}
+    held = entries_of(value) or [(f".{key}", entry) for key, entry in getattr(value, "__dict__", {}).items()] if depth <= 8 else []
+    return {key: tensor for path, entry in held for key, tensor in tensors_of(entry, f"{name}{path}", depth + 1).items()}
 
 
 def nonfinite_inputs(model: nn.Module, batch: Any) -> Iterator[tuple[str, str, Tensor]]:
@@ -214,7 +204,6 @@ def _bad_rows(tensor: Tensor, size: int) -> tuple[int, ...] | None:
 
 
 def _users_line(frames: Iterable[tuple[FrameType, int]]) -> dict[str, Any]:
-    """The first line outside of torch, Lightning and this package, as a place names it."""
     for frame, line in frames:
         file, code = frame.f_code.co_filename, frame.f_code
         if _is_users(file):

@@ -29,8 +29,7 @@ from lightning_hooks.replay.results import ReplayResults
 from lightning_hooks.replay.ring import ChangedBuffers, Ring, StepEvidence
 from lightning_hooks.replay.rows import rows_of
 
-FEW = 1 << 16
-"""Elements of the gradients that are looked at after each micro-batch."""
+FEW = 1 << 16  # elements of the gradients that are looked at after each micro-batch
 
 
 @dataclasses.dataclass(slots=True)
@@ -85,13 +84,11 @@ class StepWatch:
         self._recent: deque[BatchUnderWay] = deque()
         self._few: list[nn.Parameter] | None = None
         self._epoch, self._step, self._last = 0, 0, math.inf  # of the batch under way
-        self._requested = False
 
     def open(self, writer: CapsuleWriter, keep_batches: int) -> None:
         """A monitor with ``capsule=`` joins the run."""
         self.writer, self._recent = writer, deque(maxlen=keep_batches)
         self._generators, self.on = GeneratorWatch(self._host.setup.device), True
-        self.results.open()
 
     def close(self) -> None:
         """The run is over: let the model, its batches and its loaders go."""
@@ -196,9 +193,6 @@ class StepWatch:
                 if self._host.setup.automatic_optimization or self.now.evidence.flag is not True:  # else it is that of its loss
                     self.now.evidence.step = step.global_step
                 self._step = step.global_step + 1
-            if self._requested and self.now is not None:
-                self._write(self.now, "requested", None)
-                self._requested = False
             if self.results.own is not None or self.now is None or not self._on_host or step.shards is not None or step.again:
                 return
             if step.loss_scale is not None or not step.indices or not self._host.setup.automatic_optimization:
@@ -225,14 +219,9 @@ class StepWatch:
         entry = self.ring.of(epoch, batch) if self._host.setup.world_size == 1 else None
         return () if entry is None or entry.rows is None else entry.rows.samples()
 
-    def request(self) -> None:
-        """Write a capsule at the next optimizer step."""
-        self._requested = True
-
     # What is found.
 
     def _blame(self, guilty: BatchUnderWay, crashed: bool = False) -> None:
-        """Run a bad step again, and write its capsule."""
         found = self._run_again(guilty, crashed)
         self.results.own = guilty.evidence, found
         innocent = self._host.setup.world_size > 1 and not found.why_not and not found.reproduced
@@ -272,7 +261,6 @@ class StepWatch:
             return Blame(samples=whole, why_not=f"{type(error).__name__}: {error}")
 
     def _not_again(self, guilty: BatchUnderWay, why_not: str) -> Blame:
-        """What is known of a step that is not run again."""
         rows, (seen, bad) = guilty.evidence.rows, describe_inputs(self._host.model, guilty.batch)
         picked = bad if rows is not None and all(row < len(rows) for row in bad) else ()
         samples = () if rows is None else rows.samples(picked) if picked else rows.samples()
@@ -280,7 +268,7 @@ class StepWatch:
 
     def _write(self, guilty: BatchUnderWay, kind: str, found: Blame | None) -> None:
         if self.writer is not None:
-            before_update = self._on_host and kind in ("nonfinite", "requested")
+            before_update = self._on_host and kind == "nonfinite"
             known = guilty is self.now or guilty in self._recent or bool(guilty.evidence.flag)
             batch = guilty.batch if known else None
             moment = CapsuleMoment(kind, guilty.evidence, batch, guilty.rest, found, self._buffers.named(self._host.model))

@@ -158,15 +158,16 @@ def _parts(page: Mapping[str, Any]) -> Iterator[str]:
             yield from _problem(problem)
     for section in page["sections"]:
         cards = [[*flat(card)] for card in section["cards"]]
-        parts = [part for card in cards if any(_says(block) for block in card) for part in map(_block, card) if part]
+        parts = [part for card in cards if _says(card) for part in map(_block, card) if part]
         if parts:
             yield from [f"## {_text(section['title'])}"] * bool(section["title"])
             yield from parts
 
 
-def _says(block: Block) -> bool:
-    """Whether a block is more than a sentence that goes with a picture."""
-    return not any(key in block for key in PICTURES) and set(block) != {"text"}
+def _says(card: Card) -> bool:
+    """Whether a card is more than pictures and the sentences that go with them."""
+    others = [block for block in card if not any(key in block for key in PICTURES)]
+    return len(others) == len(card) or any(set(block) != {"text"} for block in others)
 
 
 def _problem(problem: Mapping[str, Any]) -> Iterator[str]:

@@ -6,55 +6,30 @@ import argparse
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 from lightning_hooks.alerts.explain import explain
-from lightning_hooks.run_report.blocks import DASH, number
-from lightning_hooks.run_report.compare import ONLY_A, ONLY_B, Comparison, compare
+from lightning_hooks.run_report.blocks import markdown
+from lightning_hooks.run_report.compare import compare
+from lightning_hooks.run_report.data import compared
 from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.lines import write_whole
 from lightning_hooks.run_report.page import compare_page, verdict_lines, write_health
 from lightning_hooks.run_report.run import Run, read_run
 from lightning_hooks.run_report.verdict import judge
 from lightning_hooks.run_report.verify import verify
-from lightning_hooks.trackers.console import shortened, show, some, table_lines, visible
-
-
-def compare_lines(found: Comparison) -> list[str]:
-    """The comparison of two runs as plain lines: the set-up and the losses first."""
-    lines = [f"A  {found.a.name}: {found.verdicts[0].headline}", f"B  {found.b.name}: {found.verdicts[1].headline}", ""]
-    lines += ["What differs in the set-up:"] if found.settings else ["The set-up is the same, as far as it is known."]
-    settings = [(shortened(key, 44), setting(a), setting(b)) for key, a, b in found.settings]
-    lines += [f"  {line}" for line in table_lines(("", "A", "B"), settings)] if settings else []
-    if found.losses:
-        rows = [(what, number(a), number(b)) for what, a, b in found.losses]
-        lines += ["", "Loss and metrics:", *(f"  {line}" for line in table_lines(("", "A", "B"), rows))]
-    differ, at = found.groups, f"{found.a.unit} {found.epoch}"
-    lines += ["", f"Largest differences, {at}:" if differ else f"All numbers of {at} that both runs have are the same."]
-    for group in differ:
-        cells = [(shortened(name, 44), *rest) for name, *rest in group.cells]
-        lines += [f"  {group.title}:"] * bool(group.title)
-        lines += [f"  {line}" for line in table_lines(("layer", "of it", "A", "B", "A to B"), cells)]
-        lines += [f"  and {group.more} more"] * bool(group.more)
-    for who in (ONLY_A, ONLY_B):
-        if alerts := found.alerts.get(who, ()):
-            lines += ["", f"Alerts {who} ({len(alerts)}):"]
-            lines += [f"  [{c.severity}] {c.alert.kind} at {c.alert.site}, since {c.unit} {c.since}" for c in alerts[:10]]
-    for letter, names in found.only.items():
-        lines += ["", f"Only in {letter}: {some(names)}"]
-    return lines
-
-
-def setting(value: Any) -> str:
-    """A setting in words; a dash for none."""
-    return DASH if value is None else shortened(str(value), 60)
-
+from lightning_hooks.trackers.console import show, visible
 
 FAILS = {"warning": ("warning", "critical", "failed"), "critical": ("critical", "failed")}
 """``--fail-on`` to the statuses with which ``report`` returns 1."""
+
+PRINTED = ("set-up", "differences", "alerts", "only")
+"""The sections of a comparison that ``compare`` prints; the page has curves and layers too."""
 
 Done = tuple[Iterable[str], int]
 """What a command prints, and what it returns."""
@@ -97,56 +72,87 @@ def _print(lines: Iterable[str]) -> None:
             raise
 
 
+ARGUMENTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "report": (
+        "write report.html and report.md of a run, and print its verdict",
+        {
+            "run": {"type": Path, "help": "the log directory of the run, such as lightning_logs/version_0"},
+            "--output": {"type": Path, "help": "the folder to write to (default: the folder of the run's reports)"},
+            "--json": {"action": "store_true", "help": "print the health of the run as JSON, and write nothing"},
+            "--fail-on": {"choices": FAILS, "help": "exit with code 1 if the run ends with a problem of at least this severity"},
+        },
+    ),
+    "compare": (
+        "compare two runs: set-up, losses, and layer by layer",
+        {
+            "run_a": {"type": Path, "help": "the log directory of the first run"},
+            "run_b": {"type": Path, "help": "the log directory of the second run"},
+            "--epoch": {"type": int, "help": "the epoch to compare at (default: the last one that both runs have)"},
+            "--output": {
+                "type": Path,
+                "help": "the HTML file to write (default: compare.html in the folder of the second run's reports)",
+            },
+        },
+    ),
+    "verify": (
+        "check whether a second run has cured the alerts of the first, and learns (exit code 0 if so)",
+        {
+            "run_a": {"type": Path, "help": "the log directory of the run with the problem"},
+            "run_b": {"type": Path, "help": "the log directory of the run after a change"},
+            "--json": {"action": "store_true", "help": "print the result as JSON"},
+        },
+    ),
+    "check": (
+        "check a checkpoint for NaN, constant weights and other faults (exit code 0 if there are none)",
+        {
+            "checkpoint": {"type": Path, "help": "the checkpoint file, such as last.ckpt"},
+            "--model": {
+                "help": "a function that returns the model, as package.module:factory; also shows which names of the checkpoint "
+                "fit it"
+            },
+        },
+    ),
+    "explain": (
+        "explain a kind of alert: what it means, when it is raised, and what to try",
+        {"name": {"help": "the name of the kind or the cause, such as dead or offset_bias"}},
+    ),
+    "demo": (
+        "train a small CNN with a planted fault (10 s), and print the path of its report",
+        {
+            "--healthy": {"action": "store_true", "help": "train without the fault"},
+            "--output": {"type": Path, "default": Path("runs/demo"), "help": "the folder for the logs (default: runs/demo)"},
+        },
+    ),
+    "replay": (
+        "run the bad step of a capsule again, and show which operation failed on which samples",
+        {
+            "capsule": {"type": Path, "help": "the folder of the capsule, in lightning_hooks/capsules of the log directory"},
+            "--model": {"required": True, "help": "a function that returns the model, as package.module:factory"},
+            "--data": {
+                "help": "the data set, or a function that returns it, as package.module:name; for a capsule without its batch"
+            },
+        },
+    ),
+    "serve": (
+        "show the runs of a log directory in a browser, also during training",
+        {
+            "logdir": {"type": Path, "help": "the log directory, such as lightning_logs"},
+            "--port": {"type": int, "default": 6007, "help": "the port on the loopback address (default: 6007)"},
+        },
+    ),
+}
+"""Of each command: what it does, and its arguments."""
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lightning-hooks", description="Show, compare and check training runs that lightning_hooks has observed."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    report = commands.add_parser("report", help="write report.html and report.md of a run, and print its verdict")
-    report.add_argument("run", type=Path, help="the log directory of the run, such as lightning_logs/version_0")
-    report.add_argument("--output", type=Path, help="the folder to write to (default: the folder of the run's reports)")
-    report.add_argument("--json", action="store_true", help="print the health of the run as JSON, and write nothing")
-    report.add_argument(
-        "--fail-on", choices=FAILS, help="exit with code 1 if the run ends with a problem of at least this severity"
-    )
-    both = commands.add_parser("compare", help="compare two runs: set-up, losses, and layer by layer")
-    both.add_argument("run_a", type=Path, help="the log directory of the first run")
-    both.add_argument("run_b", type=Path, help="the log directory of the second run")
-    both.add_argument("--epoch", type=int, help="the epoch to compare at (default: the last one that both runs have)")
-    both.add_argument(
-        "--output", type=Path, help="the HTML file to write (default: compare.html in the folder of the second run's reports)"
-    )
-    cure = commands.add_parser(
-        "verify", help="check whether a second run has cured the alerts of the first, and learns (exit code 0 if so)"
-    )
-    cure.add_argument("run_a", type=Path, help="the log directory of the run with the problem")
-    cure.add_argument("run_b", type=Path, help="the log directory of the run after a change")
-    cure.add_argument("--json", action="store_true", help="print the result as JSON")
-    saved = commands.add_parser(
-        "check", help="check a checkpoint for NaN, constant weights and other faults (exit code 0 if there are none)"
-    )
-    saved.add_argument("checkpoint", type=Path, help="the checkpoint file, such as last.ckpt")
-    saved.add_argument(
-        "--model",
-        help="a function that returns the model, as package.module:factory; also shows which names of the checkpoint fit it",
-    )
-    of_kind = commands.add_parser("explain", help="explain a kind of alert: what it means, when it is raised, and what to try")
-    of_kind.add_argument("name", help="the name of the kind or the cause, such as dead or offset_bias")
-    small = commands.add_parser("demo", help="train a small CNN with a planted fault (10 s), and print the path of its report")
-    small.add_argument("--healthy", action="store_true", help="train without the fault")
-    small.add_argument("--output", type=Path, default=Path("runs/demo"), help="the folder for the logs (default: runs/demo)")
-    again = commands.add_parser(
-        "replay", help="run the bad step of a capsule again, and show which operation failed on which samples"
-    )
-    again.add_argument("capsule", type=Path, help="the folder of the capsule, in lightning_hooks/capsules of the log directory")
-    again.add_argument("--model", required=True, help="a function that returns the model, as package.module:factory")
-    again.add_argument(
-        "--data", help="the data set, or a function that returns it, as package.module:name; for a capsule without its batch"
-    )
-    again.add_argument("--output", type=Path, help="the HTML file to write (default: in the folder of the run's report)")
-    live = commands.add_parser("serve", help="show the runs of a log directory in a browser, also during training")
-    live.add_argument("logdir", type=Path, help="the log directory, such as lightning_logs")
-    live.add_argument("--port", type=int, default=6007, help="the port on the loopback address (default: 6007)")
+    for command, (does, arguments) in ARGUMENTS.items():
+        made = commands.add_parser(command, help=does)
+        for name, how in arguments.items():
+            made.add_argument(name, **how)
     return parser
 
 
@@ -175,7 +181,10 @@ def _report(options: argparse.Namespace) -> Done:
 def _compare(options: argparse.Namespace) -> Done:
     found = compare(_read(options.run_a), _read(options.run_b), options.epoch)
     path = write_whole(options.output or found.b.path / "compare.html", compare_page(found))
-    return [*compare_lines(found), "", f"Written: {path}"], 0
+    page = compared(found)
+    printed = [section for section in page["sections"] if section["id"] in PRINTED]
+    text = re.sub(r"\\([\W_])", r"\1", markdown({**page, "sections": printed}))  # names as they are: a terminal shows no markup
+    return [*unescape(text).splitlines(), "", f"Written: {path}"], 0
 
 
 def _verify(options: argparse.Namespace) -> Done:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.blocks import number, percent
 from lightning_hooks.run_report.events import by_names, is_table
@@ -50,6 +49,11 @@ class Difference:
         return abs(math.log10(self.b) - math.log10(self.a))
 
     @property
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """It as a row of a table: the layer, what, A, B, the change."""
+        return self.name, self.what, self.text(self.a), self.text(self.b), self.change
+
+    @property
     def change(self) -> str:
         """From the first to the second, in words."""
         if self.a == self.b or (math.isnan(self.a) and math.isnan(self.b)):
@@ -64,20 +68,10 @@ class Difference:
         return f"{sign} {factor:.0f}" if 100 <= factor < 1e6 else f"{sign} {factor:.3g}"
 
 
-ONLY_A, ONLY_B, BOTH = "only in A", "only in B", "in both"
+DIFFERENCE = ("layer", "of it", "A", "B", "A to B")
+"""What the cells of a difference are."""
 MOST = 25
 """How many differences are shown as those that matter most."""
-MOST_OF_A_CAUSE = 5
-"""How many of them under one cause."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Differences with one cause."""
-
-    title: str  # the cause; empty where there is but one group without
-    cells: list[tuple[str, str, str, str, str]]  # of each that is shown: name, what, A, B, the change
-    more: int  # how many are not shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,42 +84,14 @@ class Comparison:
     verdicts: tuple[Verdict, Verdict]  # of both
     differences: tuple[Difference, ...]  # of layers that both have, the largest first
     only: Mapping[str, tuple[str, ...]]  # A or B to the layers that only it has; without those that have none, as below
-    alerts: Mapping[str, tuple[Course, ...]]  # at the end, by who has them: ONLY_A, ONLY_B, or both, as the first has them
+    alerts: Mapping[str, tuple[Course, ...]]  # at the end, by who has them: only in A, only in B, or in both, as the first has them
     settings: tuple[tuple[str, Any, Any], ...]  # (name, first, second) of what was set up differently
     losses: tuple[tuple[str, float, float], ...] = ()  # (what at which window, first, second) of loss and metrics, where known
 
-    def by_cause(self) -> list[tuple[Course | None, list[Difference]]]:
-        """What differs, under the alert that only one run ended with and that explains it; under None what none of them explains.
-
-        An alert explains what differs at its own site, which comes first, and where its consequences are. The most severe alert
-        has the first group.
-        """
-        left = [difference for difference in self.differences if difference.size > 0]
-        found: list[tuple[Course | None, list[Difference]]] = []
-        of_one = (course for who in (ONLY_A, ONLY_B) for course in self.alerts.get(who, ()))
-        for course in sorted(of_one, key=lambda course: gravity(course.severity)):
-            own = [difference for difference in left if _within(difference.name, course.alert.site)]
-            sites = [name.partition(" at ")[2] for name in course.alert.consequences]
-            follow = [d for d in left if d not in own and any(_within(d.name, site) for site in sites)]
-            left = [difference for difference in left if difference not in own and difference not in follow]
-            found.append((course, [*own, *follow]))
-        return [(course, group) for course, group in (*found, (None, left)) if group]
-
     @property
-    def groups(self) -> list[Group]:
-        """What differs most, by cause."""
-        by_cause = self.by_cause()
-        made = []
-        for course, differences in by_cause:
-            most = MOST if course is None else MOST_OF_A_CAUSE
-            title = "Without an alert that explains it" if len(by_cause) > 1 else ""
-            if course is not None:
-                title = (
-                    f"{course.alert.name}, only in {'A' if course in self.alerts.get(ONLY_A, ()) else 'B'}, and its consequences"
-                )
-            cells = [(d.name, d.what, d.text(d.a), d.text(d.b), d.change) for d in differences[:most]]
-            made.append(Group(title, cells, len(differences[most:])))
-        return made
+    def largest(self) -> list[Difference]:
+        """What differs, the most first."""
+        return [difference for difference in self.differences if difference.size > 0]
 
     def of(self, stat: str) -> list[Difference]:
         """The differences of one statistic, in the model's order."""
@@ -159,9 +125,9 @@ def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
     found.sort(key=lambda difference: -difference.size)  # stable: of the same size, in the order of STATISTICS and of the model
     mine, theirs = ({course.key: course for course in courses(run) if course.lasts and course.serious} for run in (a, b))
     alerts = {
-        ONLY_A: tuple(course for key, course in mine.items() if key not in theirs),
-        ONLY_B: tuple(course for key, course in theirs.items() if key not in mine),
-        BOTH: tuple(course for key, course in mine.items() if key in theirs),
+        "only in A": tuple(course for key, course in mine.items() if key not in theirs),
+        "only in B": tuple(course for key, course in theirs.items() if key not in mine),
+        "in both": tuple(course for key, course in mine.items() if key in theirs),
     }
     return Comparison(
         a,
@@ -179,11 +145,6 @@ def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
 def _outermost(names: dict[str, None]) -> tuple[str, ...]:
     """Names without the parameters of a module that is among them."""
     return tuple(name for name in names if name.rpartition(".")[0] not in names)
-
-
-def _within(name: str, site: str) -> bool:
-    """Whether a name is a site's, or that of one of its parameters."""
-    return name == site or name.startswith(f"{site}.")
 
 
 def _numbers(run: Run, each: DrawnStatistic, epoch: int) -> tuple[dict[str, None], dict[str, float]]:
@@ -221,20 +182,25 @@ MOST_LAYERS = 8
 
 def setup_differences(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
     """What differs, as (what, in the first, in the second), the optimizers and their learning rates first."""
-    keys = dict.fromkeys(key for run in (a, b) for key in run.fit if key not in NOT_SETTINGS)
-    pairs = [("optimizers", a.fit.get("optimizers"), b.fit.get("optimizers"))]
-    pairs += _paired(_rates(a), _rates(b))
-    pairs += _paired(_of_reports(a), _of_reports(b))
-    pairs += [(key, a.fit.get(key), b.fit.get(key)) for key in keys if key != "optimizers"]
-    pairs += [("monitors", _listed(a), _listed(b)), (f"{a.window}s", len(a.epochs), len(b.epochs))]
-    different = [pair for pair in pairs if pair[1] != pair[2]]
-    changed = [pair for pair in _paired(_layers(a), _layers(b)) if pair[1] != pair[2]]
+    changed = _paired(_layers(a), _layers(b))
     more = [("more layers that differ", len(changed) - MOST_LAYERS, None)] if len(changed) > MOST_LAYERS else []
-    return [*different, *changed[:MOST_LAYERS], *more]
+    return [*_paired(_settings(a), _settings(b)), *changed[:MOST_LAYERS], *more]
 
 
 def _paired(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    return [(key, a.get(key), b.get(key)) for key in dict.fromkeys((*a, *b))]
+    return [(key, a.get(key), b.get(key)) for key in dict.fromkeys((*a, *b)) if a.get(key) != b.get(key)]
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    monitors = ", ".join(f"{record.prefix} ({record.modules})" for record in run.monitors)
+    return {
+        "optimizers": run.fit.get("optimizers"),
+        **_rates(run),
+        **_of_reports(run),
+        **{key: value for key, value in run.fit.items() if key not in NOT_SETTINGS},
+        "monitors": monitors,
+        f"{run.window}s": len(run.epochs),
+    }
 
 
 def _rates(run: Run) -> dict[str, str]:
@@ -269,7 +235,3 @@ def _of_reports(run: Run) -> dict[str, Any]:
 
 def _layers(run: Run) -> dict[str, str]:
     return {f"layer {name}": f"{kind}({detail})" for name, kind, detail, _ in layers(run)}
-
-
-def _listed(run: Run) -> str:
-    return ", ".join(f"{record.prefix} ({record.modules})" for record in run.monitors)

@@ -27,7 +27,7 @@ from lightning_hooks.run_report.blocks import (
     section,
     table,
 )
-from lightning_hooks.run_report.compare import Comparison, compare
+from lightning_hooks.run_report.compare import DIFFERENCE, MOST, Comparison, compare
 from lightning_hooks.run_report.recorded import MOST_DRAWN, STATISTICS, Run, chosen, severities
 from lightning_hooks.run_report.sections import sections_of
 from lightning_hooks.run_report.training import loss_by_epoch, thinned
@@ -224,15 +224,13 @@ def compared(found: Comparison) -> Page:
     set_up = [table(("", "A", "B"), [*settings, *found.losses])] if settings or found.losses else []
     if not settings:
         set_up.append({"text": "The set-up is the same, as far as it is known."})
-    groups: Card = []
-    for group in found.groups:
-        groups += [{"title": group.title}] * bool(group.title)
-        groups.append(table(("layer", "of it", "A", "B", "A to B"), group.cells))
-        groups += [{"text": f"and {group.more} more"}] * (group.more > 0)
+    largest = found.largest
+    differ: Card = [table(DIFFERENCE, [one.cells for one in largest[:MOST]])] if largest else [{"text": SAME}]
+    differ += [{"text": f"and {len(largest) - MOST} more"}] * (len(largest) > MOST)
     made = [
         section("set-up", "Set-up and loss", [set_up]),
         *_of_both(a, b),
-        section("differences", f"Largest differences, {a.unit} {found.epoch}", [groups or [{"text": SAME}]]),
+        section("differences", f"Largest differences, {a.unit} {found.epoch}", [differ]),
         section("alerts", "Alerts at the end", _alerts_of(found)),
         section("layers", "Layer by layer", [_layers(found)]),
         section(
@@ -258,7 +256,6 @@ def _curves(run: Run) -> dict[tuple[str, str], tuple[Block, list[float | None]]]
 
 
 def _of_both(a: Run, b: Run) -> list[Page]:
-    """The sections with curves that both runs have, each in one chart."""
     of_a, of_b = _curves(a), _curves(b)
     sections: dict[str, Card] = {}
     for key in (key for key in of_a if key in of_b):
@@ -280,7 +277,6 @@ def _alerts_of(found: Comparison) -> Iterable[Card]:
 
 
 def _layers(found: Comparison) -> Card:
-    """The layers of both on one scale, of too many those that differ most."""
     card: Card = []
     for each in (each for each in STATISTICS if each.caption and each.stat != "nonfinite_fraction"):
         differences, share = found.of(each.stat), each.stat in FRACTIONS

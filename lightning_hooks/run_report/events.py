@@ -25,7 +25,7 @@ def kinds() -> dict[str, type[Report]]:
 
 
 def by_names(columns: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
-    """Turn :func:`by_columns` back: name to field to value."""
+    """A table by columns as rows: name to field to value."""
     fields = [field for field in columns if field != "name"]
     names = columns["name"]
     rows = zip(*(spread(columns[field], len(names)) for field in fields), strict=True) if fields else [() for _ in names]
@@ -42,15 +42,6 @@ def spread(column: Any, length: int) -> list[Any]:
 def is_table(field: Any) -> bool:
     """Whether a field of a report, as the lines so far hold it, is a table by columns."""
     return isinstance(field, dict) and isinstance(field.get("name"), list)
-
-
-def with_columns(before: Any, field: Any) -> Any:
-    """What a line makes of a field: of a table it may hold some columns only, and the others are as they were."""
-    if not is_table(before) or not isinstance(field, dict):
-        return field
-    length = len(field.get("name", before["name"]))
-    left = {name: column for name, column in before.items() if not isinstance(column, list) or len(column) == length}
-    return {**left, **field}  # of other names, of which there may be none, the columns are other ones too
 
 
 def report_of(event: Mapping[str, Any]) -> Any:

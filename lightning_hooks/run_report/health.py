@@ -97,7 +97,6 @@ class Health:
         return list(dict.fromkeys([*found, *(alert.site for alert in self._consequences())]))[:MOST_ALERTS]
 
     def _not_found(self) -> list[str]:
-        """The kinds that were watched for and not found."""
         problems = self.verdict.problems
         found = {problem.kind for problem in problems}
         found |= {name.partition(" at ")[0] for problem in problems for name in problem.consequences}

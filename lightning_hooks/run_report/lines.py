@@ -19,7 +19,7 @@ from typing import Any
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import to_plain
-from lightning_hooks.run_report.events import is_table, place, read_lines, with_columns
+from lightning_hooks.run_report.events import is_table, place, read_lines
 
 
 def write_whole(path: Path, text: str) -> Path:
@@ -93,7 +93,7 @@ class Memory:
         self._numbers: dict[Key, dict[tuple[str, str, str, int | None], int]] = {}  # kind, site, severity, beginning -> number
         self._causes: dict[tuple[Key, int], str] = {}
         self._latest: dict[Key, list[Any]] = {}
-        self._known: dict[tuple[Key, str, str], int] = {}  # field and column -> hash of its text
+        self._known: dict[tuple[Key, str], int] = {}  # field, or names of a table of statistics -> hash of its text
 
     def forget_fields(self) -> None:
         """The file was thinned: what has not changed is written again, once."""
@@ -118,36 +118,24 @@ class Memory:
         return {} if same else {"alerts": entries}
 
     def changed(self, key: Key, parts: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-        """Of each field's columns, as JSON, those that have changed; of tables of statistics all but the names."""
+        """The fields that have changed, by column, as JSON; tables of statistics always, without names that are as before."""
         left: dict[str, dict[str, str]] = {}
         for name, columns in parts.items():
             statistics = name in TABLES and "name" in columns
-            kept = {
-                column: text
-                for column, text in columns.items()
-                if (statistics and column != "name") or self._is_new(key, name, column, text)
-            }
-            if kept or statistics:
-                left[name] = kept
+            new = self._is_new((key, name), columns["name"] if statistics else _object(columns))
+            if new or statistics:
+                left[name] = {column: text for column, text in columns.items() if new or column != "name"}
         return left
 
-    def _is_new(self, key: Key, name: str, column: str, text: str) -> bool:
-        mark = (key, name, column)
-        new = self._known.get(mark) != hash(text)
-        self._known[mark] = hash(text)
-        return new or (len(text) < LONG and not column)
+    def _is_new(self, mark: tuple[Key, str], text: str) -> bool:
+        before, self._known[mark] = self._known.get(mark), hash(text)
+        return before != hash(text) or len(text) < LONG
 
 
 def _object(columns: Mapping[str, str]) -> str:
     if set(columns) == {""}:
         return columns[""]
     return f"{{{','.join(f'{json.dumps(field)}:{text}' for field, text in columns.items())}}}"
-
-
-def by_columns(table: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Turn a table of dataclasses by name into lists by field, the names first."""
-    fields = [field.name for field in dataclasses.fields(next(iter(table.values())))] if table else []
-    return {"name": list(table), **{field: list(map(attrgetter(field), table.values())) for field in fields}}
 
 
 def append(path: Path, text: str) -> None:
@@ -165,7 +153,10 @@ def _json(value: Any) -> str:
 
 
 def _table(table: Mapping[str, Any]) -> dict[str, str]:
-    return {field: _column(values, field) for field, values in by_columns(table).items()}
+    """A table of dataclasses by name as JSON by field, the names first."""
+    fields = [field.name for field in dataclasses.fields(next(iter(table.values())))] if table else []
+    columns = {"name": list(table), **{field: list(map(attrgetter(field), table.values())) for field in fields}}
+    return {field: _column(values, field) for field, values in columns.items()}
 
 
 def _column(values: list[Any], field: str) -> str:
@@ -265,23 +256,16 @@ def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
             whole = (key, place(event)) in kept
             tables = {name: table for name, table in report.items() if name in TABLES}
             fields = known.setdefault(key, {})
-            fields |= {name: with_columns(fields.get(name), value) for name, value in report.items() if name not in TABLES}
+            fields |= {name: value for name, value in report.items() if name not in TABLES}
             if not whole and place(event) in dropped and "alerts" not in event:
                 continue
             before, names = written.get(key, {}), {name: table.get("name") for name, table in tables.items() if whole}
             written[key] = {**before, **fields, **names}
-            new = {name: _new(before.get(name), value) for name, value in fields.items() if value is not before.get(name)}
+            new = {name: value for name, value in fields.items() if value is not before.get(name)}
             for name, table in tables.items() if whole else ():
                 new[name] = {column: v for column, v in table.items() if column != "name" or v != before.get(name)}
             event |= {"report": new, **({"thinned": True} if tables and not whole else {})}
         yield json.dumps(event, separators=(",", ":")) + "\n"
-
-
-def _new(before: Any, field: Any) -> Any:
-    """What a field holds that a line before does not: of a table some of its columns."""
-    if not is_table(before) or not is_table(field):
-        return field
-    return {column: values for column, values in field.items() if values is not before.get(column)}
 
 
 def _key(event: dict[str, Any]) -> tuple[str, str]:

@@ -112,7 +112,6 @@ class MonitorRecord:
     columns: dict[int, Columns] = field(default_factory=dict)  # epoch to the numbers of its tables, of the epochs that are kept
     latest: dict[str, Any] | None = None  # the last event with tables, with all that earlier ones hold
     unit: str = "epoch"  # what numbers the reports: epoch, or step where windows are shorter than epochs
-    _last: tuple[Any, Any] = (None, None)  # the event, and the report that was made of it
 
     @property
     def epochs(self) -> list[int]:
@@ -122,12 +121,9 @@ class MonitorRecord:
     @property
     def last(self) -> Any:
         """The last report; None if its kind is not known. Its class comes with torch."""
-        if self.latest is not None and self._last[0] is not self.latest:
-            report = None
-            with suppress(TypeError, ValueError, KeyError):
-                report = report_of(self.latest)
-            self._last = self.latest, report
-        report = self._last[1]
+        report = None
+        with suppress(TypeError, ValueError, KeyError):
+            report = None if self.latest is None else report_of(self.latest)
         return None if report is None else dataclasses.replace(report, alerts=next(reversed(self.alerts.values()), ()))
 
     @property

@@ -18,7 +18,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import NONFINITE, from_plain
 from lightning_hooks.plots.canvas import within
-from lightning_hooks.run_report.events import TableNames, checked, is_table, place, spread, with_columns
+from lightning_hooks.run_report.events import TableNames, checked, is_table, place, spread
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, report_line
 from lightning_hooks.run_report.recorded import Columns, MonitorRecord, Run, source_of
 
@@ -101,7 +101,7 @@ class _Known:
     """What one monitor's lines so far hold that later ones need not repeat."""
 
     alerts: dict[int, Alert] = field(default_factory=dict)  # number to alert
-    fields: dict[str, Any] = field(default_factory=dict)  # the fields of the report that seldom change; of tables by column
+    fields: dict[str, Any] = field(default_factory=dict)  # of the report, those that are no tables of statistics
 
 
 class RunReader:
@@ -157,9 +157,7 @@ class RunReader:
 
 def _whole(report: Mapping[str, Any], memory: _Known) -> dict[str, Any]:
     """The report of a line, with what the lines before hold."""
-    for name, value in report.items():
-        if name not in TABLES:
-            memory.fields[name] = with_columns(memory.fields.get(name), value)
+    memory.fields |= {name: value for name, value in report.items() if name not in TABLES}
     return {**memory.fields, **{name: value for name, value in report.items() if name in TABLES and isinstance(value, dict)}}
 
 

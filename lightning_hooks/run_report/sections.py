@@ -117,7 +117,6 @@ def _course(run: Run, course: Course) -> dict[str, Any]:
 
 
 def _head(run: Run, record: MonitorRecord) -> Card:
-    """Which of several monitors of a kind this is."""
     return [{"title": record.modules, "name": True}] * (len(run.of(record.prefix)) > 1)
 
 
@@ -196,22 +195,18 @@ def _cell(stats: Mapping[str, Any], stat: str) -> Any:
     return percent(number_of(value)) if stat in FRACTIONS else number_of(value)
 
 
-def heats_of(run: Run) -> Iterator[dict[str, Any]]:
-    """The heat maps of a run: the place of a monitor, table, statistic, caption."""
-    for each in STATISTICS:
-        for at, record in enumerate(run.monitors):
-            series = record.series(each.table, each.stat) if each.caption and record.prefix == each.prefix else None
-            if series and series.names and (each.stat not in NEEDS_MORE_THAN_ZERO or np.nansum(series.values)):
-                yield {"monitor": at, "table": each.table, "stat": each.stat, "caption": each.caption}
-
-
 def _maps(run: Run) -> Iterator[Card]:
     lead = (
         f"Layers from the input (above) to the loss (below), {run.window}s from left to right; hatched where nothing was "
         f"measured. Sizes are relative to the layer's own first {run.window}, since layers of different types differ a "
         "thousandfold in healthy runs; shares are absolute."
     )
-    maps = [{"map": found} for found in heats_of(run)]
+    maps = []
+    for each in STATISTICS:
+        for at, record in enumerate(run.monitors):
+            series = record.series(each.table, each.stat) if each.caption and record.prefix == each.prefix else None
+            if series and series.names and (each.stat not in NEEDS_MORE_THAN_ZERO or np.nansum(series.values)):
+                maps.append({"map": {"monitor": at, "table": each.table, "stat": each.stat, "caption": each.caption}})
     more = maps[SHOWN_MAPS:]
     if maps:
         yield [{"text": lead}, *maps[:SHOWN_MAPS], *[fold(f"{len(more)} more", more)] * bool(more)]
@@ -314,7 +309,6 @@ def _coverage(run: Run) -> Iterator[Card]:
 
 
 def _cost(run: Run) -> Iterator[Card]:
-    """What the monitors took, as far as it is known."""
     window = run.window
     ends: dict[int, float] = {}
     for epoch, took in (item for record in run.monitors for item in record.seconds.items()):

@@ -69,11 +69,6 @@ def thinned(values: Sequence[T], most: int) -> Sequence[T]:
     return values[::-1][:: max(1, -(-len(values) // most))][::-1]
 
 
-def settings(run: Run) -> list[tuple[str, Any]]:
-    """(what, value) of how training was set up."""
-    return [(what, run.fit[key]) for key, what in SETTINGS if run.fit.get(key) not in (None, "", -1)]
-
-
 def layers(run: Run) -> Sequence[tuple[str, str, str, int]]:
     """(name, type, shape, elements) of the model's leaves, as the fit event has them."""
     columns = run.fit.get("layers", {})
@@ -125,11 +120,6 @@ def plain_batches(reports: Iterable[Any]) -> list[dict[str, Any]]:
         for found in unusual_batches(reports)
         for one in found.batches
     ]
-
-
-def listed_samples(one: UnusualBatch) -> str:
-    """The samples of a batch in a few words; a dash where they are not known."""
-    return some([*map(str, one.samples)], MOST_SAMPLES) or DASH
 
 
 THRESHOLDS = (
@@ -192,7 +182,10 @@ def unusual(run: Run) -> Iterator[Card]:
     ]
     for found in batches_of(run):
         heads = ("loss" if found.measure == "loss" else "norm", "epoch", "batch", "step", "samples")
-        cells = [(one.value, one.epoch, one.batch, one.step, listed_samples(one)) for one in found.batches]
+        cells = [
+            (one.value, one.epoch, one.batch, one.step, some([*map(str, one.samples)], MOST_SAMPLES) or DASH)
+            for one in found.batches
+        ]
         card += [{"title": found.title}, table(heads, cells)]
     if len(card) > 1:
         yield card
@@ -200,7 +193,7 @@ def unusual(run: Run) -> Iterator[Card]:
 
 def model(run: Run, most: int) -> Iterator[Card]:
     """The set-up and the layers."""
-    found, known = settings(run), layers(run)
+    found, known = [(what, run.fit[key]) for key, what in SETTINGS if run.fit.get(key) not in (None, "", -1)], layers(run)
     versions = [(key, run.fit[key]) for key in ("lightning", "torch", "package") if key in run.fit]
     card: Card = [{"facts": [[what, str(value)] for what, value in (*found, *versions)]}] if found or versions else []
     if known:

@@ -133,7 +133,6 @@ def _problem(occurrences: Sequence[Occurrence], lasts: bool, unit: str) -> Probl
 
 
 def _spans(stretches: Iterable[tuple[int, int]], unit: str) -> str:
-    """``epoch 3``, ``epochs 3 to 5 and 9``."""
     parts = [f"{since}" if since == until else f"{since} to {until}" for since, until in stretches]
     several = len(parts) > 1 or "to" in parts[0]
     return f"{unit}{'s' * several} {', '.join(parts[:-1])}{' and ' * (len(parts) > 1)}{parts[-1]}"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
 
 from lightning_hooks.declare.collector import LoggedStatistics, ReportView
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import info
 from lightning_hooks.session.settings import Logged, Settings
-from lightning_hooks.statistics.histograms import Histogram, HistogramTable
+from lightning_hooks.statistics.histograms import HistogramTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,8 +31,6 @@ FAULTS = re.compile(r"_(fraction|rows|steps)(_median|_worst)?$")
 """Shares and counts of what is wrong, 0 in health."""
 MOST_HISTOGRAMS = 128
 """Sites that get a histogram where the user names none."""
-MOST_COLOURFUL = 12
-"""Sites in the figure of the colourful dimension."""
 MOST_PICTURED = 200
 """Windows in a figure."""
 
@@ -66,10 +61,7 @@ class MemberLog:
         self._found: tuple[str, ...] = ()  # the statistics that some site has
         self._alerted: set[str] = set()  # sites that had an alert
         self._risen: set[str] = set()  # tags of alerts and of the whole model that were above 0 so far
-        self._pictured: list[str] = []  # sites
-        self._seen: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MOST_PICTURED)
         self._number = -1  # of the window: the epoch, or how many there were where windows are shorter
-        self._unit = "epoch"
         self._drawn: dict[str, int] = {}  # picture -> the window it was drawn of last
 
     def chosen(
@@ -160,22 +152,9 @@ class MemberLog:
             )
         return HistogramTable(sites, names, host.setup.device, loss_scaled)
 
-    def remember(self, report: Any, histograms: Mapping[str, Histogram]) -> None:
-        """A window has ended: keep the histograms that pictures are made of, of some sites, of the last windows."""
+    def remember(self, report: Any) -> None:
+        """A window has ended, of which pictures may be drawn."""
         self._number = report.epoch if report.unit == "epoch" else self._number + 1
-        self._unit = report.unit
-        if self.figures and histograms:
-            self._pictured = self._pictured or evenly(list(histograms), MOST_COLOURFUL)
-            kept = {site: tuple(map(np.asarray, histograms[site])) for site in self._pictured if site in histograms}
-            self._seen.append((report.at, kept))
-
-    def colourful(self) -> dict[str, Any]:
-        """What :func:`lightning_hooks.plots.colourful_dimension` is given."""
-        return {
-            "histograms": {site: [histograms.get(site) for _, histograms in self._seen] for site in self._pictured},
-            "epochs": [at for at, _ in self._seen],
-            "unit": self._unit,
-        }
 
     def due(self, last: bool) -> bool:
         """Whether pictures are drawn now: after windows 0, 1, 2, 4, 8, …, or after every n-th; and at the end."""

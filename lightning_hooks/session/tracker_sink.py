@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -156,7 +155,7 @@ class TrackerSink(Sink):
             if report is None:
                 continue
             if not last:
-                log.remember(report, member.histograms)
+                log.remember(report)
                 trackers.histograms({f"{prefix}/{site}/histogram": found for site, found in member.histograms.items()}, step)
             if trackers.shows_pictures and log.due(last):
                 folder = f"{prefix}/figures" + f"-{number}" * (number > 1)
@@ -189,16 +188,10 @@ def _alert_counts(prefix: str, kinds: Iterable[str], peers: Sequence[Member]) ->
 
 def _figures(member: Member, last: bool) -> Figures:
     try:
-        figures = dict(member.live.figures(evenly(list(member.history.reports), MOST_PICTURED), member.log.written, last))
-        if member.live.histograms is not None:
-            from lightning_hooks.plots import colourful_dimension
-
-            of = member.kind.histogram_of
-            figures["colourful dimension"] = partial(colourful_dimension, **member.log.colourful(), value=of)
+        return member.live.figures(evenly(list(member.history.reports), MOST_PICTURED), member.log.written, last)
     except Exception as error:  # noqa: BLE001  an error in a figure is not the training's
         warn(f"The pictures of {member.name} could not be chosen: {type(error).__name__}: {error}.")
         return {}
-    return figures
 
 
 def _introduce(trackers: Trackers, host: Host, members: Sequence[Member], own: Iterable[str]) -> None:

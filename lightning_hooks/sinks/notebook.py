@@ -30,13 +30,11 @@ class LivePage(Sink):
 
     @override
     def window_end(self, members: Sequence[Any]) -> None:
-        """Show the window."""
         if monotonic() >= self._not_before:
             self._show()
 
     @override
     def end(self, end: Mapping[str, Any], headline: str) -> None:
-        """Show the end."""
         self._show(end)
 
     def _show(self, end: Mapping[str, Any] | None = None) -> None:

@@ -10,7 +10,6 @@ import os
 import re
 import threading
 from base64 import b64encode
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -235,7 +234,6 @@ LAST_SECONDS = 2.0
 """How long the end of training waits for what is not sent yet."""
 INTERVAL = 60.0
 """Seconds between two messages of one kind, at least."""
-MOST_WAITING = 50
 
 
 class Webhook(Sink):
@@ -250,13 +248,11 @@ class Webhook(Sink):
 
     def __init__(self, address: Address, run: str, warn: Callable[[str], object], clock: Callable[[], float] = monotonic) -> None:
         self.address, self._run, self._warn, self._clock = address, run, warn, clock
-        self._waiting: deque[Message] = deque()
         self._held: dict[str, int] = {}  # kind to how many alerts were not sent since the last message of it
         self._sent: dict[str, float] = {}  # kind to when one was sent last
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._ended = self._warned = False
+        self._threads: list[threading.Thread] = []  # of what was not sent when the last one began
         self._fault = ""
+        self._warned = False
 
     @override
     def alerts(self, notices: Sequence[Notice]) -> None:
@@ -265,6 +261,7 @@ class Webhook(Sink):
         for alert in (notice.alert for notice in notices if notice.over is None):
             if alert.severity != "info":
                 kinds.setdefault(alert.kind, []).append(alert)
+        messages = []
         for kind, found in kinds.items():
             last = self._sent.get(kind)
             if last is not None and self._clock() - last < INTERVAL:
@@ -272,38 +269,30 @@ class Webhook(Sink):
                 continue
             self._sent[kind] = self._clock()
             more = self._held.pop(kind, 0) + len(found) - 1
-            self._send(replace(of_alert(found[0], self._run), more=more))
+            messages.append(replace(of_alert(found[0], self._run), more=more))
+        self._send(messages)
         self._warn_of_fault()
 
     @override
     def end(self, end: Mapping[str, Any], headline: str) -> None:
-        """Send the end of the run before what still waits, and wait for it, but not long."""
-        self._send(replace(of_end(end, headline, self._run), more=sum(self._held.values())), last=True)
-        if self._thread is not None:
-            self._thread.join(LAST_SECONDS)
-            if self._thread.is_alive():
+        """Send the end of the run, and wait for all that is being sent, but not long."""
+        self._send([replace(of_end(end, headline, self._run), more=sum(self._held.values()))])
+        until = monotonic() + LAST_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, until - monotonic()))
+            if thread.is_alive():
                 self._fault = self._fault or f"no answer within {LAST_SECONDS:.0f} s at the end of training"
         self._warn_of_fault()
 
-    def _send(self, message: Message, last: bool = False) -> None:
-        with self._changed:
-            if last:
-                self._waiting.appendleft(message)
-            elif len(self._waiting) < MOST_WAITING:
-                self._waiting.append(message)
-            self._ended = last
-            self._changed.notify()
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._work, name="lightning_hooks-notify", daemon=True)
-            self._thread.start()
+    def _send(self, messages: Sequence[Message]) -> None:
+        """Send messages one after the other, in a thread that waits for no other: an end need not wait for alerts."""
+        if messages:
+            thread = threading.Thread(target=self._work, args=(messages,), name="lightning_hooks-notify", daemon=True)
+            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+            thread.start()
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._ended)
-                if not self._waiting:
-                    return
-                message = self._waiting.popleft()
+    def _work(self, messages: Sequence[Message]) -> None:
+        for message in messages:
             try:
                 fault = post(self.address.url(), *WRITERS[self.address.format](message))
             except Exception as error:  # noqa: BLE001  a notification is no reason to end a training

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from io import BytesIO
+from io import BytesIO, StringIO
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from typing_extensions import override
 
 from lightning_hooks.trackers.console import markdown_table, metric_name, safe_path
-from lightning_hooks.trackers.tracker import FOLDER, Histogram, Layout, Picture, Tracker, coarsened
+from lightning_hooks.trackers.tracker import FOLDER, Histogram, Layout, Picture, Tracker
 
 _ARRANGED: WeakSet[Any] = WeakSet()
 """The writers whose run has a layout: TensorBoard reads the first alone, and a trainer may fit more than once."""
@@ -38,19 +38,15 @@ class TensorBoardTracker(Tracker):
 
     @override
     def picture(self, tag: str, picture: Picture, step: int) -> None:
-        if type(self.experiment).__module__.startswith("torch.utils.tensorboard"):  # tensorboardX has messages of its own
-            from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
-            image = Summary.Image(height=picture.height, width=picture.width, colorspace=3, encoded_image_string=picture.png)
-            summary = Summary(value=[Summary.Value(tag=self.prefixed(tag), image=image)])
-            self.experiment._get_file_writer().add_summary(summary, step)  # there is no public way for a PNG
-        else:
-            self.experiment.add_image(self.prefixed(tag), picture.array(), step, dataformats="HWC")
+        image = Summary.Image(height=picture.height, width=picture.width, colorspace=3, encoded_image_string=picture.png)
+        summary = Summary(value=[Summary.Value(tag=self.prefixed(tag), image=image)])
+        self.experiment._get_file_writer().add_summary(summary, step)  # there is no public way for a PNG
 
     @override
     def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
-        for tag, histogram in histograms.items():
-            edges, counts = coarsened(*histogram)
+        for tag, (edges, counts) in histograms.items():
             middles = [(low + high) / 2 for low, high in pairwise(edges)]
             self.experiment.add_histogram_raw(
                 self.prefixed(tag),
@@ -110,11 +106,8 @@ class WandbTracker(Tracker):
     def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
         import wandb
 
-        shown = {}
-        for tag, histogram in histograms.items():
-            edges, counts = coarsened(*histogram)
-            shown[tag] = wandb.Histogram(np_histogram=(np.asarray(counts), np.asarray(edges)))
-        self._media(shown, step)
+        pairs = {tag: (np.asarray(counts), np.asarray(edges)) for tag, (edges, counts) in histograms.items()}
+        self._media({tag: wandb.Histogram(np_histogram=pair) for tag, pair in pairs.items()}, step)
 
     @override
     def text(self, tag: str, markdown: str, step: int) -> None:
@@ -153,15 +146,37 @@ class WandbTracker(Tracker):
         self.logger.log_metrics(shown, step=step)
 
 
+class FileTracker(Tracker):
+    """Keeps pictures, histograms and texts as files: one for each tag and step, and of histograms one for all."""
+
+    shows_pictures = True
+
+    @override
+    def picture(self, tag: str, picture: Picture, step: int) -> None:
+        self._keep(tag, f"step-{step:08d}.png", picture.png)
+
+    @override
+    def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
+        plain = {tag: {"edges": list(edges), "counts": list(counts)} for tag, (edges, counts) in histograms.items()}
+        tag = f"{next(iter(histograms)).partition('/')[0]}/histograms"
+        self._keep(tag, f"step-{step:08d}.json", json.dumps(plain).encode())
+
+    @override
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        self._keep(tag, f"step-{step:08d}.md", markdown.encode())
+
+    def _keep(self, tag: str, name: str, content: bytes) -> None:
+        raise NotImplementedError
+
+
 METRICS_PER_BATCH = 1000
 """The most that an MLflow server takes at once."""
 
 
-class MLflowTracker(Tracker):
-    """Writes through an ``MlflowClient``: metrics in batches, pictures, texts, tables and histograms as artifacts."""
+class MLflowTracker(FileTracker):
+    """Writes through an ``MlflowClient``: metrics in batches, and the rest as artifacts."""
 
-    shows_pictures = True
-    needs = ("log_batch", "log_artifact", "log_text", "log_dict")
+    needs = ("log_batch", "log_artifact", "log_table")
 
     @classmethod
     @override
@@ -175,20 +190,11 @@ class MLflowTracker(Tracker):
             super().scalars(batch, step)
 
     @override
-    def picture(self, tag: str, picture: Picture, step: int) -> None:
+    def _keep(self, tag: str, name: str, content: bytes) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"step-{step:08d}.png"
-            path.write_bytes(picture.png)
+            path = Path(folder) / name
+            path.write_bytes(content)
             self.experiment.log_artifact(self.logger.run_id, str(path), f"{FOLDER}/{safe_path(tag)}")
-
-    @override
-    def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
-        file = f"{FOLDER}/{safe_path(_folder_of(histograms))}/step-{step:08d}.json"
-        self.experiment.log_dict(self.logger.run_id, _plain(histograms), file)
-
-    @override
-    def text(self, tag: str, markdown: str, step: int) -> None:
-        self.experiment.log_text(self.logger.run_id, markdown, f"{FOLDER}/{safe_path(tag)}/step-{step:08d}.md")
 
     @override
     def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
@@ -208,13 +214,11 @@ class MLflowTracker(Tracker):
         self.experiment.log_artifact(self.logger.run_id, str(path), FOLDER)
 
 
-class CSVTracker(Tracker):
+class CSVTracker(FileTracker):
     """Writes to a CSVLogger.
 
     Its metrics.csv takes numbers. Pictures, histograms, texts and tables become files below ``lightning_hooks/`` in its log folder.
     """
-
-    shows_pictures = True
 
     @classmethod
     @override
@@ -222,32 +226,13 @@ class CSVTracker(Tracker):
         return isinstance(getattr(experiment, "metrics_file_path", None), str) and isinstance(experiment.log_dir, str)
 
     @override
-    def picture(self, tag: str, picture: Picture, step: int) -> None:
-        self._file(tag, f"step-{step:08d}.png").write_bytes(picture.png)
-
-    @override
-    def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
-        self._file(_folder_of(histograms), f"step-{step:08d}.json").write_text(json.dumps(_plain(histograms)), encoding="utf-8")
-
-    @override
-    def text(self, tag: str, markdown: str, step: int) -> None:
-        self._file(tag, f"step-{step:08d}.md").write_text(markdown, encoding="utf-8")
-
-    @override
     def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
-        with self._file(tag, f"step-{step:08d}.csv").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([columns, *rows])
+        file = StringIO(newline="")
+        csv.writer(file).writerows([columns, *rows])
+        self._keep(tag, f"step-{step:08d}.csv", file.getvalue().encode())
 
-    def _file(self, tag: str, name: str) -> Path:
+    @override
+    def _keep(self, tag: str, name: str, content: bytes) -> None:
         folder = Path(self.experiment.log_dir) / FOLDER / safe_path(tag)
         folder.mkdir(parents=True, exist_ok=True)
-        return folder / name
-
-
-def _folder_of(histograms: Mapping[str, Histogram]) -> str:
-    """The tag of one file for all: each would be a request of its own."""
-    return f"{next(iter(histograms)).partition('/')[0]}/histograms"
-
-
-def _plain(histograms: Mapping[str, Histogram]) -> dict[str, Any]:
-    return {tag: {"edges": list(edges), "counts": list(counts)} for tag, (edges, counts) in histograms.items()}
+        (folder / name).write_bytes(content)

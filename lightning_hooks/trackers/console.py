@@ -103,17 +103,13 @@ def show(lines: Iterable[str], stream: TextIO | None = None) -> None:
     stream = sys.stdout if stream is None else stream
     if stream is None:  # a program without a console
         return
+    text = "".join(f"{line}\n" for line in lines)  # with its last line break: in Jupyter rich's stdout recurses over half a line
     with suppress(OSError, ValueError):
-        _write(stream, "\n".join(lines))
-
-
-def _write(stream: TextIO, text: str) -> None:
-    # With its line break in one write: in Jupyter rich's replacement of stdout recurses for ever over half a line.
-    try:
-        stream.write(f"{text}\n")
-    except UnicodeError:
-        encoding = getattr(stream, "encoding", None) or "ascii"
-        stream.write(f"{text}\n".encode(encoding, "backslashreplace").decode(encoding))
+        try:
+            stream.write(text)
+        except UnicodeError:
+            encoding = getattr(stream, "encoding", None) or "ascii"
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

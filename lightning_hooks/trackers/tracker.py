@@ -47,12 +47,6 @@ class Picture:
         image.save(buffer, format="PNG", optimize=True)
         return Picture(buffer.getvalue(), image.width, image.height)
 
-    def array(self) -> np.ndarray:
-        """Decode it: uint8 of shape ``(height, width, 3)``."""
-        from PIL import Image
-
-        return np.asarray(Image.open(BytesIO(self.png)).convert("RGB"))
-
 
 Layout = Mapping[str, Mapping[str, str]]
 """Category to title to a regular expression, matched from a tag's start: a chart with a line for each tag that matches."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from lightning_hooks.trackers.adapters import CSVTracker, MLflowTracker, TensorBoardTracker, WandbTracker
-from lightning_hooks.trackers.tracker import Histogram, Picture, Tracker
+from lightning_hooks.trackers.tracker import Histogram, Picture, Tracker, coarsened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +75,7 @@ class Trackers:
             ValueError: If one has not one more edges than counts.
         """
         kept = {tag: _bounded(tag, *histogram) for tag, histogram in histograms.items()}
-        filled = {tag: histogram for tag, histogram in kept.items() if sum(histogram[1]) > 0}
+        filled = {tag: coarsened(*histogram) for tag, histogram in kept.items() if sum(histogram[1]) > 0}
         if filled:
             self._each("histograms", filled, step)
 

@@ -12,7 +12,7 @@ from lightning_hooks.alerts import ActivationOutliers, FeatureReport, ResidualDo
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 
 BLOCK = ResidualStats(
-    calls=4, rms=1.0, largest=5.0, kurtosis=3.0, nonfinite_fraction=0.0, channel_rms=2.0, median_channel_rms=0.9, channel=7,
+    calls=4, rms=1.0, largest=5.0, nonfinite_fraction=0.0, channel_rms=2.0, median_channel_rms=0.9, channel=7,
     write_ratio=0.4, carried=1.05, limit=3.4e38, stream="blocks",
 )  # fmt: skip
 HALF = 65504.0

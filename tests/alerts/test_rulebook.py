@@ -162,7 +162,7 @@ def test_a_kind_that_several_rules_raise() -> None:
         ClipIneffective: "info",
         WastedClip: "info",
     }
-    with pytest.raises(ValueError, match=r"WastedClip has the fields .*threshold; got 'often' in"):
+    with pytest.raises(ValueError, match=r"WastedClip has the fields .*severity; got 'often' in"):
         RuleBook(RULES[ClipReport], [{"kind": "clip_ineffective", "often": 3}], ClipReport)
 
 

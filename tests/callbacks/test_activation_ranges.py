@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.ao.quantization import HistogramObserver, MinMaxObserver, MovingAverageMinMaxObserver
+from torch.ao.quantization import MinMaxObserver, MovingAverageMinMaxObserver
 
 from lightning_hooks import ActivationRangeObserver
 from lightning_hooks.alerts import RangeReport
@@ -19,7 +19,7 @@ from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
 from tests.support.reference import Recorder, everything
 
-AO = {"minmax": MinMaxObserver, "moving_average": MovingAverageMinMaxObserver, "histogram": HistogramObserver}
+AO = {"minmax": MinMaxObserver, "moving_average": MovingAverageMinMaxObserver}
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -47,16 +47,15 @@ def test_the_last_epochs_ranges_are_those_of_torch_ao(method: str, precision: st
             found = observer.report.sites[name]
             assert (found.scale, found.zero_point) == (float(scale), int(zero_point)), name
             assert found.smallest == min(chunk.min() for chunk in recorder.outputs[name])
-            if method != "histogram":
-                assert (found.min, found.max) == (float(reference.min_val), float(reference.max_val))
+            assert (found.min, found.max) == (float(reference.min_val), float(reference.max_val))
     assert ours.report.sites["net.0"] != second.report.sites["net.0"]
 
 
-@pytest.mark.parametrize("method", ["minmax", "moving_average", "histogram"])
+@pytest.mark.parametrize("method", ["minmax", "moving_average", "percentile"])
 def test_a_mid_epoch_resume_equals_the_uninterrupted_run(method: str, tmp_path: Path) -> None:
     def fit(callbacks: Any, **kwargs: Any) -> ActivationRangeObserver:
         torch.manual_seed(0)
-        observer = ActivationRangeObserver(method=method, summary=False, channel_dim=1 if method == "minmax" else None)
+        observer = ActivationRangeObserver(method=method, summary=False)
         with contextlib.suppress(SystemExit):
             trainer([observer, *callbacks], max_epochs=2).fit(Classifier(mlp()), Batches((8,)), **kwargs)
         return observer
@@ -74,7 +73,7 @@ def test_calibrate_is_a_one_liner_and_leaves_the_model_as_it_was() -> None:
     net.bn.eval()
     before, state = hook_counts(net), {key: value.clone() for key, value in net.state_dict().items()}
     batches = [(torch.randn(4, 1, 6, 6), torch.zeros(4)) for _ in range(3)]
-    report = ActivationRangeObserver.calibrate(net, batches, modules=["conv", "head"], dtype="uint8", channel_dim=1)
+    report = ActivationRangeObserver.calibrate(net, batches, modules=["conv", "head"], dtype="uint8")
     assert hook_counts(net) == before
     assert net.training
     assert not net.bn.training
@@ -95,7 +94,7 @@ def test_calibrate_is_a_one_liner_and_leaves_the_model_as_it_was() -> None:
 
 
 BAD = [
-    ({"method": "max"}, ValueError, "method must be one of minmax, moving_average, histogram, percentile; got 'max'"),
+    ({"method": "max"}, ValueError, "method must be one of minmax, moving_average, percentile; got 'max'"),
     ({"dtype": "int4"}, ValueError, "dtype must be one of int8, uint8; got 'int4'"),
     ({"scheme": "odd"}, ValueError, "scheme must be one of affine, symmetric; got 'odd'"),
     ({"averaging_constant": 0}, ValueError, "averaging_constant must be above 0 and at most 1.*got 0"),
@@ -104,8 +103,6 @@ BAD = [
     ({"percentile": True}, TypeError, "percentile must be a number; got True"),
     ({"bins": 1}, ValueError, "bins must be at least 2; got 1"),
     ({"bins": 2.0}, TypeError, "bins must be an integer of at least 2; got 2.0"),
-    ({"channel_dim": "1"}, TypeError, "channel_dim must be an integer.*got '1'"),
-    ({"channel_dim": 1, "method": "histogram"}, ValueError, "channel_dim goes with method='minmax' only.*'histogram'"),
 ]
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor, nn
 
@@ -155,29 +154,6 @@ def test_pictures_go_to_trackers_and_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", OURS)
-def test_a_resumed_fit_looks_at_the_same_sample(kind: str, tmp_path: Path) -> None:
-    saved = ModelCheckpoint(tmp_path, save_last=True)
-    seed_everything(1, verbose=False)
-    first, model = OURS[kind](), Watched()
-    trainer([first, saved], max_epochs=1, enable_checkpointing=True).fit(model, loader(SHAPE, shuffle=True))
-    sample = model.inputs[0][:3]
-    seed_everything(2, verbose=False)
-    again, resumed = OURS[kind](), Watched()
-    run = trainer([again, ModelCheckpoint(tmp_path, save_last=True)], max_epochs=2, enable_checkpointing=True)
-    run.fit(resumed, loader(SHAPE, seed=9), ckpt_path=tmp_path / "last.ckpt")
-    assert not torch.equal(resumed.inputs[0][:3], sample)
-    net = resumed.after[-1]
-    if kind == "maps":
-        torch.testing.assert_close(again.report.sites["net.conv"], extract(net, sample, "conv")["conv"])
-    else:
-        torch.testing.assert_close(again.report.maps, grad_cam(net, sample, "conv", 1).maps)
-    again_fit = Watched()
-    trainer([again], max_epochs=1).fit(again_fit, loader(SHAPE, seed=9))  # a new fit has a new sample
-    assert not torch.equal(again_fit.inputs[0][:3], sample)
-    assert again._taken is None
-
-
-@pytest.mark.parametrize("kind", OURS)
 def test_a_later_fault_warns_once_and_training_continues(kind: str, tmp_path: Path) -> None:
     class Breaks(Watched):
         def forward(self, x: Tensor) -> Tensor:
@@ -201,7 +177,7 @@ def test_a_later_fault_warns_once_and_training_continues(kind: str, tmp_path: Pa
         (lambda: FeatureMapVisualizer(n_samples=0), ValueError, "n_samples must be at least 1; got 0"),
         (lambda: FeatureMapVisualizer(max_maps=0), ValueError, "max_maps must be at least 1; got 0"),
         (lambda: GradCAM(every_n_epochs=1.5), TypeError, "every_n_epochs must be an integer of at least 1; got 1.5"),
-        (lambda: GradCAM(stage="test"), ValueError, "stage must be 'train' or 'validate'; got 'test'"),
+        (lambda: GradCAM(stage="test"), ValueError, "stage must be one of train, validate; got 'test'"),
         (lambda: GradCAM(sample="x"), ValueError, "sample must be a batch with at least one tensor; got str"),
         (lambda: GradCAM(module=nn.Linear), TypeError, "module must be the name of a layer, or None for the last convolution"),
         (lambda: GradCAM(target="cat"), TypeError, "target must be the number of a class.*; got 'cat'"),

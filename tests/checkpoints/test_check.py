@@ -134,7 +134,7 @@ def test_numbers_are_those_of_numpy_in_any_parts(shape: tuple[int, ...], chunk: 
         bad = np.argwhere(~np.isfinite(values))
         assert (read.nans, read.infinite) == (np.isnan(values).sum(), np.isinf(values).sum())
         assert read.first == (tuple(bad[0].tolist()) if len(bad) else None)
-        assert (read.zero_rows, read.rows) == ((1, shape[0]) if len(shape) > 1 else (0, 1))
+        assert read.zero_rows == (len(shape) > 1)
         assert read.constant is None
 
 

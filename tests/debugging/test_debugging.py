@@ -186,7 +186,7 @@ def test_the_trace_has_order_nesting_and_shapes() -> None:
     assert [call.order for call in trace.calls] == list(range(10))
     (call,) = trace.of("1.1")
     assert [str(info) for info in call.inputs] == ["float32[5, 8]"]
-    assert call.outputs == (TensorInfo("", "float32", (5, 2), "cpu", True),)
+    assert call.outputs == (TensorInfo("", "float32", (5, 2), "cpu"),)
     assert [info.name for info in trace.of("2")[0].outputs] == ["[0]", "[1][0]", "[1][1]"]
     lines = str(trace).splitlines()
     assert lines[0] == "Sequential: 5 calls, 5 gradients (on the CPU if no device is shown)."
@@ -392,8 +392,6 @@ def test_a_predicate_that_raises_warns_once() -> None:
     for site in "ab":
         stop.check(Call(site, "forward"))
     assert faults == [("a", "AttributeError")]
-    with pytest.raises(ZeroDivisionError):
-        Breakpoint(lambda call: 1 / 0).check(Call("a", "forward"))
 
 
 def test_what_cannot_be_provoked_here_is_explained_too() -> None:

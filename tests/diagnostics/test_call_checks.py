@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,12 +14,15 @@ from lightning_hooks.diagnostics.calls.table import (
     PrecisionStats,
     PrecisionTable,
     SoftmaxUse,
-    dropout_use,
     is_over_batch,
-    softmax_use,
 )
 from lightning_hooks.statistics.reduction import merge_ranks
 from tests.support.calls import call_table
+
+
+def read(checks: CheckedCalls, field: str) -> dict[str, Any]:
+    found: dict[str, Any] = checks.read(checks.pack())[field]
+    return found
 
 
 def scores(mask: Tensor, *before: int, least: float = -torch.inf) -> Tensor:
@@ -33,7 +38,7 @@ PADDED[:, 5:] = True
 def use_of(values: Tensor, dim: int | None, samples: int | None = None) -> SoftmaxUse | None:
     checks = call_table(CheckedCalls, 3)
     checks.softmax(1, values, dim, samples)
-    return softmax_use(checks.pack().view(3, -1)[1].tolist())
+    return read(checks, "softmax").get("b")
 
 
 @pytest.mark.parametrize("least", [-torch.inf, torch.finfo(torch.float16).min, -1e9, -1e4])
@@ -69,11 +74,11 @@ def test_over_the_batch(shape: tuple[int, ...], dim: int, samples: int | None, f
 def test_dropout() -> None:
     checks = call_table(CheckedCalls, 2)
     checks.dropout(0, 0.0, training=False)  # told not to
-    assert dropout_use(checks.pack().view(2, -1)[0].tolist()) is None
+    assert read(checks, "dropout").get("a") is None
     checks.dropout(0, 0.3, training=True)
     checks.dropout(0, 0.5, training=False)
     checks.dropout(0, 0.1, training=False, in_validation=True)
-    assert dropout_use(checks.pack().view(2, -1)[0].tolist()) == DropoutUse(0.5, 3, 1, 1)
+    assert read(checks, "dropout").get("a") == DropoutUse(0.5, 3, 1, 1)
 
 
 def test_precision() -> None:

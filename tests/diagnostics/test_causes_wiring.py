@@ -39,7 +39,7 @@ def stats(mean: float, std: float, low: float, high: float, calls: int = 4) -> F
 
 
 def features(ratio: float = 0.4, **fields: Any) -> FeatureReport:
-    varied = {name: RepresentationStats(4, ratio, 1.0, ratio, ratio) for name in ("net.a", "net.b")}
+    varied = {name: RepresentationStats(4, ratio, ratio) for name in ("net.a", "net.b")}
     return FeatureReport(0, 10, fields.pop("sites", {}), representations=varied, input_place="[0]", sampled_batches=4, **fields)
 
 

@@ -12,6 +12,12 @@ from torch import Tensor, nn
 
 from lightning_hooks import Alert, watch
 from lightning_hooks.alerts import GradientFlowReport
+from lightning_hooks.diagnostics.causes.facts import Facts
+from lightning_hooks.diagnostics.setup.checks import ModelSetup
+from lightning_hooks.diagnostics.setup.outside import CopyStats
+from lightning_hooks.diagnostics.setup.outside_rules import CopyFollows
+from lightning_hooks.judge.diagnosis import with_causes
+from tests.support.judged import judged
 
 
 class Learner(nn.Module):
@@ -128,6 +134,19 @@ def found(reports: list[GradientFlowReport]) -> list[list[tuple[str, str]]]:
 def test_copies_that_follow(update: Update, before_the_step: bool) -> None:
     reports = reports_of(update, before_the_step)
     assert [[each for each in alerts if each[0] != "info"] for alerts in found(reports)] == [[]] * 4
+
+
+@pytest.mark.parametrize(("decay", "planned", "warned"), [(0.9999, 1000, True), (0.9999, 1100, False), (0.99, 20, False)])
+def test_an_average_that_hardly_follows(decay: float, planned: int, warned: bool) -> None:
+    """0.9999 to the power of 1000 is 0.9048, and to that of 1100 0.8958; a few steps are a trial."""
+    copies = {"average": CopyStats("net", 0.2, True, 0.9, decay)}
+    report = GradientFlowReport(0, 10, {}, {}, 1.0, planned_steps=planned, model_setup=ModelSetup(copies=copies))
+    alerts = judged(CopyFollows(), report)
+    assert [alert.severity for alert in alerts] == ["warning"] * warned
+    if warned:
+        assert alerts[0].value == pytest.approx(0.0952, abs=1e-4)
+        (cause, *_) = with_causes(alerts[0], Facts(flow=report)).causes
+        assert (cause.name, cause.remedies[0].to) == ("average_too_slow", pytest.approx(0.01 ** (1 / 1000), abs=1e-3))
 
 
 def test_a_copy_that_moves_away() -> None:

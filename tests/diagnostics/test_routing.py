@@ -23,7 +23,7 @@ def entropy(shares: list[float]) -> float:
 def reference(calls: list[tuple[Tensor | None, Tensor]], experts: int, top_k: int, factor: float = 1.25) -> dict[str, Any]:
     """Statistics of calls, each of logits and of the experts chosen, by loops over tokens."""
     counts: Counter[int] = Counter()
-    entropies, margins, overflow, dropped, tokens, bad = [], [], 0.0, 0, 0, 0
+    entropies, margins, overflow, dropped, tokens = [], [], 0.0, 0, 0
     for logits, chosen in calls:
         of_call = Counter(int(expert) for row in chosen for expert in row)
         dropped += sum(count for expert, count in of_call.items() if not 0 <= expert < experts)
@@ -33,7 +33,6 @@ def reference(calls: list[tuple[Tensor | None, Tensor]], experts: int, top_k: in
         tokens += len(chosen)
         for row in () if logits is None else logits.double().tolist():
             if any(math.isnan(x) or x == math.inf for x in row) or all(x == -math.inf for x in row):
-                bad += 1
                 continue
             highest = max(row)
             weights = [math.exp(x - highest) for x in row]
@@ -55,7 +54,6 @@ def reference(calls: list[tuple[Tensor | None, Tensor]], experts: int, top_k: in
         "margin": sum(margins) / len(margins) if margins and top_k < experts else None,
         "overflow_fraction": overflow / (tokens * top_k),
         "dropped_fraction": dropped / (tokens * top_k),
-        "nonfinite_tokens": bad,
     }
 
 
@@ -73,14 +71,14 @@ def logits_of(tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32, ex
 
 
 def table_of(*routings: Routing, experts: int = EXPERTS, top_k: int = TOP_K, **options: Any) -> RoutingTable:
-    table = RoutingTable([(experts, top_k)], **options)
+    table = RoutingTable([("gate", experts, top_k)], **options)
     for routing in routings:
         table.add(0, routing)
     return table
 
 
 def read(table: RoutingTable) -> RouterStats | None:
-    return table.read(table.pack())[0][0]
+    return table.read(table.pack())[0].get("gate")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -92,7 +90,7 @@ def test_the_largest_logits_are_the_choices(dtype: torch.dtype) -> None:
     stats = read(table_of(*(Routing(logits) for logits in calls)))
     check(stats, expected)
     assert stats is not None
-    assert stats.dead_experts == (3,)
+    assert stats.load.index(0.0) == 3
 
 
 def test_a_dispatch_mask_says_what_was_dropped() -> None:
@@ -110,31 +108,29 @@ def test_logits_that_are_not_finite_are_counted_and_left_out() -> None:
     logits[3] = -math.inf
     chosen = torch.zeros((12, TOP_K), dtype=torch.int64)
     expected = reference([(logits, chosen)], EXPERTS, TOP_K)
-    assert expected["nonfinite_tokens"] == 3
     check(read(table_of(Routing(logits, chosen))), expected)
 
 
 def test_what_never_ran_has_no_statistics_and_no_tokens_are_no_error() -> None:
-    table = RoutingTable([(4, 1), (4, 2)], [8])
+    table = RoutingTable([("never", 4, 1), ("empty", 4, 2), ("book", 8, 0)])
     table.add(1, Routing(torch.empty(0, 4)))
-    (never, empty), (book,) = table.read(table.pack())
-    assert never is None
-    assert book is None
-    assert empty == RouterStats(1, 0, 4, 2, (0.0,) * 4, 1.0, 0.0, 0.0, None, None, 0.0, 0.0)
+    routers, books = table.read(table.pack())
+    assert list(routers) == ["empty"]
+    assert not books
+    assert routers["empty"] == RouterStats(1, 0, 4, 2, (0.0,) * 4, 1.0, 0.0, 0.0, None, None, 0.0, 0.0)
     table.reset()
-    assert table.read(table.pack())[0] == [None, None]
+    assert table.read(table.pack()) == ({}, {})
 
 
 def test_codes_are_counted() -> None:
     codes = torch.tensor([[0, 0, 3], [7, 0, 3]])
-    table = RoutingTable([(3, 1)], [8])
+    table = RoutingTable([("gate", 3, 1), ("book", 8, 0)])
     table.record(1, [torch.randn(3), codes])
     table.record(1, codes[0])
     table.record(1, [torch.randn(3), torch.ones(2) > 0])  # no codes
     shares = [5 / 9, 3 / 9, 1 / 9]
     expected = CodebookStats(2, 9, 8, 3 / 8, math.exp(entropy(shares)), 5 / 9)
-    found = table.read(table.pack())[1][0]
-    assert found is not None
+    found = table.read(table.pack())[1]["book"]
     assert (found.calls, found.codes, found.size, found.usage) == (expected.calls, expected.codes, expected.size, expected.usage)
     assert (found.perplexity, found.max_share) == (pytest.approx(expected.perplexity), pytest.approx(expected.max_share))
 
@@ -144,9 +140,9 @@ def test_tables_of_ranks_and_windows_merge_into_that_of_all_calls() -> None:
     tables = [table_of(call) for call in calls]
     whole = read(table_of(*calls))
     merged = merge_ranks(tables[0].spans, [table.pack() for table in tables])
-    assert tables[0].read(merged)[0][0] == whole
+    assert tables[0].read(merged)[0]["gate"] == whole
     merged = merge_windows(tables[0].spans, merge_windows(tables[0].spans, *(t.pack() for t in tables[:2])), tables[2].pack())
-    table = RoutingTable([(EXPERTS, TOP_K)])
+    table = RoutingTable([("gate", EXPERTS, TOP_K)])
     table.unpack(merged)
     assert read(table) == whole
 

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from lightning_hooks.plots import clip_history, colourful_dimension, dead_units, gradient_flow, heatmap, update_ratios
+from lightning_hooks.plots import clip_history, dead_units, gradient_flow, heatmap, update_ratios
 from tests.support.made_reports import alert, clips, features, flow, layer_names
 
 NAMES = layer_names(12)
@@ -160,48 +160,6 @@ def test_each_optimizer_has_its_column():
     drawn(figure)
 
 
-def test_colourful_dimension_keeps_shares_over_changing_bins():
-    narrow, wide = np.linspace(-1, 1, 11), np.linspace(-4, 4, 11)
-    figure = colourful_dimension({"a": [(narrow, np.ones(10)), None, (wide, np.ones(10))]}, epochs=[3, 4, 5])
-    mesh = np.ma.filled(figure.axes[0].collections[0].get_array(), np.nan).reshape(-1, 3)
-    np.testing.assert_allclose(mesh[mesh[:, 0] > 1e-5, 0].sum(), 1.0, atol=1e-6)  # empty cells stand on the scale's bottom
-    assert np.isnan(mesh[:, 1]).all()
-    np.testing.assert_allclose(mesh[:, 2].sum(), 1.0)
-    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["3", "4", "5"]
-    drawn(figure)
-
-
-POWERS = 10.0 ** np.linspace(-12, 4, 161)
-BY_MAGNITUDE = np.concatenate([[-np.inf], -POWERS[::-1], POWERS, [np.inf]])
-
-
-@pytest.mark.parametrize(
-    "epochs",
-    [
-        [1.0, 1.0],  # as activations are
-        [1.0, 1.5, 8.0],
-        [1e-3, 1.0, 1e3],  # as an exploding gradient
-        [1e-9, 1e-9],
-    ],
-)
-def test_the_colourful_dimensions_axis_follows_the_values(epochs):
-    normal = np.random.default_rng(0).normal(size=5000)
-    histograms = [(BY_MAGNITUDE, np.histogram(normal * size, BY_MAGNITUDE)[0]) for size in epochs]
-    figure = colourful_dimension({"a": histograms})
-    mesh = np.asarray(figure.axes[0].collections[0].get_array()).reshape(-1, len(epochs))
-    cells = mesh > 2e-5
-    np.testing.assert_allclose(np.where(cells, mesh, 0).sum(0), 1, atol=0.01)
-    assert cells.sum(0).min() > 0.2 * cells.sum(0).max()  # no epoch is a line next to another
-    drawn(figure)
-
-
-def test_zeros_are_a_line_in_the_colourful_dimension():
-    values = np.concatenate([np.zeros(900), np.abs(np.random.default_rng(0).normal(size=100))])
-    figure = colourful_dimension({"relu": [(BY_MAGNITUDE, np.histogram(values, BY_MAGNITUDE)[0])]})
-    mesh = np.asarray(figure.axes[0].collections[0].get_array()).ravel()
-    assert mesh.max() == pytest.approx(0.9, abs=0.02)
-
-
 def test_a_scale_of_less_than_two_decades_has_numbers_between():
     reports = [features(0, NAMES)]
     sites = {name: dataclasses.replace(stats, rms=1.1 + i) for i, (name, stats) in enumerate(reports[0].sites.items())}
@@ -212,20 +170,6 @@ def test_a_scale_of_less_than_two_decades_has_numbers_between():
     assert [text.get_text() for text in bar.get_yticklabels() if low <= text.get_position()[1] <= high] == ["2", "5", "10"]
     assert not any("hatched" in text for text in texts(figure))
     assert any("hatched" in text for text in texts(heatmap([features(0, NAMES[1:]), features(1, NAMES)], "rms")))
-
-
-@pytest.mark.parametrize(
-    ("histograms", "message"),
-    [
-        ({"a": [None], "b": [None, None]}, r"one histogram per epoch .* got \[1, 2\]"),
-        ({f"l{i}": [None] for i in range(25)}, "at most 24 layers; got 25. Choose some"),
-        ({"a": [([0, 1], [1, 2])]}, "a: a histogram of n counts needs n \\+ 1 edges; got 2 edges for 2 counts"),
-        ({"a": [([1, 0, 2], [1, 2])]}, "a: a histogram's edges must rise"),
-    ],
-)
-def test_histograms_that_do_not_fit_raise(histograms, message):
-    with pytest.raises(ValueError, match=message):
-        colourful_dimension(histograms)
 
 
 @pytest.mark.slow
@@ -250,7 +194,6 @@ def test_what_is_not_finite_anywhere_can_be_drawn(epochs):
     for figure in (heatmap(reports, "rms"), heatmap(outputs, "mean"), heatmap(outputs, "nonfinite_fraction"), dead_units(outputs)):
         drawn(figure)
     drawn(clip_history([clips(epoch, broken=True) for epoch in range(epochs)]))
-    drawn(colourful_dimension({"a": [([0.0, 1.0], [math.nan])] * epochs}))
 
 
 def test_a_users_own_style_and_pyplot_are_left_alone():

@@ -168,7 +168,6 @@ def test_recomputation_by_checkpointing_is_separate(reentrant: bool, early_stop:
     inner = report.sites["b.parts.0.parts.1"]
     assert inner.recompute_self.mean == pytest.approx(29e-6)
     assert (inner.calls, inner.recomputed_calls) == (1, 1)
-    assert report.sites["b"].recompute_total.mean > 0
     assert report.sites["b"].recompute_self.mean == 0
 
 

@@ -112,19 +112,3 @@ def test_ranks_are_merged_as_if_their_data_were_one(monkeypatch: pytest.MonkeyPa
     for name, activity in merged.items():
         assert activity.count == whole[name].count
         np.testing.assert_allclose(activity.means, whole[name].means, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("output", "what"),
-    [
-        ((torch.ones(2), None), "tuple"),
-        (torch.ones(2, dtype=torch.long), "a torch.int64 tensor"),
-        ({}, "dict"),
-        (torch.tensor(1.0), "a "),
-    ],
-)
-def test_modules_that_do_not_return_one_tensor_are_rejected(output: Any, what: str) -> None:
-    module = nn.ReLU()
-    _, hook = one(module)
-    with pytest.raises(TypeError, match=f"return one floating-point tensor; '0' returned {what}.*Choose other modules"):
-        hook(module, (), output)

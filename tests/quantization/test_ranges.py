@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.ao.quantization import HistogramObserver, MinMaxObserver, MovingAverageMinMaxObserver, PerChannelMinMaxObserver
+from torch.ao.quantization import MinMaxObserver, MovingAverageMinMaxObserver
 
 from lightning_hooks.quantization import RangeTable, quantization_parameters
 from lightning_hooks.quantization import scales as rh
@@ -43,9 +43,7 @@ def ao(kind: Any, tensors: list[Tensor], dtype: str, scheme: str, **kwargs: Any)
         for x in tensors:
             observer(x)
         ends = (observer.min_val, observer.max_val)
-        if kind is HistogramObserver:
-            ends = observer._non_linear_param_search()
-        scale, zero_point = observer._calculate_qparams(*ends)  # what calculate_qparams does, and its search is slow
+        scale, zero_point = observer._calculate_qparams(*ends)
     return float(ends[0]), float(ends[1]), float(scale), int(zero_point)
 
 
@@ -71,35 +69,6 @@ def test_extremes_and_averages_are_those_of_torch_ao(dtype: str, scheme: str, of
             assert (found.min, found.max, found.scale, found.zero_point) == expected, (seed, constant)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "scheme", "bins", "of"),
-    [("int8", "affine", 2048, torch.float32), ("uint8", "affine", 256, torch.bfloat16), ("int8", "symmetric", 100, torch.float32)],
-)
-def test_histograms_are_those_of_torch_ao(dtype: str, scheme: str, bins: int, of: torch.dtype) -> None:
-    for seed in range(7) if bins == 2048 else (1, 2, 3):
-        tensors = stream(seed, of)
-        found = ours(tensors, dtype, scheme, method="histogram", bins=bins)
-        expected = ao(HistogramObserver, [x.float() for x in tensors], dtype, scheme, bins=bins)  # it cannot do bfloat16
-        assert (found.min, found.max, found.scale, found.zero_point) == expected, seed
-
-
-def test_channels_are_those_of_torch_ao() -> None:
-    for seed in range(20):
-        tensors = [torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(seed + call)) for call in range(3)]
-        for scheme in (torch.per_channel_affine, torch.per_channel_symmetric):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                observer = PerChannelMinMaxObserver(ch_axis=1, dtype=torch.qint8, qscheme=scheme)
-                for x in tensors:
-                    observer(x)
-                scales, zero_points = observer.calculate_qparams()
-            found = ours(tensors, "int8", "affine" if scheme is torch.per_channel_affine else "symmetric", channel_dim=1).channels
-            assert [c.min for c in found] == observer.min_val.tolist()
-            assert [c.max for c in found] == observer.max_val.tolist()
-            assert [c.scale for c in found] == scales.tolist()
-            assert [c.zero_point for c in found] == zero_points.tolist()
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     low=st.floats(-1e4, 1e4, width=32),
@@ -121,17 +90,13 @@ def test_any_value_in_the_range_comes_back_within_half_a_step(low: float, width:
 
 def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
     x = torch.tensor([[1.0, math.nan, -2.0], [math.inf, 3.0, -math.inf]])
-    for method in ("minmax", "moving_average", "histogram", "percentile"):
-        found = ours([x, x], method=method, channel_dim=1 if method == "minmax" else None)
+    for method in ("minmax", "moving_average", "percentile"):
+        found = ours([x, x], method=method)
         assert (found.smallest, found.largest, found.count, found.calls) == (-2.0, 3.0, 6, 2)
         assert found.nonfinite_fraction == 0.5
         assert found.max <= 3.0 + 1e-6
         assert found.min >= -2.0
-    found = ours([x], channel_dim=1)
-    assert [(c.min, c.max) for c in found.channels] == [(1.0, 1.0), (3.0, 3.0), (-2.0, -2.0)]
-    found = ours([x[:, :1], x[1:, 2:]], channel_dim=1)
-    assert len(found.channels) == 1
-    nothing = ours([torch.full((3,), math.nan)], method="histogram")
+    nothing = ours([torch.full((3,), math.nan)], method="percentile")
     assert (nothing.calls, nothing.count, nothing.scale, nothing.zero_point, nothing.nonfinite_fraction) == (1, 0, 1.0, 0, 1.0)
     assert math.isnan(nothing.min)
     later = ours([torch.full((3,), math.nan), torch.tensor([1.0, 2.0]), torch.full((3,), math.inf)], method="moving_average")
@@ -180,14 +145,9 @@ def test_the_device_form_agrees_with_the_host_form() -> None:
         assert float(histogram.sum()) == pytest.approx(float(other.sum()), rel=1e-5)
         # a value at the very edge of a bin may round to its neighbour
         assert (histogram.cumsum(0) - other.cumsum(0)).abs().max() <= 0.02 * histogram.sum() + 1, seed
-        low, high = rh.least_error_range(histogram, ends)
-        other_low, other_high = rh.least_error_range(other, ends)
-        step = (ends[1] - ends[0]) / 512
-        assert abs(low - other_low) <= 8 * step, seed
-        assert abs(high - other_high) <= 8 * step, seed
 
 
-@pytest.mark.parametrize("method", ["minmax", "moving_average", "histogram", "percentile"])
+@pytest.mark.parametrize("method", ["minmax", "moving_average", "percentile"])
 def test_ranks_merge(method: str) -> None:
     """Extremes and counts to the bit; a moving average is that of the ranks' mean extremes; a histogram keeps all counts."""
     for seed in range(8):

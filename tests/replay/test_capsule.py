@@ -14,7 +14,6 @@ from lightning_hooks import TrainingMonitor
 from lightning_hooks.__main__ import main
 from lightning_hooks.replay.capsule import read_capsule
 from tests.replay.planted import BAD, Net, capsule, data, fit
-from tests.support.pages import data_of, of_kind, section_of
 
 MODEL, DATA = "tests.replay.test_capsule:made", "tests.replay.planted:data"
 
@@ -52,7 +51,7 @@ def test_what_is_in_it(written: Path) -> None:
     assert stat.S_IMODE(written.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in written.iterdir()} == {0o600}
     assert {file.suffix for file in written.iterdir()} == {".json", ".pt"}
-    assert (record["kind"], record["version"], record["accumulation"], record["loss_scale"]) == ("nonfinite", 2, 1, None)
+    assert (record["kind"], record["version"], record["accumulation"], record["loss_scale"]) == ("nonfinite", 3, 1, None)
     assert record["bad_samples"] == [BAD]
     assert record["loop"]["precision"] == "32-true"
     assert record["left_out"] == []
@@ -71,11 +70,9 @@ def test_the_state_is_the_one_before_the_update(tmp_path: Path) -> None:
     class States(Callback):
         def __init__(self) -> None:
             self.model: list[Any] = []
-            self.optimizer: list[Any] = []
 
         def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
             self.model.append({name: value.clone() for name, value in pl_module.named_parameters()})
-            self.optimizer.append([{k: v.clone() for k, v in state.items()} for state in optimizer.state.values()])
 
     states = States()
     fit([states, TrainingMonitor(summary=False, capsule=tmp_path)])
@@ -83,22 +80,16 @@ def test_the_state_is_the_one_before_the_update(tmp_path: Path) -> None:
     step = json.loads((path / "capsule.json").read_text())["step"]
     stored = torch.load(path / "state.pt")
     for name, value in states.model[step].items():
-        assert torch.equal(stored[f"model.{name}"], value)
-    for number, state in enumerate(states.optimizer[step]):
-        for key, value in state.items():
-            assert torch.equal(stored[f"optimizer.0.{number}.{key}"], value)
+        assert torch.equal(stored[name], value)
 
 
-def test_the_command_reproduces_it(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(written), "--model", MODEL, "--output", str(tmp_path / "page.html")]) == 0
+def test_the_command_reproduces_it(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(written), "--model", MODEL]) == 0
     printed = capsys.readouterr().out
     assert "log of 0 gives -inf in Net.training_step, planted.py" in printed
     assert f"Samples: {BAD}." in printed
+    assert "Inputs: float32[" in printed
     assert "BatchNorm1d" in printed
-    page = data_of((tmp_path / "page.html").read_text())["page"]
-    (table,) = of_kind(section_of(page, "found"), "table")
-    assert dict(table["rows"])["Operation"] == "log (forward)"
-    assert dict(table["rows"])["Samples"] == str(BAD)
 
 
 def test_a_step_that_does_not_reproduce_exits_with_1(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +108,7 @@ def test_a_step_that_does_not_reproduce_exits_with_1(copied: Path, capsys: pytes
         (lambda path: (path / "capsule.json").write_text('{"format": "lightning_hooks capsule", "ver'), "Was it cut off"),
         (lambda path: (path / "capsule.json").write_text("[" * 100_000), "cannot be read"),
         (lambda path: (path / "capsule.json").write_text("{}"), "not that of a capsule"),
-        (lambda path: change(path, version=7), "of version 7; this lightning_hooks reads version 2"),
+        (lambda path: change(path, version=7), "of version 7; this lightning_hooks reads version 3"),
         (
             lambda path: (path / "tensors.pt").write_bytes((path / "tensors.pt").read_bytes()[:300]),
             "cannot be read",

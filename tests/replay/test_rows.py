@@ -52,7 +52,7 @@ class Compared(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         session = self.monitor.member.session
         assert session is not None
-        *_, last = session.evidence.ring
+        last = session.evidence.ring._entries[-1]
         self.pairs.append((batch, last.rows))
 
 

@@ -65,7 +65,7 @@ def test_the_ring_keeps_within_its_memory_and_the_states_of_its_last_steps() -> 
         ring.add(entry)
         entry.generators = watch.read()
     assert ring.nbytes <= MOST_BYTES
-    entries = [*ring]
+    entries = [*ring._entries]
     assert [entry.generators is not None for entry in entries] == [False] * (len(entries) - STEPS) + [True] * STEPS
     assert len(entries) > STEPS
     assert ring.nbytes == sum(entry.nbytes for entry in entries)

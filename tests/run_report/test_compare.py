@@ -5,11 +5,13 @@ import math
 
 import pytest
 
-from lightning_hooks.alerts import Alert
 from lightning_hooks.run_report import read_run
-from lightning_hooks.run_report.cli import compare_lines
+from lightning_hooks.run_report.blocks import markdown
+from lightning_hooks.run_report.cli import main
 from lightning_hooks.run_report.compare import Difference, compare
+from lightning_hooks.run_report.data import compared
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, report_line
+from lightning_hooks.trackers.console import markdown_text
 from tests.support.made_reports import features, flow, layer_names
 
 NAMES = layer_names(9)
@@ -35,36 +37,33 @@ def test_a_difference_is_measured_in_decades(stat, a, b, size, change):
     assert difference.change == change
 
 
-def test_the_same_run_twice_is_the_same(make_run):
-    run = read_run(make_run())
+def test_the_same_run_twice_is_the_same(make_run, capsys):
+    folder = make_run()
+    run = read_run(folder)
     found = compare(run, run)
     assert (found.settings, found.only, [*found.alerts]) == ((), {}, ["in both"])
-    assert "All numbers of epoch 4 that both runs have are the same." in compare_lines(found)
+    assert "All numbers that both runs have are the same." in markdown(compared(found))
+    assert main(["compare", str(folder), str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "## Set-up and loss" in printed
+    assert "## Gradient flow" not in printed
+    assert f"Written: {run.path / 'compare.html'}" in printed
 
 
-def test_what_differs_stands_under_its_cause(make_run):
-    """A dead layer, and the gradients that vanish before it by more decades than anything differs at the layer itself."""
+def test_what_differs_most_comes_first(make_run):
+    """A dead layer, and gradients that vanish by more decades than anything differs there."""
     dead, before, separate = NAMES[5], NAMES[1:5], NAMES[7]
-    follows = tuple(f"vanishing at {name}" for name in before)
-    alert = Alert("dead", dead, 1.0, 0.6, 4, 50, "critical", "all units are dead", consequences=follows)
     a, b = make_run("a", healthy=True), make_run("b", epochs=4, healthy=True)
     seen, report = features(4, NAMES, alerts=()), flow(4, NAMES, alerts=())
     sites = {**seen.sites, dead: dataclasses.replace(seen.sites[dead], dead_fraction=1.0)}
     sites[separate] = dataclasses.replace(sites[separate], std=sites[separate].std * 3)
     modules = {**report.modules, **{name: dataclasses.replace(report.modules[name], rms=1e-30) for name in before}}
     file = b / FOLDER / REPORTS
-    append(file, report_line("features", "every leaf", dataclasses.replace(seen, sites=sites, alerts=(alert,)), 0.0))
+    append(file, report_line("features", "every leaf", dataclasses.replace(seen, sites=sites), 0.0))
     append(file, report_line("gradient_flow", "every leaf", dataclasses.replace(report, modules=modules), 0.0))
     found = compare(read_run(a), read_run(b))
-    (cause, under), (nothing, others) = found.by_cause()
-    assert cause.alert.name == alert.name
-    assert under[0].name == dead
-    assert sorted(difference.name for difference in under[1:]) == sorted(before)
-    assert nothing is None
-    assert [(difference.name, difference.stat) for difference in others] == [(separate, "std")]
-    lines = compare_lines(found)
-    title = lines.index(f"  dead at {dead}, only in B, and its consequences:")
-    assert lines[title + 2].split()[0] == dead
-    rest = lines.index("  Without an alert that explains it:")
-    assert rest == title + 2 + 5
-    assert lines[rest + 2].split()[0] == separate
+    names = [difference.name for difference in found.largest]
+    assert (sorted(names[:4]), names[4:]) == (sorted(before), [dead, separate])
+    lines = markdown(compared(found)).splitlines()
+    head = lines.index("| layer | of it | A | B | A to B |")
+    assert [text.split(" | ")[0].removeprefix("| ") for text in lines[head + 2 : head + 8]] == list(map(markdown_text, names))

@@ -99,7 +99,7 @@ def test_a_server_that_is_not_there_is_a_word():
     assert post(f"http://127.0.0.1:{port}/x", b"{}", {}) == "ConnectionRefusedError"
 
 
-def test_the_end_is_sent_before_what_waits_and_does_not_wait_long(monkeypatch):
+def test_the_end_is_sent_while_alerts_wait_and_does_not_wait_long(monkeypatch):
     monkeypatch.setattr(webhook, "LAST_SECONDS", 0.2)
     with web_server(never) as sent:
         mine, warnings = hook(sent)
@@ -107,7 +107,7 @@ def test_the_end_is_sent_before_what_waits_and_does_not_wait_long(monkeypatch):
             mine.alerts([Notice(Alert(kind, "a", 0, 0, 0, 0, "warning"))])
         wait_for(lambda: sent.requests, "the first")
         mine.end(END, "")
-        assert mine._waiting[0].event == "finished"
+        wait_for(lambda: any(event == "finished" for event, *_ in events(sent)), "the end")
         (text,) = warnings
         assert "no answer within" in text
         assert "SECRET" not in text
@@ -130,13 +130,12 @@ def test_a_secret_in_an_error_text_is_masked():
         assert b"SECRET" not in sent.requests[0][2]
 
 
-def test_the_thread_ends_with_the_run():
+def test_threads_end_with_the_run():
     with web_server() as sent:
         mine, _ = hook(sent)
         mine.alerts([Notice(DEAD)])
         mine.end(END, "")
-        assert mine._thread is not None
-        assert not mine._thread.is_alive()
+        assert not any(thread.is_alive() for thread in mine._threads)
 
 
 def test_a_proxy_is_used(monkeypatch):

@@ -14,5 +14,7 @@ def call_table(kind: type[T], capacity: int = 3) -> T:
     """A table whose rows are recorded by hand: none of its functions is called."""
     host = SimpleNamespace(setup=SimpleNamespace(device="cpu"))
     make: Any = kind
-    made: T = make(SimpleNamespace(capacity=capacity, sites=[]), SimpleNamespace(host=host, on_call=lambda *_, **__: None))
+    sites = [SimpleNamespace(index=index, name=name, function=kind.functions[0]) for index, name in enumerate("abc"[:capacity])]
+    context = SimpleNamespace(host=host, on_call=lambda *_, **__: None)
+    made: T = make(SimpleNamespace(capacity=capacity, sites=sites), context)
     return made

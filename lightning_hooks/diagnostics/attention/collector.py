@@ -89,11 +89,7 @@ class AttentionCollector(Collector[AttentionReport]):
 
     @override
     def batch_events(self, sampled: bool, before: bool) -> dict[str, Callable[..., None]]:
-        return {"batch_end": self.batch_end} if sampled else {}
-
-    @override
-    def batch_end(self, outputs: Any = None) -> None:
-        self._next.batch_end()
+        return {"batch_end": self._next.batch_end} if sampled else {}
 
     @property
     @override

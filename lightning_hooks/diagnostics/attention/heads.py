@@ -17,16 +17,12 @@ from torch import Tensor
 from lightning_hooks.statistics.columns import MAXIMUM_OR_NONE, SUM, Columns, Reduction
 from lightning_hooks.statistics.reduction import largest, paired
 
-MOST_ROWS = 64
-"""Query rows of a call that are measured."""
-MOST_SAMPLES = 8
-"""Samples that they are taken from, where each has enough of them."""
-MASKED = -9000.0
-"""A number at or below it that is added to a logit masks the key: -10000, -1e9, the smallest of a dtype, -inf."""
-HIDDEN = 1e30
-"""What is subtracted from the logit of a masked key: an infinity would make arithmetic slow on the CPU."""
+MOST_ROWS = 64  # query rows of a call that are measured
+MOST_SAMPLES = 8  # samples that they are taken from, where each has enough of them
+MASKED = -9000.0  # a number at or below it that is added to a logit masks the key: -10000, -1e9, the smallest of a dtype, -inf
+HIDDEN = 1e30  # what is subtracted from the logit of a masked key: an infinity would make arithmetic slow on the CPU
+# A key whose logit is so far below the largest has no share: its exponential is the smallest that is no denormal number.
 NEGLIGIBLE = -87.0
-"""A key whose logit is so far below the largest has no share: its exponential is the smallest that is no denormal number."""
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -54,8 +50,7 @@ class Head(Columns):
     END = Reduction(largest, empty=-math.inf, over_windows=paired(lambda first, last: _known(last, first)))  # MAX of its last call
 
 
-MEASURED = list(Head)[: Head.MAX + 1]
-"""What is measured of a call."""
+MEASURED = list(Head)[: Head.MAX + 1]  # what is measured of a call
 
 
 class Grid(NamedTuple):

@@ -19,7 +19,6 @@ from lightning_hooks.diagnostics.causes.weights import constant_weights, initial
 
 
 def _last(facts: Facts) -> AttentionReport:
-    """The last report of attention; an empty one where there is none."""
     return facts.window.report(AttentionReport) or AttentionReport(0, 0, {})
 
 
@@ -88,7 +87,6 @@ class AttentionLogits(Rule):
     least: ClassVar[float] = 30.0
 
     def __call__(self, report: AttentionReport) -> Iterator[Alert]:
-        """Yield an alert per site, the one with the largest logit first."""
         for site, stats in sorted(report.sites.items(), key=lambda item: -item[1].max_logit):
             begin, end = stats.begin_max_logit, stats.end_max_logit
             limit = max(self.growth * max(begin, 1.0), self.least)
@@ -122,32 +120,29 @@ class AttentionCollapse(Rule):
     """
 
     kind: ClassVar[str] = "attention_collapse"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "share", "sink")
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.05
-    share: float = 0.5
-    sink: float = 0.5
-    least: float = 30.0
+    share: ClassVar[float] = 0.5
+    sink: ClassVar[float] = 0.5
+    least: ClassVar[float] = 30.0
     everywhere: ClassVar[float] = 0.2
 
     def __call__(self, report: AttentionReport) -> Iterator[Alert]:
-        """Yield an alert per site, the one with the lowest entropy first."""
         all_do = len(report.sites) > 1 and all(self._collapsed(stats, self.everywhere) for stats in report.sites.values())
-        limit = max(self.threshold, self.everywhere) if all_do else self.threshold
-        everywhere = ", in all attention layers" if all_do else ""
+        limit = max(self.threshold, self.everywhere * all_do)
         for site, stats in sorted(report.sites.items(), key=lambda item: item[1].entropy):
             if collapsed := self._collapsed(stats, limit):
                 yield self.alert(
                     report, site, statistics.fmean(collapsed), limit, "warning",
                     f"{len(collapsed)} of its {len(stats.heads)} heads attend to a single key: their entropy is below "
-                    f"{percent(limit)} of its maximum{everywhere}, and the softmax (largest logit {stats.max_logit:.3g}) passes "
-                    "almost no gradient.",
+                    f"{percent(limit)} of its maximum{', in all attention layers' * all_do}, and the softmax (largest logit "
+                    f"{stats.max_logit:.3g}) passes almost no gradient.",
                 )  # fmt: skip
 
     def _collapsed(self, stats: AttentionStats, limit: float) -> list[float]:
-        """The entropies of the heads that have collapsed; none where these are no more than their share."""
         found = [head.entropy for head in stats.heads if head.entropy < limit and head.first_token_share < self.sink]
-        return found if len(found) > self.share * len(stats.heads) and stats.max_logit > self.least else []
+        return found * (len(found) > self.share * len(stats.heads) and stats.max_logit > self.least)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,13 +162,11 @@ class AttentionUniform(Rule):
     min_steps: ClassVar[int] = 1000
 
     def __call__(self, report: AttentionReport) -> Iterator[Alert]:
-        """Yield an info per site."""
-        if report.step < self.min_steps:
-            return
         for site, stats in report.sites.items():
-            if stats.heads and all(head.entropy > self.threshold for head in stats.heads):
+            lowest = min((head.entropy for head in stats.heads), default=0.0)
+            if lowest > self.threshold and report.step >= self.min_steps:
                 yield self.alert(
-                    report, site, min(head.entropy for head in stats.heads), self.threshold, "info",
+                    report, site, lowest, self.threshold, "info",
                     f"all of its heads attend to all keys alike after {report.step} steps: their entropy is above "
                     f"{percent(self.threshold)} of its maximum.",
                 )  # fmt: skip
@@ -185,35 +178,15 @@ class MaskedRows(Rule):
 
     Padding before a causal sequence makes such rows, which do no harm where their outputs are not used. A sample none of whose
     queries has a key has an inverted or an empty mask.
-
-    Attributes:
-        threshold: Share of samples without any key above which it is a warning, in [0, 1].
     """
 
     kind: ClassVar[str] = "masked_rows"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
-    threshold: float = 0.0
 
     def __call__(self, report: AttentionReport) -> Iterator[Alert]:
-        """Yield an alert per site, in the order of calls."""
         for site, stats in report.sites.items():
-            found, rows = stats.masked_rows, f"{percent(stats.masked_rows)} of its queries may attend to no key"
-            if found > 0 and stats.masked_nonfinite_rows > 0:
-                yield self.alert(
-                    report, site, found, 0.0, "critical",
-                    f"{rows}, and their softmax over minus infinity alone is NaN.",
-                )  # fmt: skip
-            elif found > 0 and stats.masked_samples > self.threshold:
-                yield self.alert(
-                    report, site, stats.masked_samples, self.threshold, "warning",
-                    f"{rows}; in {percent(stats.masked_samples)} of the samples none may.",
-                )  # fmt: skip
-            elif found > 0:
-                yield self.alert(
-                    report, site, found, 0.0, "info",
-                    f"{rows}.",
-                )  # fmt: skip
+            rows = f"{percent(stats.masked_rows)} of its queries may attend to no key"
+            for severity, value, more in stats.masked[:1]:
+                yield self.alert(report, site, value, 0.0, severity, f"{rows}{more.format(percent(value))}.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,7 +199,6 @@ class TargetShown(Rule):
     kind: ClassVar[str] = "masked_rows"
 
     def __call__(self, report: AttentionReport) -> Iterator[Alert]:
-        """Yield an alert at the first attention."""
         for site in report.target_shown[:1]:
             yield self.alert(
                 report, site, 1.0, 0.0, "warning",
@@ -284,13 +256,12 @@ KINDS = (
         "everything, depending on how attention is computed. Or they may attend to the next token where that is their target.",
         formula="alert if a query row may attend to no key\n"
         "critical if such a row gives NaN\n"
-        "a warning if the share of samples none of whose rows has a key > {MaskedRows.threshold}\n"
+        "a warning if none of the rows of a sample has a key\n"
         "      or if the labels of a cross entropy are the embedded tokens moved by one, and queries of all attentions of these "
         "tokens may attend to the next one",
         severities="critical where rows become NaN; warning where a sample has no key, or the target is shown; else info",
         advice=("Check what True means: nn.MultiheadAttention hides such a key, scaled_dot_product_attention shows it",
             "Leave out samples that are all padding"),
-         # rows without a key gave NaN
     ),
 )  # fmt: skip
 

@@ -6,13 +6,14 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
+from lightning_hooks.declare.kinds import Severity
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.attention.heads import MASKED, Head
 from lightning_hooks.hooks.attributes import stored_count
@@ -76,6 +77,16 @@ class AttentionStats:
     end_max_logit: float = math.nan
     half_precision: bool = False
 
+    @property
+    def masked(self) -> list[tuple[Severity, float, str]]:
+        """What masks that hide all keys do, the worst first: how severe it is, a share, and a clause that may state it."""
+        found: list[tuple[bool, Severity, float, str]] = [
+            (self.masked_nonfinite_rows > 0, "critical", self.masked_rows, ", and their softmax over minus infinity alone is NaN"),
+            (self.masked_samples > 0, "warning", self.masked_samples, "; in {} of the samples none may"),
+            (True, "info", self.masked_rows, ""),
+        ]
+        return [(severity, share, text) for holds, severity, share, text in found if holds and self.masked_rows > 0]
+
 
 def attention_stats(lines: Sequence[Sequence[float]]) -> AttentionStats:
     """Name the numbers of one site, of a line for each head; of at least one head, each with a call."""
@@ -138,13 +149,11 @@ class AttentionReport(Report):
     target_shown: tuple[str, ...] = ()
 
 
+# Attributes that hold the number of heads of a layer.
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "n_local_heads")
-"""Attributes that hold the number of heads of a layer."""
 FEWEST_HEADS = 16
-MOST_HEADS = 128
-"""Heads of a site with a line of their own; where a site has more, the others are left out."""
-MOST_SITES = 256
-"""Sites of attention that are measured: the first ones."""
+MOST_HEADS = 128  # heads of a site with a line of their own; where a site has more, the others are left out
+MOST_SITES = 256  # sites of attention that are measured: the first ones
 
 
 class AttentionTable(RowTable):
@@ -187,13 +196,10 @@ def heads_of(module: nn.Module) -> int:
     return next(filter(None, (stored_count(module, name) for name in HEAD_COUNTS)), 0)
 
 
-ATTENTION = ("sdpa", "softmax")
-"""The functions whose calls are attention, or may be."""
+ATTENTION = ("sdpa", "softmax")  # the functions whose calls are attention, or may be
 LOSSES = ("cross_entropy", "nll_loss")
-SHORTEST = 8
-"""Tokens of a sequence, at least."""
-MOST_KEPT = 4
-"""Tensors of tokens of a batch that are kept until its loss."""
+SHORTEST = 8  # tokens of a sequence, at least
+MOST_KEPT = 4  # tensors of tokens of a batch that are kept until its loss
 
 
 class NextColumn(Columns):
@@ -217,7 +223,7 @@ class NextTokens(CallTable):
         context.on_call(ATTENTION, self._attention, layers=True)
         context.on_call(LOSSES, self._loss)
 
-    def batch_end(self) -> None:
+    def batch_end(self, outputs: Any = None) -> None:
         """A training batch ends: its tokens are let go."""
         self._tokens.clear()
 

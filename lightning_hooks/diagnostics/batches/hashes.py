@@ -15,18 +15,12 @@ from lightning_hooks.statistics.columns import SUM, Columns, Reduction, RowTable
 from lightning_hooks.statistics.reduction import largest, paired
 from lightning_hooks.statistics.tables import Tables
 
-SAMPLE = 1024
-"""Numbers of each tensor that are hashed, evenly spread over it."""
-MOST_TENSORS = 8
-"""Tensors of a batch that are hashed: the first ones."""
-FEWEST_NUMBERS = 16
-"""Batches with fewer numbers are not hashed: they may be alike by chance."""
-VARIED = 32
-"""Different numbers from which on a tensor of a batch is compared by itself: it is hardly the same twice by chance."""
-SLOTS = 16
-"""Hashes of a window's sampled batches that are kept: the last ones."""
-BITS = 24
-"""Of a hash: a whole number that float32 holds too."""
+SAMPLE = 1024  # numbers of each tensor that are hashed, evenly spread over it
+MOST_TENSORS = 8  # tensors of a batch that are hashed: the first ones
+FEWEST_NUMBERS = 16  # batches with fewer numbers are not hashed: they may be alike by chance
+VARIED = 32  # different numbers from which on a tensor of a batch is compared by itself: it is hardly the same twice by chance
+SLOTS = 16  # hashes of a window's sampled batches that are kept: the last ones
+BITS = 24  # of a hash: a whole number that float32 holds too
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ODD, _MIX, _STEP = 0x9E3779B97F4A7C1, 0x2545F4914F6CDD1D, 1_000_003  # any large odd numbers

@@ -14,6 +14,7 @@ from torch.nn.functional import embedding, embedding_bag
 from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.rule import in_batch
 from lightning_hooks.diagnostics.features.table import feature_stats
 from lightning_hooks.hooks.attributes import contents, stored_count
 from lightning_hooks.hooks.selection import clean_name
@@ -23,13 +24,10 @@ from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.rows import Clock, Column
 from lightning_hooks.statistics.tables import Tables
 
-BatchTensors = Sequence[tuple[str, Tensor]]
-"""The tensors of a batch, each with the place where it is, such as ``[0]``."""
+BatchTensors = Sequence[tuple[str, Tensor]]  # the tensors of a batch, each with the place where it is, such as ``[0]``
 PARTS = ("training", "validation")
-COMPARED = 8
-"""Samples of a batch that are compared with one another."""
-LEAST = 4
-"""A batch with fewer samples is not compared: few may be alike by chance."""
+COMPARED = 8  # samples of a batch that are compared with one another
+LEAST = 4  # a batch with fewer samples is not compared: few may be alike by chance
 
 
 class SampleColumn(Columns):
@@ -79,7 +77,6 @@ class InputTable(Tables):
             self._compare(tensors)
 
     def _look_for_nonfinite(self, values: Tensor) -> None:
-        """Note where the first value is that is not finite."""
         known, bad = self._nonfinite, values.isfinite().logical_not()
         new = torch.stack((bad.any().long(), *indices_of(bad.flatten().to(torch.uint8).argmax(), values.shape)))
         self._nonfinite = new if known is None or known.shape != new.shape else torch.where(known[0] > 0, known, new)
@@ -176,8 +173,7 @@ def unexpanded(values: Tensor) -> Tensor:
     return values[tuple([slice(None, 1 if step == 0 else None) for step in values.stride()])]
 
 
-MOST_FEATURES = 4096
-"""Layers with more inputs are not measured."""
+MOST_FEATURES = 4096  # layers with more inputs are not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +216,9 @@ class ScaleTable(RowTable):
     def take(self, line: int, args: tuple[Any, ...]) -> None:
         """Record the input of a layer, features last, in a batch in which costly statistics are taken. No host sync."""
         values = args[0] if args else None
-        wanted = self._context.detailed and torch.is_grad_enabled()
-        if not (wanted and in_memory(values) and values.is_floating_point()) or values.requires_grad:
+        if not (self._context.detailed and torch.is_grad_enabled() and in_memory(values) and values.is_floating_point()):
             return
-        if values.dim() < 2 or not values.numel():
+        if values.requires_grad or values.dim() < 2 or not values.numel():
             return
         sizes = values.detach().reshape(-1, values.shape[-1]).to(self.rows.dtype).square().mean(0).sqrt()
         usual = torch.where(sizes > 0, sizes, torch.nan).nanmedian()
@@ -262,6 +257,12 @@ class MissedRow:
     place: str = ""
     batch: int | None = None
 
+    @property
+    def where(self) -> str:
+        """The tensor that holds the id, and the batch, in words."""
+        when = "" if self.batch is None else f", in training batch {self.batch} of the epoch"
+        return f"{in_batch(self.place) if self.place else 'its input'}{when}"
+
 
 def id_out_of_range(error: BaseException, model: nn.Module, batch: Any, batch_idx: int | None) -> MissedRow | None:
     """Find the id for which a lookup on the CPU raised; on CUDA the context is lost, and nothing is read.
@@ -298,6 +299,5 @@ def _holds_ids(values: Tensor) -> bool:
 
 
 def _first(mask: Tensor) -> tuple[int, ...] | None:
-    """The index of the first number for which a mask holds."""
     found = mask.nonzero()
     return tuple(found[0].tolist()) if len(found) else None

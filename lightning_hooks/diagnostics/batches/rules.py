@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, in_batch, percent
+from lightning_hooks.declare.rule import Rule, graded, percent, where
 from lightning_hooks.diagnostics.causes.code import LABELS_LOST, SAME_BATCHES
 from lightning_hooks.diagnostics.causes.data import large_inputs, placeholder
 from lightning_hooks.diagnostics.ranks import TOLERANCE
@@ -35,15 +35,13 @@ class LabelsIgnored(Rule):
     threshold: float = 0.5
 
     def __call__(self, report: FeatureReport | GradientFlowReport) -> Iterator[Alert]:
-        """Yield a warning if batches or calls are lost, an info if a few are and the loss is finite all the same."""
         for site, ignored, of, what, targets, lost in _ignored(report):
             if ignored:
-                share = ignored / of
-                many = share >= self.threshold
+                many = ignored / of >= self.threshold
                 yield self.alert(
-                    report, site, share, self.threshold if many else 0.0, "warning" if lost or many else "info",
+                    report, site, ignored / of, self.threshold * many, graded(lost or many),
                     f"all targets are ignore_index in {ignored} of {what} ({percent(targets)} of all targets): "
-                    f"{'cross entropy' if site == THE_DATA else 'it'} averages over nothing, which is NaN.",
+                    f"{('it', 'cross entropy')[site == THE_DATA]} averages over nothing, which is NaN.",
                 )  # fmt: skip
 
 
@@ -79,16 +77,14 @@ class BatchRepeated(Rule):
     min_batches: ClassVar[int] = 3
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert if batches come again."""
         batches = report.model_setup.batches
-        if batches.compared < self.min_batches or batches.repeated < self.threshold * batches.compared:
-            return
-        one_sample = batches.repeated == batches.compared and report.learning is not None and report.learning.batch_size == 1
-        yield self.alert(
-            report, THE_DATA, batches.repeated / batches.compared, self.threshold, "info" if one_sample else "warning",
-            f"{batches.repeated} of {batches.compared} sampled batches are the same as the batch after them, or a tensor of theirs "
-            f"is (limit {percent(self.threshold)}): the model sees few different samples.",
-        )  # fmt: skip
+        if batches.compared >= self.min_batches and batches.repeated >= self.threshold * batches.compared:
+            one_sample = batches.repeated == batches.compared and report.learning is not None and report.learning.batch_size == 1
+            yield self.alert(
+                report, THE_DATA, batches.repeated / batches.compared, self.threshold, graded(not one_sample),
+                f"{batches.repeated} of {batches.compared} sampled batches are the same as the batch after them, or a tensor of "
+                f"theirs is (limit {percent(self.threshold)}): the model sees few different samples.",
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,14 +102,12 @@ class FeatureScale(Rule):
     ratio: float = 1e5
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per layer with such an input."""
-        for site, scales in report.feature_scales.items():
-            if scales.ratio > self.ratio:
-                yield self.alert(
-                    report, site, scales.ratio, self.ratio, "warning",
-                    f"feature {scales.feature} of the {scales.features} that it is given is {scales.ratio:.2g} times as large as "
-                    f"the median of them (limit {self.ratio:g}): its root mean square is {scales.rms:.2g}.",
-                )  # fmt: skip
+        for site, scales in where(report.feature_scales, lambda scales: scales.ratio > self.ratio):
+            yield self.alert(
+                report, site, scales.ratio, self.ratio, "warning",
+                f"feature {scales.feature} of the {scales.features} that it is given is {scales.ratio:.2g} times as large as "
+                f"the median of them (limit {self.ratio:g}): its root mean square is {scales.rms:.2g}.",
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,14 +118,11 @@ class IdOutOfRange(Rule):
     urgent: ClassVar[bool] = True
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert at the embedding."""
         found = report.id_out_of_range
         if found is not None:
-            where = in_batch(found.place) if found.place else "its input"
-            when = "" if found.batch is None else f", in training batch {found.batch} of the epoch"
             yield self.alert(
-                report, found.site, found.id, found.rows if found.id >= 0 else 0, "critical",
-                f"id {found.id} in a table of {found.rows} rows, at {list(found.index)} of {where}{when}.",
+                report, found.site, found.id, found.rows * (found.id >= 0), "critical",
+                f"id {found.id} in a table of {found.rows} rows, at {list(found.index)} of {found.where}.",
                 batch=found.batch,
             )  # fmt: skip
 
@@ -154,17 +145,18 @@ class RanksDiffer(Rule):
     threshold: float = TOLERANCE
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert at the first parameter that differs."""
         found = report.ranks_differ
-        if found is None or found.difference <= self.threshold:
-            return
-        number = found.gradients if found.what == "gradients" else found.weights
-        share = f"{percent(found.difference)} (limit {percent(self.threshold)}), at {number} of {found.compared} parameters"
-        if found.what == "gradients":
-            message = f"its gradient still differs between ranks after the reduction, by {share}: each trains a model of its own."
-        else:
-            message = f"its weights differ between ranks, by about {share}; gradients agree, as far as they were measured."
-        yield self.alert(report, found.parameter, found.difference, self.threshold, "critical", message)
+        if found is not None and found.difference > self.threshold:
+            number, limit = getattr(found, found.what), percent(self.threshold)
+            share = f"{percent(found.difference)} (limit {limit}), at {number} of {found.compared} parameters"
+            message = _DIFFERENCES[found.what].format(share)
+            yield self.alert(report, found.parameter, found.difference, self.threshold, "critical", message)
+
+
+_DIFFERENCES = {
+    "gradients": "its gradient still differs between ranks after the reduction, by {}: each trains a model of its own.",
+    "weights": "its weights differ between ranks, by about {}; gradients agree, as far as they were measured.",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,10 +172,9 @@ class RanksSameBatch(Rule):
 
     kind: ClassVar[str] = "ranks_same_batch"
 
-    min_batches: int = 3
+    min_batches: ClassVar[int] = 3
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert if all compared batches are the same on all ranks."""
         batches = report.model_setup.batches
         if batches.ranks > 1 and batches.same_on_ranks == batches.rank_batches and batches.different >= self.min_batches:
             yield self.alert(
@@ -193,14 +184,7 @@ class RanksSameBatch(Rule):
             )  # fmt: skip
 
 
-__all__ = [
-    "BatchRepeated",
-    "FeatureScale",
-    "IdOutOfRange",
-    "LabelsIgnored",
-    "RanksDiffer",
-    "RanksSameBatch",
-]
+__all__ = ["BatchRepeated", "FeatureScale", "IdOutOfRange", "LabelsIgnored", "RanksDiffer", "RanksSameBatch"]
 
 KINDS = (
     Kind(
@@ -212,7 +196,6 @@ KINDS = (
         "alert if share > 0; a warning if share >= {LabelsIgnored.threshold} or a loss was not finite",
         severities="warning; info where it is a few batches and the loss is finite",
         advice=("Check the labels of a batch as the loss receives them", "Leave out samples without a label"),
-         # as the loss sees them, and as the batch has them
     ),
     Kind(
         "batch_repeated", "The same batch again and again", group="Data", states="fact", measures="share",
@@ -271,11 +254,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (
-    LabelsIgnored(),
-    BatchRepeated(),
-    FeatureScale(),
-    IdOutOfRange(),
-    RanksDiffer(),
-    RanksSameBatch(),
-)
+RULES = (LabelsIgnored(), BatchRepeated(), FeatureScale(), IdOutOfRange(), RanksDiffer(), RanksSameBatch())

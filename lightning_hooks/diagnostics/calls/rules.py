@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.declare.rule import Rule, percent, where
 from lightning_hooks.diagnostics.causes.code import DROPS_IN_EVAL, NOT_CAST, WRONG_DIMENSION
 from lightning_hooks.diagnostics.reports import FeatureReport
 
@@ -22,12 +22,10 @@ class SoftmaxDim(Rule):
     """
 
     kind: ClassVar[str] = "softmax_dim"
-    shares: ClassVar[tuple[str, ...]] = ("share",)
 
-    share: float = 0.01
+    share: ClassVar[float] = 0.01
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per softmax of which every call is along such a dimension."""
         for site, use in report.softmax.items():
             if use.over_batch == use.calls:
                 yield self.alert(
@@ -41,14 +39,15 @@ class SoftmaxDim(Rule):
                     f"it normalises along the queries in {use.against_mask} of {use.calls} calls: along its dimension whole lines "
                     "are masked, or all but what comes later, as across a mask for the keys: tokens see what comes after them.",
                 )  # fmt: skip
-        for site, stats in report.outputs.items():
-            if 0 < stats.across == stats.calls and stats.log_probabilities <= self.share:
-                yield self.alert(
-                    report, site, 1.0, 1.0, "warning",
-                    "its input are logarithms of probabilities that sum to 1 along another dimension than that of the classes, the "
-                    f"second, in all of its {stats.calls} sampled calls: those of one sample do not sum to 1.",
-                    advice=("Pass dim=1 to log_softmax",),
-                )  # fmt: skip
+        for site, stats in where(
+            report.outputs, lambda stats: 0 < stats.across == stats.calls and stats.log_probabilities <= self.share
+        ):
+            yield self.alert(
+                report, site, 1.0, 1.0, "warning",
+                "its input are logarithms of probabilities that sum to 1 along another dimension than that of the classes, the "
+                f"second, in all of its {stats.calls} sampled calls: those of one sample do not sum to 1.",
+                advice=("Pass dim=1 to log_softmax",),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,20 +61,16 @@ class DropoutInEval(Rule):
     kind: ClassVar[str] = "dropout_in_eval"
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per call that drops something all the same."""
-        for site, use in report.dropout.items():
-            if use.in_eval_mode or use.in_validation:
-                seen = f"{use.in_eval_mode} of {use.calls} calls seen in training"
-                where = "in validation" if use.in_validation else f"in a part of the model that is in eval mode ({seen})"
-                is_sdpa = "sdpa" in site.rpartition("/")[2]
-                yield self.alert(
-                    report, site, use.p, 0.0, "warning",
-                    f"it drops {percent(use.p)} {where}: results there are noisy, and differ from run to run.",
-                    advice=(
-                        f"Pass {'dropout_p=self.p if self.training else 0.0' if is_sdpa else 'training=self.training'}",
-                        "Where it is on purpose (Monte Carlo dropout), mute this with rules=['-dropout_in_eval']",
-                    ),
-                )  # fmt: skip
+        for site, use in where(report.dropout, lambda use: use.in_eval_mode or use.in_validation):
+            is_sdpa = "sdpa" in site.rpartition("/")[2]
+            yield self.alert(
+                report, site, use.p, 0.0, "warning",
+                f"it drops {percent(use.p)} {use.where}: results there are noisy, and differ from run to run.",
+                advice=(
+                    f"Pass {('training=self.training', 'dropout_p=self.p if self.training else 0.0')[is_sdpa]}",
+                    "Where it is on purpose (Monte Carlo dropout), mute this with rules=['-dropout_in_eval']",
+                ),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,17 +89,15 @@ class PrecisionNotApplied(Rule):
     threshold: float = 0.5
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert at the first layer of those in float32."""
         precision = report.precision
-        if precision is None or precision.full_share <= self.threshold:
-            return
-        layers, more = ", ".join(precision.full[:3]), ", …" * (len(precision.full) > 3)
-        yield self.alert(
-            report, precision.full[0], precision.full_share, self.threshold, "warning",
-            f"precision is {precision.asked}, but {len(precision.full)} of {precision.layers} linear and convolution layers, with "
-            f"{percent(precision.full_share)} of their weights (limit {percent(self.threshold)}), put out float32 "
-            f"({layers}{more}).",
-        )  # fmt: skip
+        if precision is not None and precision.full_share > self.threshold:
+            layers, more = ", ".join(precision.full[:3]), ", …" * (len(precision.full) > 3)
+            yield self.alert(
+                report, precision.full[0], precision.full_share, self.threshold, "warning",
+                f"precision is {precision.asked}, but {len(precision.full)} of {precision.layers} linear and convolution layers, "
+                f"with {percent(precision.full_share)} of their weights (limit {percent(self.threshold)}), put out float32 "
+                f"({layers}{more}).",
+            )  # fmt: skip
 
 
 __all__ = ["DropoutInEval", "PrecisionNotApplied", "SoftmaxDim"]

@@ -21,10 +21,8 @@ from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns
 from lightning_hooks.statistics.reduction import added
 from lightning_hooks.statistics.tables import HostNumbers
 
-MASKED = -9e3
-"""Scores at or below this are masked: masks add -inf, the least number of a type, -1e9 or -1e4."""
-COMPARED = 64
-"""Rows and columns of a masked matrix that are compared with one another."""
+MASKED = -9e3  # scores at or below this are masked: masks add -inf, the least number of a type, -1e9 or -1e4
+COMPARED = 64  # rows and columns of a masked matrix that are compared with one another
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +55,12 @@ class DropoutUse:
     calls: int
     in_eval_mode: int
     in_validation: int
+
+    @property
+    def where(self) -> str:
+        """Where it drops something all the same, in words."""
+        seen = f"{self.in_eval_mode} of {self.calls} calls seen in training"
+        return "in validation" if self.in_validation else f"in a part of the model that is in eval mode ({seen})"
 
 
 class CallColumn(Columns):
@@ -132,23 +136,10 @@ class CheckedCalls(CallTable):
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
-        lines = [*self.named_lines(packed)]
-        return {
-            field: {name: found for name, row in lines if (found := use_of(row)) is not None}
-            for field, use_of in (("softmax", softmax_use), ("dropout", dropout_use))
-        }
-
-
-def softmax_use(row: list[float]) -> SoftmaxUse | None:
-    """Name the numbers of a row, if softmax was called there."""
-    calls = int(row[CallColumn.SOFTMAX])
-    return SoftmaxUse(calls, int(row[CallColumn.OVER_BATCH]), int(row[CallColumn.AGAINST_MASK])) if calls else None
-
-
-def dropout_use(row: list[float]) -> DropoutUse | None:
-    """Name the numbers of a row, if something was to be dropped there."""
-    counts = [int(number) for number in row[CallColumn.DROPOUT : CallColumn.P]]
-    return DropoutUse(row[CallColumn.P], *counts) if row[CallColumn.P] > 0 else None
+        lines, counts, drops = [*self.named_lines(packed)], CallColumn.DROPOUT, CallColumn.P
+        softmax = {name: SoftmaxUse(*map(int, row[:counts])) for name, row in lines if row[CallColumn.SOFTMAX]}
+        dropout = {name: DropoutUse(row[drops], *map(int, row[counts:drops])) for name, row in lines if row[drops] > 0}
+        return {"softmax": softmax, "dropout": dropout}
 
 
 def is_over_batch(values: Tensor, dim: int, samples: int | None) -> bool:
@@ -194,8 +185,8 @@ class PrecisionStats:
     layers: int
 
 
+# Precisions under which linear and convolution layers compute in half precision.
 HALF_PRECISION = ("bf16-mixed", "16-mixed", "bf16-true", "16-true")
-"""Precisions under which linear and convolution layers compute in half precision."""
 
 
 class PrecisionTable(HostNumbers):

@@ -255,7 +255,7 @@ def fact(
         words = {"site": alert.site, "code": in_code(facts.module_of(alert.site) or alert.site)}
         remedy = Remedy(op, target.format(**words), None, to or None, "", "", SOON, code.format(**words))
         statement = f"{title[:1].upper()}{title[1:]}."
-        return Cause(name, statement, evidence_for=(alert.message,), remedies=(remedy,), strengths=(PROOF,))
+        return Cause(name, statement, evidence_for=(alert.message,), remedies=(remedy,), strengths=(STRONG,))
 
     return PossibleCause(name, title, (f"{op} {target.format(site='SITE', code='SITE')}{f': {to}' if to else ''}",), judge)
 

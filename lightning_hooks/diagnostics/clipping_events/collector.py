@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -34,13 +35,13 @@ LOGGED = (
     *("steps", "clipped_steps", "rate", "norm_before", "norm_before_max", "norm_after", "norm_after_max", "coefficient"),
     *("nonfinite_steps", "skipped_steps"),
 )
+# The columns of the table in the terminal, each with its statistic.
 SUMMARY = {
     "steps": "steps", "clipped": "clipped_steps", "skipped": "skipped_steps", "NaN, inf": "nonfinite_steps",
     "norm before": "norm_before", "after": "norm_after", "left": "coefficient",
 }  # fmt: skip
-"""The columns of the table in the terminal, each with its statistic."""
+# Counts of an optimizer: steps with gradients not zeroed, or changed in vain, and batches whose gradients were never used.
 N_STEP_COUNTS = 3
-"""Counts of an optimizer: steps with gradients not zeroed, or changed in vain, and batches whose gradients were never used."""
 LARGEST_START = N_EVENT_COLUMNS + N_STEP_COUNTS
 TALLY_START = LARGEST_START + LARGEST * N_STEP_NUMBERS
 
@@ -64,24 +65,17 @@ class ClipCollector(Collector[ClipReport]):
         self.ledgers = [self._new_ledger() for _ in self._optimizer_names]
         self._counts = [[0] * N_STEP_COUNTS for _ in self.ledgers]
         self.limit = context.host.setup.clip_norm
-        self._largest: dict[str, LargestBatches] = {}
-        past: dict[str, Tensor] = {}
-        with context.loading():
-            past = dict(state.get("past", {}))
-        for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
-            if name in past:
-                with context.loading():  # each by itself: what is damaged of one is not lost of the others
-                    ledger.watch.load(past[name])
+        self._largest = defaultdict[str, LargestBatches](LargestBatches)
         with context.loading():
             for name, known in state.get("largest", {}).items():
-                self._largest_of(name).load(known)
+                self._largest[name].load(known)
+            for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
+                if name in state.get("past", {}):
+                    ledger.watch.load(state["past"][name])
         self.tables = Tables(self._device, steps=self)
 
     def _new_ledger(self) -> ClipLedger:
         return ClipLedger(len(self._steps.names), self._device, row_dtype(self._device))
-
-    def _largest_of(self, optimizer: str) -> LargestBatches:
-        return self._largest.setdefault(optimizer, LargestBatches())
 
     @override
     def on_changed(self, kept: EarlierOptimizers) -> None:
@@ -158,7 +152,7 @@ class ClipCollector(Collector[ClipReport]):
             found = [(norm, int(batch), int(step)) for norm, batch, step in of_steps if norm >= 0]
             optimizers[name] = clip_stats(row[TALLY_START:], self._steps.names, self.limit)
             events[name] = step_events(row[:N_EVENT_COLUMNS], self._steps.names, *map(int, counts))
-            norms[name] = self._largest_of(name).read(epoch, found, self.context.samples_of)
+            norms[name] = self._largest[name].read(epoch, found, self.context.samples_of)
         return ClipReport(epoch, step, optimizers, events=events, largest_norms=norms)
 
     @override
@@ -220,29 +214,24 @@ def _of_first(own: Tensor, among: TableIndex) -> Merging:
 
 
 def _largest_of_both(earlier: Tensor, later: Tensor) -> Tensor:
-    """The largest steps of each optimizer in two windows."""
     both = torch.cat([rows.view(-1, LARGEST, N_STEP_NUMBERS) for rows in (earlier, later)], 1)
     return torch.stack([largest_steps(steps) for steps in both]).view_as(earlier) if len(both) else earlier
 
 
+# How step events merge: the jump and the growth are those where they are largest, the nonfinite step the first one.
 MERGED_EVENTS: Sequence[tuple[Merge, Sequence[int]]] = (
     (of_largest, range(EventColumn.JUMP, EventColumn.GROWTH)),
     (of_largest, range(EventColumn.GROWTH, EventColumn.BAD_BATCH)),
     (_of_first, range(EventColumn.BAD_BATCH, N_EVENT_COLUMNS)),
 )
-"""How step events merge: the jump and the growth are those where they are largest, the nonfinite step the first one."""
 _MAXIMA = [TALLY_START + column for column in (ClipColumn.BEFORE_MAX, ClipColumn.AFTER_MAX)]
 _STEPS = [TALLY_START + column for column in (ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColumn.SKIPPED)]
 _LARGEST = range(LARGEST_START, TALLY_START)
-OVER_WINDOWS = (*MERGED_EVENTS, (paired(_largest_of_both), _LARGEST), (largest, _MAXIMA))
-"""How the rows of other steps merge."""
+OVER_WINDOWS = (*MERGED_EVENTS, (paired(_largest_of_both), _LARGEST), (largest, _MAXIMA))  # how the rows of other steps merge
+# How the rows that ranks have of the same steps merge. Ranks step together, so counts are not summed: the largest of any rank
+# is taken, and the largest steps are those of the rank with the largest norm. Norms, coefficients and shares are sums over the
+# steps of all ranks, and maxima the largest of any.
 OVER_RANKS = (*MERGED_EVENTS, (of_largest, _LARGEST), (largest, [*range(N_EVENT_COLUMNS, LARGEST_START), *_MAXIMA, *_STEPS]))
-"""How the rows that ranks have of the same steps merge.
-
-Ranks step together, so counts are not summed: the largest of any rank is taken, and the largest steps are those of the rank with
-the largest norm. Norms, coefficients and shares are sums over the
-steps of all ranks, and maxima the largest of any.
-"""
 
 
 class TensorClipCollector(ClipCollector):

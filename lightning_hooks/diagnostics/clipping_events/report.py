@@ -38,6 +38,11 @@ class ClipReport(Report):
     events: dict[str, StepEvents] = field(default_factory=dict)
     largest_norms: dict[str, tuple[UnusualBatch, ...]] = field(default_factory=dict)
 
+    def first_norm(self, optimizer: str) -> float:
+        """The larger mean norm before clipping of training's first two windows; NaN where they are not over."""
+        norms = [report.optimizers[optimizer].norm_before for report in self.earlier if optimizer in report.optimizers]
+        return max(norms[:2]) if len(norms) > 1 else math.nan
+
     @override
     def moment_of(self, alert: Alert) -> Moment:
         # An optimizer is no layer: a site that is sampled later is more precise, and is reported with this batch.

@@ -1,21 +1,78 @@
-"""Optimizer steps: clipping that always acts or never, gradients that are not zeroed, steps that are skipped."""
+"""Optimizer steps: norms that leave those before, clipping that always acts or never, gradients not zeroed, skipped steps."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import fact, half_overflow
+from lightning_hooks.declare.rule import Judges, Rule, graded, percent, where
+from lightning_hooks.diagnostics.causes.code import bad_batch, fact, half_overflow
 from lightning_hooks.diagnostics.causes.rates import rate_too_high
-from lightning_hooks.diagnostics.causes.steps import STEP_SIZE, clip_too_low
+from lightning_hooks.diagnostics.causes.steps import LARGE_STEP, STEP_SIZE, clip_too_low
+from lightning_hooks.diagnostics.causes.weights import stretching_recurrence
 from lightning_hooks.diagnostics.causes.wiring import clipped_while_scaled
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.training_state import is_scale_free
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Diverging(Rule):
+    """Gradients that are much larger than in the first steps of training.
+
+    Attributes:
+        threshold: Norm over the largest norm of the first steps.
+    """
+
+    kind: ClassVar[str] = "exploding"
+
+    threshold: float = 1e3
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        for site, events in where(report.events, lambda events: events.growth > self.threshold):
+            yield self.alert(
+                report, site, events.growth, self.threshold, "critical",
+                f"at training batch {events.growth_batch} of the epoch the gradient norm was {events.growth_norm:.3g}: "
+                f"{events.growth:.1e} times the largest of the first steps of training (limit {self.threshold:.0e}).",
+                batch=events.growth_batch,
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spike(Rule):
+    """A step whose gradient is much larger than any before it.
+
+    OLMo-core's ``SkipStepOptimizer`` calls a step an outlier if its norm is more than 6 standard deviations above the mean of the
+    128 steps before, after the first 64. Small healthy trainings have such steps too, mostly when they have almost converged; so
+    the step must also exceed all before it by ``ratio``.
+
+    Attributes:
+        sigmas: Standard deviations above the mean of the window.
+        ratio: Norm over the largest norm of all steps before.
+        min_steps: Steps there must have been before.
+    """
+
+    kind: ClassVar[str] = "spike"
+
+    sigmas: ClassVar[float] = 6.0
+    ratio: float = 10.0
+    min_steps: ClassVar[int] = 16
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        for site, events in where(
+            report.events,
+            lambda events: events.jump > self.ratio and events.jump_sigmas > self.sigmas and events.jump_before >= self.min_steps,
+        ):
+            yield self.alert(
+                report, site, events.jump, self.ratio, "warning",
+                f"at training batch {events.jump_batch} of the epoch the gradient norm was {events.jump_norm:.3g}: "
+                f"{events.jump:.3g} times the largest before (limit {self.ratio:.3g}) and {events.jump_sigmas:.3g} standard "
+                f"deviations above the mean ({events.jump_mean:.3g}) of {events.jump_before} steps, mostly in "
+                f"{events.jump_parameter}.",
+                batch=events.jump_batch,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,21 +100,16 @@ class AlwaysClipped(Rule):
     growth: ClassVar[float] = 10.0
 
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
-        """Yield an info per optimizer whose steps were nearly all clipped; a warning where that is harmful."""
-        for site, stats in report.optimizers.items():
-            if stats.steps < self.min_steps or not stats.rate > self.threshold:
-                continue
-            top = stats.top_parameters[0][0] if stats.top_parameters else "?"
-            before = [earlier.optimizers[site].norm_before for earlier in report.earlier if site in earlier.optimizers]
-            first = max(before[:2]) if len(before) > 1 else math.nan
+        for site, stats in where(report.optimizers, lambda stats: stats.steps >= self.min_steps and stats.rate > self.threshold):
+            top, first = next((name for name, _ in stats.top_parameters), "?"), report.first_norm(site)
             grown = stats.norm_before > self.growth * first
             little = stats.coefficient < self.left and not is_scale_free(site)
-            growth = f", and the norm before clipping has grown from {first:.3g}" if grown else ""
+            growth = f", and the norm before clipping has grown from {first:.3g}" * grown
             yield self.alert(
-                report, site, stats.rate, self.threshold, "warning" if grown or little else "info",
+                report, site, stats.rate, self.threshold, graded(grown or little),
                 f"{percent(stats.rate)} of its steps were clipped (limit {percent(self.threshold)}), on average to "
-                f"{percent(stats.coefficient)} of their norm, mostly because of {top}: the clipping threshold, not the learning "
-                f"rate, sets the step size{growth}.",
+                f"{percent(stats.coefficient)} of their norm, mostly because of {top}: the clipping threshold, not the "
+                f"learning rate, sets the step size{growth}.",
                 advice=(
                     f"Raise the clipping threshold above the usual norm ({stats.norm_before:.3g}), or lower the learning rate",
                 ),
@@ -75,10 +127,9 @@ class ClipIneffective(Rule):
     kind: ClassVar[str] = "clip_ineffective"
     judges: ClassVar[Judges] = "epoch"
 
-    tolerance: float = 1e-3
+    tolerance: ClassVar[float] = 1e-3
 
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
-        """Yield an alert per optimizer that stepped with more than its configured norm."""
         for site, stats in report.optimizers.items():
             if stats.limit is not None and stats.norm_after_max > stats.limit * (1 + self.tolerance):
                 yield self.alert(
@@ -98,18 +149,16 @@ class WastedClip(Rule):
 
     kind: ClassVar[str] = "clip_ineffective"
 
-    threshold: int = 2
+    threshold: ClassVar[int] = 2
 
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
-        """Yield an alert per optimizer whose gradients are changed in vain."""
-        for site, events in report.events.items():
-            if events.wasted_clips >= self.threshold:
-                yield self.alert(
-                    report, site, events.wasted_clips, self.threshold, "warning",
-                    f"its gradients were changed {events.wasted_clips} times (limit {self.threshold}) between a step and the next "
-                    "zero_grad: the change had no effect.",
-                    advice=("Use Trainer(gradient_clip_val=…), or clip in configure_gradient_clipping",),
-                )  # fmt: skip
+        for site, events in where(report.events, lambda events: events.wasted_clips >= self.threshold):
+            yield self.alert(
+                report, site, events.wasted_clips, self.threshold, "warning",
+                f"its gradients were changed {events.wasted_clips} times (limit {self.threshold}) between a step and the next "
+                "zero_grad: the change had no effect.",
+                advice=("Use Trainer(gradient_clip_val=…), or clip in configure_gradient_clipping",),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,17 +171,15 @@ class NotZeroed(Rule):
 
     kind: ClassVar[str] = "not_zeroed"
 
-    threshold: int = 2
+    threshold: ClassVar[int] = 2
 
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
-        """Yield an alert per optimizer that steps with the gradients of earlier steps."""
-        for site, events in report.events.items():
-            if events.unzeroed_steps >= self.threshold:
-                yield self.alert(
-                    report, site, events.unzeroed_steps, self.threshold, "warning",
-                    f"at {events.unzeroed_steps} steps (limit {self.threshold}) its gradients had not been zeroed since the step "
-                    "before: each step follows the sum of all gradients so far.",
-                )  # fmt: skip
+        for site, events in where(report.events, lambda events: events.unzeroed_steps >= self.threshold):
+            yield self.alert(
+                report, site, events.unzeroed_steps, self.threshold, "warning",
+                f"at {events.unzeroed_steps} steps (limit {self.threshold}) its gradients had not been zeroed since the step "
+                "before: each step follows the sum of all gradients so far.",
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,16 +195,14 @@ class Discarded(Rule):
     """
 
     kind: ClassVar[str] = "not_zeroed"
-    shares: ClassVar[tuple[str, ...]] = ("share",)
 
-    share: float = 0.4
+    share: ClassVar[float] = 0.4
     min_batches: ClassVar[int] = 5
 
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
-        """Yield an alert if the only optimizer loses that many batches."""
-        for site, events in report.events.items() if len(report.events) == 1 else ():
+        for site, events in report.events.items():
             lost, batches = events.discarded_batches, events.discarded_batches + report.optimizers[site].steps
-            if lost >= self.min_batches and lost >= self.share * batches:
+            if lost >= self.min_batches and lost >= self.share * batches and len(report.events) == 1:
                 yield self.alert(
                     report, site, lost / batches, self.share, "warning",
                     f"the gradients of {lost} of {batches} batches ({percent(lost / batches)}, limit {percent(self.share)}) "
@@ -182,10 +227,9 @@ class StepsSkipped(Rule):
     min_skipped: ClassVar[int] = 5
 
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
-        """Yield an alert per optimizer that lost a sensible share of its steps."""
         for site, stats in report.optimizers.items():
             attempted = stats.steps + stats.skipped_steps
-            share = stats.skipped_steps / attempted if attempted else 0.0
+            share = stats.skipped_steps / max(attempted, 1)
             if stats.skipped_steps >= self.min_skipped and share > self.threshold:
                 yield self.alert(
                     report, site, share, self.threshold, "warning",
@@ -194,9 +238,18 @@ class StepsSkipped(Rule):
                 )  # fmt: skip
 
 
-__all__ = ["AlwaysClipped", "ClipIneffective", "Discarded", "NotZeroed", "StepsSkipped", "WastedClip"]
+__all__ = ["AlwaysClipped", "ClipIneffective", "Discarded", "Diverging", "NotZeroed", "Spike", "StepsSkipped", "WastedClip"]
 
 KINDS = (
+    Kind(
+        "spike", "A gradient much larger than any before", group="Backward", states="symptom", about="batch",
+        causes=(bad_batch, *LARGE_STEP, stretching_recurrence),
+        meaning="The gradient of one step is far larger than that of all steps before.",
+        formula="alert if norm > {Spike.ratio} * the largest norm before\n"
+        "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least {Spike.min_steps} "
+        "steps",
+        advice=("Check the data of this batch",),
+    ),
     Kind(
         "always_clipped", "Clipping at nearly every step", group="Clipping", states="symptom", measures="share",
         limit=AlwaysClipped().threshold,
@@ -233,7 +286,6 @@ KINDS = (
         "or if those of at least {Discarded.share} of the batches, and {Discarded.min_batches}, were zeroed without a step,\n"
         "      under manual optimisation with one optimizer",
         advice=("Call optimizer.zero_grad() after each step",),
-         # kept at steps, not lost in a share of batches
     ),
     Kind(
         "steps_skipped", "Skipped optimizer steps", group="Updates", states="fact", measures="share",
@@ -245,4 +297,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (AlwaysClipped(), ClipIneffective(), WastedClip(), NotZeroed(), Discarded(), StepsSkipped())
+RULES = (Diverging(), Spike(), AlwaysClipped(), ClipIneffective(), WastedClip(), NotZeroed(), Discarded(), StepsSkipped())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,6 +64,17 @@ _SATURATIONS: tuple[tuple[type[nn.Module], Saturation], ...] = (
     (nn.Mish, _SILU),
     (nn.Hardswish, Saturation(-3.0, None, reads="input")),
     (nn.Hardsigmoid, Saturation(0.0, 1.0)),
+    (nn.ReLU6, Saturation(None, 6.0)),  # its zeros are the zero fraction and the dead units
+    (nn.SELU, Saturation(0.01 - 1.7580993408473766, None)),
+    (nn.Softmax2d, Saturation(None, 0.99, dim=-3)),
+)
+# Those whose bounds are their own arguments. With y the output, the slope in the left tail is 1 - exp(-beta y) for softplus,
+# y + alpha for ELU, 1 + y / alpha for CELU.
+_OF_ARGUMENTS: tuple[tuple[type[nn.Module], tuple[str, ...], Callable[..., Saturation]], ...] = (
+    (nn.Hardtanh, ("min_val", "max_val"), Saturation),
+    (nn.Softplus, ("beta",), lambda beta: Saturation(0.01005 / (beta or math.inf), None)),
+    (nn.ELU, ("alpha",), lambda alpha: Saturation(0.01 - alpha, None)),
+    (nn.CELU, ("alpha",), lambda alpha: Saturation(-0.99 * alpha, None)),
 )
 _SATURATION_NAMES: dict[str, Saturation] = {
     "GELUActivation": _GELU,
@@ -83,10 +95,16 @@ def saturation_of(module: nn.Module) -> Saturation | None:
     family in the left tail, where the slope is below 0.01.
     """
     found = _SATURATION_NAMES.get(type(module).__name__)
-    found = found or next((spec for kind, spec in _SATURATIONS if isinstance(module, kind)), None) or _from_arguments(module)
-    if found is not None and found.reads == "input" and stored(module, "inplace"):
-        return None
-    return found
+    found = found or next((spec for kind, spec in _SATURATIONS if isinstance(module, kind)), None)
+    if found is not None:
+        return None if found.reads == "input" and stored(module, "inplace") else found
+    if isinstance(module, nn.Softmax):  # not LogSoftmax: a confident one has all its slope under its loss
+        return saturation_of_call("softmax", {"dim": stored(module, "dim")})
+    for kind, names, bounds in _OF_ARGUMENTS:
+        numbers = [as_number(stored(module, name)) for name in names] if isinstance(module, kind) else [None]
+        if None not in numbers:
+            return bounds(*numbers)
+    return None
 
 
 _FUNCTIONS: dict[str, Saturation] = {
@@ -108,27 +126,3 @@ def saturation_of_call(function: str, arguments: Mapping[str, Any]) -> Saturatio
         dim = arguments.get("dim")
         return Saturation(None, 0.99, dim=-1 if dim is None else dim)
     return None if arguments.get("inplace") else _FUNCTIONS.get(function)
-
-
-def _from_arguments(module: nn.Module) -> Saturation | None:
-    """Activations whose bounds are their own arguments."""
-    if isinstance(module, nn.ReLU6):
-        return Saturation(None, 6.0)  # its zeros are the zero fraction and the dead units
-    if isinstance(module, nn.Hardtanh):
-        low, high = (as_number(stored(module, name)) for name in ("min_val", "max_val"))
-        return None if low is None or high is None else Saturation(low, high)
-    # With y the output, the slope in the left tail is 1 - exp(-beta y) for softplus, y + alpha for ELU, 1 + y / alpha for CELU.
-    if isinstance(module, nn.Softplus):
-        beta = as_number(stored(module, "beta"))
-        return Saturation(0.01005 / beta, None) if beta else None
-    if isinstance(module, nn.ELU | nn.CELU):
-        alpha = as_number(stored(module, "alpha"))
-        if alpha is None:
-            return None
-        return Saturation(0.01 - alpha if isinstance(module, nn.ELU) else -0.99 * alpha, None)
-    if isinstance(module, nn.SELU):
-        return Saturation(0.01 - 1.7580993408473766, None)
-    if isinstance(module, nn.Softmax | nn.Softmax2d):  # not LogSoftmax: a confident one has all its slope under its loss
-        dim = -3 if isinstance(module, nn.Softmax2d) else stored(module, "dim")
-        return Saturation(None, 0.99, dim=-1 if dim is None else dim)
-    return None

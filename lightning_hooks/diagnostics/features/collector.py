@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors, InputTable, ScaleTable
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, OutputParts
-from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureTable
+from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureStats, FeatureTable
 from lightning_hooks.diagnostics.nonfinite.checks import BatchChecks
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.diagnostics.residual_stream.figure import residual_stream
@@ -41,10 +41,8 @@ SUMMARY = {
     "NaN, inf": "nonfinite_fraction",
 }  # fmt: skip
 """The columns of the table in the terminal, each with its statistic."""
-VALIDATION_BATCHES = 4
-"""Validation batches of an epoch whose inputs are compared with those of training: the first ones."""
-STEADY = 0.01
-"""Standard deviation over root mean square up to which a rule may call an output constant."""
+VALIDATION_BATCHES = 4  # validation batches of an epoch whose inputs are compared with those of training: the first ones
+STEADY = 0.01  # standard deviation over root mean square up to which a rule may call an output constant
 
 
 class FeatureCollector(Collector[FeatureReport]):
@@ -75,8 +73,8 @@ class FeatureCollector(Collector[FeatureReport]):
         self.histograms = self.table.histograms = context.new_histograms(self.table.names)
         self._checks = None
         if context.early is not None:
-            checks = BatchChecks(context.early, host.setup.world_size, context.judge_urgent)
-            self._checks = checks, context.guard(checks.batch_end, "the check within the epoch")
+            self._checks = BatchChecks(context.early, host.setup.world_size, context.judge_urgent)
+            self._check_batch = context.guard(self._checks.batch_end, "the check within the epoch")
         self._inputs = InputTable(self.table.clock, host.setup.device)
         self._outputs, scales = OutputParts(functional, context, sites), ScaleTable(context, sites)
         self._reported: dict[str, ReportedTable] = {"inputs": self._inputs, "scales": scales, **self._outputs.tables}
@@ -87,18 +85,14 @@ class FeatureCollector(Collector[FeatureReport]):
                 context.listen(name, block, BlockRecorder(residual, index))
         self._train_input = context.guard(self._inputs.train, "the batch")
         self._validation_input = context.guard(self._inputs.validate, "the batch")
-        self._gains: dict[str, float] = {}  # of the weights that training started from
-        self._rms: dict[str, float] = {}
-        with context.loading():
-            self._gains = dict(state.get("initial_gains", {}))
-            self._rms = dict(state.get("initial_rms", {}))
-        if not host.position.global_step:  # else those of the checkpoint that training goes on from
-            self._gains, self._rms = initial_scales(sites)
+        self._gains, self._rms = initial_scales([] if host.position.global_step else sites)
         self._roles = roles(sites)
         self._shared = {clean_name(name): tuple(map(clean_name, others)) for name, others in shared_modules(host.model).items()}
         self._functional = None if functional is None else FunctionalFeatures(functional, context, self.table)
-        if self._functional is not None and "functional" in state:
-            with context.loading():
+        with context.loading():
+            if host.position.global_step:  # those of the weights that training started from
+                self._gains, self._rms = dict(state.get("initial_gains", {})), dict(state.get("initial_rms", {}))
+            if self._functional is not None and "functional" in state:
                 self._functional.load_state_dict(state["functional"])
         for index, (name, module) in enumerate(sites):
             context.listen(name, module, _FeatureRecorder(self.table, self._outputs, index, scales, scales.lines_of.get(name)))
@@ -118,8 +112,9 @@ class FeatureCollector(Collector[FeatureReport]):
 
     @override
     def batch_events(self, sampled: bool, before: bool) -> dict[str, Callable[..., None]]:
-        events: dict[str, Callable[..., None]] = {} if self._checks is None else {"batch_end": self._check}
-        return {"batch_start": self.batch_start, "batch_end": self.batch_end} if sampled else events
+        if sampled:
+            return {"batch_start": self.batch_start, "batch_end": self.batch_end}
+        return {} if self._checks is None else {"batch_end": self._check}
 
     @override
     def batch_start(self, batch: BatchTensors) -> None:
@@ -139,7 +134,7 @@ class FeatureCollector(Collector[FeatureReport]):
 
     def _check(self, outputs: Any = None) -> None:
         if self._checks is not None:
-            self._checks[1](self.table.rows, self.context.batches)
+            self._check_batch(self.table.rows, self.context.batches)
 
     @override
     def validation_batch(self, batch: Any, index: int) -> None:
@@ -169,7 +164,6 @@ class FeatureCollector(Collector[FeatureReport]):
             self._functional.numbered(changed)
 
     def _named(self, flags: Iterable[float]) -> set[str]:
-        """The sites that were called and put out no number."""
         return {self.table.named[line] for line, found in enumerate(flags) if found and line in self.table.named}
 
     @override
@@ -211,7 +205,7 @@ class FeatureCollector(Collector[FeatureReport]):
     def reset(self) -> None:
         super().reset()
         if self._checks is not None:
-            self._checks[0].reset()
+            self._checks.reset()
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -224,19 +218,12 @@ class FeatureCollector(Collector[FeatureReport]):
 
     @override
     def scalars(self, report: FeatureReport) -> dict[str, float]:
-        names, found = self.names, report.sites
-        return {
-            **stat_scalars(self.prefix, names, found, LOGGED),
-            **stat_scalars(self.prefix, [self.table.named[index] for index in self.table.rectifiers], found, ["dead_fraction"]),
-            **stat_scalars(
-                self.prefix, [self.table.named[index] for index in self.table.saturation], found, ["saturated_fraction"]
-            ),
-            **model_scalars(self.prefix, found.values(), self._model_statistics()),
-        }
-
-    def _model_statistics(self) -> list[str]:
-        absent = {"dead_fraction": not self.table.rectifiers, "saturated_fraction": not self.table.saturation}
-        return [stat for stat in self.logged_by_default or () if not absent.get(stat)]
+        some: dict[str, Collection[int]] = {"dead_fraction": self.table.rectifiers, "saturated_fraction": self.table.saturation}
+        scalars = stat_scalars(self.prefix, self.names, report.sites, LOGGED)
+        for stat, indices in some.items():
+            scalars |= stat_scalars(self.prefix, [self.table.named[index] for index in indices], report.sites, [stat])
+        logged = [stat for stat in self.logged_by_default or () if some.get(stat, True)]
+        return scalars | model_scalars(self.prefix, report.sites.values(), logged)
 
     @override
     def not_logged_by_default(self) -> set[str]:
@@ -265,7 +252,7 @@ class FeatureCollector(Collector[FeatureReport]):
     def summary_lines(self, report: FeatureReport) -> list[str]:
         total = len(report.sites) + len(report.silent)
         spread = statistics.median([s.std for s in report.sites.values() if s.std > 0] or [1.0])
-        worst = sorted(report.sites.items(), key=lambda item: (-_affected(item[1]), -_unusual(item[1].std, spread)))[:5]
+        worst = sorted(report.sites.items(), key=lambda item: _rank(item[1], spread))[:5]
         return [
             f"Feature statistics, epoch {report.epoch}: {len(report.sites)} of {total} modules recorded, in "
             f"{report.sampled_batches} of {report.batches} batches.",
@@ -296,14 +283,10 @@ class _FeatureRecorder(OutputRecorder):
             self.scales.take(self.line, args)
 
 
-def _unusual(std: float, median: float) -> float:
-    """How many times larger or smaller than the median of all modules, as a logarithm."""
-    return abs(math.log(std / median)) if 0 < std < math.inf else 0.0
-
-
-def _affected(stats: Any) -> float:
-    """For the order of the summary: the share of a module with a problem."""
-    return float(max(10 * stats.nonfinite_fraction, stats.dead_fraction or 0.0, stats.saturated_fraction or 0.0))
+def _rank(stats: FeatureStats, spread: float) -> tuple[float, float]:
+    """For the order of the summary: the share of a module with a problem, and how far its spread is from the usual one."""
+    affected = max(10 * stats.nonfinite_fraction, stats.dead_fraction or 0.0, stats.saturated_fraction or 0.0)
+    return -affected, -abs(math.log(stats.std / spread)) if 0 < stats.std < math.inf else 0.0
 
 
 def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:

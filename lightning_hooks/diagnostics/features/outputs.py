@@ -99,7 +99,7 @@ class FunctionalFeatures:
                 self._choose(site, modules[site.module], {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sites, and which of them are in the table, in plain types."""
+        """The sites, and which of them are in the table, in plain types."""
         return {"sites": self._functional.state(), "recorded": list(self.functions)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -71,6 +71,16 @@ class FeatureStats:
         """Whether any of its units gave something other than zero; True for what is no rectifier."""
         return self.dead_fraction != 1.0
 
+    @property
+    def units(self) -> float:
+        """How many units a rectifier has; infinite for what is none, and where none was seen."""
+        return self.count / self.unit_samples if self.unit_samples else math.inf
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over root mean square; 0 where all values are 0."""
+        return self.std / self.rms if self.rms > 0 else 0.0
+
 
 def feature_stats(
     row: Sequence[float], dead_fraction: float | None = None, bounded: bool = False, masks: bool = False
@@ -134,9 +144,13 @@ class FeatureTable:
         self.records_moments = True  # in the batch under way: see KURTOSIS_EVERY
         self.order = FirstCalls()  # sites, as they were first called
         self.unmeasured: set[str] = set()  # sites that were called in this epoch, on this rank, and put out no number
-        self.saturation: dict[int, Saturation] = {}
-        self.rectifiers: dict[int, bool | None] = {}  # site -> are its units last, by the order of the model?
-        self.producers: dict[int, bool] = {}  # site -> does it put units last?
+        layout = layouts(root)
+        specs = ((index, saturation_of(module)) for index, (_, module) in enumerate(sites))
+        self.saturation = {index: spec for index, spec in specs if spec is not None}
+        # Site -> are its units last, by the order of the model?
+        self.rectifiers = {index: layout.get(id(module)) for index, (_, module) in enumerate(sites) if is_rectifier(module)}
+        last = ((index, features_last(module)) for index, (_, module) in enumerate(sites))
+        self.producers = {index: known for index, known in last if known is not None}  # site -> does it put units last?
         self._before: bool | None = None  # what the last producer called does
         self.fired: dict[int, Tensor] = {}
         self._all_fired: set[int] = set()  # rectifiers whose units have all fired in this epoch, as far as the host knows
@@ -144,16 +158,6 @@ class FeatureTable:
         self.capacity = most_units(root)
         self.reserved: int | None = None  # bytes per rectifier in a packed table; None for as many as this process needs
         self._widths = {units_of(module) for module in root.modules()}
-        layout = layouts(root)
-        for index, (_, module) in enumerate(sites):
-            if is_rectifier(module):
-                self.rectifiers[index] = layout.get(id(module))
-            known = features_last(module)
-            if known is not None:
-                self.producers[index] = known
-            spec = saturation_of(module)
-            if spec is not None:
-                self.saturation[index] = spec
 
     @property
     def names(self) -> list[str]:

@@ -127,7 +127,7 @@ class GradientCollector(GradientSites):
     def before_backward(self, loss: Tensor) -> None:
         self.modules.listening = True
         self._loss.before_backward(loss)
-        self._setup.before_backward()
+        self._setup.modes.before_backward()
         if self._outputs.of:
             self._outputs.look_at(loss, self.context.host.model, self._steps, self._setup.hidden())
 

@@ -1,25 +1,21 @@
-"""Gradients that explode in the backward pass, or inside a module; over the steps: ``clipping_events/norm_rules.py``."""
+"""Gradients that explode in the backward pass, or inside a module; over the steps: ``clipping_events/rules.py``."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, Severity
-from lightning_hooks.declare.rule import Rule
-from lightning_hooks.diagnostics.causes.data import constant_data, large_inputs, large_targets, placeholder
-from lightning_hooks.diagnostics.causes.steps import LARGE_STEP
-from lightning_hooks.diagnostics.causes.weights import initial_scale, large_start, stretching_recurrence, stretching_start
+from lightning_hooks.declare.rule import Alerts, Rule, warning_if
+from lightning_hooks.diagnostics.causes import data, steps, weights
 from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.diagnostics.training_state import all_scale_free, falls_within, loss_falls
+from lightning_hooks.diagnostics.training_state import is_free_of_scale, surely_falls
 
-HUGE = 1e3
-"""The default of ``Exploding.absolute``."""
+HUGE = 1e3  # the default of `Exploding.absolute`
 
 
 class GradientCourse:
@@ -60,7 +56,7 @@ class GradientCourse:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exploding(Rule):
+class Exploding(Rule, kind="exploding"):
     """Gradients that grow in the backward pass, or are very large everywhere.
 
     Very large is in the units of the loss: it is no alert where the step of every optimizer is independent of the gradient's
@@ -77,24 +73,21 @@ class Exploding(Rule):
             info where that is so for all weights where the gradient explodes, as for the padding of an embedding.
     """
 
-    kind: ClassVar[str] = "exploding"
-
     relative: float = 1e4
     absolute: float = HUGE
     spares: ClassVar[float] = 1e-3
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert where the gradient grows, and one per module or parameter whose gradient explodes."""
-        exempt = self.absolute == HUGE and all_scale_free(report) and loss_falls(report)
-        absolute = math.inf if exempt else self.absolute
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        exempt = self.absolute == HUGE and is_free_of_scale(report)
         flow = GradientCourse(report)
         near_loss = max(flow.rms[-max(1, len(flow.rms) // 8) :], default=0.0)
         limit, least = self.relative * near_loss, list(accumulate(flow.rms, min))
         grown = {
             site: rms for site, rms, low in zip(flow.sites, flow.rms, least, strict=True) if rms > limit and low > 0.01 * limit
         }
-        falls = loss_falls(report) if report.earlier else falls_within(report, 0.9, 16)  # more than by chance: nothing is lost yet
-        severity: Severity = "info" if self._spares_weights(report, grown) else "warning" if falls else "critical"
+        spared = self._spares_weights(report, grown)
+        lost = not spared and not surely_falls(report)
+        severity: Severity = "critical" if lost else warning_if(not spared)
         course, shown = "", dict(grown)
         if grown:
             largest = max(map(flow.sites.index, grown), key=flow.norm.__getitem__)
@@ -107,9 +100,9 @@ class Exploding(Rule):
                 f"its gradient grows in the backward pass (RMS {rms:.1e}, {rms / near_loss:.1e} times that near the loss, limit "
                 f"{self.relative:.0e}); it grows {course}.",
             )  # fmt: skip
-        huge = [(site, rms) for site, rms in zip(flow.sites, flow.rms, strict=True) if rms > absolute and site not in grown]
-        huge += [(site, stats.rms) for site, stats in report.parameters.items() if stats.rms > absolute]
-        for site, rms in huge:  # a warning: it may be in the units of the loss
+        huge = [(site, rms) for site, rms in zip(flow.sites, flow.rms, strict=True) if site not in grown]
+        huge += [(site, stats.rms) for site, stats in report.parameters.items()]
+        for site, rms in [(site, rms) for site, rms in huge if rms > self.absolute and not exempt]:
             yield self.alert(
                 report, site, rms, self.absolute, "warning",
                 f"its gradient is very large (RMS {rms:.1e}, limit {self.absolute:.0e}): weights may become NaN.",
@@ -122,7 +115,7 @@ class Exploding(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stretching(Rule):
+class Stretching(Rule, kind="exploding"):
     """A module through which, or inside which, gradients grow much more than in healthy runs: a recurrent one with large weights.
 
     Attributes:
@@ -135,16 +128,13 @@ class Stretching(Rule):
             a recurrent layer that comes first has no gradient before it. A sum over a million positions reaches 1e6.
     """
 
-    kind: ClassVar[str] = "exploding"
-
     threshold: float = 300.0
     scale_free: ClassVar[float] = 10.0
     inside: ClassVar[float] = 1e10
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per such module, and per parameter of a module inside which they grow."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         flow = GradientCourse(report)
-        threshold = self.threshold * (self.scale_free if all_scale_free(report) and loss_falls(report) else 1.0)
+        threshold = self.threshold * self.scale_free ** is_free_of_scale(report)
         largest_from = list(accumulate(reversed(flow.norm), max))[::-1]
         for site, norm, arriving in zip(flow.sites[1:], flow.norm, largest_from[1:], strict=False):
             if norm > threshold * arriving:
@@ -170,8 +160,8 @@ KINDS = (
     Kind(
         "exploding", "Exploding gradients", group="Backward", states="symptom", limit=Exploding().absolute,
         causes=(
-            stretching_start, initial_scale, large_start, *LARGE_STEP, constant_data, placeholder, large_inputs,
-            stretching_recurrence, large_targets,
+            weights.stretching_start, weights.initial_scale, weights.large_start, *steps.LARGE_STEP, data.constant_data,
+            data.placeholder, data.large_inputs, weights.stretching_recurrence, data.large_targets,
         ),
         meaning="The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and "
         "weights may end as NaN.",

@@ -28,8 +28,7 @@ from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import in_memory
 from lightning_hooks.hooks.wrappers import skipping
 
-NO_MODULE = "the loss"
-"""Where a loss squashes twice what no module squashed."""
+NO_MODULE = "the loss"  # where a loss squashes twice what no module squashed
 
 
 class FirstLossGraph(NamedTuple):
@@ -101,32 +100,26 @@ class OutputNodes:
         self.compared.clear()
 
     def _take_target(self, call: FunctionalCall) -> None:
-        """Note the target of a loss that has a gradient, as its input has."""
         given, target = call.arguments.get("input"), call.arguments.get("target")
         if self.open and in_memory(given) and in_memory(target) and given.requires_grad and target.grad_fn is not None:
             self.compared.append((call.output.grad_fn, given.grad_fn, target.grad_fn))
 
     def _look_at(self, loss: Tensor, model: nn.Module, steps: OptimizerSteps, hidden: Collection[int]) -> None:
         """Look for what is wrong with a loss: squashed twice, a wrong sign, a target that learns, parameters that nobody holds."""
-        self._seen = self._seen._replace(loss_aligns=aligns(loss), loss_sign=distance_sign(loss))
-        node = squashed_twice(loss)
-        if node is not None:
-            self._seen = self._seen._replace(squashed_twice=nearest_known(node, self.of) or NO_MODULE)
-        weights = linear_layers(loss)
-        holders = steps.holders()
+        node, weights, holders = squashed_twice(loss), linear_layers(loss), steps.holders()
+        squashed = self._seen.squashed_twice if node is None else nearest_known(node, self.of) or NO_MODULE
+        self._seen = self._seen._replace(loss_aligns=aligns(loss), loss_sign=distance_sign(loss), squashed_twice=squashed)
         targets = [weight for weight in weights_of_targets(loss, self.compared) if id(weight) in holders]
-        if weights or targets:
-            modules = {id(parameter): clean_name(name).rpartition(".")[0] for name, parameter in model.named_parameters()}
+        modules = {id(parameter): clean_name(name).rpartition(".")[0] for name, parameter in model.named_parameters()}
         if targets:
             self._seen = self._seen._replace(target_layer=self._seen.target_layer or modules.get(id(targets[-1]), ""))
         if weights:
             first, last = (modules.get(id(weight), "") for weight in (weights[-1], weights[0]))
             self._seen = self._seen._replace(first_linear=first, last_linear=last, n_linear=len(weights))
         if steps.shards is None:  # else the graph has other parameters, of whole shards
-            held = {id(parameter) for parameter in model.parameters()}.union(holders, hidden)
-            for parameter, user in parameters_behind(loss, self.of):
-                if id(parameter) not in held:
-                    self._unheld[ref(parameter)] = parameter.numel(), user or NO_MODULE
+            held = {*modules, *holders, *hidden}
+            behind = [(parameter, user) for parameter, user in parameters_behind(loss, self.of) if id(parameter) not in held]
+            self._unheld |= {ref(parameter): (parameter.numel(), user or NO_MODULE) for parameter, user in behind}
 
     def numbers(self, modules: Sequence[str]) -> list[float]:
         """What was seen, as :class:`FirstLossGraph` reads it: of names the places among those of the modules, from 1."""

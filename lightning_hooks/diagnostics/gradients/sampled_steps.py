@@ -42,7 +42,6 @@ class SampledSteps:
         self.window_end = context.guard(self._window_end, "weights (whether they are the same on every rank)")
 
     def _gradients(self, step: Step) -> None:
-        """The gradients of a step are ready, and not clipped."""
         if step.optimizer in self.due and not (step.again and step.optimizer in self.under_way):
             self.under_way.pop(step.optimizer, None)
             self.under_way[step.optimizer] = MeasuredStep(step, self._embeddings)
@@ -71,7 +70,6 @@ class SampledSteps:
         self.learning.skipped(step)
 
     def _window_end(self) -> None:
-        """The window ends: record the weights of the parameters that every rank is to hold alike."""
         places = [(self._steps.index_of(parameter), parameter) for parameter in self._host.replicated_parameters()]
         known = [(place, parameter) for place, parameter in places if place is not None]
         self.replicas.add_weights([place for place, _ in known], [parameter for _, parameter in known])
@@ -96,8 +94,7 @@ class MeasuredStep:
         self.weights: WeightSample | ShardedWeightSample | None = None
         if not step.indices:
             return
-        zeros = step.zeros()
-        norms = step.norms()
+        zeros, norms = step.zeros(), step.norms()
         self.parameters, self.places = step.parameters, step.indices
         self.indices = step.index_tensor(norms.device)
         self.read = (norms if step.in_order else norms[self.indices], zeros, step.sizes(), step.global_step)

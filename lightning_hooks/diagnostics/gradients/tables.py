@@ -298,7 +298,9 @@ class ParameterTable(Tables):
         """Name the numbers of a packed table on the host: statistics by parameter, and the total norm."""
         parts = self.split(packed)
         rows, totals = self.parameters.lines(parts["parameters"]), self.norms.lines(parts["norms"])
-        stats = {name: parameter_gradient_stats(row) for name, row in zip(self.names, rows, strict=True) if _measured(row)}
+        column = ParameterColumn.FIRST_NONFINITE  # infinite where nothing was measured
+        measured = [(name, row) for name, row in zip(self.names, rows, strict=True) if any(row[:column]) or any(row[column + 1 :])]
+        stats = {name: parameter_gradient_stats(row) for name, row in measured}
         means = [norm / steps for steps, norm in totals if steps]
         return stats, math.sqrt(sum(mean * mean for mean in means)) if means else math.nan
 
@@ -307,7 +309,3 @@ class ParameterTable(Tables):
         self.names = names
         self.parameters.grow(len(names))
         self.norms.follow(kept)
-
-
-def _measured(row: list[float]) -> bool:
-    return any(row[: ParameterColumn.FIRST_NONFINITE]) or any(row[ParameterColumn.FIRST_NONFINITE + 1 :])

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import bad_batch, written_back
-from lightning_hooks.diagnostics.causes.steps import LARGE_STEP, SMALL_STEPS, STEP_SIZE
-from lightning_hooks.diagnostics.causes.wiring import cut_gradients, idle_step
+from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent
+from lightning_hooks.diagnostics.causes import code, steps, wiring
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.training_state import (
     falls_within,
@@ -27,7 +23,7 @@ from lightning_hooks.diagnostics.training_state import (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UpdateTooSmall(Rule):
+class UpdateTooSmall(Rule, kind="update_too_small", judges="epoch"):
     """Updates so small that nothing is learned, although there is a gradient.
 
     SageMaker's rule asks for less than 1e-8, which is below the rounding of a float32 weight and too late. Where it is known how
@@ -37,40 +33,28 @@ class UpdateTooSmall(Rule):
 
     Attributes:
         threshold: Ratio of update to weight, of every weight of an optimizer, below which it counts.
-        slow: The same where the sum over all planned steps is below ``planned``.
-        planned: Change over its size that no weight reaches, if all planned steps went in one direction.
-        min_planned: Fewer planned steps are a trial, which need not learn anything.
-        falls: Share of a window's first losses below which its last ones have fallen.
-        scheduled: Share of its peak below which a learning rate is low on purpose.
     """
 
-    kind: ClassVar[str] = "update_too_small"
-    judges: ClassVar[Judges] = "epoch"
-
     threshold: float = 1e-6
-    slow: ClassVar[float] = 1e-4
-    planned: ClassVar[float] = 1e-2
-    min_planned: ClassVar[int] = 64
-    falls: ClassVar[float] = 0.9
-    scheduled: ClassVar[float] = 0.5
+    slow: ClassVar[float] = 1e-4  # the same where the sum over all planned steps is below `planned`
+    planned: ClassVar[float] = 1e-2  # change over its size that no weight reaches, if all planned steps went in one direction
+    min_planned: ClassVar[int] = 64  # fewer planned steps are a trial, which need not learn anything
+    falls: ClassVar[float] = 0.9  # share of a window's first losses below which its last ones have fallen
+    scheduled: ClassVar[float] = 0.5  # share of its peak below which a learning rate is low on purpose
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per optimizer none of whose weights moves."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         if only_the_first_step(report) or has_converged(report):
             return
         steps = report.planned_steps or 0
         few = steps < self.min_planned or falls_within(report, self.falls)
         limit = self.threshold if few else max(self.threshold, min(self.slow, self.planned / steps))
-        by_optimizer: dict[str, dict[str, float]] = {}
-        for name, ratio in weight_ratios(report).items():
-            setup = report.setups[name]
-            for optimizer in setup.optimizers if setup.has_rate(self.scheduled) else ():
-                by_optimizer.setdefault(optimizer, {})[name] = ratio
-        for optimizer, all_ratios in by_optimizer.items():
-            ratios = _of_usual_size(report, all_ratios)
+        rated = {name: one for name, one in weight_ratios(report).items() if report.setups[name].has_rate(self.scheduled)}
+        by_optimizer = grouped((optimizer, name) for name in rated for optimizer in report.setups[name].optimizers)
+        for optimizer, names in by_optimizer.items():
+            ratios = _of_usual_size(report, {name: rated[name] for name in names})
             largest = max(ratios, key=ratios.__getitem__)
             if ratios[largest] < limit:
-                planned = f", and the {steps} planned steps by less than {percent(self.planned)}" if limit > self.threshold else ""
+                planned = f", and the {steps} planned steps by less than {percent(self.planned)}" * (limit > self.threshold)
                 yield self.alert(
                     report, optimizer, ratios[largest], limit, "warning",
                     f"a step changes none of its weights by more than {ratios[largest]:.1e} of their size ({largest}; limit "
@@ -87,7 +71,7 @@ def _of_usual_size(report: GradientFlowReport, ratios: dict[str, float]) -> dict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UpdateTooLarge(Rule):
+class UpdateTooLarge(Rule, kind="update_too_large"):
     """Weights that one step almost replaces.
 
     SageMaker's rule asks for a ratio of 10.
@@ -102,14 +86,11 @@ class UpdateTooLarge(Rule):
             leave about a third. A learning rate of 1e-3 and a decay of 0.1 are 1e-4.
     """
 
-    kind: ClassVar[str] = "update_too_large"
-
     threshold: float = 0.4
     usual: ClassVar[float] = 0.1
     decay: ClassVar[float] = 0.01
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per weight whose updates are too large, the largest first, and per optimizer that decays too much."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         decays = {name: setup.decay for setup in report.setups.values() for name in setup.optimizers if setup.decay >= self.decay}
         for optimizer, decay in decays.items():
             yield self.alert(
@@ -121,24 +102,23 @@ class UpdateTooLarge(Rule):
         if only_the_first_step(report):
             return  # an optimizer that solves for its step, as LBFGS does, makes a large first one
         grown = {name for earlier in report.earlier for name in weight_ratios(earlier)}
-        falls = loss_falls(report)
-        ratios = {}
-        for name, ratio in weight_ratios(report).items():
-            setup = report.setups[name]
-            searches = falls and any(map(takes_many_steps, setup.optimizers))  # along a direction that it has tried
-            if not searches and (name in grown or not setup.starts_at_zero):
-                ratios[name] = ratio
-        usual = statistics.median(ratios.values()) if ratios else 0.0
+        falls = loss_falls(report)  # one that searches goes along a direction that it has tried
+        ratios = {
+            name: ratio
+            for name, ratio in weight_ratios(report).items()
+            if (name in grown or not report.setups[name].starts_at_zero)
+            and not (falls and any(map(takes_many_steps, report.setups[name].optimizers)))
+        }
+        usual = statistics.median(ratios.values() or [0.0])
         starts_well = not report.earlier and falls_within(report)
         if usual < self.usual or starts_well:
-            ratios = {name: _without_largest(report, name, ratio, 2 if starts_well else 3) for name, ratio in ratios.items()}
-        for name in sorted(ratios, key=lambda name: -ratios[name]):
-            if ratios[name] > self.threshold:
-                yield self.alert(
-                    report, name, ratios[name], self.threshold, "warning",
-                    f"a step changes it by {percent(ratios[name])} of its size (limit {percent(self.threshold)}; the median of all "
-                    f"weights is {percent(usual)}, and about 0.1% is usual): what it has learned is overwritten.",
-                )  # fmt: skip
+            ratios = {name: _without_largest(report, name, ratio, 3 - starts_well) for name, ratio in ratios.items()}
+        for name in sorted((name for name, ratio in ratios.items() if ratio > self.threshold), key=lambda name: -ratios[name]):
+            yield self.alert(
+                report, name, ratios[name], self.threshold, "warning",
+                f"a step changes it by {percent(ratios[name])} of its size (limit {percent(self.threshold)}; the median of all "
+                f"weights is {percent(usual)}, and about 0.1% is usual): what it has learned is overwritten.",
+            )  # fmt: skip
 
 
 def _without_largest(report: GradientFlowReport, name: str, ratio: float, least: int) -> float:
@@ -151,53 +131,42 @@ def _without_largest(report: GradientFlowReport, name: str, ratio: float, least:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UpdateSpike(Rule):
+class UpdateSpike(Rule, kind="update_spike"):
     """One step that changes a weight far more than all others do, although its learning rate has not risen.
 
     A weight is compared with its own past, as spikes of the loss are (OLMo's and PaLM's practice is to skip such a step).
 
     Attributes:
         factor: How many times the usual update ratio counts: the largest mean of the last windows and of this window's others.
-        peak: How many times the largest single update ratio of the last windows it must be as well.
-        least: Update ratio below which it is harmless.
-        rise: How many times the learning rate of earlier windows explains a larger update.
     """
 
-    kind: ClassVar[str] = "update_spike"
-
     factor: float = 20.0
-    peak: ClassVar[float] = 3.0
-    least: ClassVar[float] = 0.1
-    rise: ClassVar[float] = 1.2
+    peak: ClassVar[float] = 3.0  # how many times the largest single update ratio of the last windows it must be as well
+    least: ClassVar[float] = 0.1  # update ratio below which it is harmless
+    rise: ClassVar[float] = 1.2  # how many times the learning rate of earlier windows explains a larger update
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per weight, the one with the largest update first."""
-        if len(report.earlier) < 2:
-            return
-        ratios = weight_ratios(report)
-        tops = {name: report.parameters[name].update_ratio_max or 0.0 for name in ratios}
-        for name in sorted(ratios, key=lambda name: -tops[name]):
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        tops = {name: report.parameters[name].update_ratio_max or 0.0 for name in weight_ratios(report)}
+        for name in sorted(tops, key=lambda name: -tops[name]):
             usual = self._usual(report, name)
-            limit = math.inf if usual is None else max(self.factor * usual, self.least)
-            if usual is not None and tops[name] > limit:
+            limit = max(self.factor * usual, self.least)
+            if tops[name] > limit:
                 yield self.alert(
                     report, name, tops[name], limit, "warning",
                     f"one step changed it by {percent(tops[name])} of its size; {percent(usual)} is usual for it (limit "
                     f"{percent(limit)}), and its learning rate has not risen.",
                 )  # fmt: skip
 
-    def _usual(self, report: GradientFlowReport, name: str) -> float | None:
-        """The usual update ratio of a weight; None where it is not known, or where its largest one is explained."""
+    def _usual(self, report: GradientFlowReport, name: str) -> float:
+        """The usual update ratio of a weight; infinite where it is not known, or where its largest one is explained."""
         stats, rate = report.parameters[name], report.setups[name].lr
         past = [earlier for earlier in report.earlier[-3:] if name in earlier.parameters and name in earlier.setups]
         known = [earlier.parameters[name] for earlier in past if earlier.parameters[name].update_ratio is not None]
-        top, mean = stats.update_ratio_max, stats.update_ratio
-        if top is None or mean is None or rate is None or len(known) < 2:
-            return None
-        before = max(entry.update_ratio_max or 0.0 for entry in known)
-        if top <= self.peak * before or rate > self.rise * max(earlier.setups[name].lr or 0.0 for earlier in past):
-            return None
-        others = (mean * stats.steps - top) / (stats.steps - 1) if stats.steps > 1 else 0.0
+        top, before = stats.update_ratio_max or 0.0, max((entry.update_ratio_max or 0.0 for entry in known), default=0.0)
+        rose = rate is None or rate > self.rise * max((earlier.setups[name].lr or 0.0 for earlier in past), default=0.0)
+        if len(known) < 2 or top <= self.peak * before or rose:
+            return math.inf
+        others = (stats.steps > 1) * ((stats.update_ratio or 0.0) * stats.steps - top) / max(stats.steps - 1, 1)
         return max(*(entry.update_ratio or 0.0 for entry in known), others)
 
 
@@ -207,7 +176,7 @@ KINDS = (
     Kind(
         "update_too_small", "Updates too small to learn from", group="Updates",
         states="symptom", limit=UpdateTooSmall().threshold,
-        causes=(idle_step, written_back, cut_gradients, *SMALL_STEPS),
+        causes=(wiring.idle_step, code.written_back, wiring.cut_gradients, *steps.SMALL_STEPS),
         meaning="The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
         "gradient.",
         formula="update_ratio = |update| / |weight|, mean over the measured steps;\n"
@@ -222,7 +191,7 @@ KINDS = (
     Kind(
         "update_too_large", "Updates as large as the weights", group="Updates",
         states="symptom", limit=UpdateTooLarge().threshold,
-        causes=STEP_SIZE,
+        causes=steps.STEP_SIZE,
         meaning="One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
         "step. What the model learned is overwritten.",
         formula="update_ratio = |update| / |weight|, mean over the measured steps; without the largest of three or more\n"
@@ -232,11 +201,10 @@ KINDS = (
         "      or learning rate * weight_decay (decoupled) >= {UpdateTooLarge.decay}",
         advice=("Try a lower learning rate, a warm-up, or less weight decay",
             "Check its parameter group if only this weight is named"),
-         # the largest
     ),
     Kind(
         "update_spike", "An update much larger than usual", group="Updates", states="symptom", about="batch",
-        causes=(bad_batch, *LARGE_STEP),
+        causes=(code.bad_batch, *steps.LARGE_STEP),
         meaning="One step changed a weight far more than the steps before it did, and its learning rate had not risen. What the "
         "model has learned may be lost in that step.",
         formula="usual = the largest of: mean update_ratio of the last windows, mean of this window's other steps\n\n"

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import activation_before_loss
-from lightning_hooks.diagnostics.causes.data import destroyed_inputs, large_inputs
-from lightning_hooks.diagnostics.causes.rates import group_too_fast
-from lightning_hooks.diagnostics.causes.weights import (
-    constant_weights,
-    initial_scale,
-    module_setting,
-    nonfinite_weights,
-    offset_bias,
-    small_start,
-    squashing_chain,
-)
-from lightning_hooks.diagnostics.causes.wiring import cut_path, flat_outputs, loss_without_graph, no_slope
+from lightning_hooks.declare.rule import Alerts, Rule, percent, warning_if
+from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
 from lightning_hooks.diagnostics.gradients.exploding_rules import GradientCourse
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.initial import role_of
@@ -32,7 +19,7 @@ from lightning_hooks.diagnostics.training_state import had_gradient, is_scale_fr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Vanishing(Rule):
+class Vanishing(Rule, kind="vanishing"):
     """Gradients that vanish in the backward pass.
 
     Modules are compared with later ones that hold parameters: through a sigmoid or a decoder without weights, whose output the loss
@@ -49,46 +36,40 @@ class Vanishing(Rule):
             have ratios down to 1e-2.
         absolute: An RMS below which a gradient has vanished whatever the others are: a float32 update hardly carries less.
         alike: RMS over the largest among later modules of the same role, above which it gets as much as they do.
-        learns: Update ratio from which on a weight learns all the same.
     """
-
-    kind: ClassVar[str] = "vanishing"
 
     relative: float = 1e-4
     absolute: float = 1e-12
     alike: ClassVar[float] = 1e-2
-    learns: ClassVar[float] = 1e-3
+    learns: ClassVar[float] = 1e-3  # update ratio from which on a weight learns all the same
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert where the gradient is lost, and one per module that has lost it; none where gradients are not finite."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         if any(stats.nonfinite_fraction > 0 for stats in report.modules.values()):
             return
-        flow = GradientCourse(report)
+        flow, lost = GradientCourse(report), list[tuple[str, float, float, str]]()
         holders = {name.rpartition(".")[0] for name in report.parameters}
         none_holds = holders.isdisjoint(flow.sites)
         counted = [none_holds or site in holders for site in flow.sites]
         after = _maxima_after([rms * counts for rms, counts in zip(flow.rms, counted, strict=True)])
         norm_after = _maxima_after([norm * counts for norm, counts in zip(flow.norm, counted, strict=True)])
         before, norm_before = list(accumulate(flow.rms, max)), list(accumulate(flow.norm, max))
-        alike, learning = _largest_alike_after(flow), self._learning(report)
-        lost = []
-        for place, (site, rms) in enumerate(zip(flow.sites, flow.rms, strict=True)):
+        learning = self._learning(report)
+        for place, (site, rms, alike) in enumerate(zip(flow.sites, flow.rms, _largest_alike_after(flow), strict=True)):
+            spared = rms > self.alike * alike > self.absolute or site in learning
             arrives = before[place] >= self.relative * after[place] or norm_before[place] >= self.relative * norm_after[place]
-            if rms > self.alike * alike[place] > self.absolute or site in learning:
-                continue
-            if not arrives:
+            if not arrives and not spared:
                 what = f"{rms / after[place]:.1e} times that of a layer after it (limit {self.relative:.0e})"
                 lost.append((site, rms / after[place], self.relative, what))
-            elif before[place] < self.absolute:
+            elif before[place] < self.absolute and not spared:
                 lost.append((site, rms, self.absolute, f"below the limit of {self.absolute:.0e}"))
         if not lost:
             return
         frontier = flow.sites.index(lost[-1][0])
         largest = max(range(frontier, len(flow.sites)), key=flow.norm.__getitem__)
         course, culprit = flow.course(min(range(frontier + 1), key=flow.norm.__getitem__), largest)
-        if culprit is not None and culprit in flow.sites[frontier + 1 :]:
-            lost.insert(0, (culprit, *lost[-1][1:3], "and almost nothing of it reaches the layers before"))
-        falls = f"; it falls {course}" if largest > frontier else ""
+        if culprit in flow.sites[frontier + 1 :]:
+            lost.insert(0, (str(culprit), *lost[-1][1:3], "and almost nothing of it reaches the layers before"))
+        falls = f"; it falls {course}" * (largest > frontier)
         for site, value, threshold, what in lost:
             yield self.alert(
                 report, site, value, threshold, "warning",
@@ -133,7 +114,7 @@ def _unused(report: GradientFlowReport, site: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Zero(Rule):
+class Zero(Rule, kind="zero", judges="epoch", shares=("threshold",)):
     """Gradients that arrive and are exactly zero everywhere.
 
     A critic in a Wasserstein GAN has a bias without one: its loss is a difference of outputs and does not depend on an offset.
@@ -144,30 +125,22 @@ class Zero(Rule):
         part: Share of what trains that such a part is at most: a larger one is multiplied by zero, or its gates are shut.
     """
 
-    kind: ClassVar[str] = "zero"
-    judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
     threshold: float = 1.0
     part: ClassVar[float] = 0.5
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per parameter whose gradient is zero."""
-        for site, gradient in report.parameters.items() if not only_the_first_step(report) else ():
-            if gradient.zero_fraction >= self.threshold:
-                meant = self._small_part(report, site) or _weight_learns(report, site)
-                yield self.alert(
-                    report, site, gradient.zero_fraction, self.threshold, "info" if meant else "warning",
-                    f"{percent(gradient.zero_fraction)} of its gradient is exactly zero (limit {percent(self.threshold)}): it is "
-                    "connected to the loss but does not learn.",
-                )  # fmt: skip
-
-    def _small_part(self, report: GradientFlowReport, site: str) -> bool:
-        """Whether it is of a library's model, which may leave a part unused, where few of those that train have no gradient."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        zero = [site for site, gradient in report.parameters.items() if gradient.zero_fraction >= self.threshold]
         trains = {name: setup.elements for name, setup in report.setups.items() if setup.trains}
-        zero = [name for name, gradient in report.parameters.items() if gradient.zero_fraction >= self.threshold]
+        # Of a library's model, which may leave a part unused, if few of those that train have no gradient.
         few = sum(trains.get(name, 0) for name in zero) <= self.part * max(sum(trains.values()), 1)
-        return _unused(report, site) and few
+        for site in zero if not only_the_first_step(report) else ():
+            share = percent(report.parameters[site].zero_fraction)
+            yield self.alert(
+                report, site, report.parameters[site].zero_fraction, self.threshold,
+                warning_if(not (few and _unused(report, site)) and not _weight_learns(report, site)),
+                f"{share} of its gradient is exactly zero (limit {percent(self.threshold)}): it is connected to the loss but does "
+                "not learn.",
+            )  # fmt: skip
 
 
 def _weight_learns(report: GradientFlowReport, site: str) -> bool:
@@ -191,32 +164,26 @@ def _by_module(names: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Missing(Rule):
+class Missing(Rule, kind="missing", judges="epoch"):
     """Parameters that require gradients and never get one.
 
     The body of a library's model is no unused part of it: modules that run before all that trains, hold most of the model, and
     whose outputs require a gradient, so that they do not run under ``no_grad``.
     """
 
-    kind: ClassVar[str] = "missing"
-    judges: ClassVar[Judges] = "epoch"
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per parameter whose gradient was None at every measured step."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         left_out = any(setup.has_gradient and not setup.optimizers for setup in report.setups.values())
-        replaced = unused_tensors(report) if left_out else []  # not_optimized names them, at what they were replaced by
-        for site, gradient in report.parameters.items():
-            if site in replaced or (site in report.setups and report.setups[site].has_gradient):
-                continue  # the latter at a step that was not sampled: a branch that is taken by chance
-            if gradient.missing_steps and not gradient.steps and not gradient.nonfinite_steps:
-                last = next((earlier.epoch for earlier in report.earlier[::-1] if had_gradient(earlier, site)), None)
-                known = "" if last is None else f" It last had one in epoch {last}."
-                meant = (last is None and _unused(report, site)) or _weight_learns(report, site)
-                yield self.alert(
-                    report, site, gradient.missing_steps, 0.0, "info" if meant else "warning",
-                    "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend on it."
-                    f"{known}",
-                )  # fmt: skip
+        replaced = {*unused_tensors(report)} if left_out else set[str]()  # not_optimized names them, at what they were replaced by
+        by_chance = {name for name, setup in report.setups.items() if setup.has_gradient}  # at a step that was not sampled
+        missing = [name for name, one in report.parameters.items() if one.missing_steps and not one.steps + one.nonfinite_steps]
+        for site in [name for name in missing if name not in replaced and name not in by_chance]:
+            last = [f" It last had one in epoch {earlier.epoch}." for earlier in report.earlier if had_gradient(earlier, site)][-1:]
+            meant = (not last and _unused(report, site)) or _weight_learns(report, site)
+            yield self.alert(
+                report, site, report.parameters[site].missing_steps, 0.0, warning_if(not meant),
+                "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend on it."
+                f"{''.join(last)}",
+            )  # fmt: skip
 
 
 __all__ = ["Missing", "Vanishing", "Zero"]
@@ -225,8 +192,9 @@ KINDS = (
     Kind(
         "vanishing", "Vanishing gradients", group="Backward", states="symptom",
         causes=(
-            small_start, squashing_chain, destroyed_inputs, large_inputs, initial_scale, constant_weights, offset_bias,
-            module_setting, activation_before_loss, group_too_fast,
+            weights.small_start, weights.squashing_chain, data.destroyed_inputs, data.large_inputs, weights.initial_scale,
+            weights.constant_weights, weights.offset_bias, weights.module_setting, code.activation_before_loss,
+            rates.group_too_fast,
         ),
         meaning="The gradient becomes very small on its way back to the first layers. These layers hardly learn.",
         formula="g = rms of the gradient at the module's output;  n = its norm;  later = modules with parameters nearer to the "
@@ -241,7 +209,7 @@ KINDS = (
     ),
     Kind(
         "zero", "Gradients that are exactly zero", group="Backward", states="symptom", measures="share",
-        causes=(flat_outputs, no_slope, constant_weights, offset_bias, nonfinite_weights),
+        causes=(wiring.flat_outputs, wiring.no_slope, weights.constant_weights, weights.offset_bias, weights.nonfinite_weights),
         meaning="A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
         formula="zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
         "alert if zero_fraction >= {Zero.threshold}",
@@ -249,9 +217,7 @@ KINDS = (
     ),
     Kind(
         "missing", "Parameters without a gradient", group="Backward", states="fact", measures="nothing",
-        causes=(
-            loss_without_graph, cut_path,
-        ),
+        causes=(wiring.loss_without_graph, wiring.cut_path),
         meaning="A parameter requires a gradient but its `.grad` is None at every measured step. The loss does not depend on it.",
         formula="alert if .grad is None at every measured step of the epoch",
         advice=("Use it in forward", "Remove what breaks the path to the loss",

@@ -65,7 +65,6 @@ class GradientSites(Collector[GradientFlowReport]):
     report_type: ClassVar[type[Report] | None] = GradientFlowReport
     ranking: ClassVar[tuple[str, ...]] = RANKING
     logged_by_default: ClassVar[tuple[str, ...] | None] = ("rms", "norm", "update_ratio", "weight_norm")
-    histogram_of: ClassVar[str] = "gradient"
     modules: GradientTable
     parameters: ParameterTable
 
@@ -163,8 +162,7 @@ class GradientSites(Collector[GradientFlowReport]):
         ]
 
 
-HEALTHY_UPDATES = (1e-4, 1e-2)
-"""Ratios of update to weight around the 1e-3 that Karpathy (2022) aims at, a decade to each side."""
+HEALTHY_UPDATES = (1e-4, 1e-2)  # ratios of update to weight around the 1e-3 that Karpathy (2022) aims at, a decade to each side
 
 
 @style()

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.causes.code import half_weights, written_back
-from lightning_hooks.diagnostics.causes.rates import rate_too_low, wrong_schedule
-from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
-from lightning_hooks.diagnostics.causes.wiring import another_optimizer, strided_weight
+from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent
+from lightning_hooks.diagnostics.causes import code, rates, steps, wiring
 from lightning_hooks.diagnostics.loss.report import BLOCK
 from lightning_hooks.diagnostics.loss.rules import rises, rising
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.training_state import has_converged, is_scale_free
+from lightning_hooks.hooks.selection import outwards
 from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NotUpdated(Rule):
+class NotUpdated(Rule, kind="not_updated"):
     """Weights that do not change although they have a gradient, while others do.
 
     Frozen weights, those with a learning rate of 0 and those whose step would be lost in rounding do not count, nor does a
@@ -35,32 +32,28 @@ class NotUpdated(Rule):
         min_steps_of_all: The same where none of an optimizer's weights moves, in this window and the one before: it may take its
             steps together every few calls.
         sparse: Share of zeros in the gradient of a large weight above which updates of other elements could have been missed.
-        rounding: A step below this is lost in the rounding of a float32 weight of about 1 (2 ** -24).
     """
-
-    kind: ClassVar[str] = "not_updated"
 
     min_steps: int = 3
     min_steps_of_all: ClassVar[int] = 5
     sparse: ClassVar[float] = 0.9
-    rounding: ClassVar[float] = 6e-8
+    rounding: ClassVar[float] = 6e-8  # a step below this is lost in the rounding of a float32 weight of about 1 (2 ** -24)
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per weight, or per module none of whose weights moves."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         moves = _moving_weights(report)
         moving = {held for name, moved in moves.items() if moved for held in report.setups[name].optimizers}
-        earlier = report.previous()
-        stood = [] if earlier is None else [name for name, moved in _moving_weights(earlier).items() if not moved]
-        still = []
-        for name in [name for name, moved in moves.items() if moving and not moved and self._could_move(report, name)]:
-            steps = report.parameters[name].steps
-            if earlier is not None and name in stood:
-                steps += earlier.parameters[name].steps
-            if steps >= self.min_steps_of_all or moving.issuperset(report.setups[name].optimizers):
-                still.append(name)
+        standing = [(one, name) for one in report.earlier[-1:] for name, moved in _moving_weights(one).items() if not moved]
+        stood = {name: one.parameters[name].steps for one, name in standing}
+        still = [
+            name
+            for name, moved in moves.items()
+            if moving and not moved and self._could_move(report, name)
+            if report.parameters[name].steps + stood.get(name, 0) >= self.min_steps_of_all
+            or moving.issuperset(report.setups[name].optimizers)
+        ]
         for site, names in _by_module(still, moves).items():
             stats, setup = report.parameters[names[0]], report.setups[names[0]]
-            which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more of its weights"
+            which = names[0] + f" and {len(names) - 1} more of its weights" * (len(names) > 1)
             whose = f"of {setup.optimizers[0]}" if setup.optimizers[0] in moving else f"(of {', '.join(sorted(moving))})"
             yield self.alert(
                 report, site, 0.0, 0.0, "warning",
@@ -70,15 +63,14 @@ class NotUpdated(Rule):
 
     def _could_move(self, report: GradientFlowReport, name: str) -> bool:
         stats, setup = report.parameters[name], report.setups[name]
-        if not (setup.trains and setup.lr and setup.optimizers and stats.norm > 0 and stats.steps >= self.min_steps):
-            return False
+        judged = setup.trains and setup.optimizers and stats.norm > 0 and stats.steps >= self.min_steps
         seen_whole = setup.elements <= UPDATE_SAMPLE or stats.zero_fraction <= self.sparse
-        step = setup.lr * (1.0 if all(map(is_scale_free, setup.optimizers)) else stats.rms)
-        return seen_whole and step > self.rounding
+        step = (setup.lr or 0.0) * (1.0 if all(map(is_scale_free, setup.optimizers)) else stats.rms)
+        return bool(judged and seen_whole and step > self.rounding)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NeverStepped(Rule):
+class NeverStepped(Rule, kind="not_updated", judges="epoch"):
     """Gradients are computed in every batch, and no optimizer takes a step, or one of several takes none.
 
     One of several may wait for its turn, as the generator does while the discriminator warms up: it must not have taken a step
@@ -88,13 +80,9 @@ class NeverStepped(Rule):
         min_batches: Batches since training started below which it is not judged.
     """
 
-    kind: ClassVar[str] = "not_updated"
-    judges: ClassVar[Judges] = "epoch"
-
     min_batches: int = 20
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert if there are optimizers and gradients, and no steps."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         windows = report.windows
         batches = sum(window.batches for window in windows)
         held = {name: setup for name, setup in report.setups.items() if setup.optimizers and setup.trains}
@@ -103,7 +91,7 @@ class NeverStepped(Rule):
         waiting = {name.rpartition(".")[0] for name, setup in held.items() if stepping.isdisjoint(setup.optimizers)}
         reached = any(stats.rms > 0 for name, stats in report.modules.items() if name in waiting)
         if still and report.modules and (reached or not stepping) and batches >= self.min_batches:
-            what = "what they hold does not learn" if stepping else "nothing is learned"
+            what = ("nothing is learned", "what they hold does not learn")[bool(stepping)]
             yield self.alert(
                 report, still[0], 0.0, 0.0, "warning",
                 f"gradients were computed, but {', '.join(still)} took no step in {batches} batches: {what}.",
@@ -117,19 +105,15 @@ def _moving_weights(report: GradientFlowReport) -> dict[str, bool]:
     return {name: moved for name, moved in known.items() if name in report.setups and report.setups[name].dimensions > 1}
 
 
-def _by_module(still: Sequence[str], weights: Collection[str]) -> dict[str, list[str]]:
+def _by_module(still: Collection[str], weights: Iterable[str]) -> dict[str, list[str]]:
     """Weights by the outermost module all of whose weights are among them, or each by its own name."""
-    found: dict[str, list[str]] = {}
-    moving = [name for name in weights if name not in set(still)]
-    for name in still:
-        outer = [name[:end] for end, letter in enumerate(name) if letter == "."][:-1]
-        site = next((module for module in outer if not any(other.startswith(f"{module}.") for other in moving)), name)
-        found.setdefault(site, []).append(name)
-    return {names[0] if len(names) == 1 else site: names for site, names in found.items()}
+    moving = {outer for name in weights if name not in still for outer in outwards(name)}
+    found = grouped((next((outer for outer in outwards(name)[-2:1:-1] if outer not in moving), name), name) for name in still)
+    return {site if len(names) > 1 else names[0]: names for site, names in found.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UpdatesLost(Rule):
+class UpdatesLost(Rule, kind="updates_lost", shares=("threshold",)):
     """Weights in half precision that hardly any update changes, since it is smaller than their rounding.
 
     A bfloat16 number has 8 significant bits: a change below 0.2 to 0.4 % of it is lost (Zamirai et al., "Revisiting BFloat16
@@ -138,38 +122,30 @@ class UpdatesLost(Rule):
 
     Attributes:
         threshold: Share of a weight's elements whose update was lost, above which it counts.
-        min_steps: Measured optimizer steps below which a window is not judged.
-        scheduled: Share of its peak below which a learning rate is low on purpose.
     """
 
-    kind: ClassVar[str] = "updates_lost"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
     threshold: float = 0.99
-    min_steps: ClassVar[int] = 3
-    scheduled: ClassVar[float] = 0.5
+    min_steps: ClassVar[int] = 3  # measured optimizer steps below which a window is not judged
+    scheduled: ClassVar[float] = 0.5  # share of its peak below which a learning rate is low on purpose
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per weight, the one that loses most first."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         lost = {
-            name: stats.lost_fraction
+            name: stats.lost_fraction or 0.0
             for name, stats in report.parameters.items()
-            if stats.lost_fraction is not None and stats.lost_fraction > self.threshold and stats.steps >= self.min_steps
+            if (stats.lost_fraction or 0.0) > self.threshold and stats.steps >= self.min_steps
+            if name in report.setups and report.setups[name].dimensions > 1 and report.setups[name].has_rate(self.scheduled)
         }
         for name in sorted(lost, key=lambda name: -lost[name]) if not has_converged(report) else ():
-            setup = report.setups.get(name)
-            if setup is None or setup.dimensions < 2 or not setup.has_rate(self.scheduled):
-                continue
             yield self.alert(
                 report, name, lost[name], self.threshold, "warning",
                 f"{percent(lost[name])} of its elements keep their value at a measured step although they have a gradient (limit "
-                f"{percent(self.threshold)}; 50 to 80% is usual with such weights): the step (learning rate {setup.lr or 0.0:.1e}) "
-                "is smaller than the rounding of its values.",
+                f"{percent(self.threshold)}; 50 to 80% is usual with such weights): the step (learning rate "
+                f"{report.setups[name].lr or 0.0:.1e}) is smaller than the rounding of its values.",
             )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WeightsGrowing(Rule):
+class WeightsGrowing(Rule, kind="weights_growing"):
     """Weights whose norm doubles from one window to the next, no more slowly than before, when the first windows are over.
 
     A weight that starts at or near zero, biases and scales of norm layers are not judged, nor is a window in which the learning
@@ -178,30 +154,24 @@ class WeightsGrowing(Rule):
 
     Attributes:
         factor: Growth of the norm from one window's end to the next, above which it counts.
-        min_windows: Earlier reports below which nothing is judged: weights find their size at first.
-        rise: How many times the learning rate of the window before explains growth.
-        slowing: Share of the growth in the window before below which growth comes to an end by itself.
     """
 
-    kind: ClassVar[str] = "weights_growing"
-
     factor: float = 2.0
-    min_windows: ClassVar[int] = 3
-    rise: ClassVar[float] = 1.01
-    slowing: ClassVar[float] = 0.9
+    min_windows: ClassVar[int] = 3  # earlier reports below which nothing is judged: weights find their size at first
+    rise: ClassVar[float] = 1.01  # how many times the learning rate of the window before explains growth
+    slowing: ClassVar[float] = 0.9  # share of the growth in the window before below which growth comes to an end by itself
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per weight, the one that grew most first."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         if len(report.earlier) < self.min_windows:
             return
-        before = report.earlier[-1].setups
-        found: dict[str, tuple[float, float, float]] = {}
-        for name, (earlier, then, now) in _norms(report, 2).items():
-            setup, rate = report.setups[name], before[name].lr if name in before else None
-            steady = setup.lr is not None and rate is not None and setup.lr <= self.rise * rate
-            if now > self.factor * then and now / then > self.slowing * then / earlier and steady:
-                found[name] = earlier, then, now
-        for name, (earlier, then, now) in sorted(found.items(), key=lambda entry: -entry[1][2] / entry[1][1]):
+        rates = {name: self.rise * (setup.lr or 0.0) for name, setup in report.earlier[-1].setups.items() if setup.lr is not None}
+        steady = [name for name, setup in report.setups.items() if setup.lr is not None and setup.lr <= rates.get(name, -1.0)]
+        found = [
+            (name, earlier, then, now)
+            for name, (earlier, then, now) in _norms(report, 2).items()
+            if name in steady and now > self.factor * then and now / then > self.slowing * then / earlier
+        ]
+        for name, earlier, then, now in sorted(found, key=lambda one: -one[3] / one[2]):
             yield self.alert(
                 report, name, now / then, self.factor, "warning",
                 f"its norm grew {now / then:.2g} times in this window, from {then:.3g} to {now:.3g} "
@@ -210,7 +180,7 @@ class WeightsGrowing(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GrowthWithoutGain(Rule):
+class GrowthWithoutGain(Rule, kind="weights_growing"):
     """Weights that grow by the same factor from window to window, or faster, while the loss rises.
 
     In a training that learns, growth slows down as weights find their size, or the loss falls with it. Neither is so under a
@@ -220,22 +190,17 @@ class GrowthWithoutGain(Rule):
 
     Attributes:
         factor: Growth of the norm over three windows, above which it counts.
-        slowing: Share of the growth in the window before below which growth slows down.
         noise: Rise of the loss, the median of its last 32 values, above its lowest level, over the noise from batch to batch.
     """
 
-    kind: ClassVar[str] = "weights_growing"
-
     factor: float = 1.25
-    slowing: ClassVar[float] = 0.8
+    slowing: ClassVar[float] = 0.8  # share of the growth in the window before below which growth slows down
     noise: ClassVar[float] = 0.75
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per weight, the one that grew most first."""
-        if len(report.earlier) < 3 or report.loss is None or not rises(report.loss, self.noise):
-            return
-        if rising(report.loss.recent[-2 * BLOCK :]) < -1:
-            return  # it falls again: other data, or another task, have raised it once
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        loss = report.minimized
+        if len(report.earlier) < 3 or not rises(loss, self.noise) or rising(loss.recent[-2 * BLOCK :]) < -1:
+            return  # at last it falls again: other data, or another task, have raised it once
         found: dict[str, float] = {}
         for name, norms in _norms(report, 3).items():
             rates = [math.log(later / earlier) for earlier, later in pairwise(norms)]
@@ -245,7 +210,7 @@ class GrowthWithoutGain(Rule):
             yield self.alert(
                 report, name, found[name], self.factor, "warning",
                 f"its norm grew {found[name]:.3g} times over three windows (limit {self.factor:g} times), no more slowly from one "
-                f"to the next, and the loss rises: it was {report.loss.lowest:.3g} at its lowest.",
+                f"to the next, and the loss rises: it was {loss.lowest:.3g} at its lowest.",
             )  # fmt: skip
 
 
@@ -269,7 +234,7 @@ __all__ = ["GrowthWithoutGain", "NeverStepped", "NotUpdated", "UpdatesLost", "We
 KINDS = (
     Kind(
         "not_updated", "Weights that do not change", group="Updates", states="fact", measures="nothing",
-        causes=(another_optimizer, strided_weight, written_back, rate_too_low, wrong_schedule),
+        causes=(wiring.another_optimizer, wiring.strided_weight, code.written_back, rates.rate_too_low, rates.wrong_schedule),
         meaning="A weight, or all weights of a module, did not change by one bit, while other weights moved.",
         formula="alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
         "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"
@@ -281,7 +246,7 @@ KINDS = (
     ),
     Kind(
         "updates_lost", "Updates lost in rounding", group="Updates", states="fact", measures="share",
-        causes=(half_weights, rate_too_low),
+        causes=(code.half_weights, rates.rate_too_low),
         meaning="A weight is stored in half precision, and almost none of its elements change at a step: each change is smaller "
         "than the distance to the next number that bfloat16 or float16 can hold. The weight stands still although the optimizer "
         "works.",
@@ -292,7 +257,7 @@ KINDS = (
     ),
     Kind(
         "weights_growing", "Weights that grow fast", group="Updates", states="symptom",
-        causes=STEP_SIZE,
+        causes=steps.STEP_SIZE,
         meaning="The norm of a weight doubled within one window, faster than in the window before, or keeps growing by the same "
         "factor from window to window while the loss rises. Training that goes on like this diverges.",
         formula="alert if weight_norm > {WeightsGrowing.factor} * that of the window before, growing no more slowly than before,\n"

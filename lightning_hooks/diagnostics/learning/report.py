@@ -20,8 +20,7 @@ from lightning_hooks.diagnostics.learning.table import GradientSample, LearningC
 from lightning_hooks.statistics.reduction import added
 from lightning_hooks.statistics.tables import HostNumbers, PackedTable, Tables
 
-FEWEST_PAIRS = 4
-"""Pairs of successive measured steps that a noise scale needs."""
+FEWEST_PAIRS = 4  # pairs of successive measured steps that a noise scale needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +95,7 @@ class LearningReport:
 
 LEARNING_STATS = ("predicted_gain", "coherence", "noise_scale", "over_constant", "gain", "step_ratio", "transfer", "progress")
 """What is logged as ``learning/<stat>``."""
-PARAMETER_STATS = ("share", "coherence")
-"""What is logged as ``learning/<parameter>/<stat>``, where the user asks for all."""
+PARAMETER_STATS = ("share", "coherence")  # what is logged as `learning/<parameter>/<stat>`, where the user asks for all
 
 
 def learning_scalars(report: LearningReport | None, known: set[str]) -> dict[str, float]:
@@ -185,8 +183,7 @@ def _of_modules(parameters: Mapping[str, ParameterLearning]) -> dict[str, float]
     return found
 
 
-NOT_ASKED = "steps are run again with learning=True only"
-"""Why nothing is measured by running a step again, by default."""
+NOT_ASKED = "steps are run again with learning=True only"  # why nothing is measured by running a step again, by default
 
 
 class LearningWatch:
@@ -224,7 +221,6 @@ class LearningWatch:
             context.on_call(SEEN, self._constant.record, detailed=False)
 
     def _batch_start(self, batch: BatchTensors) -> None:
-        """A sampled batch starts."""
         self.detailed = self._context.gate.in_detail
         if not self._on:
             return
@@ -236,19 +232,16 @@ class LearningWatch:
         self._sizes[1] += size * self._host.loss_scaling.accumulation
 
     def _gradients(self, step: Step, sampled: bool = True) -> None:
-        """The gradients of a step are ready, and not clipped; ``sampled``: it counts in the window."""
         measuring = self._context.measure.measuring
         if self._on and ((sampled and self.detailed) or measuring) and step.indices and step.shards is None:
             self.under_way[step.optimizer] = GradientSample(step, self._embeddings, self._places)
 
     def _measured(self, measured: MeasuredLoss) -> None:
-        """The batch of a step was run again."""
         predicted, self._predicted = self._predicted, None
         if predicted is not None:
             self._steps.add(measured, *predicted.tolist())
 
     def _taken(self, step: Step, valid: Tensor | None, sampled: bool = True) -> None:
-        """A step was taken."""
         sample = self.under_way.pop(step.optimizer, None)
         if sample is None:
             return

@@ -1,23 +1,116 @@
-"""Steps that are too long or too short, and parts that bring nothing."""
+"""A loss that makes no progress, steps that are too long or too short, and parts that bring nothing."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.causes.data import large_inputs, large_targets
-from lightning_hooks.diagnostics.causes.rates import rate_too_low
-from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
-from lightning_hooks.diagnostics.causes.weights import initial_scale, large_start, stretching_recurrence, stretching_start
+from lightning_hooks.declare.rule import Alerts, Rule, percent, warning_if
+from lightning_hooks.diagnostics.attention.rules import inverted_mask
+from lightning_hooks.diagnostics.causes import code, data, rates, steps, weights, wiring
+from lightning_hooks.diagnostics.loss.report import BLOCK, NO_LOSS
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.training_state import weight_ratios
+
+FLAT = 0.005  # fall of the loss over that of the best constant answer, from one window to the next, above which it falls
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")):
+    """A loss that stands still at that of the best constant answer, or whose steps lower the loss of their own batches alone.
+
+    The first is harm that is measured, and a warning where the loss of the last batches is as large as that of those before them,
+    beyond what chance makes of so few, unless the learning rate still warms up or a long training has only begun: a language model
+    stays at the frequencies of its tokens for a while. So is a loss that was there in all windows for half of the training so far,
+    however few or unlike its batches are, and whatever else is added to it, and one that is far above it when half of the planned
+    steps are taken. The other is an info.
+
+    Attributes:
+        threshold: Fall of the loss on new batches over the sum of the gains, below which it counts.
+        over_constant: Loss over that of the best constant answer from which on the model is no better than that.
+        still: Share by which a loss that stands still may change, with its error, and be above that of the best constant answer:
+            farther above it is on its way.
+        stays: Share of the steps so far, in several windows, for which the loss must have been there, still or not.
+        behind: Median of the last losses over that of the best constant answer, above which a model that is half trained is
+            worse than that.
+    """
+
+    threshold: float = 0.02
+    fall: ClassVar[float] = 0.1  # share of the loss at the start that its lowest level may lie below it
+    gain: ClassVar[float] = 1e-3  # gain of a step, as a share of the loss, from which on steps count as gaining
+    over_constant: float = 0.98
+    still: ClassVar[float] = 0.03
+    min_steps: ClassVar[int] = 40  # optimizer steps that there must be
+    begun: ClassVar[float] = 0.1  # share of the planned steps before which it is an info
+    stays: ClassVar[float] = 0.5
+    long: ClassVar[int] = 100  # the fewest steps for that
+    behind: ClassVar[float] = 1.5
+
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        loss, constant = report.minimized, report.over_constant
+        if report.step < self.min_steps or not loss.optimized:
+            return
+        if math.isnan(constant):
+            yield from self._gains_alone(report)
+            return
+        latest = constant * loss.latest / loss.mean if loss.recent and loss.mean > 0 else constant
+        constant = min(constant, latest)  # it may have fallen within the window
+        change, error = loss.change(self.min_steps) or (math.inf, 0.0)
+        still = abs(change) + error < self.still and change >= -error  # it does not fall, however slowly
+        steps, level = self._at_constant(report.windows)
+        behind, planned = _over_constant(report), report.planned_steps or math.inf
+        limit = f"of that of the best constant answer (limit {self.over_constant:g})"
+        begun = not _warms_up(report) and report.step >= self.begun * (report.planned_steps or 0)
+        if still and self.over_constant < constant < 1 + self.still:
+            text = f"the loss is {constant:.3g} {limit} and stands still."
+            yield self.alert(report, SITE, constant, self.over_constant, warning_if(begun), text)
+        elif steps >= max(self.long, self.stays * report.step) and self.over_constant < level < 1 + self.still:
+            text = f"the loss is {level:.3g} {limit}, and has been for {steps} of {report.step} steps."
+            yield self.alert(report, SITE, level, self.over_constant, warning_if(begun), text)
+        elif behind > self.behind and report.step >= planned / 2:
+            text = f"the loss is {behind:.3g} times that of the best constant answer (limit {self.behind:g}) after "
+            text += f"{report.step} of {report.planned_steps} steps."
+            yield self.alert(report, SITE, behind, self.behind, "warning", text)
+
+    def _gains_alone(self, report: GradientFlowReport) -> Alerts:
+        """An info where steps lower the loss of their own batches, and that of new ones stands still from the start."""
+        loss, progress, gain = report.minimized, report.learned.progress, report.learned.gain or 0.0
+        still = math.isfinite(loss.lowest) and loss.start > 0 and loss.lowest > (1 - self.fall) * loss.start
+        if progress is not None and progress < self.threshold and still and gain > self.gain * loss.mean:
+            yield self.alert(
+                report, SITE, progress, self.threshold, "info",
+                f"a step lowers its own batch's loss by {percent(gain / loss.mean)}, and new batches get "
+                f"{percent(max(progress, 0.0))} of that (limit {percent(self.threshold)}).",
+            )  # fmt: skip
+
+    def _at_constant(self, reports: Sequence[GradientFlowReport]) -> tuple[int, float]:
+        """For how many steps up to now the loss has been at the level of the best constant answer, and its mean level."""
+        known = [(report.step, report.over_constant) for report in reports]
+        near = [*takewhile(lambda one: abs(one[1] - 1) < 2 * self.still, reversed(known))]
+        if len(near) < 2 or near[0][1] < near[1][1] - FLAT:  # it falls
+            return 0, math.nan
+        steps = 2 * near[0][0] - near[1][0] - near[-1][0]  # windows are as long as the last one
+        return steps, statistics.fmean(level for _, level in near)
+
+
+def _over_constant(report: GradientFlowReport) -> float:
+    """The median of the last losses over that of the best constant answer, where they are nothing but that distance; else 0."""
+    best, known = report.learned.constant_loss, report.minimized.finite[-BLOCK:]
+    return statistics.median(known) / best if len(known) == BLOCK and report.loss_sign and best else 0.0
+
+
+def _warms_up(report: GradientFlowReport) -> bool:
+    """Whether a learning rate is the largest so far, and its schedule goes on to a larger one."""
+    groups = [group for stats in report.optimizers.values() for group in stats.groups]
+    known = [(group.lr, group.lr_peak or 0.0, group.lr_initial or 0.0) for group in groups if group.lr is not None]
+    return any(peak <= rate < initial for rate, peak, initial in known)
+
 
 ENOUGH = 8  # losses of a window whose mean is compared with the first one: fewer may differ by chance
 NO_BETTER = 0.95  # the loss over the first one above which it is as bad
@@ -30,7 +123,7 @@ def factor_to_best(step_ratio: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepTooLong(Rule):
+class StepTooLong(Rule, kind="step_too_long", shares=("size",)):
     """Steps that end about as high as they began, or higher; or that nearly replace weights, and ruin the loss.
 
     It is a warning where the loss is ruined. Of 60 trainings of small models, at a good rate and up to 1000 times it, the mean
@@ -38,36 +131,31 @@ class StepTooLong(Rule):
 
     Attributes:
         threshold: Median step ratio below which it counts.
-        min_reruns: Measured steps that there must be.
         ruined: Mean loss of a window, or of its end, over the first loss, above which steps have ruined it, until it is better than
             that.
         size: Where no step ratio says so: the largest share of a weight that a step changed, the median of all weights, from which
             on it is the steps that did.
     """
 
-    kind: ClassVar[str] = "step_too_long"
-    shares: ClassVar[tuple[str, ...]] = ("size",)
-
     threshold: float = 0.1
-    min_reruns: ClassVar[int] = 4
+    min_reruns: ClassVar[int] = 4  # measured steps that there must be
     ruined: ClassVar[float] = 1.5
     size: float = 0.1
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert if steps are too long."""
-        learning, times, ratio = report.learning, self._ruin(report), math.inf
-        if learning is not None and learning.step_ratio is not None and learning.reruns >= self.min_reruns:
-            ratio = learning.step_ratio
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        times, ratio = self._ruin(report), math.inf
+        if report.learned.reruns >= self.min_reruns and report.learned.step_ratio is not None:
+            ratio = report.learned.step_ratio
         lower = 1.0 / factor_to_best(ratio) if ratio < self.threshold else 10.0
         advice = (f"Divide the learning rate by {lower:.2g}, or by more", "Warm the learning rate up", "Clip gradients")
+        ruin = f", and the loss has been {times:.3g} times that before the first step" * (times > self.ruined)
         if ratio < self.threshold:
-            ruin = f", and the loss has been {times:.3g} times that before the first step" if times > self.ruined else ""
             yield self.alert(
-                report, SITE, ratio, self.threshold, "warning" if ruin else "info",
+                report, SITE, ratio, self.threshold, warning_if(ruin),
                 f"steps gain {percent(ratio)} of what their gradients predict on their own batch (limit {percent(self.threshold)}; "
                 f"the best length gains 50%){': they raise its loss' * (ratio < 0)}{ruin}.", advice=advice,
             )  # fmt: skip
-        elif times > self.ruined and (size := max(map(_largest_steps, report.windows))) >= self.size:
+        elif ruin and (size := max(map(_largest_steps, report.windows))) >= self.size:
             yield self.alert(
                 report, SITE, times, self.ruined, "warning",
                 f"the loss has been {times:.3g} times that before the first step (limit {self.ruined:g} times), and a step changed "
@@ -83,8 +171,8 @@ class StepTooLong(Rule):
 
 def _risen(report: GradientFlowReport) -> float:
     """The loss of a window, or of its end, over the first one; 0 where that is not known."""
-    loss, first = report.loss, report.first.loss
-    if loss is None or first is None or loss.count < ENOUGH or not (loss.optimized and 0 < first.began < math.inf):
+    loss, first = report.minimized, report.first.loss or NO_LOSS
+    if loss.count < ENOUGH or not 0 < first.began < math.inf:
         return 0.0
     level = max(loss.mean, loss.latest) / first.began
     return level if level < math.inf else 0.0
@@ -97,92 +185,95 @@ def _largest_steps(report: GradientFlowReport) -> float:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepTooShort(Rule):
+class StepTooShort(Rule, kind="step_too_short"):
     """Steps that gain exactly what their gradients predict, always in the same direction, and next to nothing.
 
     Healthy trainings reach each of the three alone.
 
     Attributes:
         threshold: Median step ratio above which it counts.
-        coherence: Cosine of the gradients of successive measured steps above which it counts.
-        gain: Gain of a step, as a share of the loss, below which it counts.
-        min_reruns: Measured steps that there must be: more than those of a warm-up's start.
     """
 
-    kind: ClassVar[str] = "step_too_short"
-    shares: ClassVar[tuple[str, ...]] = ("gain",)
-
     threshold: float = 0.99
-    coherence: float = 0.9
-    gain: float = 5e-4
-    min_reruns: ClassVar[int] = 5
+    coherence: ClassVar[float] = 0.9  # cosine of the gradients of successive measured steps above which it counts
+    gain: ClassVar[float] = 5e-4  # gain of a step, as a share of the loss, below which it counts
+    min_reruns: ClassVar[int] = 5  # measured steps that there must be: more than those of a warm-up's start
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert if steps are too short."""
-        learning, loss = report.learning, report.loss
-        if learning is None or loss is None or learning.reruns < self.min_reruns:
-            return
-        ratio, gain, coherence = learning.step_ratio, learning.gain, learning.coherence
-        if ratio is None or gain is None or coherence is None or not 0 < gain < self.gain * abs(loss.mean):
-            return
-        if ratio > self.threshold and coherence > self.coherence:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        learning, level = report.learned, abs((report.loss or NO_LOSS).mean)
+        ratio, gain, coherence = learning.step_ratio or 0.0, learning.gain or 0.0, learning.coherence or 0.0
+        tiny = 0 < gain < self.gain * level and learning.reruns >= self.min_reruns
+        if tiny and ratio > self.threshold and coherence > self.coherence:
             yield self.alert(
                 report, SITE, ratio, self.threshold, "info",
                 f"steps gain all that their gradients predict ({percent(ratio)}; limit {percent(self.threshold)}), in the same "
-                f"direction (cosine {coherence:.2g}), and {percent(gain / abs(loss.mean))} of the loss each: longer steps would "
-                "gain more.",
+                f"direction (cosine {coherence:.2g}), and {percent(gain / level)} of the loss each: longer steps would gain more.",
                 advice=(f"Multiply the learning rate by up to {factor_to_best(ratio):.2g}, in steps of ten",),
             )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartNotLearning(Rule):
+class PartNotLearning(Rule, kind="part_not_learning", shares=("threshold", "size")):
     """A module with many parameters from which next to nothing of the loss's fall comes.
 
     Attributes:
         threshold: Share of the predicted gain, with twice its standard error, below which it counts.
         size: Share of the trained parameters that the module must hold.
-        min_steps: Measured steps that there must be.
     """
-
-    kind: ClassVar[str] = "part_not_learning"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "size")
 
     threshold: float = 1e-4
     size: float = 0.05
-    min_steps: ClassVar[int] = 4
+    min_steps: ClassVar[int] = 4  # measured steps that there must be
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert for each outermost module that brings nothing."""
-        learning = report.learning
-        if learning is None or learning.steps < self.min_steps or not learning.predicted_gain:
-            return
-        found: list[str] = []  # outermost ones
-        total = learning.predicted_gain * learning.steps
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        learning, found = report.learned, list[str]()  # outermost ones
+        total = (learning.predicted_gain or 0.0) * learning.steps * (learning.steps >= self.min_steps)
         elements = {name: report.setups[name].elements for name in learning.parameters if name in report.setups}
-        for module, share in learning.modules.items():
+        for module, share in learning.modules.items() if total else ():
             inside = [name for name in elements if name.startswith(f"{module}.")]
             size = sum(elements[name] for name in inside) / max(sum(elements.values()), 1)
             error = math.hypot(*(learning.parameters[name].error for name in inside)) / total
             within = any(module.startswith(f"{one}.") for one in found)
-            still = all(learning.parameters[name].gain == 0 for name in inside)  # other kinds say so
-            if size < self.size or abs(share) + 2 * error > self.threshold or within or still:
-                continue
-            found.append(module)
-            yield self.alert(
-                report, module, share, self.threshold, "info",
-                f"it holds {percent(size)} of the parameters, and {percent(share)} of the predicted fall of the loss "
-                f"comes from it (limit {percent(self.threshold)}).",
-            )  # fmt: skip
+            moves = any(learning.parameters[name].gain != 0 for name in inside)  # where none does, other kinds say so
+            if size >= self.size and abs(share) + 2 * error <= self.threshold and moves and not within:
+                found.append(module)
+                yield self.alert(
+                    report, module, share, self.threshold, "info",
+                    f"it holds {percent(size)} of the parameters, and {percent(share)} of the predicted fall of the loss "
+                    f"comes from it (limit {percent(self.threshold)}).",
+                )  # fmt: skip
 
 
-__all__ = ["PartNotLearning", "StepTooLong", "StepTooShort"]
+__all__ = ["NoProgress", "PartNotLearning", "StepTooLong", "StepTooShort"]
 
 KINDS = (
     Kind(
+        "no_progress", "Steps that bring no progress", group="Loss", states="outcome", measures="number",
+        causes=(
+            wiring.frozen_by_mistake, wiring.wrong_axis, wiring.positions_by_sample, inverted_mask, wiring.detached_state,
+            wiring.cut_gradients, data.destroyed_inputs, data.large_inputs, data.unrelated_targets, code.activation_before_loss,
+            rates.rate_too_low, *steps.STEP_SIZE,
+        ),
+        meaning="The loss stands still at that of the best constant answer; or steps lower the loss of their own batches, and that "
+        "of new ones stands still from the start.",
+        formula="change = mean of the last quarter of the last losses / mean of their second quarter - 1\n\n"
+        "alert after {NoProgress.min_steps} steps if {NoProgress.over_constant} < over_constant < 1 + {NoProgress.still}\n"
+        "      and |change| + 2 standard errors < {NoProgress.still}, unless it falls by more than these\n"
+        "      or if it was there for {NoProgress.stays} of the steps so far, {NoProgress.long} at least, in two windows and "
+        "more, and did not fall in the last\n"
+        "      or if the median of the last 32 losses > {NoProgress.behind} * that of the best constant answer when half of the "
+        "planned\n      steps are taken, and nothing is added to it\n"
+        "info where over_constant is not known if progress < {NoProgress.threshold} while a step gains more than {NoProgress.gain} "
+        "of the loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
+        severities="warning where the loss stands still at that of a constant answer, after {NoProgress.begun} of the planned "
+        "steps and the warm-up; else info",
+        advice=("Check that labels belong to their inputs", "Check that different inputs give different outputs at each layer"),
+    ),
+    Kind(
         "step_too_long", "Steps that are too long", group="Updates", states="symptom", measures="number",
         causes=(
-            stretching_start, initial_scale, large_start, *STEP_SIZE, large_inputs, stretching_recurrence, large_targets,
+            weights.stretching_start, weights.initial_scale, weights.large_start, *steps.STEP_SIZE, data.large_inputs,
+            weights.stretching_recurrence, data.large_targets,
         ),
         meaning="The batch of a step was run again after the update: the step gained next to nothing of what its gradient "
         "predicts, or raised the loss. Or steps nearly replace weights, and the loss is far above what it was before the first.",
@@ -196,7 +287,7 @@ KINDS = (
     ),
     Kind(
         "step_too_short", "Steps that are too short", group="Updates", states="symptom", measures="number",
-        causes=(rate_too_low,),
+        causes=(rates.rate_too_low,),
         meaning="Steps gain all that their gradients predict, point the same way, and each gains next to nothing of the loss.",
         formula="alert if ratio > {StepTooShort.threshold} and coherence > {StepTooShort.coherence}\n"
         "     and gain of a step < {StepTooShort.gain} * loss, with at least {StepTooShort.min_reruns} measured steps",
@@ -214,4 +305,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (StepTooLong(), StepTooShort(), PartNotLearning())
+RULES = (NoProgress(), StepTooLong(), StepTooShort(), PartNotLearning())

@@ -21,16 +21,11 @@ from lightning_hooks.statistics.reduction import added, latest
 from lightning_hooks.statistics.tables import HostNumbers
 
 CLASSES = ("cross_entropy", "nll_loss")
-SEEN = (*CLASSES, *BINARY, "mse_loss", "l1_loss")
-"""The losses whose best constant answer follows from their targets."""
-MOST_CLASSES = 256
-"""Labels of more classes than this are not counted."""
-FEWEST_TARGETS = 8
-"""Samples that a batch of targets needs whose spread is read."""
-FEWEST_LABELS = 4
-"""Labels for each class that occurs, that the entropy of labels needs."""
-MOST = 1024
-"""Numbers of a target that are read, of each sample; of longer ones so many, evenly spaced."""
+SEEN = (*CLASSES, *BINARY, "mse_loss", "l1_loss")  # the losses whose best constant answer follows from their targets
+MOST_CLASSES = 256  # labels of more classes than this are not counted
+FEWEST_TARGETS = 8  # samples that a batch of targets needs whose spread is read
+FEWEST_LABELS = 4  # labels for each class that occurs, that the entropy of labels needs
+MOST = 1024  # numbers of a target that are read, of each sample; of longer ones so many, evenly spaced
 
 
 class ConstantColumn(Columns):
@@ -142,14 +137,11 @@ def _weighted(arguments: Mapping[str, Any]) -> bool:
     return not (plain and alike) or arguments.get("size_average") is False
 
 
-RECENT = 16
-"""Measured steps that are kept, the last ones."""
-FEWEST_STEPS = 4
-"""So many there must be for ``progress``."""
+RECENT = 16  # measured steps that are kept, the last ones
+FEWEST_STEPS = 4  # so many there must be for `progress`
 SURROGATE = 1.2
 """Median step ratio above which gradients are not those of the loss: along a step a loss hardly falls faster than at its start."""
-UNSURE = 0.2
-"""Share of the predicted gain above which its standard error makes what is divided by it unknown."""
+UNSURE = 0.2  # share of the predicted gain above which its standard error makes what is divided by it unknown
 WIDTH = 4  # gain, predicted gain, the error of both, gain on the batch measured before
 
 

@@ -14,10 +14,8 @@ from lightning_hooks.statistics.columns import SUM, Columns, RowTable, row_dtype
 from lightning_hooks.statistics.rows import fixed
 from lightning_hooks.statistics.weight_sample import joined
 
-SAMPLE = 4096
-"""Up to so many elements of a parameter all count; of a larger one, so many stand for the others."""
-ROWS = 1 << 16
-"""Elements of the rows with the largest gradients that count besides, of an embedding's table."""
+SAMPLE = 4096  # up to so many elements of a parameter all count; of a larger one, so many stand for the others
+ROWS = 1 << 16  # elements of the rows with the largest gradients that count besides, of an embedding's table
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
-from lightning_hooks.diagnostics.causes.code import OTHER_UNITS, activation_before_loss, other_numbers
-from lightning_hooks.diagnostics.causes.rates import rate_too_low
-from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
-from lightning_hooks.diagnostics.causes.wiring import detached_state, wrong_axis
+from lightning_hooks.declare.rule import Alerts, Rule, in_batch, percent
+from lightning_hooks.diagnostics.causes import code, rates, steps, wiring
+from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
-from lightning_hooks.diagnostics.training_state import first_called
 
 VALIDATION_SITE = "validation loss"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LossPlateau(Rule):
+class LossPlateau(Rule, kind="loss_plateau", judges="epoch", shares=("threshold",)):
     """A loss that stays near where it began.
 
     Over this window and the three before, its mean changes by less than a share of the loss at the start, as PyTorch's
@@ -32,26 +27,19 @@ class LossPlateau(Rule):
 
     Attributes:
         threshold: Range of the means over the loss at the start.
-        remains: Lowest loss over the loss at the start.
         min_steps: Batches that the four windows must have.
     """
 
-    kind: ClassVar[str] = "loss_plateau"
-    judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
     threshold: float = 0.01
-    remains: ClassVar[float] = 0.8
+    remains: ClassVar[float] = 0.8  # lowest loss over the loss at the start
     min_steps: int = 200
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert if the loss stands still."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         losses = [one.loss for one in report.windows[-4:] if one.loss is not None and math.isfinite(one.loss.mean)]
-        if len(losses) < 4 or sum(loss.count for loss in losses) < self.min_steps or not losses[-1].optimized:
-            return
-        means, loss = [one.mean for one in losses], losses[-1]
-        spread = max(means) - min(means)
-        if loss.start > 0 and loss.lowest > self.remains * loss.start and spread < self.threshold * loss.start:
+        means, loss = [one.mean for one in losses], report.minimized
+        spread = max(means, default=math.inf) - min(means, default=0.0)
+        known = len(losses) == 4 and sum(one.count for one in losses) >= self.min_steps
+        if known and loss.start > 0 and loss.lowest > self.remains * loss.start and spread < self.threshold * loss.start:
             yield self.alert(
                 report, SITE, spread / loss.start, self.threshold, "info",
                 f"the mean losses of the last {len(means)} windows differ by {percent(spread / loss.start)} of the loss at the "
@@ -60,7 +48,7 @@ class LossPlateau(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Overfitting(Rule):
+class Overfitting(Rule, kind="overfitting", judges="epoch"):
     """A validation loss that rises while the training loss falls.
 
     Early stopping by successive rises (Prechelt 1998, "Early Stopping - But When?", criterion UP): the validation loss is larger
@@ -69,32 +57,26 @@ class Overfitting(Rule):
 
     Attributes:
         rises: Validations in a row, each with a larger loss.
-        threshold: Rise over the first of these losses, in all.
     """
 
-    kind: ClassVar[str] = "overfitting"
-    judges: ClassVar[Judges] = "epoch"
-
     rises: int = 3
-    threshold: ClassVar[float] = 0.02
+    threshold: ClassVar[float] = 0.02  # rise over the first of these losses, in all
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert if the validation loss rises."""
-        last = () if report.loss is None else report.loss.validations[-self.rises - 1 :]
-        if len(last) <= self.rises or not all(one.loss < other.loss for one, other in pairwise(last)):
-            return
-        first, now = last[0], last[-1]
-        rise = (now.loss - first.loss) / abs(first.loss) if first.loss else math.inf
-        if rise > self.threshold and now.training < first.training:
-            yield self.alert(
-                report, VALIDATION_SITE, rise, self.threshold, "info",
-                f"the validation loss rose {self.rises} times in a row, from {first.loss:.3g} to {now.loss:.3g}, while the "
-                f"training loss fell from {first.training:.3g} to {now.training:.3g}.",
-            )  # fmt: skip
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        last = (report.loss or NO_LOSS).validations[-self.rises - 1 :]
+        if len(last) > self.rises and all(one.loss < other.loss for one, other in pairwise(last)):
+            first, now = last[0], last[-1]
+            rise = (now.loss - first.loss) / abs(first.loss) if first.loss else math.inf
+            if rise > self.threshold and now.training < first.training:
+                yield self.alert(
+                    report, VALIDATION_SITE, rise, self.threshold, "info",
+                    f"the validation loss rose {self.rises} times in a row, from {first.loss:.3g} to {now.loss:.3g}, while the "
+                    f"training loss fell from {first.training:.3g} to {now.training:.3g}.",
+                )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LearnedByHeart(Rule):
+class LearnedByHeart(Rule, kind="overfitting", judges="epoch", shares=("better",)):
     """A validation loss that was never better than guessing, while the training loss is.
 
     Guessing is the best answer that ignores the input, as the targets of training say; where that is not measured, it is the loss
@@ -102,32 +84,26 @@ class LearnedByHeart(Rule):
 
     Attributes:
         better: Training loss over that of guessing, below which it must lie.
-        worse: Validation loss over the first one, above which the last two must lie.
-        validations: Validations that there must be.
     """
 
-    kind: ClassVar[str] = "overfitting"
-    judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("better",)
-
     better: float = 0.95
-    worse: ClassVar[float] = 1.02
-    validations: int = 3
+    worse: ClassVar[float] = 1.02  # validation loss over the first one, above which the last two must lie
+    validations: ClassVar[int] = 3  # validations that there must be
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield a warning if nothing was learned that holds for new samples."""
-        loss = report.loss
-        if loss is None or not loss.optimized or len(loss.validations) < self.validations:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        loss, over = report.minimized, report.learned.over_constant
+        if len(loss.validations) < self.validations:
             return
         known = [one.loss for earlier in report.windows if earlier.loss is not None for one in earlier.loss.validations]
-        over = None if report.learning is None else report.learning.over_constant
-        guessing = loss.mean / over if over else loss.start  # over that is of a sample of the batches
         last, now = loss.validations[-2:]
-        rises = min(last.loss, now.loss) > self.worse * known[0]
-        limit = max((0.95 if over else 0.98) * guessing, 0.98 * known[0])
-        never = rises and min(known) > limit
+        guessing, least = loss.start, 0.98
+        what = "training began with,"
+        if over:
+            guessing, least = loss.mean / over, 0.95  # over that is of a sample of the batches
+            what = "guessing has, without a look at the input,"
+        limit = max(least * guessing, 0.98 * known[0])
+        never = min(last.loss, now.loss) > self.worse * known[0] and min(known) > limit
         if guessing > 0 and never and now.training < self.better * guessing:
-            what = "guessing has, without a look at the input," if over else "training began with,"
             yield self.alert(
                 report, VALIDATION_SITE, now.loss / guessing, limit / guessing, "warning",
                 f"the validation loss is {now.loss:.3g} and was never clearly below the {guessing:.3g} that {what} while the "
@@ -138,7 +114,7 @@ class LearnedByHeart(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ValidationShift(Rule):
+class ValidationShift(Rule, kind="validation_shift", judges="epoch"):
     """Validation data whose size differs from that of the training data.
 
     The model's inputs are compared. The outputs of its modules differ in healthy runs too: by dropout, batch normalisation and what
@@ -148,28 +124,21 @@ class ValidationShift(Rule):
         factor: Root mean square of the inputs in validation over that in training, or the inverse.
     """
 
-    kind: ClassVar[str] = "validation_shift"
-    judges: ClassVar[Judges] = "epoch"
-
     factor: float = 5.0
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert at the module called first if the inputs' size differs between training and validation."""
-        training, validation = report.inputs.get("training"), report.inputs.get("validation")
-        if training is None or validation is None or not (training.rms > 0 and validation.rms > 0):
-            return
-        ratio = validation.rms / training.rms
-        for site in first_called(report) if max(ratio, 1 / ratio) > self.factor else ():
+    def __call__(self, report: FeatureReport) -> Alerts:
+        training, validation = (getattr(report.inputs.get(stage), "rms", 0.0) for stage in ("training", "validation"))
+        ratio = validation / training if training > 0 and validation > 0 else 1.0
+        if max(ratio, 1 / ratio) > self.factor and report.first_called:
             yield self.alert(
-                report, site, ratio, self.factor if ratio > 1 else 1 / self.factor, "warning",
-                f"its input ({in_batch(report.input_place)}) has a root mean square of {validation.rms:.3g} in "
-                f"validation and {training.rms:.3g} in training (limit: a factor of {self.factor:.3g}): the two are prepared "
-                "differently.",
+                report, report.first_called, ratio, self.factor if ratio > 1 else 1 / self.factor, "warning",
+                f"its input ({in_batch(report.input_place)}) has a root mean square of {validation:.3g} in validation and "
+                f"{training:.3g} in training (limit: a factor of {self.factor:.3g}): the two are prepared differently.",
             )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ValidationApart(Rule):
+class ValidationApart(Rule, kind="validation_shift", judges="epoch"):
     """Two validation losses in a row that are worse than guessing, early in training, while those of training are clearly better.
 
     In two epochs little is learned by heart: the two are prepared or computed differently, or training sees few samples again and
@@ -178,25 +147,18 @@ class ValidationApart(Rule):
 
     Attributes:
         worse: Validation loss over that of guessing, above which it counts.
-        better: Training loss over the validation loss, below which it counts.
     """
 
-    kind: ClassVar[str] = "validation_shift"
-    judges: ClassVar[Judges] = "epoch"
-
     worse: float = 1.1
-    better: ClassVar[float] = 0.8
+    better: ClassVar[float] = 0.8  # training loss over the validation loss, below which it counts
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert after the second validation of the first two epochs."""
-        loss, guessing = report.loss, None if report.learning is None else report.learning.constant_loss
-        if report.epoch > 1 or loss is None or not guessing or not (loss.optimized and report.loss_sign):
-            return
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        loss, guessing = report.minimized, report.learned.constant_loss or math.nan
         last = loss.validations[-2:]
-        unlike = [
+        distant = [
             one for one in last if one.loss > self.worse * guessing and min(one.training, loss.latest) < self.better * one.loss
         ]
-        if len(unlike) == 2:
+        if len(distant) == 2 and report.epoch <= 1 and report.loss_sign:
             validation, training = last[-1].loss, min(last[-1].training, loss.latest)
             yield self.alert(
                 report, VALIDATION_SITE, validation / guessing, self.worse, "warning",
@@ -212,7 +174,7 @@ __all__ = ["LearnedByHeart", "LossPlateau", "Overfitting", "ValidationApart", "V
 KINDS = (
     Kind(
         "loss_plateau", "A loss that stands still", group="Loss", states="outcome", measures="share",
-        causes=(activation_before_loss, wrong_axis, detached_state, rate_too_low, *STEP_SIZE),
+        causes=(code.activation_before_loss, wiring.wrong_axis, wiring.detached_state, rates.rate_too_low, *steps.STEP_SIZE),
         meaning="The loss stays near the value that it began with. The model hardly learns.",
         formula="means = mean loss of this window and the three before, with at least {LossPlateau.min_steps} batches\n\n"
         "alert if max(means) - min(means) < {LossPlateau.threshold} * loss at the start\n"
@@ -239,7 +201,7 @@ KINDS = (
     ),
     Kind(
         "validation_shift", "Validation data unlike the training data", group="Data", states="outcome",
-        causes=(other_numbers, OTHER_UNITS),
+        causes=(code.other_numbers, code.OTHER_UNITS),
         meaning="The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
         formula="ratio = rms(model input in validation) / rms(model input in training)\n\n"
         "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}\n"

@@ -8,14 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-RECENT = 256
-"""Losses that a report holds one by one: those of the last training batches, of earlier windows too."""
-VALIDATIONS = 8
-"""Validations whose loss a report holds, those of earlier windows too."""
-FEWEST = 16
-"""Losses that there must be to say how far they have fallen."""
-LOSS_STATS = ("mean", "std", "min", "max", "last", "nonfinite_steps")
-"""What is logged as ``loss/<stat>``."""
+RECENT = 256  # losses that a report holds one by one: those of the last training batches, of earlier windows too
+VALIDATIONS = 8  # validations whose loss a report holds, those of earlier windows too
+FEWEST = 16  # losses that there must be to say how far they have fallen
+LOSS_STATS = ("mean", "std", "min", "max", "last", "nonfinite_steps")  # what is logged as `loss/<stat>`
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +104,9 @@ class LossReport:
         return (float(last.mean() - before.mean()) / level, 2 * error / level) if level > 0 else None
 
 
+NO_LOSS = LossReport(0, *(math.nan,) * 5, optimized=False)  # that of no batch
+
+
 def loss_scalars(report: LossReport | None) -> dict[str, float]:
     """The values of a report by tag."""
     return {f"loss/{stat}": math.nan if report is None else float(getattr(report, stat)) for stat in LOSS_STATS}
@@ -191,16 +190,11 @@ def _validations(window: LossWindow) -> list[ValidationLoss]:
 
 Values = npt.NDArray[np.float64]
 
-FIRST = 8
-"""Losses whose median is where a training began."""
-BLOCK = 32
-"""Losses in a row whose median is a level."""
-BEFORE = 128
-"""Losses before a batch that it is compared with, as OLMo-core does."""
-FEWEST_BEFORE = 64
-"""So many there must be, likewise."""
-LASTING = 3
-"""Batches in a row at which the loss must be too large."""
+FIRST = 8  # losses whose median is where a training began
+BLOCK = 32  # losses in a row whose median is a level
+BEFORE = 128  # losses before a batch that it is compared with, as OLMo-core does
+FEWEST_BEFORE = 64  # so many there must be, likewise
+LASTING = 3  # batches in a row at which the loss must be too large
 
 
 @dataclass(frozen=True, slots=True)

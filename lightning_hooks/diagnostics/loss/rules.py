@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.causes.code import NONFINITE, bad_batch
-from lightning_hooks.diagnostics.causes.steps import LARGE_STEP
-from lightning_hooks.diagnostics.loss.report import BEFORE, BLOCK, LASTING, LossReport
+from lightning_hooks.declare.rule import Alerts, Rule, percent
+from lightning_hooks.diagnostics.causes import code, steps
+from lightning_hooks.diagnostics.loss.report import BEFORE, BLOCK, LASTING, NO_LOSS, LossReport
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
-SITE = "loss"
-"""The site of alerts on the training loss."""
-MEANS = 16
-"""Means of losses in a row of which the trend is tested."""
+SITE = "loss"  # the site of alerts on the training loss
+MEANS = 16  # means of losses in a row of which the trend is tested
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LossNonfinite(Rule):
+class LossNonfinite(Rule, kind="loss_nonfinite"):
     """A loss that is NaN or infinite.
 
     Lightning's ``EarlyStopping(check_finite=True)`` ends a training at such a value: the gradients are NaN, and so are all weights
@@ -32,27 +28,23 @@ class LossNonfinite(Rule):
     is finite again at the end of the window, or is in half of its batches or more, the alert is an info.
     """
 
-    kind: ClassVar[str] = "loss_nonfinite"
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert if the loss of any batch was not finite."""
-        loss = report.loss
-        if loss is None or not loss.nonfinite_steps:
-            return
-        again = bool(loss.recent) and math.isfinite(loss.recent[-1])
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        loss = report.loss or NO_LOSS
+        again = any(map(math.isfinite, loss.recent[-1:]))
         skipped = loss.scaled and (again or loss.nonfinite_steps <= loss.count)
-        yield self.alert(
-            report, SITE, loss.nonfinite_steps, 0.0, "info" if skipped else "critical",
-            f"the loss was NaN or infinite in {loss.nonfinite_steps} of {loss.nonfinite_steps + loss.count} training batches, "
-            f"first in batch {loss.first_nonfinite_batch} of the epoch, at global step {loss.first_nonfinite_step}"
-            f"{'; the loss scaler skips such steps' * skipped}.",
-            since_step=loss.first_nonfinite_step,
-            batch=loss.first_nonfinite_batch,
-        )  # fmt: skip
+        if loss.nonfinite_steps:
+            yield self.alert(
+                report, SITE, loss.nonfinite_steps, 0.0, "info" if skipped else "critical",
+                f"the loss was NaN or infinite in {loss.nonfinite_steps} of {loss.nonfinite_steps + loss.count} training batches, "
+                f"first in batch {loss.first_nonfinite_batch} of the epoch, at global step {loss.first_nonfinite_step}"
+                f"{'; the loss scaler skips such steps' * skipped}.",
+                since_step=loss.first_nonfinite_step,
+                batch=loss.first_nonfinite_batch,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LossSpiking(Rule):
+class LossSpiking(Rule, kind="loss_spike"):
     """A loss that leaps far above that of the batches before, and stays there for several batches.
 
     OLMo-core's ``SkipStepOptimizer`` calls a step an outlier if its loss is more than 6 standard deviations above the mean of the
@@ -64,39 +56,34 @@ class LossSpiking(Rule):
 
     Attributes:
         sigmas: Standard deviations above the mean of the batches before.
-        ratio: Distance from that mean, over that of the largest loss before.
-        lost: Share of the fall of the loss since training began.
         settle: Batches at the start of an epoch in which a leap is not named: data may be others on purpose (a curriculum), or
             layers unfrozen.
     """
 
-    kind: ClassVar[str] = "loss_spike"
-
     sigmas: float = 6.0
-    ratio: ClassVar[float] = 2.0
-    lost: ClassVar[float] = 0.1
+    ratio: ClassVar[float] = 2.0  # distance from that mean, over that of the largest loss before
+    lost: ClassVar[float] = 0.1  # share of the fall of the loss since training began
     settle: ClassVar[int] = 3
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert if the loss has leapt."""
-        spike = None if report.loss is None else report.loss.spike
-        if report.loss is None or spike is None or 0 <= spike.batch < self.settle:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        loss = report.loss or NO_LOSS
+        spike = loss.spike
+        if spike is None or 0 <= spike.batch < self.settle or not spike.loss - spike.mean > self.lost * _fall(loss):
             return
-        far = spike.sigmas > self.sigmas and spike.ratio > self.ratio
-        if not far or not spike.loss - spike.mean > self.lost * _fall(report.loss):
-            return
-        where = f"at training batch {spike.batch} of the epoch" if spike.batch >= 0 else "at the end of the epoch before"
-        yield self.alert(
-            report, SITE, spike.ratio, self.ratio, "warning",
-            f"{where} the loss leapt to at least {spike.loss:.3g} for {LASTING} batches: {spike.sigmas:.3g} standard deviations "
-            f"above the mean of {spike.before} batches before ({spike.mean:.3g}), {spike.ratio:.3g} times as far as their largest "
-            f"(limit {self.ratio:.3g}).",
-            batch=spike.batch if spike.batch >= 0 else None,
-        )  # fmt: skip
+        here = spike.batch >= 0
+        where = ("at the end of the epoch before", f"at training batch {spike.batch} of the epoch")[here]
+        if spike.sigmas > self.sigmas and spike.ratio > self.ratio:
+            yield self.alert(
+                report, SITE, spike.ratio, self.ratio, "warning",
+                f"{where} the loss leapt to at least {spike.loss:.3g} for {LASTING} batches: {spike.sigmas:.3g} standard "
+                f"deviations above the mean of {spike.before} batches before ({spike.mean:.3g}), {spike.ratio:.3g} times as far as "
+                f"their largest (limit {self.ratio:.3g}).",
+                batch=spike.batch if here else None,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LossDiverging(Rule):
+class LossDiverging(Rule, kind="loss_diverging", shares=("lost",)):
     """A loss that had fallen and rises again.
 
     The trend is the rank test of Mann (1945) and Kendall (1975) over 16 means of 128 batches, which is the same on a linear
@@ -106,23 +93,16 @@ class LossDiverging(Rule):
 
     Attributes:
         lost: Share of the fall since training began that is undone.
-        trend: The test's standard normal score.
-        noise: Rise over the noise from batch to batch.
-        min_steps: Batches that must be known.
     """
 
-    kind: ClassVar[str] = "loss_diverging"
-    shares: ClassVar[tuple[str, ...]] = ("lost",)
-
     lost: float = 0.3
-    trend: ClassVar[float] = 2.5
-    noise: ClassVar[float] = 3.0
-    min_steps: ClassVar[int] = 64
+    trend: ClassVar[float] = 2.5  # the test's standard normal score
+    noise: ClassVar[float] = 3.0  # rise over the noise from batch to batch
+    min_steps: ClassVar[int] = 64  # batches that must be known
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert if the loss rises."""
-        loss = report.loss
-        if loss is None or not rises(loss, self.noise, self.min_steps):
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        loss = report.minimized
+        if not rises(loss, self.noise, self.min_steps):
             return
         known = loss.finite
         now, fall = statistics.median(known[-BLOCK:]), _fall(loss)
@@ -137,27 +117,24 @@ class LossDiverging(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LossMaximized(Rule):
+class LossMaximized(Rule, kind="loss_diverging"):
     """A distance of outputs from targets, such as a cross entropy, that is maximized: ``maximize=True``, or a minus before it.
 
     Not under manual optimization, where an adversary may do so.
     """
 
-    kind: ClassVar[str] = "loss_diverging"
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per optimizer that goes the wrong way."""
-        if report.loss is None or not report.loss.optimized or not report.loss_sign:
-            return
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         for name, stats in report.optimizers.items():
             ways = {group.maximize for group in stats.groups}  # of both in a min-max problem
-            climbs = ways == {True}
-            if len(ways) == 1 and climbs == (report.loss_sign > 0):
-                how = f"{name} has maximize=True" if climbs else "there is a minus before it"
+            climbs = report.loss_sign > 0
+            if ways == {climbs} and report.loss_sign and report.minimized.optimized:
+                how, what = (
+                    (f"{name} has maximize=True", "maximize=True") if climbs else ("there is a minus before it", "the minus")
+                )
                 yield self.alert(
                     report, SITE, 1.0, 0.0, "warning",
                     f"it is a distance of outputs from targets, and is maximized: {how}.",
-                    advice=("Remove maximize=True" if climbs else "Remove the minus",),
+                    advice=(f"Remove {what}",),
                 )  # fmt: skip
 
 
@@ -173,26 +150,22 @@ def _noise(losses: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LossWithoutBound(Rule):
+class LossWithoutBound(Rule, kind="loss_diverging"):
     """A loss that falls far below 0 while the distance of outputs from targets in it is no better than a constant's.
 
     A cross entropy or a squared error is never below 0, so it is another part that falls: a penalty or a divergence with the wrong
     sign has no lowest value.
     """
 
-    kind: ClassVar[str] = "loss_diverging"
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert where the loss is below minus what it began with."""
-        loss, constant = report.loss, None if report.learning is None else report.learning.over_constant
-        if loss is None or constant is None or constant < 1 or not loss.optimized or not loss.latest < -loss.start < 0:
-            return
-        yield self.alert(
-            report, SITE, loss.latest / loss.start, -1.0, "warning",
-            f"it has fallen from {loss.start:.3g} to {loss.latest:.3g}, while the distance of outputs from targets in it is "
-            f"{constant:.3g} of that of the best constant answer: what falls is another part of it.",
-            advice=("Check the sign of each term of the loss",),
-        )  # fmt: skip
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        loss, constant = report.minimized, report.over_constant
+        if constant >= 1 and loss.latest < -loss.start < 0:
+            yield self.alert(
+                report, SITE, loss.latest / loss.start, -1.0, "warning",
+                f"it has fallen from {loss.start:.3g} to {loss.latest:.3g}, while the distance of outputs from targets in it is "
+                f"{constant:.3g} of that of the best constant answer: what falls is another part of it.",
+                advice=("Check the sign of each term of the loss",),
+            )  # fmt: skip
 
 
 def rises(loss: LossReport, noise: float, min_steps: int = 64) -> bool:
@@ -225,7 +198,7 @@ __all__ = ["LossDiverging", "LossMaximized", "LossNonfinite", "LossSpiking", "Lo
 KINDS = (
     Kind(
         "loss_nonfinite", "A loss that is NaN or infinite", group="Loss", states="fact", about="nonfinite",
-        causes=NONFINITE,
+        causes=code.NONFINITE,
         meaning="The loss of a training batch is NaN or infinite. Every batch is looked at, also those that are not sampled, so "
         "the batch and the step are exact. If a layer's output was not finite before, that is the cause.",
         formula="alert if the loss of any training batch of the window is NaN or infinite\n"
@@ -236,7 +209,7 @@ KINDS = (
     ),
     Kind(
         "loss_spike", "A loss far above that before", group="Loss", states="outcome", about="batch",
-        causes=(*LARGE_STEP, bad_batch),
+        causes=(*steps.LARGE_STEP, code.bad_batch),
         meaning="The loss leaps far above that of the batches before and stays there for several batches. What the model learned "
         "is partly lost.",
         formula="mean, std, largest = those of the 128 losses before, after at least 64;  low = the smallest of 3 losses "
@@ -248,11 +221,10 @@ KINDS = (
         "anything.",
         advice=("Try a lower learning rate, or a longer warm-up", "Check the data of that batch",
             "Restart from a checkpoint before it if the loss does not come back"),
-         # at a batch before; both are known
     ),
     Kind(
         "loss_diverging", "A loss that rises again", group="Loss", states="outcome", measures="share",
-        causes=LARGE_STEP,
+        causes=steps.LARGE_STEP,
         meaning="The loss had fallen and rises again, against what the optimizer minimises; or it is a distance of outputs from "
         "targets, such as a cross entropy, and is made larger, by `maximize=True` or a minus before it; or it falls below 0 by a "
         "part without a lowest value.",

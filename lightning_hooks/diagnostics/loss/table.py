@@ -18,21 +18,16 @@ from lightning_hooks.diagnostics.unusual import LargestLosses
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Merging, Span, Spans, TableIndex, added, largest, paired, together
 
-PAGE = 64
-"""Losses kept as they are before they enter the table: one operation a batch, and a few more every 64 batches."""
-SLOTS = 4096
-"""Batches of a window whose loss is kept one by one; of those before them, the moments are."""
-MOST_VALIDATIONS = 16
-"""Validations in a window whose loss is kept, the last ones."""
+PAGE = 64  # losses kept as they are before they enter the table: one operation a batch, and a few more every 64 batches
+SLOTS = 4096  # batches of a window whose loss is kept one by one; of those before them, the moments are
+MOST_VALIDATIONS = 16  # validations in a window whose loss is kept, the last ones
 N_MOMENTS = 4  # of the losses that have left their slot: number, sum, sum of squares, number not finite; each rank counts
 N_SUMS = N_MOMENTS + 2 * SLOTS + 2 * MOST_VALIDATIONS
 """The first numbers of a packed table add up over ranks: moments, losses, their ranks, validations, their ranks."""
 N_BOUNDS = 4  # largest and -smallest that have left their slot; -batch and -step of the first that was not finite
 N_COUNTS = 7  # batches, index of the first in the epoch, validations, earlier losses, earlier validations; start and lowest so far
-N_KNOWN = N_COUNTS + MOST_VALIDATIONS + RECENT + 2 * VALIDATIONS
-"""What the host knows, the same on every rank."""
-N_LOSS_NUMBERS = N_SUMS + N_BOUNDS + N_KNOWN
-"""Of a packed table; of all after the sums ranks take the largest."""
+N_KNOWN = N_COUNTS + MOST_VALIDATIONS + RECENT + 2 * VALIDATIONS  # what the host knows, the same on every rank
+N_LOSS_NUMBERS = N_SUMS + N_BOUNDS + N_KNOWN  # of a packed table; of all after the sums ranks take the largest
 
 
 class LossTable:
@@ -141,12 +136,8 @@ class LossTable:
         """Return what every rank of a resumed run needs next to the packed table, in plain types."""
         self.close_page()
         pairs = [(one.loss, one.training) for one in self._earlier_validations]
-        return {
-            "earlier": list(self._earlier),
-            "validations": pairs,
-            "validated_at": list(self._validated_at),
-            "course": self._course,
-        }
+        known = {"earlier": list(self._earlier), "validations": pairs, "validated_at": list(self._validated_at)}
+        return {**known, "course": self._course}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load what :meth:`state` gave."""
@@ -193,7 +184,6 @@ def left_out(slots: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _merged_over_ranks(own: Tensor, among: TableIndex) -> Merging:
-    """The tables of all ranks."""
     merged = yield from together([added(own[:N_SUMS], among), largest(own[N_SUMS:], among)])
     return torch.cat(merged)
 
@@ -245,7 +235,6 @@ def window_of(packed: Tensor) -> LossWindow:
 
 
 def _parts(packed: Tensor) -> tuple[Tensor, ...]:
-    """Sums, bounds, and what the host knows."""
     return torch.split(packed, [N_SUMS, N_BOUNDS, N_KNOWN])
 
 
@@ -267,8 +256,7 @@ def _validations(sums: Tensor, known: Tensor) -> list[tuple[float, float, float]
     return list(zip(places, values, ranks, strict=True))[MOST_VALIDATIONS - int(known[2]) :]
 
 
-LOSS_SPAN = Span(N_LOSS_NUMBERS, _merged_over_ranks, paired(merge_windows))
-"""How packed tables merge, over ranks and over windows."""
+LOSS_SPAN = Span(N_LOSS_NUMBERS, _merged_over_ranks, paired(merge_windows))  # how packed tables merge, over ranks and over windows
 
 
 _VALIDATION = re.compile(r"(?<![a-z])(e?val|valid|validation|evaluation)(?![a-z])", re.IGNORECASE)

@@ -48,24 +48,21 @@ class TargetLeak(Rule):
 
     kind: ClassVar[str] = "target_leak"
 
-    targets: int = 24
+    targets: ClassVar[int] = 24
     accuracy: ClassVar[float] = 0.98
     windows: ClassVar[int] = 4
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per loss."""
         for site, copies in report.copies.items():
-            if copies.targets < self.targets:
-                continue
-            if 0 < copies.calls == copies.in_column:
+            enough, early = copies.targets >= self.targets, len(report.earlier) < self.windows
+            if enough and 0 < copies.calls == copies.in_column:
                 yield self.alert(
                     report, site, 1.0, 1.0, "warning",
                     f"its target is column {copies.column} of what {copies.site} is given, but for the unit, in all {copies.calls} "
                     "batches that were compared.",
                 )  # fmt: skip
-            accuracy = report.outputs[site].accuracy if site in report.outputs else 0.0
-            early = len(report.earlier) < self.windows
-            if early and 0 < copies.token_calls == copies.as_tokens and accuracy >= self.accuracy:
+            accuracy = max((stats.accuracy for name, stats in report.outputs.items() if name == site), default=0.0)
+            if enough and early and 0 < copies.token_calls == copies.as_tokens and accuracy >= self.accuracy:
                 yield self.alert(
                     report, site, accuracy, self.accuracy, "warning",
                     "its labels are the tokens that the model is given, at the same positions, in all "

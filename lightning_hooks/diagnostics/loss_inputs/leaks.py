@@ -16,12 +16,9 @@ from lightning_hooks.hooks.functions import BINARY, REGRESSION
 from lightning_hooks.hooks.tensors import in_memory, plain_values
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, row_dtype
 
-FEWEST_SAMPLES = 8
-"""With fewer samples in a batch a column may be as the target by chance."""
-ROUNDING = 1e-6
-"""How far the squared correlation with a column may be below 1."""
-MOST_COLUMNS = 1024
-"""Inputs of more numbers a sample are not searched."""
+FEWEST_SAMPLES = 8  # with fewer samples in a batch a column may be as the target by chance
+ROUNDING = 1e-6  # how far the squared correlation with a column may be below 1
+MOST_COLUMNS = 1024  # inputs of more numbers a sample are not searched
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,6 @@ class TargetCopyTable(CallTable):
             self._tokens = value
 
     def _record(self, call: FunctionalCall) -> None:
-        """Record a call. No host sync."""
         given, index = call.arguments.get("target"), self.index_of(call)
         if index is None or not in_memory(given) or given.requires_grad:
             return

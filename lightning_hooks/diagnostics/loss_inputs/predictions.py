@@ -1,4 +1,4 @@
-"""The inputs of ``cross_entropy`` and ``nll_loss``: how spread predictions and how large logits are, and how many labels count."""
+"""The inputs of ``cross_entropy`` and ``nll_loss``: what their numbers look like, and how many labels count."""
 
 from __future__ import annotations
 
@@ -16,23 +16,17 @@ from lightning_hooks.hooks.graph import viewed_from_last
 from lightning_hooks.hooks.tensors import in_memory, plain_values
 from lightning_hooks.statistics.columns import MAXIMUM, MAXIMUM_OR_NONE, MINIMUM_OR_NONE, SUM, Columns, row_dtype
 
-MOST_ROWS = 256
-"""Rows of a call that are measured, evenly spaced."""
-MOST_NUMBERS = 1 << 17
-"""Logits of a call that are measured: of large vocabularies fewer rows, at least ``FEWEST_ROWS``."""
+MOST_ROWS = 256  # rows of a call that are measured, evenly spaced
+MOST_NUMBERS = 1 << 17  # logits of a call that are measured: of large vocabularies fewer rows, at least ``FEWEST_ROWS``
 FEWEST_ROWS = 8
-LEAST = -1e30
-"""Logarithm of a probability of 0, instead of minus infinity."""
-MOST_CLASSES = 16
-"""Classes for which it is found out along which dimension logarithms of probabilities are normalised."""
-FEWEST_COMPARED = 4
-"""Rows of a call that are compared, at least."""
-SAME = 1e-5
-"""Rows are the same where none of their numbers differs by more than this share of what numbers differ by within a row."""
-FAR = 0.05
-"""How far the sum of the probabilities of a target may be from 1."""
-BUCKETS = 32
-"""Classes are counted modulo this number: exact up to so many classes; above, some are counted together."""
+MOST_CLASSES = 16  # classes for which it is found out along which dimension logarithms of probabilities are normalised
+FEWEST_COMPARED = 4  # rows of a call that are compared, at least
+SAME = 1e-5  # rows are the same where none of their numbers differs by more than this share of what numbers differ by within a row
+CERTAIN = 0.99  # share of the rows that must be probabilities, or their logarithms, for the input to be that
+MANY_ZEROS = 0.05  # share of the logits that must be exactly 0 for a rectifier
+EDGE = 0.01  # logits must come so close to both -1 and 1, and not pass them, for a tanh or a cosine
+FEWEST_LOGITS = 256
+FAR = 0.05  # how far the sum of the probabilities of a target may be from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +40,19 @@ class OutputStats:
         calls: How often it was called.
         rows: Rows that were measured.
         classes: The number of classes; of several, the largest.
-        entropy: Mean entropy of the prediction in nats, from 0 to the logarithm of ``classes``; NaN without rows.
-        log_z: Mean of the logarithm of the softmax's denominator, ``logsumexp(logits)``: what a z-loss keeps near 0.
-        max_log_z: Its largest absolute value.
-        max_logit: The largest logit.
+        max_logit: The largest logit; NaN without rows.
         min_logit: The smallest logit.
         zero_fraction: Share of the logits that are exactly 0, in [0, 1], of ``classes`` in each row.
         probabilities: Share of the rows that are probabilities: none below 0, sum 1.
-        log_probabilities: Share of the rows that are logarithms of probabilities: ``log_z`` 0.
+        log_probabilities: Share of the rows that are logarithms of probabilities: ``logsumexp(logits)`` is 0.
         mixed_signs: Share of the rows with numbers below 0 and above it.
         same: Calls whose measured rows, four at least, are the same but for roundings, though their numbers differ within a row.
         across: Calls of ``nll_loss`` whose input is normalised along another dimension than that of the classes.
         ignored_fraction: Share of all labels that are ``ignore_index``, in [0, 1]; NaN where targets are probabilities.
         ignored_calls: Calls all of whose labels are.
         lost_calls: Those of them that returned NaN or infinity.
-        labels: Labels of all calls.
         accuracy: Share of the measured rows whose largest logit is at the label.
         unnormalized: Share of the measured rows whose target is a row of numbers that do not sum to 1, nor all to 0.
-        majority: Share of the most frequent label of the measured rows: the accuracy of always naming it. With more than 32 classes
-            some are counted together, and it may be too large.
         frequent_weight: Mean weight of the labels over that of the classes; NaN where the loss does not weigh classes.
         viewed: Calls whose input is a view of a tensor that has the classes last.
         first_loss: The cross entropy of the measured rows of the training's first call; NaN in later windows, and where targets are
@@ -74,9 +62,6 @@ class OutputStats:
     calls: int
     rows: int
     classes: int
-    entropy: float
-    log_z: float
-    max_log_z: float
     max_logit: float
     min_logit: float
     zero_fraction: float
@@ -88,22 +73,35 @@ class OutputStats:
     ignored_fraction: float
     ignored_calls: int
     lost_calls: int
-    labels: int
     accuracy: float
-    majority: float
     unnormalized: float = 0.0
     first_loss: float = math.nan
     frequent_weight: float = math.nan
     viewed: int = 0
 
+    @property
+    def enough(self) -> bool:
+        """Whether there were enough numbers to say what they are."""
+        return self.classes > 1 and self.rows * self.classes >= FEWEST_LOGITS
+
+    @property
+    def form(self) -> str:
+        """What its numbers look like: ``probabilities``, ``logarithms`` of these, ``rectified`` or ``bounded``; else empty."""
+        low, high = self.min_logit, self.max_logit
+        forms = {
+            "probabilities": self.probabilities >= CERTAIN,
+            "logarithms": self.log_probabilities >= CERTAIN and high <= 0,
+            "rectified": low == 0 and self.zero_fraction >= MANY_ZEROS,
+            "bounded": self.classes > 2 and abs(low + 1) <= EDGE and 1 - EDGE <= high <= 1,
+        }
+        return next((form for form, holds in forms.items() if holds and self.enough), "")
+
 
 class OutputColumn(Columns):
-    """What each number of a row holds. The counts of ``BUCKETS`` labels follow."""
+    """What each number of a row holds."""
 
     CALLS = SUM
     ROWS = SUM  # measured rows that count
-    ENTROPY = SUM  # over rows
-    LOG_Z = SUM  # over rows
     ZEROS = SUM  # logits that are exactly 0
     PROBABILITIES = SUM  # rows
     LOG_PROBABILITIES = SUM  # rows
@@ -122,20 +120,14 @@ class OutputColumn(Columns):
     CLASS_WEIGHT = SUM  # as many times the mean of the classes
     VIEWED = SUM  # calls
     CLASSES = MAXIMUM
-    MAX_LOG_Z = MAXIMUM_OR_NONE  # absolute value
     MAX_LOGIT = MAXIMUM_OR_NONE
     MIN_LOGIT = MINIMUM_OR_NONE
 
 
-N_NUMBERS = len(OutputColumn)
-WIDTH = N_NUMBERS + BUCKETS
-_SIZES = [int(OutputColumn.CLASSES), 3, 1, BUCKETS]  # sums, maxima, the minimum, counts of labels
+_SIZES = [int(OutputColumn.CLASSES), 2, 1]  # sums, maxima, the minimum
 
-
-CLASSIFICATION = ("cross_entropy", "nll_loss")
-"""The losses with classes for targets."""
-MOST_LOSSES = 16
-"""Losses of a model that a table holds, at most."""
+CLASSIFICATION = ("cross_entropy", "nll_loss")  # the losses with classes for targets
+MOST_LOSSES = 16  # losses of a model that a table holds, at most
 
 
 class LossInputs(CallTable):
@@ -143,7 +135,6 @@ class LossInputs(CallTable):
 
     columns = OutputColumn
     functions: ClassVar[tuple[str, ...]] = CLASSIFICATION
-    more: int = BUCKETS
 
     def __init__(self, functional: Functional, context: Context) -> None:
         super().__init__(functional, MOST_LOSSES, context.host.setup.device)
@@ -177,11 +168,10 @@ class LossInputs(CallTable):
         if not logits.numel() or not logits.is_floating_point():
             return
         found = measure(logits, target, ignore_index, loss, of_logarithms, first).to(self.rows)
-        (sums, maxima, minimum, labels), new = torch.split(self.rows[index], _SIZES), torch.split(found, _SIZES)
+        (sums, maxima, minimum), new = torch.split(self.rows[index], _SIZES), torch.split(found, _SIZES)
         sums += new[0]
         torch.maximum(maxima, new[1], out=maxima)
         torch.minimum(minimum, new[2], out=minimum)
-        labels += new[3]
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
@@ -196,7 +186,7 @@ def measure(
     of_logarithms: bool = False,
     first: bool = False,
 ) -> Tensor:
-    """The row of one call, shape ``(WIDTH,)``, in float64 where the device has it.
+    """The row of one call, shape ``(len(OutputColumn),)``, in float64 where the device has it.
 
     Args:
         logits: As ``torch.nn.functional.cross_entropy`` takes them: ``(C)``, ``(N, C)`` or ``(N, C, …)``.
@@ -212,15 +202,12 @@ def measure(
     x = taken if taken.dtype in (torch.float32, dtype) else taken.float()
     log_z = x.logsumexp(-1)
     high, guess = x.max(-1)
-    log_p = x - log_z[:, None]
     low = torch.where(x > -torch.inf, x, torch.inf).amin(-1)  # a class that is masked out has the logit -inf
     named = labels if as_labels else labels.argmax(-1)
     counts = log_z.isfinite() & (labels != ignore_index) if as_labels else log_z.isfinite()
     of_rows = torch.stack(
         (
             torch.ones_like(log_z),
-            -(log_p.exp() * log_p.clamp_min(LEAST)).sum(-1),
-            log_z,
             (x == 0).sum(-1),
             ((x.sum(-1) - 1).abs() <= tolerance) & (low >= 0),
             (log_z.abs() <= tolerance) & (high <= 0),
@@ -230,23 +217,21 @@ def measure(
         )
     )
     sums = torch.where(counts, of_rows, 0.0).sum(1, dtype=dtype)
-    maxima = torch.where(counts, torch.stack((log_z.abs(), high, -low)), -torch.inf).amax(1).to(dtype)
+    maxima = torch.where(counts, torch.stack((high, -low)), -torch.inf).amax(1).to(dtype)
     of_labels = torch.zeros(4, dtype=dtype, device=logits.device)
     if as_labels:
         ignored = (target == ignore_index).sum()
         whole = ignored == target.numel()
         lost = whole & ~loss.sum().isfinite() if loss is not None else torch.zeros_like(whole)
         of_labels = torch.stack((torch.full_like(ignored, target.numel()), ignored, whole, lost)).to(dtype)
-    buckets = torch.zeros(BUCKETS, dtype=dtype, device=logits.device)
-    buckets.scatter_add_(0, named.to(torch.int64).remainder(BUCKETS), counts.to(dtype))
     across = (is_across(logits) if of_logarithms else sums.new_zeros(())).to(dtype)
     same = same_rows(x, counts).to(dtype)
     call, classes = sums.new_ones(1), sums.new_full((1,), x.shape[-1])
     began, later = sums.new_zeros(2), sums.new_zeros(3)
     if first and as_labels:
-        of_label = -log_p.gather(1, named.to(torch.int64).clamp(0, x.shape[-1] - 1)[:, None])[:, 0]
+        of_label = log_z - x.gather(1, named.to(torch.int64).clamp(0, x.shape[-1] - 1)[:, None])[:, 0]
         began = torch.stack((torch.where(counts, of_label, 0.0).sum(dtype=dtype), counts.sum(dtype=dtype)))
-    return torch.cat((call, sums, of_labels, same[None], across[None], began, later, classes, maxima[:2], -maxima[2:], buckets))
+    return torch.cat((call, sums, of_labels, same[None], across[None], began, later, classes, maxima[:1], -maxima[1:]))
 
 
 def class_weights(weight: Any, target: Tensor, ignored: int) -> Tensor | None:
@@ -320,23 +305,21 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 def output_stats(row: Sequence[float]) -> OutputStats:
     """Name the numbers of a row whose CALLS are not 0."""
-    of, rows, of_labels = OutputColumn, row[OutputColumn.ROWS], row[N_NUMBERS:]
+    of, rows = OutputColumn, row[OutputColumn.ROWS]
 
     def mean(column: OutputColumn, whole: float = rows) -> float:
         return row[column] / whole if whole else math.nan
 
-    counts = ("calls", "rows", "classes", "same", "across", "ignored_calls", "lost_calls", "labels", "viewed")
+    counts = ("calls", "rows", "classes", "same", "across", "ignored_calls", "lost_calls", "viewed")
     found: dict[str, Any] = {name: int(row[of[name.upper()]]) for name in counts}
-    means = ("entropy", "log_z", "probabilities", "log_probabilities", "mixed_signs")
-    found |= {name: mean(of[name.upper()]) for name in means}
-    found |= {name: row[of[name.upper()]] if rows else math.nan for name in ("max_log_z", "max_logit", "min_logit")}
+    found |= {name: mean(of[name.upper()]) for name in ("probabilities", "log_probabilities", "mixed_signs")}
+    found |= {name: row[of[name.upper()]] if rows else math.nan for name in ("max_logit", "min_logit")}
     return OutputStats(
         **found,
         zero_fraction=mean(of.ZEROS, rows * row[of.CLASSES]),
         ignored_fraction=mean(of.IGNORED, row[of.LABELS]),
         accuracy=mean(of.CORRECT),
         unnormalized=row[of.UNNORMALIZED] / rows if rows else 0.0,
-        majority=max(of_labels) / sum(of_labels) if any(of_labels) else math.nan,
         first_loss=mean(of.FIRST_LOSS, row[of.FIRST_ROWS]),
         frequent_weight=mean(of.WEIGHT, row[of.CLASS_WEIGHT]),
     )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.declare.kinds import Kind, Severity
+from lightning_hooks.declare.rule import Rule, percent, where
 from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss, blank_label, labels_of_zero, viewed_classes
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
-from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
-from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BLANK, BOUNDS, KL_DIVERGENCE, SIGNS
+from lightning_hooks.diagnostics.loss_inputs.predictions import CERTAIN, EDGE, FEWEST_LOGITS, MANY_ZEROS
+from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BLANK, KL_DIVERGENCE, SIGNS
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 
@@ -28,79 +27,61 @@ class OutputRange(Rule):
     while logarithms that are weighted (a focal loss, a reward) have one sign there.
 
     Attributes:
-        share: Share of the rows that must be probabilities, or their logarithms.
         mixed: Share of the rows with numbers of both signs from which on ``nll_loss`` is given logits.
-        zeros: Share of the logits that must be exactly 0 for a rectifier.
-        bound: Logits must come so close to both -1 and 1, and not pass them, for a tanh or a cosine.
-        min_logits: Logits below which a window is not judged.
     """
 
     kind: ClassVar[str] = "output_range"
-    shares: ClassVar[tuple[str, ...]] = ("share",)
-
-    share: float = 0.99
+    share: ClassVar[float] = CERTAIN
+    zeros: ClassVar[float] = MANY_ZEROS
+    bound: ClassVar[float] = EDGE
+    min_logits: ClassVar[int] = FEWEST_LOGITS
     mixed: ClassVar[float] = 0.25
-    zeros: ClassVar[float] = 0.05
-    bound: ClassVar[float] = 0.01
-    min_logits: ClassVar[int] = 256
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per loss that gets other numbers than logits."""
         for site, stats in report.outputs.items():
-            if stats.classes < 2 or stats.rows * stats.classes < self.min_logits:
-                continue
-            logarithms = site.rpartition("/")[2].startswith("nll_loss")
-            if stats.probabilities >= self.share:
-                takes, advice = _OF_PROBABILITIES[logarithms]
+            of_logarithms = site.rpartition("/")[2].startswith("nll_loss")
+            for measured, limit, severity, message, advice in _FORMS.get((of_logarithms, stats.form), ()):
+                value, most = getattr(stats, measured), 7.389 / (6.389 + stats.classes)
+                message = message.format(share=percent(value), limit=percent(limit), of=stats, most=percent(most))
+                yield self.alert(report, site, value, limit, severity, message, advice=advice)
+            past = [window.outputs[site].mixed_signs for window in report.earlier if site in window.outputs]
+            mixed = max([*past, stats.mixed_signs])  # those of a label may have risen above 0 since, and the others with them
+            unknown = stats.enough and stats.form != "probabilities" and stats.log_probabilities <= 1 - self.share
+            if of_logarithms and unknown and mixed >= self.mixed:
+                have = ("have", "had")[mixed > stats.mixed_signs]
                 yield self.alert(
-                    report, site, stats.probabilities, self.share, "warning",
-                    f"its input are probabilities: {percent(stats.probabilities)} of its rows have no number below 0 and the sum "
-                    f"1, and it {takes}.", advice=advice,
+                    report, site, mixed, self.mixed, "warning",
+                    f"its input are no logarithms of probabilities: {percent(mixed)} of its rows {have} numbers both below and "
+                    f"above 0 (limit {percent(self.mixed)}), up to {stats.max_logit:.3g}.",
+                    advice=("Use cross_entropy, or give nll_loss the log_softmax of the logits",),
                 )  # fmt: skip
-            else:
-                yield from (self._instead_of_logarithms if logarithms else self._instead_of_logits)(report, site, stats)
-
-    def _instead_of_logits(self, report: FeatureReport, site: str, stats: OutputStats) -> Iterator[Alert]:
-        low, high = stats.min_logit, stats.max_logit
-        if stats.log_probabilities >= self.share and high <= 0:
-            yield self.alert(
-                report, site, stats.log_probabilities, self.share, "info",
-                "its input are logarithms of probabilities, as nll_loss expects them.",
-                advice=("Use nll_loss, or remove the log_softmax before it",),
-            )  # fmt: skip
-        elif low == 0 and stats.zero_fraction >= self.zeros:
-            yield self.alert(
-                report, site, stats.zero_fraction, self.zeros, "warning",
-                f"no logit is below 0, and {percent(stats.zero_fraction)} of them are exactly 0 (limit {percent(self.zeros)}): "
-                "a rectifier comes before the loss.",
-            )  # fmt: skip
-        elif stats.classes > 2 and abs(low + 1) <= self.bound and 1 - self.bound <= high <= 1:
-            most = 7.389 / (7.389 + stats.classes - 1)
-            yield self.alert(
-                report, site, high, 1 - self.bound, "warning",
-                f"its logits fill the range from {low:.3g} to {high:.3g} and do not leave it: of {stats.classes} classes none can "
-                f"get more than {percent(most)}.",
-                advice=("Remove the tanh, or multiply by a scale such as 10 to 30",),
-            )  # fmt: skip
-
-    def _instead_of_logarithms(self, report: FeatureReport, site: str, stats: OutputStats) -> Iterator[Alert]:
-        past = [window.outputs[site].mixed_signs for window in report.earlier if site in window.outputs]
-        mixed = max([*past, stats.mixed_signs])  # those of a label may have risen above 0 since, and the others with them
-        if mixed >= self.mixed and stats.log_probabilities <= 1 - self.share:
-            have = "had" if mixed > stats.mixed_signs else "have"
-            yield self.alert(
-                report, site, mixed, self.mixed, "warning",
-                f"its input are no logarithms of probabilities: {percent(mixed)} of its rows {have} numbers both below and above 0 "
-                f"(limit {percent(self.mixed)}), up to {stats.max_logit:.3g}.",
-                advice=("Use cross_entropy, or give nll_loss the log_softmax of the logits",),
-            )  # fmt: skip
 
 
-_OF_PROBABILITIES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("applies a softmax itself, so that gradients are small and the loss cannot reach 0", ()),
-    ("expects their logarithms, and takes none itself", ("Use cross_entropy of the logits, or nll_loss of log_softmax",)),
-)
-"""What probabilities mean to a loss that takes logits, and to one that takes logarithms; and what to do."""
+_PROBABILITIES = "its input are probabilities: {share} of its rows have no number below 0 and the sum 1, and it "
+# By whether a loss takes logarithms, and the form of its input: what is measured, its limit, the severity, message and advice.
+_FORMS: dict[tuple[bool, str], list[tuple[str, float, Severity, str, tuple[str, ...]]]] = {
+    (False, "probabilities"): [(
+        "probabilities", CERTAIN, "warning",
+        _PROBABILITIES + "applies a softmax itself, so that gradients are small and the loss cannot reach 0.", (),
+    )],
+    (True, "probabilities"): [(
+        "probabilities", CERTAIN, "warning", _PROBABILITIES + "expects their logarithms, and takes none itself.",
+        ("Use cross_entropy of the logits, or nll_loss of log_softmax",),
+    )],
+    (False, "logarithms"): [(
+        "log_probabilities", CERTAIN, "info", "its input are logarithms of probabilities, as nll_loss expects them.",
+        ("Use nll_loss, or remove the log_softmax before it",),
+    )],
+    (False, "rectified"): [(
+        "zero_fraction", MANY_ZEROS, "warning",
+        "no logit is below 0, and {share} of them are exactly 0 (limit {limit}): a rectifier comes before the loss.", (),
+    )],
+    (False, "bounded"): [(
+        "max_logit", 1 - EDGE, "warning",
+        "its logits fill the range from {of.min_logit:.3g} to {of.max_logit:.3g} and do not leave it: of {of.classes} classes "
+        "none can get more than {most}.", ("Remove the tanh, or multiply by a scale such as 10 to 30",),
+    )],
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,22 +94,19 @@ class TargetSums(Rule):
     """
 
     kind: ClassVar[str] = "output_range"
-    shares: ClassVar[tuple[str, ...]] = ("share",)
 
-    share: float = 0.25
+    share: ClassVar[float] = 0.25
     min_rows: ClassVar[int] = 32
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per loss with such targets."""
-        for site, stats in report.outputs.items():
-            if stats.rows >= self.min_rows and stats.unnormalized >= self.share:
-                yield self.alert(
-                    report, site, stats.unnormalized, self.share, "warning",
-                    f"{percent(stats.unnormalized)} of its targets are rows of numbers that do not sum to 1 (limit "
-                    f"{percent(self.share)}): it expects the probabilities of classes that exclude one another.",
-                    advice=("Use binary_cross_entropy_with_logits for several labels", "Use mse_loss for other numbers",
-                        "Divide each row by its sum"),
-                )  # fmt: skip
+        for site, stats in where(report.outputs, lambda stats: stats.rows >= self.min_rows and stats.unnormalized >= self.share):
+            yield self.alert(
+                report, site, stats.unnormalized, self.share, "warning",
+                f"{percent(stats.unnormalized)} of its targets are rows of numbers that do not sum to 1 (limit "
+                f"{percent(self.share)}): it expects the probabilities of classes that exclude one another.",
+                advice=("Use binary_cross_entropy_with_logits for several labels", "Use mse_loss for other numbers",
+                    "Divide each row by its sum"),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,16 +119,14 @@ class PairedTargets(Rule):
     kind: ClassVar[str] = "output_range"
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per loss that has compared pairs."""
-        for site, stats in report.targets.items():
-            if stats.paired:
-                yield self.alert(
-                    report, site, stats.pairs, max(stats.inputs, stats.targets), "warning",
-                    f"its input of {stats.inputs} numbers and its target of {stats.targets} have different shapes, and both are "
-                    f"expanded to {stats.pairs} pairs, in {stats.paired} of {stats.calls} sampled calls: every output is compared "
-                    "with every target, and the best output is their mean.",
-                    advice=("Give both the same shape: output.squeeze(-1), or target.unsqueeze(-1)",),
-                )  # fmt: skip
+        for site, stats in where(report.targets, lambda stats: stats.paired):
+            yield self.alert(
+                report, site, stats.pairs, max(stats.inputs, stats.targets), "warning",
+                f"its input of {stats.inputs} numbers and its target of {stats.targets} have different shapes, and both are "
+                f"expanded to {stats.pairs} pairs, in {stats.paired} of {stats.calls} sampled calls: every output is compared "
+                "with every target, and the best output is their mean.",
+                advice=("Give both the same shape: output.squeeze(-1), or target.unsqueeze(-1)",),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,50 +142,43 @@ class UnreachableTargets(Rule):
     """
 
     kind: ClassVar[str] = "output_range"
-    shares: ClassVar[tuple[str, ...]] = ("share",)
 
-    share: float = 0.05
+    share: ClassVar[float] = 0.05
     min_targets: ClassVar[int] = 64
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per loss with such targets."""
         for site, stats in report.targets.items():
-            limit = 0.0 if stats.bound == BLANK else self.share
-            if stats.bounded < self.min_targets or stats.outside <= limit * stats.bounded:
-                continue
-            share, (low, high) = stats.outside / stats.bounded, BOUNDS[stats.bound]
-            values = "below 0" if high == math.inf else f"outside of {low:g} to {high:g}"
-            message, advice = _UNREACHABLE.get(stats.bound, _BEYOND_A_FUNCTION)
-            message = message.format(
-                share=percent(share), limit=percent(self.share), seen=stats.bounded, values=values, function=stats.bound
-            )
-            advice = tuple(text.format(function=stats.bound) for text in advice)
-            yield self.alert(report, site, share, limit, "warning", message, advice=advice)
+            limit = self.share * (stats.bound != BLANK)
+            if stats.bounded >= self.min_targets and stats.outside > limit * stats.bounded:
+                share = stats.outside / stats.bounded
+                message, advice = _UNREACHABLE.get(stats.bound, _BEYOND_A_FUNCTION)
+                message = message.format(share=percent(share), limit=percent(self.share), of=stats)
+                yield self.alert(report, site, share, limit, "warning", message, advice=tuple(a.format(of=stats) for a in advice))
 
 
 _BEYOND_A_FUNCTION: tuple[str, tuple[str, ...]] = (
-    "{share} of its targets are {values} (limit {limit}; {seen} were seen), and a {function} comes right before it.",
-    ("Remove the {function} before the loss", "Scale the targets to the range of the outputs"),
+    "{share} of its targets are {of.beyond} (limit {limit}; {of.bounded} were seen), and a {of.bound} comes right before it.",
+    ("Remove the {of.bound} before the loss", "Scale the targets to the range of the outputs"),
 )
+# What bounds targets to the message and the advice where they are outside; of a function before the loss above.
 _UNREACHABLE: dict[str, tuple[str, tuple[str, ...]]] = {
     KL_DIVERGENCE: (
         "{share} of the numbers of its input are above 0 (limit {limit}), where logarithms of probabilities never are.",
         ("Give kl_div the log_softmax of the logits", "Pass log_target=True if the target is a logarithm as well"),
     ),
     BLANK: (
-        "{share} of its labels are the blank, which no label may be ({seen} were seen).",
+        "{share} of its labels are the blank, which no label may be ({of.bounded} were seen).",
         ("Add 1 to the labels, and a class to the outputs", "Pass blank= with a class that is no label"),
     ),
     SIGNS: (
-        "{share} of its targets are 0 ({seen} were seen): it expects -1 and 1.",
+        "{share} of its targets are 0 ({of.bounded} were seen): it expects -1 and 1.",
         ("Pass 2 * labels - 1",),
     ),
     BINARY_CROSS_ENTROPY: (
-        "{share} of its targets are {values} (limit {limit}; {seen} were seen): it expects probabilities.",
+        "{share} of its targets are {of.beyond} (limit {limit}; {of.bounded} were seen): it expects probabilities.",
         ("Pass targets from 0 to 1, such as (labels + 1) / 2",),
     ),
 }
-"""What bounds targets to the message and the advice where they are outside; of a function before the loss above."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,7 +188,6 @@ class DoubleSoftmax(Rule):
     kind: ClassVar[str] = "double_softmax"
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert if the loss squashes what is squashed already."""
         if report.squashed_twice:
             yield self.alert(
                 report, report.squashed_twice, 2.0, 1.0, "warning",
@@ -239,7 +207,6 @@ class TargetLearns(Rule):
     kind: ClassVar[str] = "output_range"
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert at the first such layer."""
         if report.target_layer:
             yield self.alert(
                 report, report.target_layer, 1.0, 0.0, "warning",
@@ -259,16 +226,14 @@ class ViewedClasses(Rule):
     kind: ClassVar[str] = "output_range"
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per loss."""
-        for site, stats in report.outputs.items():
-            if stats.viewed:
-                yield self.alert(
-                    report, site, float(stats.viewed), 0.0, "warning",
-                    f"its input is a view, or reshape, of a tensor with its {stats.classes} classes last, in {stats.viewed} of "
-                    f"{stats.calls} sampled calls: what it takes for one class are numbers of several places.",
-                    advice=("Use transpose(1, 2), or permute, in place of view or reshape",
-                        "Flatten both: logits.flatten(0, 1) and target.flatten()"),
-                )  # fmt: skip
+        for site, stats in where(report.outputs, lambda stats: stats.viewed):
+            yield self.alert(
+                report, site, float(stats.viewed), 0.0, "warning",
+                f"its input is a view, or reshape, of a tensor with its {stats.classes} classes last, in {stats.viewed} of "
+                f"{stats.calls} sampled calls: what it takes for one class are numbers of several places.",
+                advice=("Use transpose(1, 2), or permute, in place of view or reshape",
+                    "Flatten both: logits.flatten(0, 1) and target.flatten()"),
+            )  # fmt: skip
 
 
 __all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "TargetLearns", "TargetSums", "UnreachableTargets", "ViewedClasses"]

@@ -21,8 +21,7 @@ from lightning_hooks.hooks.graph import made_by
 from lightning_hooks.hooks.tensors import all_values, in_memory
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable, row_dtype
 
-IGNORED = -100
-"""The ``ignore_index`` of PyTorch's losses, and of the models of transformers, where nothing else is set."""
+IGNORED = -100  # the ``ignore_index`` of PyTorch's losses, and of the models of transformers, where nothing else is set
 
 _LABELS = re.compile(r"label|target", re.IGNORECASE)
 
@@ -85,23 +84,21 @@ class LabelTable(RowTable):
         return counts if counts.batches else None
 
 
-COMPARED = 8
-"""Samples of a target that are compared with one another, evenly spaced."""
-SAMPLE = 1024
-"""Numbers of each of them, evenly spaced."""
+COMPARED = 8  # samples of a target that are compared with one another, evenly spaced
+SAMPLE = 1024  # numbers of each of them, evenly spaced
+# Different numbers in a sample from which on it is compared: labels, masks and codes of few values may well be the same.
 VARIED = 32
-"""Different numbers in a sample from which on it is compared: labels, masks and codes of few values may well be the same."""
 
+# The weight of positive targets below which they are weighted down; the share of them below which they are rare.
 LITTLE, RARE = 0.5, 0.25
-"""The weight of positive targets below which they are weighted down; the share of them below which they are rare."""
-NEAR = 0.01
-"""How far a target may lie outside the bounds of the outputs that it is compared with: rounding, targets just above 1."""
-ROUNDING = 1e-6
-"""How far a logarithm of a probability may lie above 0."""
+NEAR = 0.01  # how far a target may lie outside the bounds of the outputs that it is compared with: rounding, targets just above 1
+ROUNDING = 1e-6  # how far a logarithm of a probability may lie above 0
 BINARY_CROSS_ENTROPY = "binary cross entropy"
 KL_DIVERGENCE = "Kullback-Leibler divergence"
 BLANK = "blank of an alignment"
 SIGNS = "signs"
+# Functions to the bounds of their values, or, of the losses, of the targets or of the input of ``kl_div``; labels may be any
+# but the blank, and signs are -1 and 1.
 BOUNDS = {
     "sigmoid": (0.0, 1.0),
     "softmax": (0.0, 1.0),
@@ -112,8 +109,6 @@ BOUNDS = {
     BLANK: (-math.inf, math.inf),
     SIGNS: (-1.0, 1.0),
 }
-"""Functions to the bounds of their values, or, of the losses, of the targets or of the input of ``kl_div``; labels may be any but
-the blank, and signs are -1 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +148,12 @@ class TargetStats:
     same: int = 0
     weighted_down: float = 0.0
 
+    @property
+    def beyond(self) -> str:
+        """Where targets are that are outside, in words."""
+        low, high = BOUNDS[self.bound]
+        return "below 0" if high == math.inf else f"outside of {low:g} to {high:g}"
+
 
 class TargetColumn(Columns):
     """What each number of a row holds, as :class:`TargetStats` has them."""
@@ -171,8 +172,8 @@ class TargetColumn(Columns):
     BOUND = MAXIMUM  # the place of what bounds the output in BOUNDS, from 1
 
 
+# The losses with numbers or signs for targets, and the one with sequences of labels.
 TARGETED = (*BINARY, DIVERGENCE, *REGRESSION, ALIGNED, *SIGNED)
-"""The losses with numbers or signs for targets, and the one with sequences of labels."""
 
 _BOUNDED = {**dict.fromkeys(BINARY, BINARY_CROSS_ENTROPY), DIVERGENCE: KL_DIVERGENCE}
 
@@ -246,21 +247,18 @@ class LossTargets(CallTable):
         self._count_outside(index, found, BLANK)
 
     def _count_outside(self, index: int, outside: Tensor, bound: str) -> None:
-        """Count numbers that are bounded, and those of them that are outside."""
         row = self.host_row(index)
         row[TargetColumn.BOUNDED] += outside.numel()
         row[TargetColumn.BOUND] = [*BOUNDS].index(bound) + 1
         self.rows[index, TargetColumn.OUTSIDE] += outside.sum().to(self.rows)
 
     def _look_for_same(self, index: int, given: Tensor, target: Tensor) -> None:
-        """Count a call whose input is the same for all samples, while its target is not."""
         inputs, targets = (_sampled(samples).to(row_dtype(given.device)) for samples in (given, target))
         counts = torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
         same = same_rows(inputs, counts) & (targets != targets[:1]).any()
         self.rows[index, TargetColumn.SAME] += same.to(self.rows)
 
     def _compare(self, index: int, target: Tensor) -> None:
-        """Compare the samples of a target with one another, and the first one with that of the call before."""
         samples = _sampled(target)
         first, before = samples[0].clone(), self._before.get(index)
         self._before[index] = first

@@ -29,8 +29,8 @@ from lightning_hooks.statistics.reduction import all_ranks, all_reduce
 from lightning_hooks.trackers.console import Table
 
 Sites = tuple[tuple[str, nn.Module], ...]
+# The states of a metric. Of several ranks the largest counts, so that all of them wait for each other in ``compute``, or none.
 UPDATED, NOT_UPDATED, FAILED = 0.0, 1.0, 2.0
-"""The states of a metric. Of several ranks the largest counts, so that all of them wait for each other in ``compute``, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,6 @@ class MetricCollector(Collector[MetricReport]):
             self._call(metric, partial(metric.take, place, plain_values(tensor).clone()))
 
     def _call(self, metric: ModuleMetric, function: Callable[[], Any]) -> Any:
-        """Call what is the user's; None where it raises."""
         states = self._generators.read()
         try:
             return function()
@@ -208,7 +207,6 @@ class MetricCollector(Collector[MetricReport]):
 
 
 def _matched(model: nn.Module, key: Any) -> list[Sites]:
-    """The modules that a key of ``metrics=`` matches, one or two together."""
     of_each = [select_modules(model, entry, argument="metrics") for entry in (key if isinstance(key, tuple) else (key,))]
     counts = [len(found) for found in of_each]
     if len(set(counts)) > 1:

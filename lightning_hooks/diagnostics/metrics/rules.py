@@ -15,6 +15,7 @@ from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.trackers import some
 
+# Field of a use to the message, the advice, and the cause with its remedy; of several the first counts.
 _MISTAKES: dict[str, tuple[str, str, Callable[..., PossibleCause]]] = {
     "unregistered": ("it is in a plain list or dictionary: the model does not know it",
         "Put it in an nn.ModuleDict, nn.ModuleList or MetricCollection",
@@ -39,7 +40,6 @@ _MISTAKES: dict[str, tuple[str, str, Callable[..., PossibleCause]]] = {
         "Use its binned version (thresholds=100), or compute_on_cpu=True",
         partial(fact, "metric_list_state", "a metric keeps its inputs", "set", "{site}.thresholds", "100", "thresholds=100")),
 }  # fmt: skip
-"""Field of a use to the message, the advice, and the cause with its remedy; of several the first counts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,11 +56,10 @@ class MetricMisused(Rule):
 
     kind: ClassVar[str] = "metric_misused"
 
-    epochs: int = 1
+    epochs: ClassVar[int] = 1
     megabytes: ClassVar[float] = 100.0
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per mistake, at the first metric of which it is made."""
         made: dict[str, list[str]] = {}
         for site, use in report.metrics.items():
             values = ((field, getattr(use, field), getattr(self, field, 0)) for field in _MISTAKES)
@@ -69,7 +68,7 @@ class MetricMisused(Rule):
                 made.setdefault(field, []).append(site)
         for field, (site, *others) in made.items():
             (message, advice, _), use = _MISTAKES[field], report.metrics[site]
-            more = f" (also {some(others, 3)})" if others else ""
+            more = f" (also {some(others, 3)})" * bool(others)
             value, limit = float({"epochs": use.epochs, "megabytes": use.megabytes}.get(field, 1)), getattr(self, field, 0.0)
             yield self.alert(
                 report, site, value, limit, "warning", f"{message.format(use=use, rule=self)}{more}.", advice=(advice,)

@@ -19,10 +19,9 @@ from lightning_hooks.hooks.parameters import unregistered_modules
 from lightning_hooks.hooks.selection import clean_name, is_metric
 from lightning_hooks.hooks.tensors import has_values
 
+# Metrics of a model; batches of training, and of validation, whose values are compared with what is logged.
 MOST_METRICS, BATCHES = 64, 16
-"""Metrics of a model; batches of training, and of validation, whose values are compared with what is logged."""
-CLOSE = 1e-3
-"""How much two numbers may differ that are the same."""
+CLOSE = 1e-3  # how much two numbers may differ that are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,6 @@ def metrics_of(model: nn.Module) -> dict[str, _Metric]:
 
 
 class _Metric:
-    """A metric that is followed."""
-
     def __init__(self, metric: nn.Module, unregistered: bool) -> None:
         own = contents(metric)
         self.metric, self.lists = metric, {name: isinstance(default, list) for name, default in own["_defaults"].items()}

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -33,11 +33,9 @@ class CheckedStep:
     left_out: bool = False  # the optimizer itself leaves out a step whose gradients are not finite (fused, under a loss scaler)
 
 
-LINES = 32
-"""Steps whose norms are kept on an accelerator before they are sent, where checks are less frequent."""
+LINES = 32  # steps whose norms are kept on an accelerator before they are sent, where checks are less frequent
 
-Look = Callable[[], bool]
-"""Apply the urgent rules; return whether the fit is to stop."""
+Look = Callable[[], bool]  # apply the urgent rules; return whether the fit is to stop
 
 
 class StepChecks:
@@ -73,13 +71,13 @@ class StepChecks:
         self._early, self._names, self._look = early, names, look
         self._several, self._device = world_size > 1, torch.device(device)
         self._copies = HostCopies(polls=world_size == 1)
-        # By optimizer and parameter: the first step of the window with a gradient that is not finite, and how many there were.
-        self._first: dict[tuple[int, int], CheckedStep] = {}
-        self._counts: Counter[tuple[int, int]] = Counter()
+        # By parameter: the first step of the window with a gradient that is not finite, and how many there were.
+        self._first: dict[int, CheckedStep] = {}
+        self._counts: Counter[int] = Counter()
         self._before: dict[int, Tensor] = {}
         self._pages: dict[int, tuple[Tensor, list[CheckedStep]]] = {}
         self._steps = 0
-        self._seen: set[tuple[int, int]] = set()
+        self._seen: set[int] = set()
         self._stopping = False
 
     def follow(self, kept: EarlierOptimizers) -> None:
@@ -88,9 +86,6 @@ class StepChecks:
         self._take(wait=True)
         self._pages.clear()
         self._before = {now: self._before[old] for now, old in enumerate(kept) if old in self._before}
-        now_at = {old: now for now, old in enumerate(kept) if old is not None}
-        self._first = {(now_at[old], index): step for (old, index), step in self._first.items() if old in now_at}
-        self._counts = Counter({(now_at[old], index): n for (old, index), n in self._counts.items() if old in now_at})
 
     def gradients(self, step: Step) -> None:
         """Gradients are ready and not clipped."""
@@ -130,7 +125,7 @@ class StepChecks:
         checked = CheckedStep(step.global_step, batch, left_out)
         self._steps += 1
         if self.on_host(norms):
-            broken = self.add(step.optimizer, norms.numpy(), checked)
+            broken = self.add(norms.numpy(), checked)
             self._judge()
             step.undone = broken and self._stopping
             return
@@ -150,32 +145,31 @@ class StepChecks:
         """Whether norms can be read now, without waiting."""
         return norms.is_cpu
 
-    def add(self, optimizer: int, norms: np.ndarray[Any, Any], checked: CheckedStep) -> bool:
+    def add(self, norms: np.ndarray[Any, Any], checked: CheckedStep) -> bool:
         """Record the norms of one step; whether it was with a gradient that is not finite."""
         if checked.left_out or math.isfinite(norms.sum()):
             return False
         for index in np.flatnonzero(~np.isfinite(norms)).tolist():
-            self._first.setdefault((optimizer, index), checked)
-            self._counts[optimizer, index] += 1
+            self._first.setdefault(index, checked)
+            self._counts[index] += 1
         return True
 
     def _send(self) -> None:
-        for optimizer, (page, checked_steps) in self._pages.items():
+        for page, checked_steps in self._pages.values():
             if checked_steps:
-                self._copies.send(page[: len(checked_steps)], (optimizer, tuple(checked_steps)))
+                self._copies.send(page[: len(checked_steps)], tuple(checked_steps))
                 checked_steps.clear()
 
     def _take(self, wait: bool = False) -> None:
-        for lines, (optimizer, checked_steps) in self._copies.arrived(wait):
+        for lines, checked_steps in self._copies.arrived(wait):
             for norms, checked in zip(lines, checked_steps, strict=True):
-                self.add(optimizer, norms, checked)
+                self.add(norms, checked)
 
     def _judge(self) -> None:
         if self._has_news():
             self._stopping |= self._look()
 
     def _has_news(self) -> bool:
-        """Whether something is wrong that was not before in this window."""
         fresh = self._first.keys() - self._seen
         self._seen |= fresh
         return bool(fresh) and "nonfinite" not in self._early.reported
@@ -191,17 +185,16 @@ class StepChecks:
         unknown: dict[str, Any] = dict.fromkeys(("norm", "norm_max", "rms", "zero_fraction"), math.nan)
         unknown |= {"steps": 0, "missing_steps": 0, "update_ratio": None}
         return {
-            self._names[key[1]]: ParameterGradientStats(
-                **unknown, nonfinite_steps=self._counts[key], first_nonfinite_step=checked.step
+            self._names[index]: ParameterGradientStats(
+                **unknown, nonfinite_steps=self._counts[index], first_nonfinite_step=checked.step
             )
-            for key, checked in sorted(self._first.items(), key=itemgetter(0))
+            for index, checked in sorted(self._first.items())
         }
 
     def dated(self, alerts: Iterable[Alert]) -> tuple[Alert, ...]:
         """Those that are about values that are not finite, each with the step and batch at which it began, where that is known."""
-        by_step = sorted(self._first.items(), key=lambda item: -item[1].step)
-        steps = {checked.batch: checked.step for _, checked in by_step}
-        firsts = {self._names[index]: checked for (_, index), checked in by_step}  # of several optimizers the earliest
+        steps = {checked.batch: checked.step for checked in sorted(self._first.values(), key=attrgetter("step"), reverse=True)}
+        firsts = {self._names[index]: checked for index, checked in self._first.items()}
         dated = []
         for alert in (alert for alert in alerts if alert.kind == "nonfinite"):
             if (first := firsts.get(alert.site)) is not None:

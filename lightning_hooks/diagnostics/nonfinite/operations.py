@@ -30,6 +30,7 @@ class Points(NamedTuple):
 
 
 _FROM_0, _WITHIN_1 = "torch.{}(x.clamp_min(1e-8))", "torch.{}(x.clamp(-1 + 1e-6, 1 - 1e-6))"
+# Operations that are not finite at some points.
 POINTS = {
     **dict.fromkeys(("log", "log2", "log10", "rsqrt", "lgamma", "digamma"), Points("self", ("zero", "negative"), (), _FROM_0)),
     "sqrt": Points("self", ("negative",), ("zero",), _FROM_0),
@@ -40,7 +41,6 @@ POINTS = {
     "logit": Points("self", ("outside", "zero", "one"), (), "torch.logit(x, eps=1e-6)"),
     "binary_cross_entropy": Points("self", ("outside",), (), "F.binary_cross_entropy_with_logits(logits, target)"),
 }
-"""Operations that are not finite at some points."""
 _WORDS = {
     "zero": ("0", "0"),
     "negative": ("a negative number", "negative"),
@@ -49,13 +49,13 @@ _WORDS = {
     "outside": ("a number outside [0, 1]", "outside [0, 1]"),
 }
 _NAMES = {"div": "division", "to": "cast"}
+# Operations that overflow, and how much further than ``exp`` they do.
 _GROWS = {"exp": 1.0, "expm1": 1.0, "exp2": math.log2(math.e), "sinh": 1.0, "cosh": 1.0}
-"""Operations that overflow, and how much further than ``exp`` they do."""
+# Operations that are finite for all finite numbers but those that are too large.
 _OVERFLOWS = {
     *("add", "sub", "mul", "square", "sum", "mean", "dot", "mm", "mv", "bmm", "addmm", "addmv", "baddbmm", "matmul"),
     *("convolution", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
 }
-"""Operations that are finite for all finite numbers but those that are too large."""
 _OF_MATRICES = tuple(f"linalg_{name}" for name in ("cholesky", "eig", "inv", "ldl", "lu", "qr", "slogdet", "solve", "svd"))
 
 
@@ -240,7 +240,6 @@ def _of_nothing(step: BadStep, _: str) -> Explanation | None:
 
 
 def _of_constant(failure: Failure) -> Explanation | None:
-    """A number in the code that is not finite."""
     bad = [value for value in failure.place.settings.values() if isinstance(value, float) and not math.isfinite(value)]
     return Explanation(f"{bad[0]}", f"It is given {bad[0]} in the code.") if bad else None
 

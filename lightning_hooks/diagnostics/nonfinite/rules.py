@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, in_batch, percent
+from lightning_hooks.declare.rule import Rule, graded, in_batch, percent, where
+from lightning_hooks.declare.window import batch_of
 from lightning_hooks.diagnostics.causes.code import NONFINITE
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
+from lightning_hooks.diagnostics.features.table import FeatureStats
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 
@@ -29,27 +32,24 @@ class NonfiniteFeatures(Rule):
     threshold: float = 0.0
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per module that put out values that are not finite, in model order."""
-        given = report.inputs.get("training")
-        in_data = None if given is None else given.first_nonfinite_batch
-        sampled = "" if report.every_n_steps == 1 else f" (one batch in {report.every_n_steps} is sampled)"
-        for site, stats in report.sites.items():
-            if stats.nonfinite_fraction > self.threshold:
-                first = stats.first_nonfinite_batch
-                of_data = in_data is not None and first is not None and in_data <= first
-                yield self.alert(
-                    report, site, stats.nonfinite_fraction, self.threshold, "critical",
-                    f"{percent(stats.nonfinite_fraction)} of its output values are NaN or infinite, first in training batch "
-                    f"{first} of the epoch{sampled}{_of_batch(report) if of_data else ''}.",
-                    batch=first,
-                    advice=("Remove or replace such values in the data, and clean that sample",) if of_data else (),
-                )  # fmt: skip
+        sampled = f" (one batch in {report.every_n_steps} is sampled)" * (report.every_n_steps > 1)
+        for site, stats in where(report.sites, lambda stats: stats.nonfinite_fraction > self.threshold):
+            first, of_data = stats.first_nonfinite_batch, _in_data(report, stats)
+            yield self.alert(
+                report, site, stats.nonfinite_fraction, self.threshold, "critical",
+                f"{percent(stats.nonfinite_fraction)} of its output values are NaN or infinite, first in training batch "
+                f"{first} of the epoch{sampled}{of_data}.",
+                batch=first,
+                advice=("Remove or replace such values in the data, and clean that sample",) * bool(of_data),
+            )  # fmt: skip
 
 
-def _of_batch(report: FeatureReport) -> str:
-    """That the batch itself holds such values, and where, as a clause."""
-    index = report.input_nonfinite
-    return f", as are values of {in_batch(report.input_place)}{f', first at {list(index)}' if index else ''}"
+def _in_data(report: FeatureReport, stats: FeatureStats) -> str:
+    """That the batch itself held such values by then, and where, as a clause; empty where it did not."""
+    if not batch_of(report.inputs.get("training")) <= batch_of(stats) < math.inf:
+        return ""
+    at = f", first at {list(report.input_nonfinite)}" if report.input_nonfinite else ""
+    return f", as are values of {in_batch(report.input_place)}{at}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,16 +64,15 @@ class NonfiniteWeights(Rule):
     urgent: ClassVar[bool] = True
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per parameter."""
         found = [stats.nonfinite_fraction for stats in report.modules.values()]
         steps = [stats.nonfinite_steps for stats in (*report.parameters.values(), report.loss) if stats is not None]
         bad = any(found) or any(steps)
         for name, weight in report.model_setup.nonfinite_weights.items():
             yield self.alert(
-                report, name, weight.count, 0.0, "critical" if bad else "info",
-                f"{weight.count} of its {weight.elements} numbers {'are' if weight.count > 1 else 'is'} NaN or infinite since "
+                report, name, weight.count, 0.0, graded(bad, "critical"),
+                f"{weight.count} of its {weight.elements} numbers {('is', 'are')[weight.count > 1]} NaN or infinite since "
                 f"before the first step, the first at {list(weight.index)}"
-                f"{'' if bad else ': the loss is finite, so nothing uses them'}.",
+                f"{': the loss is finite, so nothing uses them' * (not bad)}.",
                 since_step=0,
                 advice=self._ADVICE,
             )  # fmt: skip
@@ -87,16 +86,14 @@ class NonfiniteGradients(Rule):
     urgent: ClassVar[bool] = True
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per module and parameter with such gradients."""
-        for site, stats in report.modules.items():
-            if stats.nonfinite_fraction > 0:
-                batch, what = stats.first_nonfinite_batch, f"{percent(stats.nonfinite_fraction)} of the gradient"
-                first = "" if batch is None else f", first in training batch {batch} of the epoch"
-                yield self._found(report, site, stats.nonfinite_fraction, what, first, batch=batch)
+        for site, stats in where(report.modules, lambda stats: stats.nonfinite_fraction > 0):
+            batch, what = stats.first_nonfinite_batch, f"{percent(stats.nonfinite_fraction)} of the gradient"
+            first = f", first in training batch {batch} of the epoch" * (batch is not None)
+            yield self._found(report, site, stats.nonfinite_fraction, what, first, batch=batch)
         for site, gradient in report.parameters.items():
             if gradient.nonfinite_steps and site not in report.model_setup.nonfinite_weights:
                 steps, since = gradient.nonfinite_steps, gradient.first_nonfinite_step
-                first = "" if since is None else f", first at step {since}"
+                first = f", first at step {since}" * (since is not None)
                 yield self._found(
                     report, site, steps, f"at {steps} measured step{'s' * (steps > 1)} the gradient", first, since_step=since
                 )
@@ -123,10 +120,8 @@ class NonfiniteSteps(Rule):
         the site is that parameter. Where none was, the loss or the forward pass failed: the site is the optimizer.
         """
         for site, events in report.events.items():
-            if events.first_nonfinite_batch is None:
-                continue
             where = f"at training batch {events.first_nonfinite_batch} of the epoch"
-            if events.nonfinite_share < 1.0 and events.first_nonfinite_parameters:
+            if events.nonfinite_share < 1.0 and events.first_nonfinite_parameters and events.first_nonfinite_batch is not None:
                 last = events.first_nonfinite_parameters[-1]
                 yield self.alert(
                     report, last, events.nonfinite_share, 0.0, "critical",
@@ -135,7 +130,7 @@ class NonfiniteSteps(Rule):
                     advice=("Add an eps inside it",),
                     batch=events.first_nonfinite_batch,
                 )  # fmt: skip
-            else:
+            elif events.first_nonfinite_batch is not None:
                 yield self.alert(
                     report, site, events.nonfinite_share, 0.0, "critical",
                     f"{where} a step was taken with gradients that were all NaN or infinite: the loss was already, or the forward "

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.declare.rule import Rule, graded, percent
 from lightning_hooks.diagnostics.causes.rates import unusual_setting, wrong_schedule
 from lightning_hooks.diagnostics.causes.steps import loss_divided
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
@@ -36,18 +36,16 @@ class SecondMomentStale(Rule):
     at_once: ClassVar[float] = 0.9
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per optimizer."""
-        limit = self.threshold if report.earlier else self.at_once
-        for name, stats in report.optimizers.items() if not has_converged(report) else ():
-            if stats.stale_fraction is None or stats.stale_fraction <= limit or not any(rate > 0 for rate in stats.lr):
-                continue
-            eps = _largest(stats, "eps")
-            yield self.alert(
-                report, name, stats.stale_fraction, limit, "warning",
-                f"{percent(stats.stale_fraction)} of its second moments are below eps² (eps is {eps:.1e}; limit "
-                f"{percent(limit)}): eps, not the gradient, decides the size of these steps, and they are smaller than "
-                "the learning rate says.",
-            )  # fmt: skip
+        limit = (self.at_once, self.threshold)[bool(report.earlier)]
+        for name, stats in report.optimizers.items():
+            stale = stats.stale_fraction or 0.0
+            if stale > limit and any(rate > 0 for rate in stats.lr) and not has_converged(report):
+                yield self.alert(
+                    report, name, stale, limit, "warning",
+                    f"{percent(stale)} of its second moments are below eps² (eps is {stats.largest('eps'):.1e}; limit "
+                    f"{percent(limit)}): eps, not the gradient, decides the size of these steps, and they are smaller than "
+                    "the learning rate says.",
+                )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,34 +66,30 @@ class LrZero(Rule):
     """
 
     kind: ClassVar[str] = "lr_zero"
-    shares: ClassVar[tuple[str, ...]] = ("left",)
 
-    left: float = 0.1
+    left: ClassVar[float] = 0.1
     held: ClassVar[float] = 0.05
     initial: ClassVar[float] = 0.1
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per optimizer."""
-        planned, first = report.planned_steps, report.first
-        for name, stats in report.optimizers.items() if not has_converged(report) else ():
-            groups = [group for group in stats.groups if group.lr is not None]
-            if not groups:
-                continue
-            rate, peak = _largest(stats, "lr"), _largest(stats, "lr_peak")
-            if peak == 0.0 and not any(group.lr_initial for group in groups):
+        planned, first = report.planned_steps or 0, report.first
+        for name, stats in report.optimizers.items():
+            groups = stats.rated
+            rate, peak, initial = map(stats.largest, ("lr", "lr_peak", "lr_initial"))
+            judged = bool(groups) and not has_converged(report)
+            if judged and stats.never_on:
                 yield self.alert(
                     report, name, 0.0, 0.0, "info",
                     "its learning rate is 0 and has never been above: it changes nothing.",
                     advice=("Set a learning rate, unless that is meant",),
                 )  # fmt: skip
-            elif planned and self._fell_early(groups, report.step, planned):
+            elif judged and planned and self._fell_early(groups, report.step, planned):
                 yield self.alert(
                     report, name, rate, 1e-4 * peak, "warning",
                     f"its learning rate has been below 1e-4 of its peak ({peak:.1e}) for {min(g.low_steps for g in groups)} of the "
                     f"{planned} planned steps, and is {rate:.1e} now.",
                 )  # fmt: skip
-            elif planned and report.step > planned / 2 and self._never_rose(name, groups, first):
-                initial = _largest(stats, "lr_initial")
+            elif judged and planned and report.step > planned / 2 and self._never_rose(name, groups, first):
                 yield self.alert(
                     report, name, rate, self.initial * initial, "warning",
                     f"its learning rate is {rate:.1e}, below {percent(self.initial)} of the {initial:.1e} that its scheduler "
@@ -103,16 +97,13 @@ class LrZero(Rule):
                 )  # fmt: skip
 
     def _fell_early(self, groups: Sequence[GroupSettings], step: int, planned: int) -> bool:
-        """Whether all rates have been low for long enough, and already were when enough steps were left."""
         held, low = max(self.held * planned, 1), min(group.low_steps for group in groups)
         return all(group.lr_peak for group in groups) and low >= held and step - low + held < (1 - self.left) * planned
 
     def _never_rose(self, name: str, groups: Sequence[GroupSettings], first: GradientFlowReport) -> bool:
         """Whether all groups are still at the foot of their warm-up: rising beyond all before, or at zero since the start."""
-        before = first.optimizers[name].lr if name in first.optimizers else ()
-        if len(before) != len(groups):
-            return False
-        return all(
+        before = first.optimizers.get(name, OptimizerStats()).lr
+        return len(before) == len(groups) and all(
             group.lr_initial
             and (group.lr_peak or 0.0) < self.initial * group.lr_initial
             and (not group.lr_peak or (group.lr or 0.0) > max(1.01 * earlier, 0.99 * group.lr_peak))
@@ -132,18 +123,17 @@ class ScheduleLength(Rule):
 
     kind: ClassVar[str] = "lr_zero"
 
-    periods: float = 1.5
+    periods: ClassVar[float] = 1.5
     near: ClassVar[float] = 0.1
-    steps: int = 4
+    steps: ClassVar[int] = 4
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per optimizer with such a schedule."""
-        planned, epochs = report.planned_steps, report.epoch + 1
+        planned, epochs = report.planned_steps or 0, report.epoch + 1
         for name, stats in report.optimizers.items():
             for schedule in stats.schedules:
                 made = f"its {schedule.name} is made for {schedule.length} steps ({schedule.argument})"
                 if schedule.repeats and schedule.length > 1 and schedule.taken >= self.periods * schedule.length:
-                    times = f"of {planned} planned ones" if planned and not schedule.by_epoch else "so far"
+                    times = ("so far", f"of {planned} planned ones")[bool(planned) and not schedule.by_epoch]
                     yield self.alert(
                         report, name, schedule.taken, self.periods * schedule.length, "warning",
                         f"{made} and has been stepped {schedule.taken} times {times}: after {schedule.length} of them its learning "
@@ -187,28 +177,25 @@ class OptimizerSettings(Rule):
     lr_decay: ClassVar[float] = 0.1
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per optimizer and setting."""
         for name, stats in report.optimizers.items():
-            eps = _largest(stats, "eps")
+            eps, stale = stats.largest("eps"), stats.stale_fraction or 0.0
             if eps >= self.eps and is_scale_free(name):
-                known = stats.stale_fraction
-                decides = known is not None and known > self.stale
-                measured = "" if known is None else f": {percent(known)} of its second moments are below eps²"
+                measured = f": {percent(stale)} of its second moments are below eps²" * (stats.stale_fraction is not None)
                 yield self.alert(
-                    report, name, eps, self.eps, "warning" if decides else "info",
+                    report, name, eps, self.eps, graded(stale > self.stale),
                     f"its eps is {eps:g} (limit {self.eps:g}; 1e-8 is usual){measured}.",
                     advice=("Set eps=1e-8, unless that is meant",),
                 )  # fmt: skip
             # Adam need not converge unless beta1 < sqrt(beta2) (Reddi et al. 2018). Others mean other things by betas.
-            pairs = {group.betas for group in stats.groups if len(group.betas) == 2 and group.betas[0] > group.betas[1]}
-            for one, two in sorted(pairs)[:1] if "adam" in name.lower() else ():
+            pairs = {group.betas for group in stats.groups if len(group.betas) == 2 and "adam" in name.lower()}
+            for one, two in sorted(pair for pair in pairs if pair[0] > pair[1])[:1]:
                 yield self.alert(
                     report, name, one, two, "warning",
                     f"beta1 ({one:g}) is larger than beta2 ({two:g}): the second moment forgets faster than the first, so steps "
                     "are divided by the size of other gradients than they are made of.",
                     advice=("Set betas=(0.9, 0.999)",),
                 )  # fmt: skip
-            momentum = _largest(stats, "momentum")
+            momentum, decay, steps = stats.largest("momentum"), stats.largest("lr_decay"), report.planned_steps or report.step
             if momentum >= self.momentum:
                 yield self.alert(
                     report, name, momentum, self.momentum, "warning",
@@ -216,7 +203,6 @@ class OptimizerSettings(Rule):
                     "thousand steps.",
                     advice=("Set momentum=0.9",),
                 )  # fmt: skip
-            decay, steps = _largest(stats, "lr_decay"), report.planned_steps or report.step
             if decay >= self.lr_decay:
                 yield self.alert(
                     report, name, decay, self.lr_decay, "warning",
@@ -241,18 +227,17 @@ class DecayDominates(Rule):
 
     kind: ClassVar[str] = "optimizer_settings"
 
-    decay: float = 0.01
+    decay: ClassVar[float] = 0.01
     factor: ClassVar[float] = 2.0
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per optimizer."""
-        for name in report.optimizers if not has_converged(report, 0.1) else ():
+        for name in report.optimizers:
             held = {site: setup.l2 for site, setup in report.setups.items() if setup.optimizers == (name,) and setup.dimensions > 1}
             decayed = {site: decay for site, decay in held.items() if decay >= self.decay and site in report.parameters}
             stats = [(decay, report.parameters[site]) for site, decay in decayed.items()]
             ratios = [decay * each.weight_rms / each.rms for decay, each in stats if each.weight_rms is not None and each.rms > 0]
-            ratio = statistics.median(ratios) if ratios else 0.0
-            if ratio > self.factor:
+            ratio = statistics.median(ratios or [0.0])
+            if ratio > self.factor and not has_converged(report, 0.1):
                 yield self.alert(
                     report, name, ratio, self.factor, "warning",
                     f"its weight decay of {max(decayed.values()):g} is added to the gradient, of which it is "
@@ -260,11 +245,6 @@ class DecayDominates(Rule):
                     "not the loss.",
                     advice=("Use AdamW", "Try weight_decay=1e-4"),
                 )  # fmt: skip
-
-
-def _largest(stats: OptimizerStats, setting: str) -> float:
-    """The largest value of a setting in an optimizer's parameter groups; 0 where none has it."""
-    return max((getattr(group, setting) or 0.0 for group in stats.groups), default=0.0)
 
 
 __all__ = ["DecayDominates", "LrZero", "OptimizerSettings", "ScheduleLength", "SecondMomentStale"]

@@ -96,6 +96,20 @@ class OptimizerStats:
     groups: tuple[GroupSettings, ...] = ()
     schedules: tuple[ScheduleStats, ...] = ()
 
+    def largest(self, setting: str) -> float:
+        """The largest value of a setting in its parameter groups; 0 where none has it."""
+        return max((getattr(group, setting) or 0.0 for group in self.groups), default=0.0)
+
+    @property
+    def rated(self) -> list[GroupSettings]:
+        """The groups whose learning rate is known."""
+        return [group for group in self.groups if group.lr is not None]
+
+    @property
+    def never_on(self) -> bool:
+        """Whether its learning rate has always been 0, and no schedule of it starts above."""
+        return bool(self.rated) and not self.largest("lr_peak") and not any(group.lr_initial for group in self.rated)
+
 
 class OptimizerColumn(Columns):
     """What each number of an optimizer's row holds, over steps; only quotients are read."""

@@ -18,16 +18,13 @@ from lightning_hooks.diagnostics.optimizer.table import GroupSettings, Optimizer
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.tensors import as_number, read_number
 
-LOW = 1e-4
-"""Share of its peak below which a learning rate counts as low."""
+LOW = 1e-4  # share of its peak below which a learning rate counts as low
 
 HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(slots=True)
 class _Rate:
-    """The learning rate of a parameter group so far."""
-
     peak: float | None = None
     low_since: int | None = None  # the global step at which it was first seen to be low, and has been since
 
@@ -118,8 +115,8 @@ class OptimizerWatch:
         """Name the numbers of a packed table, next to the settings at the window's end."""
         return {
             name: OptimizerStats(
-                tuple(_known(group.lr) for group in groups),
-                tuple(_known(group.lr_peak) for group in groups),
+                tuple(math.nan if group.lr is None else group.lr for group in groups),
+                tuple(math.nan if group.lr_peak is None else group.lr_peak for group in groups),
                 *numbers,
                 groups=groups,
                 schedules=tuple(self._schedules.get(place, ())),
@@ -163,10 +160,6 @@ def schedules_of(scheduled: Scheduled) -> list[ScheduleStats]:
         taken = taken if isinstance(taken, int) and scheduled.every == 1 else 0
         found.append(ScheduleStats(type(scheduler).__name__, argument, length, argument == "T_max", taken, scheduled.by_epoch))
     return found
-
-
-def _known(rate: float | None) -> float:
-    return math.nan if rate is None else rate
 
 
 def _is_dense(gradient: Tensor | None) -> bool:

@@ -45,11 +45,10 @@ class RepresentationCollapse(Rule):
     threshold: float = 5e-4
     started: ClassVar[float] = 0.01
     at_once: ClassVar[float] = 1e-7
-    batches: int = 3
+    batches: ClassVar[int] = 3
     rises: ClassVar[float] = 1.5
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert where it begins, per part of the model whose end has collapsed and is so for sure."""
         for part in _parts([site for site in report.sites if site not in report.functions]):
             end, measured = part[-1], [site for site in reversed(part) if site in report.representations]
             collapsed = list(takewhile(lambda site: self._collapsed(report, site), measured))
@@ -67,15 +66,12 @@ class RepresentationCollapse(Rule):
         return report.representations[site].ratio <= self.threshold and self._first(report, site) >= self.started
 
     def _lasts(self, report: FeatureReport, site: str) -> bool:
-        """Whether it was so in the report before, and no less, or whether all samples are the same but for roundings."""
         now = report.representations[site]
-        earlier = report.previous()
-        before = None if earlier is None else earlier.representations.get(site)
+        before = [window.representations[site].ratio for window in report.earlier[-1:] if site in window.representations]
         surely = now.calls >= self.batches and now.largest_ratio <= self.at_once
-        return surely or (before is not None and now.ratio <= self.rises * before.ratio <= self.rises * self.threshold)
+        return surely or any(now.ratio <= self.rises * ratio <= self.rises * self.threshold for ratio in before)
 
     def _first(self, report: FeatureReport, site: str) -> float:
-        """The largest ratio of any batch so far."""
         return max(r.representations[site].largest_ratio for r in report.windows if site in r.representations)
 
 
@@ -94,18 +90,17 @@ class SameOutputs(Rule):
 
     kind: ClassVar[str] = "representation_collapse"
 
-    calls: int = 3
+    calls: ClassVar[int] = 3
     ratio: ClassVar[float] = 1e-9
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert at the first of the last layers whose outputs are all the same; else at the loss."""
         given: list[tuple[str, OutputStats | TargetStats]] = [*report.outputs.items(), *report.targets.items()]
         measured = [site for site in reversed(report.sites) if site in report.representations]
         same = list(takewhile(lambda site: report.representations[site].largest_ratio <= self.ratio, measured))
-        for loss, stats in [] if report.same_samples else given:
-            if self.calls <= stats.calls == stats.same:
+        for loss, stats in given:
+            if self.calls <= stats.calls == stats.same and not report.same_samples:
                 yield self.alert(
-                    report, same[-1] if same else loss, float(stats.same), float(self.calls), "warning",
+                    report, [loss, *same][-1], float(stats.same), float(self.calls), "warning",
                     f"what {loss} is given is the same for all samples, in all of its {stats.calls} sampled calls: it does not "
                     "depend on the input.",
                     advice=("Compare the outputs of two samples, layer by layer, and look where they become the same",),

@@ -17,19 +17,14 @@ from lightning_hooks.hooks.tensors import float_tensors, in_memory
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable
 from lightning_hooks.statistics.rows import fixed
 
-MOST_SAMPLES = 8
-"""Samples of a batch that are compared, evenly spaced."""
-MOST_ELEMENTS = 128
-"""Elements of a sample that are compared, on an evenly spaced grid."""
-TINY = 1e-60
-"""A sample whose mean square is smaller counts as 0."""
+MOST_SAMPLES = 8  # samples of a batch that are compared, evenly spaced
+MOST_ELEMENTS = 128  # elements of a sample that are compared, on an evenly spaced grid
+TINY = 1e-60  # a sample whose mean square is smaller counts as 0
+# With a smaller variance within samples, of mean square 1, an output is constant but for roundings, and says nothing.
 LEAST_WITHIN = 1e-9
-"""With a smaller variance within samples, of mean square 1, an output is constant but for roundings, and says nothing."""
 FEWEST_SAMPLES = 4
-FEWEST_ELEMENTS = 8
-"""With fewer of either, a site is not measured: one spread of two is by chance much smaller than the other."""
-MOST_VIEWS = 8
-"""Views of each sample that come in one call, at most: self-supervised learning concatenates two to eight crops."""
+FEWEST_ELEMENTS = 8  # with fewer of either, a site is not measured: one spread of two is by chance much smaller than the other
+MOST_VIEWS = 8  # views of each sample that come in one call, at most: self-supervised learning concatenates two to eight crops
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +36,12 @@ class RepresentationStats:
 
     Attributes:
         calls: How often that was measured.
-        between: Variance over the samples of a batch, mean over elements and calls, in [0, 1].
-        within: Variance over the elements of a sample, mean over samples and calls, in [0, 1].
-        ratio: ``between / within``: 0 where all samples of a batch give the same, about 1 where numbers are independent.
+        ratio: Variance over the samples of a batch, over that of the elements of a sample; both are means over all calls. 0 where
+            all samples of a batch give the same, about 1 where numbers are independent.
         largest_ratio: The largest of a single call.
     """
 
     calls: int
-    between: float
-    within: float
     ratio: float
     largest_ratio: float
 
@@ -123,7 +115,7 @@ class RepresentationTable(RowTable):
 def representation_stats(row: list[float]) -> RepresentationStats:
     """Name the numbers of a row whose CALLS are not 0."""
     calls, between, within, most = row
-    return RepresentationStats(int(calls), between / calls, within / calls, between / within, most)
+    return RepresentationStats(int(calls), between / within, most)
 
 
 @functools.lru_cache(maxsize=256)

@@ -13,14 +13,13 @@ from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.curves import layer_sheet, mark_affected, numbers_of, with_names
 from lightning_hooks.plots.series import check_report
 
+# The statistics of the residual stream that are drawn: name, text, colour and dashes.
 STREAM = (
     ("rms", "all values", canvas.BLUE, "-"),
     ("channel_rms", "largest channel", canvas.ORANGE, "--"),
     ("median_channel_rms", "median channel", canvas.GREY, ":"),
 )
-"""The statistics of the residual stream that are drawn: name, text, colour and dashes."""
-OF_STREAM = ("activation_outliers", "residual_growth")
-"""The kinds of alerts that are marked there."""
+OF_STREAM = ("activation_outliers", "residual_growth")  # the kinds of alerts that are marked there
 
 
 @canvas.style()

@@ -11,19 +11,18 @@ from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule
+from lightning_hooks.declare.rule import Rule, graded
 from lightning_hooks.diagnostics.causes.code import half_overflow
 from lightning_hooks.diagnostics.causes.rates import rate_too_high
 from lightning_hooks.diagnostics.causes.weights import initial_scale, offset_bias, scaled_shortcut
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 
-NEAR = 0.25
-"""Share of the largest number of its type above which a stream is about to overflow: two bits are left."""
+NEAR = 0.25  # share of the largest number of its type above which a stream is about to overflow: two bits are left
 
 
+# How much of its input a block's output holds at least, as the median of its blocks, where there is a residual stream.
 CARRIED = 0.25
-"""How much of its input a block's output holds at least, as the median of its blocks, where there is a residual stream."""
 
 
 def stacks(report: FeatureReport) -> list[dict[str, ResidualStats]]:
@@ -77,15 +76,14 @@ class ActivationOutliers(Rule):
     threshold: float = 100.0
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per stream, at its first block with such a channel."""
         for blocks in streams(report):
             found = {name: stats for name, stats in blocks.items() if stats.channel_ratio > self.threshold}
             if found:
                 name, overflow = first_of(found)
                 stats = found[name]
-                others = f", and so it is behind {len(found)} of {len(blocks)} blocks" if len(found) > 1 else ""
+                others = f", and so it is behind {len(found)} of {len(blocks)} blocks" * (len(found) > 1)
                 yield self.alert(
-                    report, name, stats.channel_ratio, self.threshold, "warning" if overflow else "info",
+                    report, name, stats.channel_ratio, self.threshold, graded(overflow),
                     f"channel {stats.channel} of its output has an RMS of {stats.channel_rms:.3g}, the median channel "
                     f"{stats.median_channel_rms:.3g} (ratio {stats.channel_ratio:.3g}, limit {self.threshold:.3g})"
                     f"{others}{overflow}.",
@@ -111,7 +109,6 @@ class ResidualGrowth(Rule):
     min_blocks: ClassVar[int] = 3
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per stream, at the first block where it is too large."""
         for blocks in streams(report):
             first, last = next(iter(blocks.values())), next(reversed(blocks.values()))
             found = {name: stats for name, stats in blocks.items() if stats.rms > self.threshold * first.rms > 0}
@@ -119,7 +116,7 @@ class ResidualGrowth(Rule):
                 name, overflow = first_of(found)
                 growth = found[name].rms / first.rms
                 yield self.alert(
-                    report, name, growth, self.threshold, "warning" if overflow else "info",
+                    report, name, growth, self.threshold, graded(overflow),
                     f"the residual stream behind it has an RMS of {found[name].rms:.3g}, {growth:.3g} times that behind the "
                     f"first of {len(blocks)} blocks (limit {self.threshold:.3g}); behind the last one it is "
                     f"{last.rms:.3g}{overflow}.",
@@ -141,19 +138,17 @@ class ResidualDoubling(Rule):
 
     kind: ClassVar[str] = "residual_growth"
 
-    factor: float = 1.8
+    factor: ClassVar[float] = 1.8
     threshold: ClassVar[float] = 100.0
     min_blocks: ClassVar[int] = 6
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per stack, at its second block."""
         for stack in stacks(report):
             blocks = {name: stats.entered_rms for name, stats in stack.items() if stats.entered_rms is not None}
-            sizes = [*blocks.values()]
-            if len(sizes) < self.min_blocks or not all(0 < size < math.inf for size in sizes):
-                continue
-            factor, growth = median(later / earlier for earlier, later in pairwise(sizes)), sizes[-1] / sizes[0]
-            if factor > self.factor and growth > self.threshold:
+            sizes = [size for size in blocks.values() if 0 < size < math.inf]
+            factor = median([later / earlier for earlier, later in pairwise(sizes)] or [0.0])
+            enough = len(blocks) >= self.min_blocks and len(blocks) == len(sizes)
+            if enough and factor > self.factor and sizes[-1] > self.threshold * sizes[0]:
                 yield self.alert(
                     report, [*blocks][1], factor, self.factor, "warning",
                     f"the input of each of {len(blocks)} blocks is {factor:.3g} times as large as that of the one before (median, "

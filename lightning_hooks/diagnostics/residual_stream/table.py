@@ -23,8 +23,8 @@ from lightning_hooks.statistics.reduction import of_largest
 from lightning_hooks.statistics.rows import Clock, Column
 from lightning_hooks.statistics.tables import Tables
 
+# A number and what belongs to it; where several tables have the largest one they are the same in practice.
 WITH_THE_LARGEST = Reduction(of_largest)
-"""A number and what belongs to it; where several tables have the largest one they are the same in practice."""
 
 
 class StreamColumn(Columns):
@@ -50,7 +50,6 @@ class ResidualStats:
         calls: How often the block was called.
         rms: Root mean square of its output.
         largest: The largest magnitude in it.
-        kurtosis: Of its values, as in :class:`FeatureStats`, from every sampled batch.
         nonfinite_fraction: Share of its values that are NaN or infinite, in [0, 1].
         channel_rms: Root mean square of the largest channel of each call: the mean over calls is taken of the squares.
         median_channel_rms: The same of the median channel (the lower one of two).
@@ -67,7 +66,6 @@ class ResidualStats:
     calls: int
     rms: float
     largest: float
-    kurtosis: float | None
     nonfinite_fraction: float
     channel_rms: float
     median_channel_rms: float
@@ -108,17 +106,18 @@ class ResidualTable(Tables):
         if out is None:
             return
         values = plain_values(out)
-        before = None if entered is None or _same_memory(entered, out) else plain_values(entered)
+        # what is given back in the memory that was given says nothing of before
+        same = entered is out or (in_memory(entered) and in_memory(out) and entered.data_ptr() == out.data_ptr())
+        before = None if entered is None or same else plain_values(entered)
         known = before if before is not None and before.numel() else None  # what was freed has no numbers
         if values.dim() >= 2 and values.numel() and (known is None or known.shape == values.shape):
-            self._kernels.record(self._rows, index, values, self._clock, moments=True)
+            self._kernels.record(self._rows, index, values, self._clock)
             dim = 1 if values.dim() - 2 in self._convolutions[index] else values.dim() - 1
             square, totals = self._kernels.stream(values, known, dim)
             self._limits[index] = min(self._limits[index], torch.finfo(values.dtype).max)
             (self._enter_on_host if self.on_host else self._enter)(index, square, totals, values.numel())
 
     def _enter(self, index: int, square: Tensor, totals: Tensor | None, n: int) -> None:
-        """Enter the sums of squares of a call's channels, and of the input and what was added to it."""
         line, channels, out = self._lines[index], square / (n / len(square)), square.sum()
         largest, channel = channels.max(0)
         nothing = torch.zeros_like(out)
@@ -174,7 +173,6 @@ def _stats(row: FeatureStats, line: Sequence[float], stream: str) -> ResidualSta
         calls=row.calls,
         rms=row.rms,
         largest=max(abs(row.min), abs(row.max)),
-        kurtosis=row.kurtosis,
         nonfinite_fraction=row.nonfinite_fraction,
         channel_rms=math.sqrt(line[StreamColumn.CHANNEL] / calls) if calls else math.nan,
         median_channel_rms=math.sqrt(line[StreamColumn.MEDIAN] / calls) if calls else math.nan,
@@ -196,10 +194,6 @@ def _convolution_dims(block: nn.Module) -> tuple[int, ...]:
     kernels = (stored(inner, "kernel_size") for inner in block.modules() if isinstance(inner, nn.modules.conv._ConvNd))
     found = {len(kernel) for kernel in kernels if isinstance(kernel, tuple)}
     return tuple(dims for dims in found if dims > 1 or not linear)
-
-
-def _same_memory(one: Tensor, other: Tensor) -> bool:
-    return one is other or (in_memory(one) and in_memory(other) and one.data_ptr() == other.data_ptr())
 
 
 def blocks_around(model: nn.Module, sites: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:

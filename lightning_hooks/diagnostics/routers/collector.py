@@ -46,20 +46,12 @@ _GATE_NAME = re.compile(r"gate|gating|router|w_?g|w_gate|gate_network", re.IGNOR
 
 
 class RouterSite(NamedTuple):
-    """A router."""
+    """A router, or a quantiser that returns codes."""
 
     name: str
-    module: nn.Module  # the module that returns logits or choices
-    experts: int  # how many there are
-    top_k: int  # how many a token gets
-
-
-class CodebookSite(NamedTuple):
-    """A quantiser that returns codes."""
-
-    name: str
-    module: nn.Module  # the module that returns codes
-    size: int  # how many codes there are
+    module: nn.Module  # the module that returns logits, choices or codes
+    size: int  # how many experts or codes there are
+    top_k: int = 0  # how many a token gets; 0 for codes
 
 
 def find_routers(model: nn.Module) -> list[RouterSite]:
@@ -104,7 +96,7 @@ def chosen_routers(model: nn.Module, routers: ModuleSelector | None) -> list[Rou
     return found
 
 
-def chosen_codebooks(model: nn.Module, codebooks: ModuleSelector | None) -> list[CodebookSite]:
+def chosen_codebooks(model: nn.Module, codebooks: ModuleSelector | None) -> list[RouterSite]:
     """The quantisers that a user names.
 
     Raises:
@@ -118,12 +110,11 @@ def chosen_codebooks(model: nn.Module, codebooks: ModuleSelector | None) -> list
                 f"codebooks={codebooks!r} selects {name} ({type(module).__name__}), which does not say how many codes there are. "
                 f"Name the module that holds the codebook and returns the codes, or give it an attribute {_CODES[0]}."
             )
-        found.append(CodebookSite(name, module, size))
+        found.append(RouterSite(name, module, size))
     return found
 
 
 def _is_router(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> bool:
-    """Whether a module's class is called a router, or it is a linear layer called a gate, and it chooses among experts."""
     around = modules.get(outwards(name)[1])
     names = [] if around is None else [child.lower() for child, _ in around.named_children()]
     next_to_experts = any("expert" in child and "shared" not in child for child in names)
@@ -133,7 +124,6 @@ def _is_router(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> b
 
 
 def _router(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> RouterSite | None:
-    """A router with its sizes; None where it does not say how many experts there are."""
     around: list[Any] = [modules[outer] for outer in outwards(name)[1:3] if outer in modules]
     experts = _known(module, _EXPERTS) or _outputs_of(module)
     if not experts or experts < 2:  # among one there is nothing to choose
@@ -144,18 +134,15 @@ def _router(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Rout
 
 
 def _known(holder: Any, names: Sequence[str]) -> int | None:
-    """The first of these attributes that is a number above 0."""
     return next(filter(None, (stored_count(holder, name) for name in names)), None)
 
 
 def _outputs_of(module: nn.Module) -> int | None:
-    """The outputs of a linear layer, or of the one inside a router."""
     inner = [one for one in module.modules() if isinstance(one, nn.Linear)]
     return stored_count(inner[-1], "out_features") or None if inner else next(_first_sizes([stored(module, "weight")]), None)
 
 
 def _codebook_size(module: nn.Module) -> int | None:
-    """How many rows a module's codebook has: an embedding, a parameter or a buffer."""
     values = [stored(module, name) for name in _BOOKS]
     values += [stored(value, "weight") for value in values if isinstance(value, nn.Module)]
     values += [stored(one, "weight") for one in module.children() if isinstance(one, nn.Embedding)]
@@ -167,11 +154,11 @@ def _first_sizes(values: Sequence[Any]) -> Iterator[int]:
 
 
 ROUTER_STATISTICS = ("balance", "max_load", "dead_fraction", "entropy", "margin", "overflow_fraction", "dropped_fraction")
+# The columns of the table in the terminal, each with its statistic.
 SUMMARY = {
     "experts": "experts", "top k": "top_k", "balance": "balance", "largest load": "max_load", "dead": "dead_fraction",
     "entropy": "entropy", "margin": "margin", "dropped": "dropped_fraction",
 }  # fmt: skip
-"""The columns of the table in the terminal, each with its statistic."""
 CODEBOOK_STATISTICS = ("perplexity", "usage", "max_share")
 
 
@@ -213,10 +200,10 @@ class RouterCollector(Collector[RouterReport]):
                 f"{context.name} found no router in {type(model).__name__}: no module that is called a router and knows the number "
                 "of experts, and no linear layer called gate next to experts. Name them: routers='*.gate'."
             )
-        sizes = [(site.experts, site.top_k) for site in chosen], [site.size for site in books]
-        self.table = RoutingTable(*sizes, capacity_factor, context.host.setup.device)
+        sites = [*chosen, *books]
+        sizes = [(site.name, site.size, site.top_k) for site in sites]
+        self.table = RoutingTable(sizes, capacity_factor, context.host.setup.device)
         self._router_names, self._codebook_names = [site.name for site in chosen], [site.name for site in books]
-        sites: list[RouterSite | CodebookSite] = [*chosen, *books]
         for index, site in enumerate(sites):
             context.listen(site.name, site.module, OutputTo(self.table.record, index))
         self.set_tables(routing=self.table)
@@ -240,10 +227,8 @@ class RouterCollector(Collector[RouterReport]):
     def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> RouterReport:
         sampled_batches, batches = map(int, packed["batches"])
         routers, codebooks = self.table.read(packed["routing"])
-        of_routers = {name: stats for name, stats in zip(self._router_names, routers, strict=True) if stats is not None}
-        of_codebooks = {name: stats for name, stats in zip(self._codebook_names, codebooks, strict=True) if stats is not None}
-        silent = tuple(name for name in self.names if name not in of_routers and name not in of_codebooks)
-        return RouterReport(epoch, step, of_routers, of_codebooks, silent, sampled_batches, batches)
+        silent = tuple(name for name in self.names if name not in routers and name not in codebooks)
+        return RouterReport(epoch, step, routers, codebooks, silent, sampled_batches, batches)
 
     @override
     def scalars(self, report: RouterReport) -> dict[str, float]:

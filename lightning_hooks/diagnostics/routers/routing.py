@@ -29,11 +29,9 @@ class RouterColumn(Columns):
     MEASURED = SUM  # tokens with finite logits
     ENTROPY = SUM  # over them
     MARGIN = SUM  # over them
-    NONFINITE = SUM  # tokens with a logit that is NaN or infinite
 
 
-CHOSEN = len(RouterColumn)
-"""Where the counts of the choices begin in a row."""
+CHOSEN = len(RouterColumn)  # where the counts of the choices begin in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,6 @@ class RouterStats:
         overflow_fraction: Share of the choices beyond a capacity, a factor times an expert's even share of a call, as GShard and
             Switch Transformer drop them (arXiv 2006.16668, 2101.03961); whether or not this router drops any.
         dropped_fraction: Share of the choices that no expert got, as the router's output says, in [0, 1].
-        nonfinite_tokens: Tokens with a logit that is NaN or infinite.
     """
 
     calls: int
@@ -74,12 +71,11 @@ class RouterStats:
     margin: float | None
     overflow_fraction: float
     dropped_fraction: float
-    nonfinite_tokens: int = 0
 
     @property
-    def dead_experts(self) -> tuple[int, ...]:
-        """The numbers of the experts that no token got."""
-        return tuple(number for number, share in enumerate(self.load) if not share)
+    def effective(self) -> float:
+        """The effective number of experts: the exponential of the entropy of the load."""
+        return float(self.experts**self.balance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +137,7 @@ def _is_integer(x: Tensor) -> bool:
 
 
 class RoutingTable(RowTable):
-    """A row for each router, of its number of experts and how many a token gets, then one for each codebook of its size.
+    """A row for each router and codebook, given by name, number of experts or codes, and how many a token gets: 0 of codes.
 
     Choices beyond an expert's even share of a call times ``capacity_factor`` overflow. Nothing waits for the device.
     """
@@ -150,30 +146,29 @@ class RoutingTable(RowTable):
 
     def __init__(
         self,
-        routers: Sequence[tuple[int, int]],
-        codebooks: Sequence[int] = (),
+        sites: Sequence[tuple[str, int, int]],
         capacity_factor: float = 1.25,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._routers, self._codebooks, self._factor = tuple(routers), tuple(codebooks), capacity_factor
-        self.more = max((*(experts for experts, _ in routers), *codebooks))
-        super().__init__(len(routers) + len(codebooks), device)
+        self._sites, self._factor = tuple(sites), capacity_factor
+        self.more = max(size for _, size, _ in sites)
+        super().__init__(len(sites), device)
 
     def record(self, index: int, output: Any) -> None:
         """Record what the router or the quantiser of a row returns, if its choices are in it: codes are its first integers."""
-        tensors, codebook = list(tensors_in(output)), index - len(self._routers)
-        if codebook < 0:
-            routing = routing_of(tensors, *self._routers[index])
+        tensors, (_, size, top_k) = list(tensors_in(output)), self._sites[index]
+        if top_k:
+            routing = routing_of(tensors, size, top_k)
             if routing is not None:
                 self.add(index, routing)
         elif (codes := next((x for x in tensors if x.dim() and _is_integer(x)), None)) is not None:
-            size, row = self._codebooks[codebook], self.rows[index]
+            row = self.rows[index]
             row[RouterColumn.CALLS] += 1
             row[CHOSEN : CHOSEN + size] += _counts(codes.reshape(-1), size, row)
 
     def add(self, index: int, routing: Routing) -> None:
         """Record one call of a router."""
-        (experts, top_k), row = self._routers[index], self.rows[index]
+        (_, experts, top_k), row = self._sites[index], self.rows[index]
         load, tokens = _load(routing, experts, top_k, row)
         choices = tokens * top_k
         row[RouterColumn.CALLS] += 1
@@ -185,16 +180,15 @@ class RoutingTable(RowTable):
             row[RouterColumn.MEASURED : CHOSEN] += _measured(routing.logits, top_k, row)
         row[CHOSEN : CHOSEN + experts] += load
 
-    def read(self, packed: Tensor) -> tuple[list[RouterStats | None], list[CodebookStats | None]]:
-        """Name the numbers of a packed table on the host; None for what never ran."""
-        sizes = [*(experts for experts, _ in self._routers), *self._codebooks]
-        rows = [row[: CHOSEN + size] for row, size in zip(self.lines(packed), sizes, strict=True)]
-        routers = [router_stats(row, top_k) for row, (_, top_k) in zip(rows, self._routers, strict=False)]
-        return routers, [codebook_stats(row) for row in rows[len(self._routers) :]]
+    def read(self, packed: Tensor) -> tuple[dict[str, RouterStats], dict[str, CodebookStats]]:
+        """Name the numbers of a packed table on the host: of the routers and of the codebooks that ran."""
+        lines = zip(self._sites, self.lines(packed), strict=True)
+        ran = [(name, top_k, row[: CHOSEN + size]) for (name, size, top_k), row in lines if row[RouterColumn.CALLS]]
+        routers = {name: router_stats(row, top_k) for name, top_k, row in ran if top_k}
+        return routers, {name: codebook_stats(row) for name, top_k, row in ran if not top_k}
 
 
 def _load(routing: Routing, experts: int, top_k: int, like: Tensor) -> tuple[Tensor, int]:
-    """How often each expert is chosen, and the number of tokens."""
     if routing.dispatched is not None:
         return routing.dispatched.sum(0).to(like), routing.dispatched.shape[0]
     chosen = routing.chosen
@@ -205,14 +199,13 @@ def _load(routing: Routing, experts: int, top_k: int, like: Tensor) -> tuple[Ten
 
 
 def _counts(numbers: Tensor, size: int, like: Tensor) -> Tensor:
-    """How often each of the numbers from 0 to ``size - 1`` occurs; others are left out."""
     numbers = numbers.to(like.device, torch.int64)
     known = torch.where((numbers >= 0) & (numbers < size), numbers, size)
     return like.new_zeros(size + 1).scatter_add_(0, known, like.new_ones(()).expand(known.shape))[:size]
 
 
 def _measured(logits: Tensor, top_k: int, like: Tensor) -> Tensor:
-    """Tokens with finite logits, the sums over them of entropy and margin, the other tokens: shape ``(4,)``.
+    """Tokens with finite logits, and the sums over them of entropy and margin: shape ``(3,)``.
 
     Minus infinity is a masked expert, and finite here as long as one is not masked.
     """
@@ -227,14 +220,11 @@ def _measured(logits: Tensor, top_k: int, like: Tensor) -> Tensor:
     entropy = torch.special.entr(likely).sum(-1) / math.log(experts)
     highest = likely.topk(min(top_k + 1, experts), -1).values
     margin = highest[:, top_k - 1] - highest[:, top_k] if top_k < experts else torch.zeros_like(entropy)
-    measured = finite.sum().to(like)
-    return torch.stack((measured, entropy.to(like).sum(), margin.to(like).sum(), len(values) - measured))
+    return torch.stack((finite.sum().to(like), entropy.to(like).sum(), margin.to(like).sum()))
 
 
-def router_stats(row: Sequence[float], top_k: int) -> RouterStats | None:
-    """Name the numbers of a router's row; None where it never ran."""
-    if not row[RouterColumn.CALLS]:
-        return None
+def router_stats(row: Sequence[float], top_k: int) -> RouterStats:
+    """Name the numbers of the row of a router that ran."""
     counts = row[CHOSEN:]
     experts, kept = len(counts), sum(counts)
     shares = tuple(count / kept if kept else 0.0 for count in counts)
@@ -252,14 +242,11 @@ def router_stats(row: Sequence[float], top_k: int) -> RouterStats | None:
         margin=row[RouterColumn.MARGIN] / measured if measured and top_k < experts else None,
         overflow_fraction=row[RouterColumn.OVERFLOW] / choices,
         dropped_fraction=row[RouterColumn.DROPPED] / choices,
-        nonfinite_tokens=int(row[RouterColumn.NONFINITE]),
     )
 
 
-def codebook_stats(row: Sequence[float]) -> CodebookStats | None:
-    """Name the numbers of a codebook's row; None where its quantiser never ran."""
-    if not row[RouterColumn.CALLS]:
-        return None
+def codebook_stats(row: Sequence[float]) -> CodebookStats:
+    """Name the numbers of the row of a codebook whose quantiser ran."""
     counts = row[CHOSEN:]
     size, codes = len(counts), sum(counts)
     shares = [count / codes if codes else 0.0 for count in counts]
@@ -268,7 +255,6 @@ def codebook_stats(row: Sequence[float]) -> CodebookStats | None:
 
 
 def _entropy(shares: Sequence[float]) -> float:
-    """The entropy of shares that add up to 1, in nats."""
     return max(0.0, -sum(share * math.log(share) for share in shares if share))
 
 

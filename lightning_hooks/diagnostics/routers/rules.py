@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.declare.rule import Judges, Rule, graded, percent
 from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high
 from lightning_hooks.diagnostics.causes.steps import wrong_sign
 from lightning_hooks.diagnostics.causes.weights import offset_bias
 from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterReport, RouterStats
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,19 +44,18 @@ class DeadExperts(Rule):
     share: float = 0.25
     min_choices: ClassVar[int] = 100
     min_batches: ClassVar[int] = 20
-    of_few: int = 40
+    of_few: ClassVar[int] = 40
 
     def __call__(self, report: RouterReport) -> Iterator[Alert]:
-        """Yield an alert per router with such experts."""
         for site, stats in report.routers.items():
             dead = self._dead(report, site)
-            needed = self.min_batches if 2 * len(dead) >= stats.experts else self.of_few
+            needed = (self.of_few, self.min_batches)[2 * len(dead) >= stats.experts]
             if dead and _batches_in_a_row(report, partial(self._lasts, site, dead)) >= needed:
-                shown = ", ".join(map(str, sorted(dead)[:8])) + (", …" if len(dead) > 8 else "")
+                shown = ", ".join(map(str, sorted(dead)[:8])) + ", …" * (len(dead) > 8)
                 share = len(dead) / stats.experts
                 many = share >= self.share
                 yield self.alert(
-                    report, site, share, self.share if many else 0.0, "warning" if many else "info",
+                    report, site, share, self.share * many, graded(many),
                     f"{len(dead)} of its {stats.experts} experts ({shown}) got at most {percent(self.threshold)} of an even share "
                     f"of {stats.tokens} tokens, so that they do not train.",
                 )  # fmt: skip
@@ -63,10 +64,8 @@ class DeadExperts(Rule):
         return dead <= self._dead(window, site)
 
     def _dead(self, report: RouterReport, site: str) -> set[int]:
-        stats = report.routers.get(site)
-        if stats is None or not _is_judged(stats, self.min_choices):
-            return set()
-        return {number for number, share in enumerate(stats.load) if share * stats.experts <= self.threshold}
+        judged = [stats for stats in _of(report.routers, site) if _is_judged(stats, self.min_choices)]
+        return {n for stats in judged for n, share in enumerate(stats.load) if share * stats.experts <= self.threshold}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,23 +88,21 @@ class RouterCollapse(Rule):
 
     kind: ClassVar[str] = "router_collapse"
     judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "codes")
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.1
-    codes: float = 0.01
+    codes: ClassVar[float] = 0.01
     min_choices: ClassVar[int] = 100
     least_codes: ClassVar[int] = 16
     min_batches: ClassVar[int] = 20
 
     def __call__(self, report: RouterReport) -> Iterator[Alert]:
-        """Yield a warning per router and quantiser that has collapsed."""
         for site, stats in report.routers.items():
             if _batches_in_a_row(report, partial(self._has_collapsed, site)) >= self.min_batches:
-                effective = _experts_in_effect(stats)
                 yield self.alert(
-                    report, site, effective, self._least(stats), "warning",
-                    f"its {stats.tokens} tokens, with {stats.top_k} of {stats.experts} experts each, go to {effective:.3g} experts "
-                    f"in effect; one of them gets {percent(max(stats.load) * stats.top_k)} of all tokens.",
+                    report, site, stats.effective, self._least(stats), "warning",
+                    f"its {stats.tokens} tokens, with {stats.top_k} of {stats.experts} experts each, go to {stats.effective:.3g} "
+                    f"experts in effect; one of them gets {percent(max(stats.load) * stats.top_k)} of all tokens.",
                 )  # fmt: skip
         for site, book in report.codebooks.items():
             if _batches_in_a_row(report, partial(self._has_collapsed, site)) >= self.min_batches:
@@ -120,13 +117,11 @@ class RouterCollapse(Rule):
                 )  # fmt: skip
 
     def _has_collapsed(self, site: str, window: RouterReport) -> bool:
-        if site in window.routers:
-            stats = window.routers[site]
-            return _is_judged(stats, self.min_choices) and _experts_in_effect(stats) <= self._least(stats)
-        book = window.codebooks.get(site)
-        if book is None or book.size < self.least_codes or book.codes < max(self.min_choices, 10 * self._fewest(book)):
-            return False
-        return book.perplexity <= self._fewest(book)
+        judged = [stats for stats in _of(window.routers, site) if _is_judged(stats, self.min_choices)]
+        large = [book for book in _of(window.codebooks, site) if book.size >= self.least_codes]
+        books = [book for book in large if book.codes >= max(self.min_choices, 10 * self._fewest(book))]
+        collapsed = any(stats.effective <= self._least(stats) for stats in judged)
+        return collapsed or any(book.perplexity <= self._fewest(book) for book in books)
 
     def _least(self, stats: RouterStats) -> float:
         return stats.top_k + self.threshold * (stats.experts - stats.top_k)
@@ -135,18 +130,15 @@ class RouterCollapse(Rule):
         return 1 + self.codes * (book.size - 1)
 
 
-def _experts_in_effect(stats: RouterStats) -> float:
-    """The exponential of the entropy of the load."""
-    return float(stats.experts**stats.balance)
+def _of(found: Mapping[str, T], site: str) -> list[T]:
+    return [stats for name, stats in found.items() if name == site]
 
 
 def _batches_in_a_row(report: RouterReport, holds: Callable[[RouterReport], bool]) -> int:
-    """The training batches of the last windows in a row in which something holds."""
     return sum(window.batches for window in takewhile(holds, reversed(report.windows)))
 
 
 def _is_judged(stats: RouterStats, min_choices: int) -> bool:
-    """Whether there is a choice between experts, and enough of them were made."""
     return stats.experts > stats.top_k and stats.tokens * stats.top_k >= min_choices * stats.experts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import compress, zip_longest
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,8 +26,7 @@ from lightning_hooks.hooks.tensors import as_number
 from lightning_hooks.statistics.reduction import largest
 from lightning_hooks.statistics.tables import HostNumbers, Tables
 
-MOST_UNREGISTERED = 8
-"""Attributes with modules or tensors that are registered nowhere, at most."""
+MOST_UNREGISTERED = 8  # attributes with modules or tensors that are registered nowhere, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +123,13 @@ class SetupChecks(Tables):
 
     Attributes:
         parameters: How the parameters are set up.
+        modes: The modes of modules.
     """
 
     def __init__(self, context: Context) -> None:
         host, model, device = context.host, context.host.model, context.host.setup.device
         self.parameters = SetupWatch(context.steps.names, model, host.optimizers, resumed=host.position.global_step > 0)
-        self._modes = ModuleModes(model, device, host.position)
+        self.modes = ModuleModes(model, device, host.position)
         self._host, self._settings, self._first = host, unusual_settings(model), first_weights(model)
         self._nonfinite, self.weights = nonfinite_weights(model), WeightsWatch(context, copies_in(model, host.optimizers))
         self._unloaded = unloaded(model, host.optimizers, self._first.made)
@@ -141,15 +142,18 @@ class SetupChecks(Tables):
             for name, modules in self._hidden.items()
         }
         self._reached, self._optimized = set[str](), set[str]()
-        self._decay: dict[str, VectorDecay] = {}
-        self._foreign: dict[str, tuple[int, ...]] = {}
+        self._decay, self._foreign = dict[str, VectorDecay](), dict[str, tuple[int, ...]]()
         self._hashes, self._labels = BatchHashes(device), LabelTable(device)
         super().__init__(
             device,
             labels=self._labels,
             hashes=self._hashes,
-            reached=HostNumbers(self._flags_of_reached, largest, load=self._load_reached),
-            modes=self._modes,
+            reached=HostNumbers(
+                lambda: [float(name in self._reached) for name, _ in zip_longest(self._hidden, range(MOST_UNREGISTERED))],
+                largest,
+                load=lambda flags: self._reached.update(compress(self._hidden, flags)),
+            ),
+            modes=self.modes,
         )
         self._take_batch = context.guard(self._hashes.add, "the batch (whether it is repeated)")
         self._take_labels = context.guard(self._labels.add, "the batch's labels")
@@ -170,7 +174,7 @@ class SetupChecks(Tables):
         self.parameters.batch_start(optimizers, self._host.model)
         if detailed or self._hashes.before is not None:
             self._take_batch(batch, detailed)
-        self._modes.batch_start()
+        self.modes.batch_start()
         if detailed:
             self._take_labels(batch)
 
@@ -178,10 +182,6 @@ class SetupChecks(Tables):
         """A training batch starts that is not sampled."""
         if self._hashes.before is not None:
             self._take_batch(batch, sampled=False)
-
-    def before_backward(self) -> None:
-        """Backward of a sampled batch starts."""
-        self._modes.before_backward()
 
     def after_backward(self, inputs: Set[int]) -> None:
         """Gradients are there now; those of tensors that are inputs of a module, by their identities, do not count."""
@@ -203,7 +203,7 @@ class SetupChecks(Tables):
         named = groups_of(optimizers)
         held = held_by(named)
         self._optimized = {name for name, parameters in self._hidden_parameters.items() if any(id(p) in held for p in parameters)}
-        self._decay = {name: found for name, groups in named if (found := _vector_decay(groups)) is not None}
+        self._decay = {name: found for name, groups in named for found in _vector_decay(groups)}
         own = {id(parameter) for _, parameter in parameters}
         self._foreign = {
             f"{name}.group{number}.{index}": tuple(parameter.shape)
@@ -212,13 +212,6 @@ class SetupChecks(Tables):
             for index, parameter in enumerate(group["params"])
             if parameter.requires_grad and id(parameter) not in own and not nn.parameter.is_lazy(parameter)
         }
-
-    def _flags_of_reached(self) -> list[float]:
-        names = [*self._hidden, *[""] * MOST_UNREGISTERED][:MOST_UNREGISTERED]
-        return [float(name in self._reached) for name in names]
-
-    def _load_reached(self, flags: list[float]) -> None:
-        self._reached.update(name for name, found in zip(self._hidden, flags, strict=False) if found)
 
     def follows_backward(self) -> bool:
         """Whether it is noted which parameters get a gradient, since no optimizer holds them, or the model does not know them."""
@@ -235,12 +228,12 @@ class SetupChecks(Tables):
         parameters that it uses and that were gone after the first step.
         """
         parts = self.split(packed)
-        levels, moved = self._modes.read(parts["modes"])
+        levels, moved = self.modes.read(parts["modes"])
         updating = [name for name in moved if levels.get(name) == 0 and moved[name] > 0]
         reached = dict(zip(self._hidden, map(bool, parts["reached"].tolist()), strict=False))
         return ModelSetup(
             eval_modes={name: level for name, level in levels.items() if level},
-            eval_since={name: step for name, step in self._modes.since.items() if levels.get(name)},
+            eval_since={name: step for name, step in self.modes.since.items() if levels.get(name)},
             unestimated=tuple(name for name in moved if levels.get(name) and moved[name] == AS_MADE),
             constant_weights=still_alike(model, self._first.constant),
             one_sign_weights=dict(self._first.one_sign),
@@ -249,7 +242,7 @@ class SetupChecks(Tables):
             copies=self.weights.copies,
             weights_set=self.weights.set,
             updating={name: moved[name] for name in _in_frozen_parts(updating, model)},
-            values_per_channel=values_per_channel(self._modes, levels, modules),
+            values_per_channel=values_per_channel(self.modes, levels, modules),
             settings=dict(self._settings),
             unregistered={
                 **{name: self._unregistered(name, reached[name]) for name in self._hidden},
@@ -274,23 +267,17 @@ class SetupChecks(Tables):
         self._reached = set()
 
 
-def _vector_decay(groups: Sequence[Mapping[str, Any]]) -> VectorDecay | None:
-    """The weight decay on the biases and norms of an optimizer that holds weights too."""
-    decays: list[float] = []
-    weights = False
-    for group in groups:
-        decay = as_number(group.get("weight_decay"))
-        vectors = [p for p in group["params"] if not nn.parameter.is_lazy(p) and p.dim() < 2]
-        weights = weights or len(vectors) < len(group["params"])
-        if decay is not None and decay > 0:
-            decays += [decay] * len(vectors)
-    return VectorDecay(max(decays), len(decays)) if decays and weights else None
+def _vector_decay(groups: Sequence[Mapping[str, Any]]) -> list[VectorDecay]:
+    """The weight decay on the biases and norms of an optimizer, if it holds weights too."""
+    known = [(as_number(group.get("weight_decay")) or 0.0, p) for group in groups for p in group["params"]]
+    vectors = [(decay, parameter) for decay, parameter in known if not nn.parameter.is_lazy(parameter) and parameter.dim() < 2]
+    decays = [decay for decay, _ in vectors if decay > 0]
+    return [VectorDecay(max(decays), len(decays))] if decays and len(vectors) < len(known) else []
 
 
 def _in_frozen_parts(names: Sequence[str], model: nn.Module) -> list[str]:
     """The modules none of whose parameters requires a gradient. One without any is as the innermost part that has some."""
-    holds: set[str] = set()
-    trains: set[str] = set()
+    holds, trains = set[str](), set[str]()
     for raw, parameter in model.named_parameters() if names else ():
         around = outwards(clean_name(raw).rpartition(".")[0])
         holds.update(around)

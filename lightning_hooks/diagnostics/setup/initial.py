@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from lightning_hooks.declare.rule import grouped
 from lightning_hooks.hooks.attributes import contents, stored, stored_count
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import has_values, is_computed, is_distributed, stored_tensor, weights_of
@@ -21,8 +22,7 @@ from lightning_hooks.hooks.tensors import has_values, is_computed, is_distribute
 _TABLES = (nn.Embedding, nn.EmbeddingBag)  # a row of an embedding is looked up, not summed over: it has no gain
 
 
-TEXTBOOK = (0.3, 1.6)
-"""Gains of common initialisations."""
+TEXTBOOK = (0.3, 1.6)  # gains of common initialisations
 
 
 def is_textbook(gain: float) -> bool:
@@ -136,14 +136,10 @@ def shared_modules(root: nn.Module) -> dict[str, tuple[str, ...]]:
     Returns:
         The first name to the others.
     """
-    found: dict[str, tuple[str, ...]] = {}
-    for name, parent in root.named_modules():
-        seen: dict[int, list[str]] = {}
-        for key, child in parent._modules.items():
-            if child is not None and any(True for _ in child.parameters()):
-                seen.setdefault(id(child), []).append(f"{name}.{key}" if name else key)
-        found |= {names[0]: tuple(names[1:]) for names in seen.values() if len(names) > 1}
-    return found
+    children = [(parent, key, child) for parent, module in root.named_modules() for key, child in module._modules.items()]
+    held = [one for one in children if one[2] is not None and any(True for _ in one[2].parameters())]
+    names = grouped(((parent, id(child)), f"{parent}.{key}".lstrip(".")) for parent, key, child in held)
+    return {first: tuple(others) for first, *others in names.values() if others}
 
 
 class FirstWeights(NamedTuple):
@@ -167,16 +163,13 @@ class FirstWeights(NamedTuple):
 
 def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
     """What stands out among the weights of linear and convolution layers of ``few`` numbers or more. One copy from the device."""
-    constant: dict[str, float] = {}
-    one_sign: dict[str, float] = {}
-    untrained = []
+    constant, one_sign, untrained = dict[str, float](), dict[str, float](), list[str]()
     norms = dict(_norms_of(model))
     limits = on_host([_summary(weight, bias) for weight, bias in norms.values()])
     made = {name: low == high == 1 and not bias > 0 for name, (low, high, _, _, bias) in zip(norms, limits, strict=True)}
     matrices = _recurrent(model, few)
-    for name, (low, high) in zip(matrices, on_host([torch.stack(w.aminmax()).float() for w in matrices.values()]), strict=True):
-        if low == high != 0:
-            constant[name] = low
+    bounds = zip(matrices, on_host([torch.stack(w.aminmax()).float() for w in matrices.values()]), strict=True)
+    constant |= {name: low for name, (low, high) in bounds if low == high != 0}
     layers = [(name, module, weight) for name, module, weight in _layers(model) if weight.numel() >= few]
     values = on_host([_summary(weight, stored_tensor(module, "bias")) for _, module, weight in layers])
     for (name, module, weight), (low, high, mean, rms, bias) in zip(layers, values, strict=True):
@@ -204,11 +197,12 @@ def still_alike(model: nn.Module, constant: Mapping[str, float], near: float = 0
         return {}
     weights = {name: weight for name, _, weight in _layers(model)} | _recurrent(model, 0)
     known = {name: weights[name].flatten(1).float() for name in constant if name in weights}
-    shares = []
-    for weight in known.values():
-        size = near * weight.abs().amax()
-        shares.append(torch.stack([(some.diff(dim=0).abs().amax(1) <= size).float().mean() for some in (weight, weight.T)]).amax())
-    return {name: constant[name] for name, share in zip(known, on_host(shares), strict=True) if share >= 0.5}
+    pairs = [torch.stack([_alike(some, near * weight.abs().amax()) for some in (weight, weight.T)]) for weight in known.values()]
+    return {name: constant[name] for name, shares in zip(known, on_host(pairs), strict=True) if max(shares) >= 0.5}
+
+
+def _alike(weight: Tensor, size: Tensor) -> Tensor:
+    return (weight.diff(dim=0).abs().amax(1) <= size).float().mean()
 
 
 def _summary(weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -237,13 +231,13 @@ def nonfinite_weights(model: nn.Module) -> dict[str, NonfiniteWeight]:
     """The parameters with numbers that are NaN or infinite, by name. One copy from the device where there are none."""
     weights = {clean_name(name): p.detach() for name, p in model.named_parameters() if is_known(p) and p.is_floating_point()}
     norms = _norms([*weights.values()])
-    found = {}
-    for name in [name for name, norm in zip(weights, norms, strict=True) if not math.isfinite(norm)]:
-        weight = weights[name]
-        places = weight.isfinite().logical_not().nonzero()
-        if len(places):  # else only their squares are beyond all bounds
-            found[name] = NonfiniteWeight(len(places), weight.numel(), tuple(places[0].tolist()))
-    return found
+    suspects = [name for name, norm in zip(weights, norms, strict=True) if not math.isfinite(norm)]
+    found = {name: weights[name].isfinite().logical_not().nonzero() for name in suspects}
+    return {  # of the others only the squares are beyond all bounds
+        name: NonfiniteWeight(len(places), weights[name].numel(), tuple(places[0].tolist()))
+        for name, places in found.items()
+        if len(places)
+    }
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
@@ -262,7 +256,6 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
 
 
 def _norms_of(model: nn.Module) -> Iterator[tuple[str, tuple[Tensor, Tensor | None]]]:
-    """The weights and biases of the norms of two numbers or more."""
     for name, module in model.named_modules():
         weight = stored_tensor(module, "weight") if "norm" in type(module).__name__.lower() else None
         if weight is not None and weight.is_floating_point() and weight.numel() > 1 and is_known(weight):
@@ -276,7 +269,6 @@ def _like_linear(module: nn.Module) -> bool:
 
 
 def _recurrent(model: nn.Module, few: int) -> dict[str, Tensor]:
-    """The matrices of recurrent layers of so many numbers or more."""
     return {
         clean_name(f"{name}.{inner}" if name else inner): parameter.detach()
         for name, module in model.named_modules()

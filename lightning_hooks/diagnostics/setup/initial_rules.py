@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule
-from lightning_hooks.diagnostics.causes.data import large_inputs, large_targets, placeholder
-from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, large_start, small_start, stretching_start
+from lightning_hooks.declare.rule import Alerts, Rule, grouped, warning_if
+from lightning_hooks.diagnostics.causes import data, weights
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
-from lightning_hooks.diagnostics.setup.initial import TEXTBOOK
+from lightning_hooks.diagnostics.setup.initial import TEXTBOOK, is_textbook
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PoorInit(Rule):
+class PoorInit(Rule, kind="poor_init"):
     """A layer whose initial weights are much larger, or smaller, than those of all layers of the same role.
 
     SageMaker's rule flags variances that differ by more than a factor of 10 between layers. Healthy models differ by more (GPT-2
@@ -32,56 +29,44 @@ class PoorInit(Rule):
         factor: Gain over the median gain of the layers of its role, or the inverse.
         textbook: Gains of common initialisations: 0.58 is PyTorch's for linear layers, 1 is LeCun's and Glorot's (1998, 2010), 1.4
             is He's (2015), 0.33 to 0.58 that of the first layer of a sine network (Sitzmann et al. 2020) with up to three inputs.
-        near: Factor within which another layer is close.
-        min_layers: A role with fewer layers is not judged.
-        small: Standard deviation up to which layers share one: 0.02 is common.
-        same: By how much it may differ, as that of few numbers does.
     """
-
-    kind: ClassVar[str] = "poor_init"
 
     factor: float = 7.0
     textbook: ClassVar[tuple[float, float]] = TEXTBOOK
-    near: ClassVar[float] = 2.0
-    min_layers: int = 3
-    small: float = 0.1
-    same: float = 0.15
+    near: ClassVar[float] = 2.0  # factor within which another layer is close
+    min_layers: ClassVar[int] = 3  # a role with fewer layers is not judged
+    small: ClassVar[float] = 0.1  # standard deviation up to which layers share one: 0.02 is common
+    same: ClassVar[float] = 0.15  # by how much it may differ, as that of few numbers does
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per layer whose initial weights are unlike the others. Zeros have rules of their own."""
-        roles: dict[str, dict[str, float]] = {}
-        for site, gain in report.initial_gains.items() if report.epoch == 0 else ():
-            if 0 < gain < math.inf and site in report.initial_roles:
-                roles.setdefault(report.initial_roles[site], {})[site] = gain
-        of_one_size = self._of_one_size(report)
-        for gains in roles.values():
-            usual = statistics.median(gains.values())
-            odd = self._alone(gains) if len(gains) >= self.min_layers else []
-            for site, gain in ((site, gains[site]) for site in odd if site not in of_one_size):
-                size = f"{gain / usual:.3g} times" if gain > usual else f"1/{usual / gain:.3g} of"
+    def __call__(self, report: FeatureReport) -> Alerts:
+        roles, gains, of_one_size = report.initial_roles, report.initial_gains, self._of_one_size(report)
+        judged = grouped((roles[site], site) for site, gain in gains.items() if 0 < gain < math.inf and site in roles)
+        for sites in [sites for sites in judged.values() if len(sites) >= self.min_layers and report.epoch == 0]:
+            usual = statistics.median(gains[site] for site in sites)
+            for site in [site for site in self._alone({site: gains[site] for site in sites}, usual) if site not in of_one_size]:
+                ratio = gains[site] / usual
+                size, limit = (f"{ratio:.3g} times", self.factor) if ratio > 1 else (f"1/{1 / ratio:.3g} of", 1 / self.factor)
                 yield self.alert(
-                    report, site, gain / usual, self.factor if gain > usual else 1 / self.factor, "warning",
-                    f"its initial weights are {size} the size of those of the layers of the same role (gain {gain:.3g}, median "
-                    f"{usual:.3g}, limit: a factor of {self.factor:.3g}), and none of these is close: signals grow or shrink by "
-                    "this factor.",
+                    report, site, ratio, limit, "warning",
+                    f"its initial weights are {size} the size of those of the layers of the same role (gain {gains[site]:.3g}, "
+                    f"median {usual:.3g}, limit: a factor of {self.factor:.3g}), and none of these is close: signals grow or "
+                    "shrink by this factor.",
                 )  # fmt: skip
 
     def _of_one_size(self, report: FeatureReport) -> set[str]:
         """The layers with the small standard deviation that most share."""
-        usual = statistics.median(report.initial_rms.values()) if report.initial_rms else 0.0
+        usual = statistics.median(report.initial_rms.values() or [0.0])
         alike = {site for site, rms in report.initial_rms.items() if abs(rms - usual) <= self.same * usual}
         return alike if usual <= self.small and 2 * len(alike) > len(report.initial_rms) else set()
 
-    def _alone(self, gains: dict[str, float]) -> list[str]:
-        """The layers of one role whose gain is far from the median, close to no other and none of a textbook."""
-        usual, (low, high) = statistics.median(gains.values()), self.textbook
-        far = {site: gain for site, gain in gains.items() if max(gain / usual, usual / gain) > self.factor}
-        close = {site: sum(1 / self.near < other / gain < self.near for other in gains.values()) for site, gain in far.items()}
-        return [site for site, gain in far.items() if close[site] == 1 and not low <= gain <= high]
+    def _alone(self, gains: dict[str, float], usual: float) -> list[str]:
+        """The layers of one role whose gain is far from the usual one, close to no other and none of a textbook."""
+        far = [site for site, gain in gains.items() if max(gain / usual, usual / gain) > self.factor and not is_textbook(gain)]
+        return [site for site in far if sum(1 / self.near < gain / gains[site] < self.near for gain in gains.values()) == 1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ConstantWeights(Rule):
+class ConstantWeights(Rule, kind="poor_init"):
     """Layers that start with one number, other than 0, in all their weights.
 
     All outputs of such a layer are the same, and if the next layer's weights are one number too they get the same gradient: they
@@ -94,28 +79,24 @@ class ConstantWeights(Rule):
         layers: Layers that must start so.
     """
 
-    kind: ClassVar[str] = "poor_init"
-
     layers: int = 2
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert at the first of such layers."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         constant = report.model_setup.constant_weights
-        if report.epoch > 0 or len(constant) < self.layers:
-            return
-        (site, value), *others = constant.items()
-        more = ", …" * (len(others) > 2)
-        yield self.alert(
-            report, site, float(len(constant)), float(self.layers), "warning",
-            f"all its initial weights are {value:.3g}, and those of {', '.join(name for name, _ in others[:2])}{more} are one "
-            f"number too ({len(constant)} layers, limit {self.layers}): their outputs are all the same, get the same gradient and "
-            "stay the same.",
-            advice=("Initialise weights at random, as PyTorch does by default",),
-        )  # fmt: skip
+        if report.epoch == 0 and len(constant) >= self.layers:
+            site, *others = constant
+            more = ", …" * (len(others) > 2)
+            yield self.alert(
+                report, site, float(len(constant)), float(self.layers), "warning",
+                f"all its initial weights are {constant[site]:.3g}, and those of {', '.join(others[:2])}{more} are one "
+                f"number too ({len(constant)} layers, limit {self.layers}): their outputs are all the same, get the same gradient "
+                "and stay the same.",
+                advice=("Initialise weights at random, as PyTorch does by default",),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OneSignWeights(Rule):
+class OneSignWeights(Rule, kind="poor_init"):
     """Layers whose initial weights are all above 0, or all below.
 
     Weights drawn around 0 are so with a probability of a half to the power of their number. Outputs of such a layer are next to the
@@ -125,18 +106,15 @@ class OneSignWeights(Rule):
         layers: Layers that must start so; a single one may be made so on purpose.
     """
 
-    kind: ClassVar[str] = "poor_init"
-
     layers: int = 2
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert at the first of such layers."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         found = report.model_setup.one_sign_weights
         if report.epoch == 0 and len(found) >= self.layers:
             site, mean = next(iter(found.items()))
             yield self.alert(
                 report, site, float(len(found)), float(self.layers), "warning",
-                f"all its initial weights are {'above' if mean > 0 else 'below'} 0 (mean {mean:.3g}), and so are those of "
+                f"all its initial weights are {('below', 'above')[mean > 0]} 0 (mean {mean:.3g}), and so are those of "
                 f"{len(found) - 1} more of its layers (limit {self.layers}): outputs for positive inputs differ little, "
                 "and grow from layer to layer.",
                 advice=(
@@ -147,7 +125,7 @@ class OneSignWeights(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FirstLossHigh(Rule):
+class FirstLossHigh(Rule, kind="poor_init"):
     """A first cross entropy far above that of equal probabilities: the model is sure of wrong answers before it has seen a sample.
 
     Where it is not far above, it is an info: of 300 healthy models five reach more than 2.5 times, and none 5 times. The first
@@ -159,30 +137,26 @@ class FirstLossHigh(Rule):
             layer, logits are as large as the root of the width.
     """
 
-    kind: ClassVar[str] = "poor_init"
-
     factor: float = 3.0
     far: ClassVar[float] = 10.0
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert at the last layer with weights, or at the loss where none is known."""
-        for site, stats in report.outputs.items() if report.epoch == 0 else ():
+    def __call__(self, report: FeatureReport) -> Alerts:
+        last = next((name for name in reversed(report.sites) if name in report.initial_gains), "")
+        for site, stats in report.outputs.items():
             chance = math.log(max(stats.classes, 2))
-            if not stats.first_loss > self.factor * chance:
-                continue
-            last = next((name for name in reversed(report.sites) if name in report.initial_gains), "")
             ratio = stats.first_loss / chance
-            yield self.alert(
-                report, last or site, ratio, self.factor, "info" if ratio < self.far else "warning",
-                f"the first loss of {site} is {stats.first_loss:.3g}, {ratio:.3g} times that of equal probabilities for "
-                f"{stats.classes} classes ({chance:.3g}; limit: a factor of {self.factor:.3g}): logits differ too much at the "
-                "start.",
-                advice=("Start the last layer with smaller weights, or divide its outputs by the root of its width",),
-            )  # fmt: skip
+            if ratio > self.factor and report.epoch == 0:
+                yield self.alert(
+                    report, last or site, ratio, self.factor, warning_if(ratio >= self.far),
+                    f"the first loss of {site} is {stats.first_loss:.3g}, {ratio:.3g} times that of equal probabilities for "
+                    f"{stats.classes} classes ({chance:.3g}; limit: a factor of {self.factor:.3g}): logits differ too much at the "
+                    "start.",
+                    advice=("Start the last layer with smaller weights, or divide its outputs by the root of its width",),
+                )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FirstLossFar(Rule):
+class FirstLossFar(Rule, kind="poor_init"):
     """A loss that begins far above that of the best constant answer, as a squared error of inputs or targets in other units does.
 
     The first steps unlearn the size of the outputs, and little else. A loss that is one part of what is minimised is not judged.
@@ -192,19 +166,12 @@ class FirstLossFar(Rule):
             trainings.
     """
 
-    kind: ClassVar[str] = "poor_init"
-
     factor: float = 1000.0
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert in training's first window."""
-        loss, over = report.loss, None if report.learning is None else report.learning.over_constant
-        if report.earlier or report.epoch or loss is None or over is None:
-            return
-        if not (loss.optimized and report.loss_sign and loss.mean > 0):
-            return
-        ratio = over * loss.began / loss.mean
-        if ratio > self.factor:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        loss = report.minimized
+        ratio = report.over_constant * loss.began / (loss.mean or math.nan)
+        if loss.mean > 0 and ratio > self.factor and report.loss_sign and not report.earlier and report.epoch == 0:
             yield self.alert(
                 report, SITE, ratio, self.factor, "warning",
                 f"it begins at {loss.began:.3g}, {ratio:.3g} times that of the best constant answer (limit {self.factor:g}): "
@@ -219,7 +186,8 @@ KINDS = (
     Kind(
         "poor_init", "Initial weights unlike those of similar layers", group="Forward", states="symptom",
         causes=(
-            placeholder, stretching_start, initial_scale, large_start, small_start, constant_weights, large_inputs, large_targets,
+            data.placeholder, weights.stretching_start, weights.initial_scale, weights.large_start, weights.small_start,
+            weights.constant_weights, data.large_inputs, data.large_targets,
         ),
         meaning="The initial weights of one layer are much larger or much smaller than those of the other layers of the same role "
         "(the same type and last part of the name), and the signal through it grows or shrinks by the same factor; or all initial "

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule
+from lightning_hooks.declare.rule import Alerts, Rule, grouped, subject, warning_if
 from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.training_state import had_gradient
@@ -20,7 +18,7 @@ THE_MODEL = "the model"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EvalMode(Rule):
+class EvalMode(Rule, kind="eval_mode"):
     """Dropout, batch norm or spectral norm in eval mode while the part around it trains.
 
     Lightning keeps the mode that each module has when fit starts (since 2.2; Lightning's issue 20216), and ``from_pretrained`` of
@@ -28,60 +26,53 @@ class EvalMode(Rule):
     single batch norm in eval mode within a module in training mode was switched by itself, as detection recipes do
     (``norm_eval=True``): that is an info, unless its running statistics are still the 0 and 1 that it was made with. Then it
     normalises nothing. A part that was frozen before and learns now keeps the mode, and the statistics, that it was frozen with.
-
-    Attributes:
-        trains: Share of the elements around a module that must train, in [0, 1].
     """
 
-    kind: ClassVar[str] = "eval_mode"
-    shares: ClassVar[tuple[str, ...]] = ("trains",)
+    trains: ClassVar[float] = 0.5  # share of the elements around a module that must train, in [0, 1]
 
-    trains: float = 0.5
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield a warning per outermost module in eval mode, and an info for modules that were switched one by one."""
-        modes, changed = report.model_setup.eval_modes, report.model_setup.eval_since
-        elements, trained = _elements(report) if modes else (Counter[str](), Counter[str]())
-        parts: dict[str, list[str]] = {}
-        single: list[str] = []
-        for site, levels in modes.items():
-            around = next((outer for outer in outwards(site)[1:] if elements[outer] > elements[site]), "")
-            if not trained[around] or trained[around] < self.trains * elements[around]:
-                continue
-            elif levels > 1:
-                parts.setdefault(outwards(site)[levels - 1], []).append(site)
-            else:
-                single.append(site)
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        setup = report.model_setup
+        if not setup.eval_modes:
+            return
+        elements, trained = _elements(report)
+        levels = {site: level for site, level in setup.eval_modes.items() if self._trains_around(site, elements, trained)}
+        parts = grouped((outwards(site)[level - 1], site) for site, level in levels.items() if level > 1)
         for part, sites in parts.items():
-            since = min((changed[site] for site in sites if site in changed), default=None)
+            since = min((setup.eval_since[site] for site in sites if site in setup.eval_since), default=None)
             thawed = any(_rested(earlier, part or THE_MODEL) for earlier in report.earlier)  # its norms stay as they were then
             yield self.alert(
-                report, part or THE_MODEL, len(sites), 0, "info" if thawed else "warning",
-                f"it trains in eval mode{'' if since is None else f', since step {since}'}: "
-                f"{some(sites, 3)} {'behave' if len(sites) > 1 else 'behaves'} as in validation.",
+                report, part or THE_MODEL, len(sites), 0, warning_if(not thawed),
+                f"it trains in eval mode{f', since step {since}' * (since is not None)}: "
+                f"{subject(sites, 'behaves', 'behave')} as in validation.",
                 since_step=since,
                 advice=(f"Call {part or 'model'}.train() before training", "Freeze it if it is not to learn"),
             )  # fmt: skip
-        unestimated = [site for site in report.model_setup.unestimated if site in single]
+        single = [site for site, level in levels.items() if level <= 1]
+        unestimated = [site for site in setup.unestimated if site in single]
         if unestimated:
-            more = f", and so has {some(unestimated[1:], 3)}" if len(unestimated) > 1 else ""
+            more = f", and so has {some(unestimated[1:], 3)}" * (len(unestimated) > 1)
             yield self.alert(
                 report, unestimated[0], len(unestimated), 0, "warning",
                 "batch norm in eval mode has a running mean and variance of 0 and 1, as it was made: it normalises nothing"
                 f"{more}.",
                 advice=("Call train() on it until its statistics are estimated", "Load a checkpoint that holds its buffers"),
             )  # fmt: skip
-            single = [site for site in single if site not in unestimated]
-        if single:
+        switched = [site for site in single if site not in unestimated]
+        if switched:
             yield self.alert(
-                report, single[0], len(single), 0, "info",
-                f"{some(single, 3)} {'are' if len(single) > 1 else 'is'} in eval mode within modules in training mode.",
+                report, switched[0], len(switched), 0, "info",
+                f"{subject(switched, 'is', 'are')} in eval mode within modules in training mode.",
                 advice=("Call train() on it, unless its statistics are kept on purpose",),
             )  # fmt: skip
 
+    def _trains_around(self, site: str, elements: Counter[str], trained: Counter[str]) -> bool:
+        """Whether enough of the innermost part around a module with parameters of its own trains."""
+        around = next((outer for outer in outwards(site)[1:] if elements[outer] > elements[site]), "")
+        return trained[around] >= max(self.trains * elements[around], 1)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FrozenStatistics(Rule):
+class FrozenStatistics(Rule, kind="frozen_statistics"):
     """Batch norm whose running statistics change in a part that is frozen: requires_grad does not stop them.
 
     Keras runs a frozen batch norm in inference mode for that reason ("Transfer learning and fine-tuning" of its guides), and
@@ -92,28 +83,24 @@ class FrozenStatistics(Rule):
             deviations. New data of the same kind moved them by less than 0.3 in healthy runs; below, it is an info.
     """
 
-    kind: ClassVar[str] = "frozen_statistics"
-
     threshold: float = 0.5
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per frozen part, or per frozen batch norm within a part that trains."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         updating = report.model_setup.updating
-        _, trained = _elements(report) if updating else ({}, Counter[str]())
-        parts: dict[str, list[str]] = {}
-        for site in updating:
-            frozen = [outer for outer in outwards(site) if not trained[outer]]
-            if frozen:  # else it trains in turn with others
-                parts.setdefault(frozen[-1], []).append(site)
+        if not updating:
+            return
+        _, trained = _elements(report)
+        frozen = {site: [outer for outer in outwards(site) if not trained[outer]] for site in updating}
+        parts = grouped((outer[-1], site) for site, outer in frozen.items() if outer)  # the others train in turn
         for part, sites in parts.items():
             farthest = max(sites, key=updating.__getitem__)
             moved = updating[farthest]
             far = moved > self.threshold
+            updates = subject(sites, "is in training mode and updates its", "are in training mode and update their")
             yield self.alert(
-                report, part or THE_MODEL, moved, self.threshold if far else 0.0, "warning" if far else "info",
-                f"it is frozen, but {some(sites, 3)} {'are' if len(sites) > 1 else 'is'} in training mode and "
-                f"{'update their' if len(sites) > 1 else 'updates its'} running statistics: those of {farthest} have moved by "
-                f"{moved:.2g} standard deviations ({'limit' if far else 'a warning above'} {self.threshold:.2g}).",
+                report, part or THE_MODEL, moved, self.threshold * far, warning_if(far),
+                f"it is frozen, but {updates} running statistics: those of {farthest} have moved by {moved:.2g} standard "
+                f"deviations ({('a warning above', 'limit')[far]} {self.threshold:.2g}).",
             )  # fmt: skip
 
 
@@ -126,13 +113,11 @@ def _rested(report: GradientFlowReport, part: str) -> bool:
 
 def _elements(report: GradientFlowReport) -> tuple[Counter[str], Counter[str]]:
     """Of each module, the elements of its parameters, and of those that an optimizer holds and that had a gradient."""
-    elements: Counter[str] = Counter()
-    trained: Counter[str] = Counter()
+    elements, trained = Counter[str](), Counter[str]()
     for name, setup in report.setups.items():
         for outer in outwards(name.rpartition(".")[0]):
             elements[outer] += setup.elements
-            if setup.optimizers and ((setup.trains and setup.has_gradient) or had_gradient(report, name)):
-                trained[outer] += setup.elements
+            trained[outer] += setup.elements * (bool(setup.optimizers) and (setup.learns or had_gradient(report, name)))
     return elements, trained
 
 

@@ -20,16 +20,11 @@ from lightning_hooks.hooks.tensors import as_number, has_values, stored_tensor
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Span, Spans, largest
 
-UNSEEN = 1e6
-"""The number of modules in eval mode around a module that no sampled batch has shown yet."""
-LAST = 3
-"""Sampled batches at the end of a window in which a module must be in eval mode that was in training mode before."""
-FRESH = -1.0
-"""How far running statistics have moved that were never trained before this fit."""
-AS_MADE = -2.0
-"""The same of those that still are as they were made: 0 and 1."""
-FEW_VALUES = 16
-"""Values per channel below which a batch norm is named in the report."""
+UNSEEN = 1e6  # the number of modules in eval mode around a module that no sampled batch has shown yet
+LAST = 3  # sampled batches at the end of a window in which a module must be in eval mode that was in training mode before
+FRESH = -1.0  # how far running statistics have moved that were never trained before this fit
+AS_MADE = -2.0  # the same of those that still are as they were made: 0 and 1
+FEW_VALUES = 16  # values per channel below which a batch norm is named in the report
 
 _RUNNING = ("running_mean", "running_var")
 
@@ -164,18 +159,12 @@ def unusual_settings(model: nn.Module) -> dict[str, dict[str, float]]:
     """Module to its unusual settings, as :class:`~.ModelSetup` has them. Reads the device."""
     found: dict[str, dict[str, float]] = {}
     for name, module in model.named_modules():
-        unusual: dict[str, float] = {}
-        share = _share_dropped(module)
-        if share > 0.5:
-            unusual["p"] = share
-        eps = as_number(stored(module, "eps", stored(module, "variance_epsilon")))  # of RMSNorm in transformers
-        if "norm" in type(module).__name__.lower() and eps is not None and eps > 0.01:
-            unusual["eps"] = eps
-        if isinstance(module, _NormBase) and as_number(stored(module, "momentum")) == 0 and _untrained(module):
-            unusual["momentum"] = 0.0
-        if unusual:
-            found[clean_name(name)] = unusual
-    return found
+        share, is_norm = _share_dropped(module), "norm" in type(module).__name__.lower()
+        eps = as_number(stored(module, "eps", stored(module, "variance_epsilon"))) or 0.0  # the latter of RMSNorm in transformers
+        stands = isinstance(module, _NormBase) and as_number(stored(module, "momentum")) == 0 and _untrained(module)
+        unusual = (("p", share, share > 0.5), ("eps", eps, is_norm and eps > 0.01), ("momentum", 0.0, stands))
+        found[clean_name(name)] = {setting: value for setting, value, holds in unusual if holds}
+    return {name: settings for name, settings in found.items() if settings}
 
 
 def _share_dropped(module: nn.Module) -> float:
@@ -191,17 +180,15 @@ def values_per_channel(modes: ModuleModes, levels: Mapping[str, int], stats: Map
 
     ``stats`` are of the gradient at the output of each site, which has as many numbers.
     """
-    found = {}
-    for name, norm in modes.norms.items():
-        # The means of an instance norm are over a sample, those of a synchronised one over all ranks.
-        over_the_batch = isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+    found = {
+        name: stats[name].count / stats[name].calls / _channels(norm)
+        for name, norm in modes.norms.items()
         # Numbers that are not finite are not counted.
-        whole = name in stats and stats[name].calls and not stats[name].nonfinite_fraction
-        if levels.get(name) == 0 and whole and over_the_batch and (size := _channels(norm)):
-            values = stats[name].count / stats[name].calls / size
-            if values < FEW_VALUES:
-                found[name] = values
-    return found
+        if levels.get(name) == 0 and name in stats and stats[name].calls and not stats[name].nonfinite_fraction
+        # The means of an instance norm are over a sample, those of a synchronised one over all ranks.
+        if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and _channels(norm)
+    }
+    return {name: values for name, values in found.items() if values < FEW_VALUES}
 
 
 def _depends_on_mode(module: nn.Module) -> bool:

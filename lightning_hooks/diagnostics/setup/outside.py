@@ -17,14 +17,11 @@ from lightning_hooks.diagnostics.setup.initial import is_known
 from lightning_hooks.diagnostics.setup.parameters import ModuleCopy, ParameterSetup
 from lightning_hooks.hooks.selection import clean_name
 
-VALUES = 16
-"""Values of each parameter that are compared."""
+VALUES = 16  # values of each parameter that are compared
 ROUNDING = 1e-5
 """Change of a value over the root mean square of its parameter up to which it is rounding, as of a merge that is taken back."""
-UNDONE = 0.5
-"""Share of what was learned, and of the trained elements, from which on it counts as undone."""
-PAUSES = 4
-"""The last pauses of training of which it is known whether they undid what was learned."""
+UNDONE = 0.5  # share of what was learned, and of the trained elements, from which on it counts as undone
+PAUSES = 4  # the last pauses of training of which it is known whether they undid what was learned
 ALONG, HARD = 0.99, 0.95
 """Cosine of a copy's change and of the way to its original above which a step updates an average; the share of the way that it goes
 at most, and that a plain copy goes."""
@@ -106,7 +103,6 @@ class WeightsWatch:
         self._known = dict[str, Tensor]()
 
     def _follow(self) -> None:
-        """There are new parameters: start again."""
         known = [] if self._context.steps.shards is not None else self._context.host.model.named_parameters()
         self._known = {clean_name(name): p for name, p in known if is_known(p) and p.is_floating_point() and p.numel()}
         self._before: tuple[str, Tensor] | None = None  # where training has paused: the moment, and the values
@@ -217,7 +213,6 @@ class WeightsWatch:
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    """Whether two sets of values differ by more than rounding."""
     return float((one - other).abs().max()) > ROUNDING * float(one.square().mean().sqrt())
 
 

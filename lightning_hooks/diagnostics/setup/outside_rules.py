@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, Severity
-from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.declare.cause import PROOF, CauseEvidence, Judgement, Remedy, possible_cause
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.rule import Alerts, Rule, percent, warning_if
 from lightning_hooks.diagnostics.causes.code import fact
+from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.mode_rules import THE_MODEL
 from lightning_hooks.diagnostics.training_state import had_gradient
@@ -17,7 +19,7 @@ from lightning_hooks.trackers.console import shared_prefix, some
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetOutside(Rule):
+class SetOutside(Rule, kind="set_outside", shares=("restored",)):
     """Weights that something else than an optimizer sets while training pauses, so that what was learned is lost.
 
     An average that is copied in once, a merge, a pruning or a return to the best checkpoint keep most of what was learned, or are
@@ -25,55 +27,51 @@ class SetOutside(Rule):
 
     Attributes:
         restored: Share of the trained elements that are what training started with again, from which on it counts at once.
-        pauses: Of the last four pauses, those that undid half of what was learned, from which on it counts.
     """
 
-    kind: ClassVar[str] = "set_outside"
-    shares: ClassVar[tuple[str, ...]] = ("restored",)
-
     restored: float = 0.5
-    pauses: ClassVar[int] = 2
+    pauses: ClassVar[int] = 2  # of the last four pauses, those that undid half of what was learned, from which on it counts
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert at the module around the weights."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         found = report.model_setup.weights_set
         if found is None:
             return
         again, often = found.restored >= self.restored, found.undone_pauses >= self.pauses
-        now = "what training started with again" if again else f"those of {found.source}" if found.source else "others"
-        lost = f", and {percent(found.undone)} of what they had learned is gone" if found.undone > 0 and not again else ""
-        value, least = (found.restored, self.restored) if again else (float(found.undone_pauses), float(self.pauses))
-        limit = f" (so it is after {found.undone_pauses} of the last pauses)" if often and not again else ""
+        value, limit, now, lost = found.share, 0.0, f"those of {found.source}" if found.source else "others", ""
+        if again:
+            value, limit, now = found.restored, self.restored, "what training started with again"
+        else:
+            lost = f", and {percent(found.undone)} of what they had learned is gone" * (found.undone > 0)
+        if often and not again:
+            value, limit = float(found.undone_pauses), float(self.pauses)
+            lost += f" (so it is after {found.undone_pauses} of the last pauses)"
         yield self.alert(
-            report, around(found.parameters), *((value, least, "warning") if again or often else (found.share, 0.0, "info")),
+            report, around(found.parameters), value, limit, warning_if(again or often),
             f"something else than the optimizer set {some(found.parameters, 3)} {found.moment}, after step {found.step}: "
-            f"{percent(found.share)} of the trained weights are {now}{lost}{limit}.",
+            f"{percent(found.share)} of the trained weights are {now}{lost}.",
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CopyFollows(Rule):
-    """A copy of a module that moves away from it, hardly averages, is the module itself, or stands still.
+class CopyFollows(Rule, kind="module_copy"):
+    """A copy of a module that moves away from it, hardly averages or hardly follows, is the module itself, or stands still.
 
     No optimizer holds it. A moving average goes towards its original at each step, and a target network is the original of some
     time ago. A reference model stands still on purpose: an info.
 
     Attributes:
         away: Cosine of a copy's change and of the way to its original below which it moves away.
-        decay: What a step keeps of an average, below which it is the weights of the last steps.
-        min_steps: Steps before the window below which that is not judged: averages warm up.
+        follows: Share of its first weights that an average has given up after all planned steps, below which it hardly follows.
     """
 
-    kind: ClassVar[str] = "module_copy"
-
     away: float = -0.5
-    decay: ClassVar[float] = 0.7
-    min_steps: ClassVar[int] = 25
+    follows: float = 0.1
+    decay: ClassVar[float] = 0.7  # what a step keeps of an average, below which it is the weights of the last steps
+    min_steps: ClassVar[int] = 25  # steps before the window below which that is not judged: averages warm up
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per copy."""
-        before = report.previous()
-        warm = before is not None and before.step >= self.min_steps
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        planned = report.planned_steps or 0
+        warm = any(before.step >= self.min_steps for before in report.earlier[-1:])
         for copy, stats in report.model_setup.copies.items():
             of, value, limit = stats.original, 0.0, 0.0
             if stats.shares_memory:
@@ -84,39 +82,36 @@ class CopyFollows(Rule):
                 message += f"{value:.2g} (limit {limit:g}), and the distance is {percent(stats.distance)} of the norm."
             elif stats.decay is not None and stats.decay < self.decay and warm:
                 value, limit = stats.decay, self.decay
-                message = (
-                    f"it is an average of {of} that keeps {percent(value)} of itself at a step (limit {percent(limit)}): it is "
-                )
-                message += "no more than the last few steps' weights."
+                message = f"it is an average of {of} that keeps {percent(value)} of itself at a step (limit {percent(limit)}): "
+                message += "it is no more than the last few steps' weights."
+            elif stats.decay is not None and planned >= self.min_steps and 1 - stats.decay**planned < self.follows:
+                value, limit = 1 - stats.decay**planned, self.follows
+                message = f"it is an average of {of} that keeps {stats.decay:.5g} of itself at a step: after all {planned} planned "
+                message += f"steps only {percent(value)} of it will come from training (limit {percent(limit)})."
             elif not stats.changed and stats.distance > 0:
-                message = (
-                    f"it has the weights that {of} had when training started, and {of} has changed since: nothing updates the "
-                )
-                message += "copy."
+                message = f"it has the weights that {of} had when training started, and {of} has changed since: nothing updates "
+                message += "the copy."
             else:
                 continue
-            severity: Severity = "warning" if stats.changed or stats.shares_memory else "info"
-            yield self.alert(report, copy, value, limit, severity, message)
+            yield self.alert(report, copy, value, limit, warning_if(stats.changed or stats.shares_memory), message)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NotLoaded(Rule):
+class NotLoaded(Rule, kind="not_loaded"):
     """A body that is frozen, or trained slowly, as it is in fine-tuning, and that is as PyTorch initialised it.
 
     Attributes:
         slow: Its learning rate over the head's, above which it is an info: such rates are set in trainings from scratch too.
     """
 
-    kind: ClassVar[str] = "not_loaded"
-    slow: float = 0.02
+    slow: ClassVar[float] = 0.02
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert at the module around its layers, unless they change."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         found = report.model_setup.unloaded
         if found is not None and not any(had_gradient(report, f"{name}.weight") for name in found.layers if not found.rate):
             how = f"have {percent(found.rate)} of the head's learning rate" if found.rate else "are frozen"
             yield self.alert(
-                report, around(found.layers), float(len(found.layers)), 1.0, "info" if found.rate > self.slow else "warning",
+                report, around(found.layers), float(len(found.layers)), 1.0, warning_if(found.rate <= self.slow),
                 f"{len(found.layers)} of {found.known} layers ({some(found.layers, 3)}) {how}, as if they were trained before, and "
                 "are as they were initialised: layers after them learn from random features.",
             )  # fmt: skip
@@ -126,6 +121,22 @@ def around(names: Sequence[str]) -> str:
     """The innermost module around parameters, or the only one."""
     return names[0] if len(names) == 1 else shared_prefix(names).removesuffix(".") or THE_MODEL
 
+
+@possible_cause("set the decay of the average")
+def average_too_slow(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """A moving average forgets its first weights too slowly for the length of the training."""
+    stats, planned = facts.flow.model_setup.copies.get(alert.site), facts.flow.planned_steps or 0
+    if stats is None or stats.decay is None or not planned or stats.decay**planned <= 0.5:
+        return None
+    found.add(True, PROOF, f"{stats.decay:.5g} to the power of {planned} steps is {stats.decay**planned:.2g}")
+    decay = float(f"{LEFT ** (1 / planned):.3g}")
+    remedy = Remedy(
+        "set", f"the decay of {alert.site}", stats.decay, decay, effect=f"an average near {stats.original}", steps=planned
+    )
+    return f"The average keeps {stats.decay:.5g} of itself at a step, too much for {planned} steps.", [remedy]
+
+
+LEFT = 0.01  # of the weights that an average started with, after all planned steps of the remedy
 
 __all__ = ["CopyFollows", "NotLoaded", "SetOutside"]
 
@@ -151,6 +162,7 @@ KINDS = (
     Kind(
         "module_copy", "A copy of a module that does not follow it", group="Set-up", states="fact", measures="number",
         causes=(
+            average_too_slow,
             fact("copy_not_updated", "a copy of a module is not updated as it is to be", "replace", "the update of {site}",
                 "one towards its original", "copy.data.lerp_(parameter.data, 1 - decay)"),
         ),
@@ -160,6 +172,7 @@ KINDS = (
         "decay = what the first step of the window kept of it, where it moved towards the original\n\n"
         "alert if cosine < {CopyFollows.away}, or both use the same memory\n"
         "      or decay < {CopyFollows.decay}, after {CopyFollows.min_steps} steps before the window\n"
+        "      or 1 - decay ^ planned steps < {CopyFollows.follows}, where at least {CopyFollows.min_steps} are planned\n"
         "info if it has not changed, and the original has",
         severities="warning; info where it stands still",
         advice=("Update it towards its original after each step: copy.data.lerp_(parameter.data, 1 - decay)",

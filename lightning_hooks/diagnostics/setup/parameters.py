@@ -6,11 +6,14 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from lightning_hooks.declare.rule import grouped
 from lightning_hooks.declare.step import EarlierOptimizers, OptimizerGroups, Step, groups_of
 from lightning_hooks.diagnostics.setup.initial import is_known, starting_at_zero
 from lightning_hooks.hooks.parameters import of_libraries, unused_parts
@@ -61,6 +64,11 @@ class ParameterSetup:
     l2: float = 0.0
     stepped: bool = False
 
+    @property
+    def learns(self) -> bool:
+        """Whether it requires a gradient and had one."""
+        return self.trains and self.has_gradient
+
     def has_rate(self, share: float) -> bool:
         """Whether its learning rate is above 0 and at least this share of its peak: not low on purpose, by its schedule."""
         return bool(self.lr) and (self.lr or 0.0) >= share * (self.lr_peak or 0.0)
@@ -91,16 +99,13 @@ class SetupWatch:
 
     def batch_start(self, optimizers: OptimizerGroups, model: nn.Module) -> None:
         """A sampled batch starts: note the learning rates in force and those that schedulers leave in the groups."""
-        number = 0
-        for _, groups in optimizers:
-            for group in groups:
-                for name in ("lr", "initial_lr", "max_lr"):
-                    rate = group.get(name)
-                    if rate is not None and type(rate) is not float:
-                        rate = as_number(rate)
-                    if rate is not None:
-                        self._peaks[number] = max(rate, self._peaks.get(number, rate))
-                number += 1
+        for number, group in enumerate([group for _, groups in optimizers for group in groups]):
+            for name in ("lr", "initial_lr", "max_lr"):
+                rate = group.get(name)
+                if rate is not None and type(rate) is not float:
+                    rate = as_number(rate)
+                if rate is not None:
+                    self._peaks[number] = max(rate, self._peaks.get(number, rate))
         if self._unheld is None:
             held = held_by(optimizers)
             self._unheld = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in held}
@@ -119,19 +124,13 @@ class SetupWatch:
 
     def after_backward(self) -> None:
         """Gradients are there now; at the window's end they are not, since validation zeroes them."""
-        for name, parameter in (self._unheld or {}).items():
-            if parameter.grad is not None:
-                self._reached.add(name)
+        self._reached.update(name for name, parameter in (self._unheld or {}).items() if parameter.grad is not None)
 
     def step_taken(self, step: Step, optimizer: str) -> None:
         """An optimizer has stepped, sampled or not."""
         self._steps[optimizer] += 1
         self._unzeroed[optimizer] += step.unzeroed
-        never = self._never.get(step.optimizer)
-        if never is None:
-            self._never[step.optimizer] = {*step.missing}
-        elif never:
-            never.intersection_update(step.missing)
+        self._never.setdefault(step.optimizer, {*step.missing}).intersection_update(step.missing)
 
     def state(self) -> dict[str, Any]:
         """What a resumed fit goes on from, in plain types."""
@@ -153,33 +152,25 @@ class SetupWatch:
 
     def window_end(self, optimizers: Sequence[Any], parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         """Note how every parameter is set up, as this rank knows it, without reasons: see :meth:`merge`. Starts a new window."""
-        held: dict[int, list[_Held]] = {}
-        in_order = ((optimizer, group) for optimizer, groups in groups_of(optimizers) for group in groups)
-        for number, (optimizer, group) in enumerate(in_order):
-            holder = _held(optimizer, group, self._peaks.get(number))
-            for parameter in group["params"]:
-                held.setdefault(id(parameter), []).append(holder)
+        in_order = [(optimizer, group) for optimizer, groups in groups_of(optimizers) for group in groups]
+        holds = [(_held(*one, self._peaks.get(number)), one[1]["params"]) for number, one in enumerate(in_order)]
+        held = grouped((id(parameter), holder) for holder, parameters in holds for parameter in parameters)
         never = {self._names[index] for missing in self._never.values() for index in missing}
         setups, self._raw = dict[str, ParameterSetup](), {}
-        alike: dict[tuple[Any, ...], ParameterSetup] = {}  # most parameters are set up like others
-        of_holders: dict[tuple[_Held, ...], dict[str, Any]] = {}  # what all parameters of the same ones share
+        of_holders = cache(self._of_holders)
+        make: Any = ParameterSetup
+        made = cache(lambda own, holders, **more: make(*own, **more, **of_holders(holders)))  # most are like others
         for raw, parameter in parameters:
             name, holders = clean_name(raw), tuple(held.get(id(parameter), ()))
             if name != raw:
                 self._raw[name] = raw
-            known = of_holders.get(holders)
-            if known is None:
-                known = of_holders[holders] = self._of_holders(holders)
             own = (
                 0 if nn.parameter.is_lazy(parameter) else parameter.numel(),
                 parameter.dim() if is_computed(parameter) else 0,
                 parameter.requires_grad,
-                name not in never and known["steps"] > 0 if holders else raw in self._reached,
+                name not in never and of_holders(holders)["steps"] > 0 if holders else raw in self._reached,
             )
-            key = (*own, name in self._at_zero, name in self._stepped, holders)
-            if key not in alike:
-                alike[key] = ParameterSetup(*own, starts_at_zero=key[4], stepped=key[5], **known)
-            setups[name] = alike[key]
+            setups[name] = made(own, holders, starts_at_zero=name in self._at_zero, stepped=name in self._stepped)
         self.setups, self._unheld = setups, None
         self._reached, self._steps, self._unzeroed, self._never = set(), Counter(), Counter(), {}
 
@@ -218,8 +209,6 @@ class SetupWatch:
 
 
 class _Held(NamedTuple):
-    """One optimizer's hold on a parameter."""
-
     optimizer: str
     decay: float
     lr: float | None
@@ -228,12 +217,10 @@ class _Held(NamedTuple):
 
 
 def _held(optimizer: str, group: Mapping[str, Any], peak: float | None) -> _Held:
-    kind, lr = optimizer.partition("-")[2], as_number(group.get("lr"))
-    decoupled = kind in DECOUPLED or group.get("decoupled_weight_decay") is True
-    weight_decay = as_number(group.get("weight_decay")) or 0.0
-    decay = (lr or 0.0) * weight_decay if decoupled else 0.0
-    l2 = weight_decay if kind in L2 and not decoupled else 0.0
-    return _Held(optimizer, decay, lr, peak, l2)
+    kind, lr, weight_decay = optimizer.partition("-")[2], as_number(group.get("lr")), as_number(group.get("weight_decay")) or 0.0
+    if kind in DECOUPLED or group.get("decoupled_weight_decay") is True:
+        return _Held(optimizer, (lr or 0.0) * weight_decay, lr, peak, 0.0)
+    return _Held(optimizer, 0.0, lr, peak, weight_decay * (kind in L2))
 
 
 def held_by(optimizers: OptimizerGroups) -> set[int]:
@@ -257,32 +244,24 @@ def copies_in(model: nn.Module, optimizers: Iterable[Any]) -> list[ModuleCopy]:
     held = held_by(groups_of(optimizers))
     if all(id(parameter) in held for parameter in model.parameters()):
         return []
-    originals: dict[tuple[Any, ...], list[tuple[str, nn.Module]]] = {}
-    free: list[tuple[tuple[Any, ...], str, nn.Module]] = []
-    for name, module in model.named_modules():
-        parameters = dict(module.named_parameters())
-        if all(map(is_known, parameters.values())) and any(p.dim() > 1 for p in parameters.values()):
-            key = (type(module), *((inner, p.shape) for inner, p in parameters.items()))
-            if all(id(p) in held for p in parameters.values()):
-                originals.setdefault(key, []).append((clean_name(name), module))
-            elif not any(id(p) in held for p in parameters.values()):
-                free.append((key, clean_name(name), module))
+    known = [(clean_name(name), module, dict(module.named_parameters())) for name, module in model.named_modules()]
+    whole = [one for one in known if all(map(is_known, one[2].values())) and any(p.dim() > 1 for p in one[2].values())]
+    holds = [{id(p) in held for p in parameters.values()} for _, _, parameters in whole]
+    originals = grouped((_form(module), (name, module)) for (name, module, _), of in zip(whole, holds, strict=True) if of == {True})
     found: list[ModuleCopy] = []
-    for key, name, module in free:
-        if not any(name.startswith(f"{known.copy}.") for known in found):  # a part of a copy
-            original = next((other for other, first in originals.get(key, ()) if _are_equal(first, module)), None)
-            if original is not None:
-                found.append(ModuleCopy(original, name))
+    for name, module in [(name, module) for (name, module, _), of in zip(whole, holds, strict=True) if of == {False}]:
+        if not any(name.startswith(f"{one.copy}.") for one in found):  # a part of a copy
+            alike = (original for original, other in originals.get(_form(module), ()) if _are_equal(other, module))
+            found += [ModuleCopy(original, name) for original in islice(alike, 1)]
     return found
 
 
 def _are_equal(one: nn.Module, other: nn.Module) -> bool:
     pairs = zip(*(filter(has_values, module.parameters()) for module in (one, other)), strict=True)
-    return all(a.device == b.device and torch.equal(a.detach(), b.detach()) for a, b in pairs)
+    return all(a.device == b.device and torch.equal(a, b) for a, b in pairs)
 
 
-SLOW = 0.1
-"""Rate of a body over the largest one of its optimizer up to which it is fine-tuned."""
+SLOW = 0.1  # rate of a body over the largest one of its optimizer up to which it is fine-tuned
 FEWEST, NEARLY_ALL = 3, 0.8
 """Layers of which it must be known whether they are as they were initialised, and the share of them that must be."""
 

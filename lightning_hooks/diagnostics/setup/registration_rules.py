@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.causes.code import fact
-from lightning_hooks.diagnostics.causes.wiring import frozen_by_mistake, in_no_optimizer, not_registered
+from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent, subject, warning_if
+from lightning_hooks.diagnostics.causes import code, wiring
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.setup.outside_rules import around
 from lightning_hooks.diagnostics.training_state import had_gradient, unused_tensors
@@ -18,54 +16,53 @@ from lightning_hooks.trackers import some
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NotOptimized(Rule):
+class NotOptimized(Rule, kind="not_optimized"):
     """Parameters that get a gradient and are in no optimizer, optimizers of frozen parameters, no optimizer, and a frozen new head.
 
     Attributes:
         most: Share of the elements that require a gradient from which on the message adds how many no optimizer holds.
     """
 
-    kind: ClassVar[str] = "not_optimized"
-    shares: ClassVar[tuple[str, ...]] = ("most",)
+    most: ClassVar[float] = 0.5
 
-    most: float = 0.5
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield a warning per parameter that has a gradient, an info per one that only requires it."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         yield from self._changed(report)
         yield from self._head(report)
-        held: dict[str, list[str]] = {}
-        for name, setup in report.setups.items():
-            for optimizer in setup.optimizers:
-                held.setdefault(optimizer, []).append(name)
-        # Lightning's stand-in for no optimizer has no learning rate.
+        held = grouped((optimizer, name) for name, setup in report.setups.items() for optimizer in setup.optimizers)
+        if held:
+            yield from self._frozen(report, held)
+            yield from self._left_out(report)
+        elif report.setups:
+            yield from self._no_optimizer(report)
+
+    def _no_optimizer(self, report: GradientFlowReport) -> Alerts:
+        """A warning for optimizers of something else, an info for none. Lightning's stand-in for none has no learning rate."""
         others = [name for name, stats in report.optimizers.items() if any(group.lr for group in stats.groups)]
-        total = sum(setup.elements for setup in report.setups.values() if setup.trains)
-        if report.setups and not held:
-            if others:
-                yield self.alert(
-                    report, "the model", float(len(others)), 0.0, "warning",
-                    f"none of its parameters is held by an optimizer: what {', '.join(others)} holds is not this model's.",
-                    advice=("Create the optimizer from self.parameters() in configure_optimizers",),
-                )  # fmt: skip
-            else:
-                yield self.alert(
-                    report, "the model", float(total), 0.0, "info",
-                    "there is no optimizer: parameters change only where your own code changes them, and update ratios and "
-                    "clipping are not measured.",
-                    advice=("Return an optimizer from configure_optimizers to have them measured",),
-                )  # fmt: skip
-            return
+        if others:
+            yield self.alert(
+                report, "the model", float(len(others)), 0.0, "warning",
+                f"none of its parameters is held by an optimizer: what {', '.join(others)} holds is not this model's.",
+                advice=("Create the optimizer from self.parameters() in configure_optimizers",),
+            )  # fmt: skip
+        else:
+            yield self.alert(
+                report, "the model", float(_trained_elements(report)), 0.0, "info",
+                "there is no optimizer: parameters change only where your own code changes them, and update ratios and "
+                "clipping are not measured.",
+                advice=("Return an optimizer from configure_optimizers to have them measured",),
+            )  # fmt: skip
+
+    def _frozen(self, report: GradientFlowReport, held: Mapping[str, list[str]]) -> Alerts:
+        """A warning for an optimizer all of whose parameters are frozen, or that were frozen again when training went on."""
         for optimizer, names in held.items():
+            again = [n for n in names if report.setups[n].stepped and report.setups[n].lr and not report.setups[n].trains]
             if not any(report.setups[name].trains or had_gradient(report, name) for name in names):
                 yield self.alert(
                     report, optimizer, float(len(names)), 0.0, "warning",
                     f"all {len(names)} of its parameters are frozen (requires_grad is False): its steps change nothing.",
                     advice=("Unfreeze what it holds, or give it the parameters that train",),
                 )  # fmt: skip
-                continue
-            again = [n for n in names if report.setups[n].stepped and report.setups[n].lr and not report.setups[n].trains]
-            if again:
+            elif again:
                 yield self.alert(
                     report, optimizer, float(len(again)), 0.0, "warning",
                     f"{len(again)} of its {len(names)} parameters do not require a gradient ({some(again, 3)}), though it has "
@@ -73,46 +70,45 @@ class NotOptimized(Rule):
                     "again when training went on.",
                     advice=("Call requires_grad_(True) on them when training goes on",),
                 )  # fmt: skip
+
+    def _left_out(self, report: GradientFlowReport) -> Alerts:
+        """A warning per parameter that has a gradient and is in no optimizer, an info per one that only requires it."""
         left_out = {name: setup for name, setup in report.setups.items() if setup.trains and not setup.optimizers}
-        share = sum(setup.elements for setup in left_out.values() if setup.has_gradient) / max(total, 1)
-        most = f", and {percent(share)} of what trains is in none" if share >= self.most else ""
-        advice: tuple[str, ...] = ()
+        share = sum(setup.elements for setup in left_out.values() if setup.has_gradient) / max(_trained_elements(report), 1)
+        more, advice = f", and {percent(share)} of what trains is in none" * (share >= self.most), tuple[str, ...]()
         old = unused_tensors(report)
         if old and any(setup.has_gradient for setup in left_out.values()):
-            several = len(old) > 1
-            most += f"; {old[0].partition('.')[0]} holds {len(old)} tensor{'s' * several} ({_shapes(report, old)}) that "
-            most += f"{'are no parameters' if several else 'is no parameter'} of the model, as if made before a layer was replaced"
+            tensors, what = ("tensors", "are no parameters") if len(old) > 1 else ("tensor", "is no parameter")
+            more += (
+                f"; {old[0].partition('.')[0]} holds {len(old)} {tensors} ({_shapes(report, old)}) that {what} of the model, as "
+            )
+            more += "if made before a layer was replaced"
             advice = ("Create the optimizer after the layer, in configure_optimizers",)
         for name, setup in left_out.items():
             yield self.alert(
-                report, name, float(setup.elements), 0.0, "warning" if setup.has_gradient else "info",
-                f"it requires a gradient, but no optimizer holds it: it does not change{most}.",
+                report, name, float(setup.elements), 0.0, warning_if(setup.has_gradient),
+                f"it requires a gradient, but no optimizer holds it: it does not change{more}.",
                 advice=advice,
             )  # fmt: skip
 
-    def _changed(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def _changed(self, report: GradientFlowReport) -> Alerts:
         """An info for what was frozen since the last window, and one for what was unfrozen."""
-        before = report.previous()
-        known = {} if before is None else before.setups
-        both = [(name, known[name].trains, setup) for name, setup in report.setups.items() if name in known]
-        for trains in (False, True):
-            names = [name for name, then, now in both if then is not trains is now.trains and not now.stepped]
-            if names and before is not None:
+        for before in report.earlier[-1:]:
+            both = [(name, before.setups[name].trains, setup) for name, setup in report.setups.items() if name in before.setups]
+            changed = grouped((setup.trains, name) for name, then, setup in both if then is not setup.trains and not setup.stepped)
+            for trains, names in sorted(changed.items()):
                 yield self.alert(
                     report, around(names), float(len(names)), 0.0, "info",
-                    f"{some(names, 3)} {'were' if len(names) > 1 else 'was'} {'un' * trains}frozen between steps {before.step} and "
-                    f"{report.step}.",
+                    f"{subject(names, 'was', 'were')} {'un' * trains}frozen between steps {before.step} and {report.step}.",
                     since_step=before.step, advice=("Check that it is on purpose",),
                 )  # fmt: skip
 
-    def _head(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def _head(self, report: GradientFlowReport) -> Alerts:
         """A warning for a last layer that is frozen as it was initialised, where its bias or its bounds show that."""
         site = next((site for site in report.order if f"{site}.weight" in report.setups), "")
-        if site not in report.model_setup.untrained or had_gradient(report, f"{site}.weight"):
-            return
         inside = {name: setup for name, setup in report.setups.items() if name.rpartition(".")[0] in report.order}
-        trains = [name for name, setup in inside.items() if setup.trains and setup.optimizers and setup.has_gradient]
-        if trains:
+        trains = [name for name, setup in inside.items() if setup.optimizers and setup.learns]
+        if trains and site in report.model_setup.untrained and not had_gradient(report, f"{site}.weight"):
             yield self.alert(
                 report, site, 0.0, 0.0, "warning",
                 f"the last layer before the loss is frozen, and its weights are as they were initialised, while {len(trains)} "
@@ -121,8 +117,13 @@ class NotOptimized(Rule):
             )  # fmt: skip
 
 
+def _trained_elements(report: GradientFlowReport) -> int:
+    """How many numbers require a gradient."""
+    return sum(setup.elements for setup in report.setups.values() if setup.trains)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Unregistered(Rule):
+class Unregistered(Rule, kind="unregistered"):
     """Modules and tensors that the loss reaches, and that the model does not know: in a plain list, or created in ``forward``.
 
     PyTorch's documentation of ModuleList: only modules in it are "properly registered, and will be visible by all Module methods".
@@ -132,48 +133,37 @@ class Unregistered(Rule):
     learns goes with it. Under manual optimization it may be a copy whose gradients are used, as in first-order MAML.
     """
 
-    kind: ClassVar[str] = "unregistered"
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per attribute."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         for site, held in report.model_setup.unregistered.items():
-            if not held.held:
-                if report.loss is not None and report.loss.optimized:
-                    yield self.alert(
-                        report, site, float(held.elements), 0.0, "warning",
-                        f"it uses parameters ({held.elements} numbers) that no module and no optimizer holds, and that were gone "
-                        "after the first step: each step creates them, and they never learn.",
-                        advice=("Create it once, in __init__, and assign it to self",),
-                    )  # fmt: skip
-            elif held.reached and not held.modules:
-                yield self.alert(
-                    report, site, float(held.elements), 0.0, "info" if held.optimized else "warning",
-                    f"it is, or holds, tensors with requires_grad ({held.elements} numbers) that get gradients, but are no "
-                    "parameters.",
-                    advice=("Wrap them in nn.Parameter, or in nn.ParameterList where there are several",),
-                )  # fmt: skip
-            elif held.reached and held.training:
-                yield self.alert(
-                    report, site, float(held.elements), 0.0, "warning",
-                    f"it is a plain list or dictionary whose modules ({held.modules}, with {held.elements} parameters) get "
-                    f"gradients, but the model does not know them{'' if held.optimized else ', and no optimizer holds them'}.",
-                )  # fmt: skip
+            advice: tuple[str, ...] = ()
+            if not held.held and report.minimized.optimized:
+                message = f"it uses parameters ({held.elements} numbers) that no module and no optimizer holds, and that were gone "
+                message += "after the first step: each step creates them, and they never learn."
+                advice = ("Create it once, in __init__, and assign it to self",)
+            elif held.held and held.reached and not held.modules:
+                message = f"it is, or holds, tensors with requires_grad ({held.elements} numbers) that get gradients, but are no "
+                message += "parameters."
+                advice = ("Wrap them in nn.Parameter, or in nn.ParameterList where there are several",)
+            elif held.held and held.reached and held.training:
+                message = f"it is a plain list or dictionary whose modules ({held.modules}, with {held.elements} parameters) get "
+                message += f"gradients, but the model does not know them{', and no optimizer holds them' * (not held.optimized)}."
+            else:
+                continue
+            severity = warning_if(held.modules or not (held.held and held.optimized))
+            yield self.alert(report, site, float(held.elements), 0.0, severity, message, advice=advice)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shared(Rule):
-    """One layer under several names, as ``[layer] * 4`` makes it."""
+class Shared(Rule, kind="shared"):
+    """One layer under several names, as ``[layer] * 4`` makes it: an info where it has several names, as by design."""
 
-    kind: ClassVar[str] = "shared"
-
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield a warning per module that a list holds several times; an info where it has several names, as by design."""
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, others in report.shared.items():
             listed = ", ".join(others[:3]) + ", …" * (len(others) > 3)
             numbered = all(name.rpartition(".")[2].isdigit() for name in (site, *others))
             yield self.alert(
-                report, site, len(others) + 1, 1, "warning" if numbered else "info",
-                f"{listed} {'is' if len(others) == 1 else 'are'} the same module, with the same weights.",
+                report, site, len(others) + 1, 1, warning_if(numbered),
+                f"{listed} {('is', 'are')[len(others) > 1]} the same module, with the same weights.",
             )  # fmt: skip
 
 
@@ -188,7 +178,7 @@ __all__ = ["NotOptimized", "Shared", "Unregistered"]
 KINDS = (
     Kind(
         "not_optimized", "Parameters that no optimizer holds", group="Set-up", states="fact", measures="nothing",
-        causes=(frozen_by_mistake, in_no_optimizer),
+        causes=(wiring.frozen_by_mistake, wiring.in_no_optimizer),
         meaning="A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is "
         "no optimizer; or the last layer is frozen as it was initialised, while layers before it train.",
         formula="alert if requires_grad and in no parameter group of any optimizer\n"
@@ -200,11 +190,10 @@ KINDS = (
         severities="warning; info while the parameter gets no gradient, without any optimizer, and for what is frozen in mid-run",
         advice=("Give it to an optimizer (optimizer.add_param_group)",
             "Freeze it with requires_grad_(False) if it is not to learn"),
-         # optimizers first
     ),
     Kind(
         "unregistered", "Modules that the model does not know", group="Set-up", states="fact", measures="nothing",
-        causes=(not_registered,),
+        causes=(wiring.not_registered,),
         meaning="The loss depends on modules in a plain Python list, tuple or dictionary, or on a tensor with `requires_grad` "
         "that is no parameter. The model does not know them: no optimizer gets them from `parameters()`, and no checkpoint holds "
         "them. Or it depends on parameters that each step creates again, as a layer in `forward` is: they never learn.",
@@ -220,7 +209,7 @@ KINDS = (
     Kind(
         "shared", "One layer used in several places", group="Set-up", states="fact", measures="nothing",
         causes=(
-            fact("one_layer_shared", "one layer stands in several places", "replace", "{site}", "layers of their own",
+            code.fact("one_layer_shared", "one layer stands in several places", "replace", "{site}", "layers of their own",
                 "[make_layer() for _ in range(n)]"),
         ),
         meaning="One parent holds the same module under several names, as `[layer] * 4` does. The layers share their weights.",

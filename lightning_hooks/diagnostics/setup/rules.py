@@ -2,56 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.causes.code import weights_upside_down
-from lightning_hooks.diagnostics.causes.rates import unusual_setting
-from lightning_hooks.diagnostics.causes.weights import module_setting, small_batches
-from lightning_hooks.diagnostics.causes.wiring import no_activation
+from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent, subject, warning_if
+from lightning_hooks.diagnostics.causes import code, rates, weights, wiring
 from lightning_hooks.diagnostics.loss_inputs.targets import RARE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.trackers import some
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModuleSettings(Rule):
+class ModuleSettings(Rule, kind="settings"):
     """Settings with which a module hardly lets anything through, or whose statistics mean nothing.
 
     Attributes:
         values: Values from which a batch norm computes a mean, below which it is noise (Wu and He 2018 find errors to grow from
             batches of 16 down to 2).
         dropout: Share that a dropout drops. Its paper (Srivastava et al. 2014) finds 0.4 to 0.8 of units kept to be best.
-        eps: What a norm adds to the variance; PyTorch's is 1e-5, and activations have a variance of about 1.
     """
-
-    kind: ClassVar[str] = "settings"
 
     values: float = 4.0
     dropout: ClassVar[float] = 0.9
-    eps: float = 1.0
+    eps: ClassVar[float] = 1.0  # what a norm adds to the variance; PyTorch's is 1e-5, and activations have a variance of about 1
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per setting and value, at the first module that has it."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         setup = report.model_setup
-        found: list[tuple[str, float, float, list[str]]] = []  # the setting, its value, the limit, the modules that have it
         few = {site: values for site, values in setup.values_per_channel.items() if values < self.values}
-        if few:
-            found.append(("values", min(few.values()), self.values, [*few]))
+        found = [("values", value, self.values, [*few]) for value in sorted(few.values())[:1]]
         known = {site: values for site, values in setup.settings.items() if site not in setup.eval_modes}
         for setting, limit in (("p", self.dropout), ("eps", self.eps), ("momentum", 0.0)):
-            by_value: dict[float, list[str]] = {}
-            for site in [site for site, values in known.items() if values.get(setting, -1.0) >= limit]:
-                by_value.setdefault(known[site][setting], []).append(site)
-            found += [(setting, value, limit, sites) for value, sites in by_value.items()]
+            far = ((values[setting], site) for site, values in known.items() if values.get(setting, -1.0) >= limit)
+            found += [(setting, value, limit, sites) for value, sites in grouped(far).items()]
         for setting, value, limit, (site, *others) in found:
             message, advice = _EXTREME[setting]
             message = message.format(value=value, limit=limit, share=percent(value), most=percent(limit))
-            more = f" (also {some(others, 3)})" if others else ""
+            more = f" (also {some(others, 3)})" * bool(others)
             yield self.alert(report, site, value, limit, "warning", f"{message}{more}.", advice=advice)
 
 
@@ -78,16 +65,13 @@ _EXTREME: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LinearNetwork(Rule):
+class LinearNetwork(Rule, kind="settings"):
     """Layers one after another with nothing between them that is not linear: together they are one linear layer.
 
     A layer that is narrower than those around it is a choice (a linear autoencoder, an adapter of low rank) and not named.
     """
 
-    kind: ClassVar[str] = "settings"
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert at the first of the layers."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         if report.linear_layers is not None:
             first, last, layers = report.linear_layers
             yield self.alert(
@@ -98,7 +82,7 @@ class LinearNetwork(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OptimizerChoices(Rule):
+class OptimizerChoices(Rule, kind="settings"):
     """Weight decay on biases and norms, and parameters that several optimizers hold: infos.
 
     Recipes leave biases and the scales of norms out of weight decay (He et al. 2019, "Bag of tricks", section 3.1; GPT-2 and its
@@ -108,11 +92,9 @@ class OptimizerChoices(Rule):
         weight_decay: Weight decay up to which it is not worth a remark: the default of AdamW.
     """
 
-    kind: ClassVar[str] = "settings"
     weight_decay: float = 0.01
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an info per optimizer that decays biases and norms, and one for parameters that two optimizers hold."""
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         for optimizer, decay in report.model_setup.vector_decay.items():
             if decay.weight_decay > self.weight_decay:
                 yield self.alert(
@@ -121,25 +103,23 @@ class OptimizerChoices(Rule):
                     "which most recipes leave out.",
                     advice=("Put parameters of one dimension into a group with weight_decay=0",),
                 )  # fmt: skip
-        shared = {name: tuple(dict.fromkeys(setup.optimizers)) for name, setup in report.setups.items()}
-        shared = {name: optimizers for name, optimizers in shared.items() if len(optimizers) > 1}
+        held = {name: tuple(dict.fromkeys(setup.optimizers)) for name, setup in report.setups.items()}
+        shared = {name: optimizers for name, optimizers in held.items() if len(optimizers) > 1}
         if shared:
-            first = next(iter(shared))
+            first, optimizers = next(iter(shared.items()))
             # Losses of their own have parameters of their own too: an encoder and one of two heads.
-            whole = len(set(shared.values())) == 1 and all(
-                name in shared for name, setup in report.setups.items() if not set(shared[first]).isdisjoint(setup.optimizers)
-            )
+            others = [name for name, holders in held.items() if name not in shared and not set(optimizers).isdisjoint(holders)]
+            whole = len(set(shared.values())) == 1 and not others
             yield self.alert(
-                report, first, len(shared), 0, "warning" if whole else "info",
-                f"{some([*shared], 3)} {'are' if len(shared) > 1 else 'is'} held by several optimizers "
-                f"({', '.join(shared[first])}): each updates what the other has set"
-                f"{', and none holds anything else' * whole}.",
+                report, first, len(shared), 0, warning_if(whole),
+                f"{subject([*shared], 'is', 'are')} held by several optimizers ({', '.join(optimizers)}): each updates what the "
+                f"other has set{', and none holds anything else' * whole}.",
                 advice=("Give each parameter to one optimizer, unless they take turns on purpose",),
             )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ClassWeights(Rule):
+class ClassWeights(Rule, kind="settings"):
     """Weights of classes that are upside down: of a rare class they make even less.
 
     Weights are there to make up for classes that are rare; where they are the numbers of the classes, or the share of positive
@@ -150,14 +130,10 @@ class ClassWeights(Rule):
         share: Share of the columns of a binary cross entropy whose positive targets must be rare, and weighted down by half.
     """
 
-    kind: ClassVar[str] = "settings"
-    shares: ClassVar[tuple[str, ...]] = ("share",)
-
     ratio: float = 1.3
-    share: float = 0.5
+    share: ClassVar[float] = 0.5
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per loss."""
+    def __call__(self, report: FeatureReport) -> Alerts:
         advice = ("Weigh each class by one over its number: the rarer it is, the more",)
         for site, outputs in report.outputs.items():
             if outputs.frequent_weight >= self.ratio:
@@ -182,7 +158,9 @@ __all__ = ["ClassWeights", "LinearNetwork", "ModuleSettings", "OptimizerChoices"
 KINDS = (
     Kind(
         "settings", "An unusual setting of a module or optimizer", group="Set-up", states="fact",
-        causes=(no_activation, small_batches, module_setting, weights_upside_down, unusual_setting),
+        causes=(
+            wiring.no_activation, weights.small_batches, weights.module_setting, code.weights_upside_down, rates.unusual_setting,
+        ),
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
         "momentum 0, a dropout that drops nearly everything, a norm with a large eps, layers "
         "without an activation between them, two optimizers of the same parameters, weight decay on biases and norms, weights of a "

@@ -52,32 +52,30 @@ class Runs:
     def __init__(self, logdir: Path | None) -> None:
         self._logdir, self._root = logdir, Path(os.path.realpath(logdir or ""))
         self._notes: list[str] = []  # what the last search left out, a sentence each
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._reading = threading.Lock()  # of one run's numbers at a time
         self._files: dict[str, Path] = {}
         self._lists: dict[str, RunFile] = {}  # of all runs, without numbers
         self._open: OrderedDict[str, RunFile] = OrderedDict()
         self._entries: dict[str, dict[str, Any]] = {}
-        self._revision = self._begun = self._done = 0
-        self._next_search = 0.0
-        self._asked = self._started = False
+        self._revision, self._next_search, self._searched = 0, 0.0, False
+        self._worker: threading.Thread | None = None  # that brings the state up to date
 
     def ask(self, patience: float = PATIENCE) -> bool:
         """Have the state brought up to date; wait for it as long as that, and return whether there is any run."""
-        with self._changed:
-            if not self._started:
-                self._started = True
-                threading.Thread(target=self._work, name="lightning_hooks-tab", daemon=True).start()
-            goal, self._asked = self._begun + 1, True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._done >= goal, patience)
-            return bool(self._files)
+        with self._lock:
+            if self._worker is None or not self._worker.is_alive():
+                self._worker = threading.Thread(target=self._work, name="lightning_hooks-tab", daemon=True)
+                self._worker.start()
+            worker = self._worker
+        worker.join(patience)
+        return bool(self._files)
 
     def listing(self, known: int = -1) -> dict[str, Any]:
         """All runs in short; without them if nothing has changed since the revision that is known."""
         self.ask()
-        with self._changed:
-            head = {"revision": self._revision, "notes": self._notes, "searched": self._done > 0, "now": time()}
+        with self._lock:
+            head = {"revision": self._revision, "notes": self._notes, "searched": self._searched, "now": time()}
             if known == self._revision:
                 return head
             waiting = {"status": "unknown", "state": "reading", "headline": "Being read."}
@@ -93,7 +91,7 @@ class Runs:
         """
         from lightning_hooks.run_report.run import RunFile
 
-        with self._changed:
+        with self._lock:
             path = self._files.get(key)
         if path is None:
             self.ask()
@@ -111,17 +109,11 @@ class Runs:
             return file.run, file.updated
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._asked)
-                self._asked, self._begun = False, self._begun + 1
-            try:
-                self._refresh()
-            except Exception as error:  # noqa: BLE001  whatever the disk does, the thread stays
-                self._notes = [f"The log directory could not be searched: {type(error).__name__}."]
-            with self._changed:
-                self._done = self._begun
-                self._changed.notify_all()
+        try:
+            self._refresh()
+        except Exception as error:  # noqa: BLE001  whatever the disk does, the page says so
+            self._notes = [f"The log directory could not be searched: {type(error).__name__}."]
+        self._searched = True
 
     def _refresh(self) -> None:
         began = monotonic()
@@ -129,9 +121,9 @@ class Runs:
             found: dict[str, Path] = {}
             for key, path in self._runs():
                 found[key] = path
-                with self._changed:
+                with self._lock:
                     self._files.setdefault(key, path)
-            with self._changed:
+            with self._lock:
                 self._revision += found != self._files
                 self._files = found
                 for gone in set(self._entries) - set(found):
@@ -140,7 +132,7 @@ class Runs:
         for key, path in list(self._files.items()):
             entry = self._read(key, path)
             if entry is not None and entry != self._entries.get(key):
-                with self._changed:
+                with self._lock:
                     self._entries[key] = entry
                     self._revision += 1
 

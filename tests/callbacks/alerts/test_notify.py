@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
@@ -47,14 +46,6 @@ def messages(sent: Sent) -> list[dict[str, Any]]:
 def kinds(sent: Sent) -> list[str]:
     """The messages' events, or the alert's kind; the end first where it came before what waited."""
     return sorted(found["kind"] if found["event"] == "alert" else found["event"] for found in messages(sent))
-
-
-class FromConfig(Classifier):
-    def __init__(self) -> None:
-        super().__init__(mlp())
-
-    def train_dataloader(self) -> Any:
-        return loader()
 
 
 class Raising(Classifier):
@@ -107,24 +98,6 @@ def test_a_server_that_fails_is_logged_once_and_training_is_unaltered(
     records = [record for record in caplog.records if "notification" in record.message]
     assert [record.levelno for record in records] == [logging.WARNING]
     assert "SECRET" not in caplog.text
-
-
-@pytest.mark.filterwarnings("ignore:.*run=.*", "ignore::DeprecationWarning")
-def test_the_configuration_that_lightning_cli_saves_has_a_mask(sent: Sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["pytest"])
-    config = tmp_path / "config.yaml"
-    callback = f"{{class_path: lightning_hooks.TrainingMonitor, init_args: {{notify: '{sent.address}', summary: false}}}}"
-    logger = f"{{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {{save_dir: {tmp_path}, name: logs, version: 0}}}}"
-    config.write_text(
-        "seed_everything: 1\ntrainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false, enable_model_summary: false, "
-        f"logger: {logger}, callbacks: [{callback}]}}"
-    )
-    LightningCLI(FromConfig, args=["fit", "--config", str(config)])
-    assert kinds(sent)[-1] == "finished"
-    saved = (tmp_path / "logs" / "version_0" / "config.yaml").read_text()
-    assert "http://127.0.0.1/…" in saved
-    written = [path for path in (tmp_path / "logs").rglob("*") if path.is_file() and b"SECRET" in path.read_bytes()]
-    assert written == []
 
 
 @pytest.mark.parametrize("event", ["epoch_start", "reports", "alerts", "window_end", "end"])

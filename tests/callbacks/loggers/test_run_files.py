@@ -17,8 +17,6 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning_hooks import (
     ActivationRangeObserver,
     FeatureStatsMonitor,
-    GradientClipMonitor,
-    GradientClipper,
     GradientFlowMonitor,
     monitors,
 )
@@ -100,16 +98,6 @@ def test_seconds_and_sizes_are_reported(tmp_path: Path) -> None:
     assert [event["epoch"] for event in epochs] == [0, 1]
     assert all(sum(took[3 * i : 3 * i + 3]) < event["seconds"] + 1e-3 for i, event in enumerate(epochs))
     assert {event["bytes"] for event in epochs} == {sum(monitor.member.table_bytes for monitor in trio)}
-
-
-@pytest.mark.parametrize(
-    "one", [FeatureStatsMonitor, GradientFlowMonitor, GradientClipMonitor, GradientClipper, ActivationRangeObserver]
-)
-def test_each_alone_leaves_a_report_too(tmp_path: Path, one: Any) -> None:
-    fit(tmp_path, [one(summary=False)], epochs=1)
-    run = read_run(tmp_path)
-    assert [recorded.prefix for recorded in run.monitors] == [one.collector.prefix]
-    assert judge(run).headline == "1 epoch, no rule broken."
 
 
 def test_without_a_logger_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_routers_of_transformers_are_found_and_nothing_else(name: str) -> None:
     model = ARCHITECTURES[name].make()
     found = find_routers(model)
     assert len(found) == ARCHITECTURES[name].routers
-    assert all((site.experts, site.top_k) == (4, 2) and site.name.endswith("mlp.gate") for site in found)
+    assert all((site.size, site.top_k) == (4, 2) and site.name.endswith("mlp.gate") for site in found)
     assert all(model.get_submodule(site.name) is site.module for site in found)
 
 

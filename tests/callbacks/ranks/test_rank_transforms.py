@@ -23,8 +23,7 @@ def test_ranges_agree_and_are_those_of_all_ranks(two_ranks: Any) -> None:
     minmax = first["minmax"]
     assert set(minmax.sites) == {"net.first", "net.act", "net.second", "net.sometimes"}  # the last on one rank only
     assert minmax.sites["net.sometimes"].calls == 2
-    assert len(minmax.sites["net.first"].channels) == 16
-    for method in ("moving_average", "histogram", "percentile"):
+    for method in ("moving_average", "percentile"):
         for name, expected in single[method].sites.items():
             found = first[method].sites[name]
             assert found.count == expected.count

@@ -150,7 +150,7 @@ trainer:
   enable_model_summary: false
   callbacks:
     - class_path: lightning_hooks.LayerProfiler
-      init_args: {modules: [net.0, "net.[24]"], every_n_steps: 2, warmup_steps: 1, plot: false, summary: false}
+      init_args: {modules: [net.0, "net.[24]"], every_n_steps: 2, warmup_steps: 1, summary: false}
     - class_path: lightning_hooks.InputNormalizer
       init_args: {modules: net, mean: [0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], std: [1, 2, 1, 1, 1, 1, 1, 1.5], dim: 1}
     - class_path: lightning_hooks.InputNormalizer
@@ -162,7 +162,7 @@ trainer:
     - class_path: lightning_hooks.ActivationPruner
       init_args: {modules: torch.nn.ReLU, amount: 0.5, start_epoch: 0, end_epoch: 2, schedule: linear, summary: false}
     - class_path: lightning_hooks.ActivationRangeObserver
-      init_args: {modules: "net.?", method: histogram, bins: 64, dtype: uint8, scheme: symmetric, summary: false}
+      init_args: {modules: "net.?", method: percentile, bins: 64, dtype: uint8, scheme: symmetric, summary: false}
     - class_path: lightning_hooks.HookDebugger
       init_args: {modules: net.0, steps: [0, 2], statistics: true, break_when: nonfinite, on_break: raise, show: false}
 """

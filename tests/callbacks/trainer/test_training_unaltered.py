@@ -34,7 +34,7 @@ OBSERVERS: dict[str, Callable[[Path], list[Any]]] = {
     "checks": lambda folder: monitors(every_n_steps=3, check_every_n_steps=2, summary=False),
     "a record": lambda folder: [TrainingMonitor(**QUIET, histograms=True, report_dir=folder)],
     "windows": lambda folder: monitors(every_n_steps=2, report_every_n_steps=3, histograms=True, report_dir=folder, summary=False),
-    "ranges": lambda folder: [ActivationRangeObserver(method="histogram", bins=64, summary=False)],
+    "ranges": lambda folder: [ActivationRangeObserver(method="percentile", bins=64, summary=False)],
     "average ranges": lambda folder: [ActivationRangeObserver(method="moving_average", summary=False)],
     "features": lambda folder: [FeatureExtractor(max_samples=50, sampling="reservoir", pool="mean", fields={"label": 1})],
     "features in validation": lambda folder: [FeatureExtractor(stage="validate", max_samples=7)],
@@ -130,7 +130,7 @@ def test_a_teacher_under_inference_mode(teacher: str, loss: bool) -> None:
         return model
 
     trio = monitors(every_n_steps=1, summary=False, report_every_n_steps=3)
-    ranges = ActivationRangeObserver(channel_dim=-1, summary=False)
+    ranges = ActivationRangeObserver(summary=False)
     without, with_us = fit([]), fit([*trio, AttentionMonitor(every_n_steps=1, summary=False), ranges])
     assert with_us.losses == without.losses
     assert same_state(with_us, without)

@@ -61,7 +61,7 @@ def run_one(job: tuple[str, int, str], of: str = "zoo", brief: bool = False) -> 
     alert = next((alert for alert in loud if alert.remedies), loud[0] if loud else None)
     row["kinds"] = [one.kind for one in loud]
     if alert is not None:
-        row |= {"alert": alert.name, "causes": [[c.name, c.score, c.statement] for c in alert.causes]}
+        row |= {"alert": alert.name, "causes": [[c.name, c.probability, c.statement] for c in alert.causes]}
         row["remedies"] = [remedy.text for remedy in alert.remedies]
         of = {remedy: cause.name for cause in alert.causes for remedy in cause.remedies}
         for place, remedy in zip(TRIES[:2], alert.remedies, strict=False):
