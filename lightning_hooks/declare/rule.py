@@ -14,6 +14,8 @@ from lightning_hooks.trackers.console import some
 
 Judges = Literal["window", "epoch"]
 S = TypeVar("S")
+K = TypeVar("K")
+V = TypeVar("V")
 Alerts = Iterator[Alert]
 
 
@@ -49,6 +51,9 @@ class Rule:
     severity: Severity | None = None
 
     def __init_subclass__(cls, **declared: Any) -> None:
+        unknown = declared.keys() - Rule.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"{cls.__name__}: a rule declares no {', '.join(sorted(unknown))}; got class {cls.__name__}(Rule, …).")
         for name, value in declared.items():
             setattr(cls, name, value)
 
@@ -114,18 +119,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g}%"
 
 
-def warning_if(holds: object) -> Severity:
-    """``warning`` where something holds, else ``info``."""
-    return "warning" if holds else "info"
-
-
 def subject(names: Sequence[str], one: str, many: str) -> str:
     """The first three names, how many more there are, and the verb that fits one of them or many: ``a, b are``."""
     return f"{some(names, 3)} {many if len(names) > 1 else one}"
-
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:

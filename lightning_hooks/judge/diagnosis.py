@@ -143,7 +143,7 @@ def with_causes(alert: Alert, facts: Facts, on_fault: Callable[[str, Exception],
     best = causes[0] if causes else None
     if best is None or not best.decisive or best.evidence_for == (alert.message,):  # no more than what its rule says
         return dataclasses.replace(alert, causes=causes, remedies=remedies)
-    able = (best, *(cause for cause in causes[1:] if best.probability < CERTAIN))
+    able = causes if best.probability < CERTAIN else (best,)
     advice = tuple(remedy.text for cause in able for remedy in cause.remedies) or alert.advice
     known, stated = alert.diagnosis, best.statement
     diagnosis = known if stated in known else stated if known in stated else f"{stated} {known}"

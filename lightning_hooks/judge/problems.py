@@ -76,15 +76,15 @@ class FoundKind:
         return self.kind.states == "symptom" or self.kind.about == "nonfinite"
 
     @property
-    def decisive(self) -> set[str]:
-        """The names of the causes that much speaks for; none for an info."""
-        return {cause.name for cause in self.alert.causes or self.first.causes if cause.decisive} if self.serious else set()
+    def decisive(self) -> dict[str, float]:
+        """The causes that much speaks for, by name, with their probabilities; none for an info."""
+        causes = self.alert.causes or self.first.causes if self.serious else ()
+        return {cause.name: cause.probability for cause in causes if cause.decisive}
 
     @property
     def surety(self) -> float:
         """The probability of its most likely cause; 0 where none is decisive."""
-        causes = self.alert.causes or self.first.causes
-        return max((cause.probability for cause in causes if cause.decisive), default=0.0) if self.serious else 0.0
+        return max(self.decisive.values(), default=0.0)
 
     @property
     def order(self) -> tuple[bool, bool, int, int, bool, Moment]:
@@ -206,13 +206,13 @@ def _explains(head: FoundKind, effect: FoundKind) -> bool:
         return True
     if head.lasts and effect.kind.states == "fact" and head.kind.states != "fact":
         return False  # it says more than the symptom that was passed on
-    if head.decisive & effect.decisive:
+    if head.decisive.keys() & effect.decisive.keys():
         return True  # one cause, one problem
     if effect.kind.states == "outcome" and head.decisive and head.surety >= effect.surety:
         return True
     if head.lasts and gravity(effect.alert.severity) < gravity(head.alert.severity):
         return False  # what is graver than what was passed on is passed on itself
-    if not effect.decisive and head.decisive & {one.name for one in effect.kind.causes}:
+    if not effect.decisive and head.decisive.keys() & {one.name for one in effect.kind.causes}:
         return True
     event = effect.kind.about == "batch" and effect.kind.states == "symptom"
     if (head.lasts and effect.decisive) or (event and head.kind.about == "window"):
@@ -226,7 +226,7 @@ def _adopt(problem: FoundKind) -> None:
     """Give a problem whose cause is not known that of what it explains, if its kind may have it."""
     able = {one.name for one in problem.kind.causes}
     for effect in problem.effects if not problem.decisive and not problem.lasts else ():
-        if effect.decisive & able:
+        if effect.decisive.keys() & able:
             words = {name: getattr(effect.alert, name) for name in ("causes", "remedies", "diagnosis", "advice")}
             problem.alert = dataclasses.replace(problem.alert, **words)
             return

@@ -182,3 +182,12 @@ def test_a_share_given_as_percent_raises(kind: Any, field: str) -> None:
             kind(**{field: wrong})
     for right in (0, 0.5, 1):
         kind(**{field: right})
+
+
+def test_a_rule_declares_only_what_rules_have() -> None:
+    class Own(Rule, kind="own", judges="epoch"):
+        """Declared with its base."""
+
+    assert (Own.kind, Own.judges) == ("own", "epoch")
+    with pytest.raises(TypeError, match="Wrong: a rule declares no knid; got"):
+        type("Wrong", (Rule,), {}, knid="own")

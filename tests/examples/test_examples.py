@@ -143,7 +143,7 @@ def test_accelerate_counts_accumulated_steps(run_here: Run) -> None:
 
 def test_agent_repairs_the_training_by_what_health_json_says(run_here: Run) -> None:
     printed = run_here("agent")
-    assert printed.startswith("As it is: ")
+    assert printed.startswith("As it is: warning. Steps that are too long")
     assert re.search(r"^    cause: The learning rate is 3; AdamW's usual range is 1e-05 to 0.01", printed, re.MULTILINE)
     assert "\nSet optimizer.lr to 0.003 (it is 3): torch.optim.AdamW(…, lr=0.003)\n    cured; loss " in printed
     assert number(r"cured; loss [\d.]+ before, ([\d.]+) now\.\n$", printed) < 0.5

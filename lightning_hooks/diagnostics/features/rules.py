@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, in_batch, percent, warning_if
+from lightning_hooks.declare.rule import Alerts, Rule, graded, in_batch, percent
 from lightning_hooks.diagnostics.causes import code, data, steps, weights, wiring
 from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
@@ -33,7 +33,7 @@ class Constant(Rule, kind="constant", judges="epoch"):
             if stats.spread <= self.threshold and stats.count >= 2 and stats.fires and not varies:
                 of_library = all(site in window.of_libraries for window in report.windows)  # it was so from the start
                 yield self.alert(
-                    report, site, stats.spread, self.threshold, warning_if(not of_library),
+                    report, site, stats.spread, self.threshold, graded(not of_library),
                     f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {stats.spread:.1g}, limit "
                     f"{self.threshold:.1g}).",
                 )  # fmt: skip
@@ -98,7 +98,7 @@ class ConstantTargets(Rule, kind="constant", shares=("threshold",)):
             lasts = any(self._agreement(before) for before in report.earlier[-1:])
             stuck = lasts and (learned or not loss_falls(report))
             yield self.alert(
-                report, site, agreement, self.threshold, warning_if((cancels and not report.loss_aligns) or stuck),
+                report, site, agreement, self.threshold, graded((cancels and not report.loss_aligns) or stuck),
                 f"the gradient at its output has the same direction for all samples ({percent(agreement)} of full agreement, limit "
                 f"{percent(self.threshold)}), batch after batch: the target does not depend on the input.",
                 advice=("Check the targets of a batch", "Standardise the targets of a regression"),
@@ -166,8 +166,10 @@ class Dead(Rule, kind="dead", judges="epoch", shares=("threshold", "dying", "of_
     of_few: float = 0.8
 
     def __call__(self, report: FeatureReport) -> Alerts:
-        for site, stats in report.sites.items():
-            dead = stats.dead_fraction or 0.0
+        least = min(self.threshold, self.dying)  # no limit is below it
+        dying = {site: dead for site, stats in report.sites.items() if (dead := stats.dead_fraction or 0.0) > least}
+        for site, dead in dying.items():
+            stats = report.sites[site]
             known = [earlier.sites[site].dead_fraction for earlier in report.earlier if site in earlier.sites]
             grown = [first for first in known[:1] if first is not None and dead - first > self.growth]
             limit = min([self.threshold, *[self.dying] * len(grown)])

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind, Severity
-from lightning_hooks.declare.rule import Alerts, Rule, warning_if
+from lightning_hooks.declare.rule import Alerts, Rule, graded
 from lightning_hooks.diagnostics.causes import data, steps, weights
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.training_state import is_free_of_scale, surely_falls
@@ -87,7 +87,7 @@ class Exploding(Rule, kind="exploding"):
         }
         spared = self._spares_weights(report, grown)
         lost = not spared and not surely_falls(report)
-        severity: Severity = "critical" if lost else warning_if(not spared)
+        severity: Severity = "critical" if lost else graded(not spared)
         course, shown = "", dict(grown)
         if grown:
             largest = max(map(flow.sites.index, grown), key=flow.norm.__getitem__)

@@ -163,8 +163,9 @@ class UpdateSpike(Rule, kind="update_spike"):
         past = [earlier for earlier in report.earlier[-3:] if name in earlier.parameters and name in earlier.setups]
         known = [earlier.parameters[name] for earlier in past if earlier.parameters[name].update_ratio is not None]
         top, before = stats.update_ratio_max or 0.0, max((entry.update_ratio_max or 0.0 for entry in known), default=0.0)
-        rose = rate is None or rate > self.rise * max((earlier.setups[name].lr or 0.0 for earlier in past), default=0.0)
-        if len(known) < 2 or top <= self.peak * before or rose:
+        if rate is None or len(known) < 2 or top <= self.peak * before:
+            return math.inf
+        if rate > self.rise * max(earlier.setups[name].lr or 0.0 for earlier in past):
             return math.inf
         others = (stats.steps > 1) * ((stats.update_ratio or 0.0) * stats.steps - top) / max(stats.steps - 1, 1)
         return max(*(entry.update_ratio or 0.0 for entry in known), others)

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, percent, warning_if
+from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
 from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
 from lightning_hooks.diagnostics.gradients.exploding_rules import GradientCourse
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -137,7 +137,7 @@ class Zero(Rule, kind="zero", judges="epoch", shares=("threshold",)):
             share = percent(report.parameters[site].zero_fraction)
             yield self.alert(
                 report, site, report.parameters[site].zero_fraction, self.threshold,
-                warning_if(not (few and _unused(report, site)) and not _weight_learns(report, site)),
+                graded(not (few and _unused(report, site)) and not _weight_learns(report, site)),
                 f"{share} of its gradient is exactly zero (limit {percent(self.threshold)}): it is connected to the loss but does "
                 "not learn.",
             )  # fmt: skip
@@ -180,7 +180,7 @@ class Missing(Rule, kind="missing", judges="epoch"):
             last = [f" It last had one in epoch {earlier.epoch}." for earlier in report.earlier if had_gradient(earlier, site)][-1:]
             meant = (not last and _unused(report, site)) or _weight_learns(report, site)
             yield self.alert(
-                report, site, report.parameters[site].missing_steps, 0.0, warning_if(not meant),
+                report, site, report.parameters[site].missing_steps, 0.0, graded(not meant),
                 "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend on it."
                 f"{''.join(last)}",
             )  # fmt: skip

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, percent, warning_if
+from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
 from lightning_hooks.diagnostics.attention.rules import inverted_mask
 from lightning_hooks.diagnostics.causes import code, data, rates, steps, weights, wiring
 from lightning_hooks.diagnostics.loss.report import BLOCK, NO_LOSS
@@ -69,10 +69,10 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
         begun = not _warms_up(report) and report.step >= self.begun * (report.planned_steps or 0)
         if still and self.over_constant < constant < 1 + self.still:
             text = f"the loss is {constant:.3g} {limit} and stands still."
-            yield self.alert(report, SITE, constant, self.over_constant, warning_if(begun), text)
+            yield self.alert(report, SITE, constant, self.over_constant, graded(begun), text)
         elif steps >= max(self.long, self.stays * report.step) and self.over_constant < level < 1 + self.still:
             text = f"the loss is {level:.3g} {limit}, and has been for {steps} of {report.step} steps."
-            yield self.alert(report, SITE, level, self.over_constant, warning_if(begun), text)
+            yield self.alert(report, SITE, level, self.over_constant, graded(begun), text)
         elif behind > self.behind and report.step >= planned / 2:
             text = f"the loss is {behind:.3g} times that of the best constant answer (limit {self.behind:g}) after "
             text += f"{report.step} of {report.planned_steps} steps."
@@ -151,7 +151,7 @@ class StepTooLong(Rule, kind="step_too_long", shares=("size",)):
         ruin = f", and the loss has been {times:.3g} times that before the first step" * (times > self.ruined)
         if ratio < self.threshold:
             yield self.alert(
-                report, SITE, ratio, self.threshold, warning_if(ruin),
+                report, SITE, ratio, self.threshold, graded(ruin),
                 f"steps gain {percent(ratio)} of what their gradients predict on their own batch (limit {percent(self.threshold)}; "
                 f"the best length gains 50%){': they raise its loss' * (ratio < 0)}{ruin}.", advice=advice,
             )  # fmt: skip

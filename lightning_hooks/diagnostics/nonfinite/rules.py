@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, graded, in_batch, percent, where
+from lightning_hooks.declare.rule import Rule, graded, in_batch, percent
 from lightning_hooks.declare.window import batch_of
 from lightning_hooks.diagnostics.causes.code import NONFINITE
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
@@ -33,7 +33,8 @@ class NonfiniteFeatures(Rule):
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         sampled = f" (one batch in {report.every_n_steps} is sampled)" * (report.every_n_steps > 1)
-        for site, stats in where(report.sites, lambda stats: stats.nonfinite_fraction > self.threshold):
+        found = {site: stats for site, stats in report.sites.items() if stats.nonfinite_fraction > self.threshold}
+        for site, stats in found.items():
             first, of_data = stats.first_nonfinite_batch, _in_data(report, stats)
             yield self.alert(
                 report, site, stats.nonfinite_fraction, self.threshold, "critical",
@@ -86,7 +87,8 @@ class NonfiniteGradients(Rule):
     urgent: ClassVar[bool] = True
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        for site, stats in where(report.modules, lambda stats: stats.nonfinite_fraction > 0):
+        found = {site: stats for site, stats in report.modules.items() if stats.nonfinite_fraction > 0}
+        for site, stats in found.items():
             batch, what = stats.first_nonfinite_batch, f"{percent(stats.nonfinite_fraction)} of the gradient"
             first = f", first in training batch {batch} of the epoch" * (batch is not None)
             yield self._found(report, site, stats.nonfinite_fraction, what, first, batch=batch)

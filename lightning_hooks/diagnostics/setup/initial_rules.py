@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, grouped, warning_if
+from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped
 from lightning_hooks.diagnostics.causes import data, weights
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
@@ -147,7 +147,7 @@ class FirstLossHigh(Rule, kind="poor_init"):
             ratio = stats.first_loss / chance
             if ratio > self.factor and report.epoch == 0:
                 yield self.alert(
-                    report, last or site, ratio, self.factor, warning_if(ratio >= self.far),
+                    report, last or site, ratio, self.factor, graded(ratio >= self.far),
                     f"the first loss of {site} is {stats.first_loss:.3g}, {ratio:.3g} times that of equal probabilities for "
                     f"{stats.classes} classes ({chance:.3g}; limit: a factor of {self.factor:.3g}): logits differ too much at the "
                     "start.",

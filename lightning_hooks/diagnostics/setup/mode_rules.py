@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, grouped, subject, warning_if
+from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, subject
 from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.training_state import had_gradient
@@ -41,7 +41,7 @@ class EvalMode(Rule, kind="eval_mode"):
             since = min((setup.eval_since[site] for site in sites if site in setup.eval_since), default=None)
             thawed = any(_rested(earlier, part or THE_MODEL) for earlier in report.earlier)  # its norms stay as they were then
             yield self.alert(
-                report, part or THE_MODEL, len(sites), 0, warning_if(not thawed),
+                report, part or THE_MODEL, len(sites), 0, graded(not thawed),
                 f"it trains in eval mode{f', since step {since}' * (since is not None)}: "
                 f"{subject(sites, 'behaves', 'behave')} as in validation.",
                 since_step=since,
@@ -98,7 +98,7 @@ class FrozenStatistics(Rule, kind="frozen_statistics"):
             far = moved > self.threshold
             updates = subject(sites, "is in training mode and updates its", "are in training mode and update their")
             yield self.alert(
-                report, part or THE_MODEL, moved, self.threshold * far, warning_if(far),
+                report, part or THE_MODEL, moved, self.threshold * far, graded(far),
                 f"it is frozen, but {updates} running statistics: those of {farthest} have moved by {moved:.2g} standard "
                 f"deviations ({('a warning above', 'limit')[far]} {self.threshold:.2g}).",
             )  # fmt: skip

@@ -74,6 +74,10 @@ class CopyStats:
     decay: float | None = None
     shares_memory: bool = False
 
+    def given_up(self, steps: int) -> float | None:
+        """Share of its first weights that an average no longer has after so many steps; None where it is no average."""
+        return None if self.decay is None else 1 - self.decay**steps
+
 
 _Pause = tuple[str, int, Tensor, Tensor, Tensor]
 """A moment, the global step, and the values before the pause, at a window's end within it (else those before), and after it."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.cause import PROOF, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, percent, warning_if
+from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
 from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -46,7 +46,7 @@ class SetOutside(Rule, kind="set_outside", shares=("restored",)):
             value, limit = float(found.undone_pauses), float(self.pauses)
             lost += f" (so it is after {found.undone_pauses} of the last pauses)"
         yield self.alert(
-            report, around(found.parameters), value, limit, warning_if(again or often),
+            report, around(found.parameters), value, limit, graded(again or often),
             f"something else than the optimizer set {some(found.parameters, 3)} {found.moment}, after step {found.step}: "
             f"{percent(found.share)} of the trained weights are {now}{lost}.",
         )  # fmt: skip
@@ -73,7 +73,7 @@ class CopyFollows(Rule, kind="module_copy"):
         planned = report.planned_steps or 0
         warm = any(before.step >= self.min_steps for before in report.earlier[-1:])
         for copy, stats in report.model_setup.copies.items():
-            of, value, limit = stats.original, 0.0, 0.0
+            of, value, limit, given_up = stats.original, 0.0, 0.0, stats.given_up(planned)
             if stats.shares_memory:
                 message = f"its weights are those of {of} themselves, in the same memory: it changes as they do, and is no copy."
             elif stats.toward < self.away:
@@ -84,8 +84,8 @@ class CopyFollows(Rule, kind="module_copy"):
                 value, limit = stats.decay, self.decay
                 message = f"it is an average of {of} that keeps {percent(value)} of itself at a step (limit {percent(limit)}): "
                 message += "it is no more than the last few steps' weights."
-            elif stats.decay is not None and planned >= self.min_steps and 1 - stats.decay**planned < self.follows:
-                value, limit = 1 - stats.decay**planned, self.follows
+            elif given_up is not None and planned >= self.min_steps and given_up < self.follows:
+                value, limit = given_up, self.follows
                 message = f"it is an average of {of} that keeps {stats.decay:.5g} of itself at a step: after all {planned} planned "
                 message += f"steps only {percent(value)} of it will come from training (limit {percent(limit)})."
             elif not stats.changed and stats.distance > 0:
@@ -93,7 +93,7 @@ class CopyFollows(Rule, kind="module_copy"):
                 message += "the copy."
             else:
                 continue
-            yield self.alert(report, copy, value, limit, warning_if(stats.changed or stats.shares_memory), message)
+            yield self.alert(report, copy, value, limit, graded(stats.changed or stats.shares_memory), message)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +111,7 @@ class NotLoaded(Rule, kind="not_loaded"):
         if found is not None and not any(had_gradient(report, f"{name}.weight") for name in found.layers if not found.rate):
             how = f"have {percent(found.rate)} of the head's learning rate" if found.rate else "are frozen"
             yield self.alert(
-                report, around(found.layers), float(len(found.layers)), 1.0, warning_if(found.rate <= self.slow),
+                report, around(found.layers), float(len(found.layers)), 1.0, graded(found.rate <= self.slow),
                 f"{len(found.layers)} of {found.known} layers ({some(found.layers, 3)}) {how}, as if they were trained before, and "
                 "are as they were initialised: layers after them learn from random features.",
             )  # fmt: skip
@@ -122,21 +122,23 @@ def around(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else shared_prefix(names).removesuffix(".") or THE_MODEL
 
 
+HALF = 0.5  # of the weights that an average started with: one that gives up more of them follows
+LEFT = 0.01  # of these weights, after all planned steps with the decay of the remedy
+
+
 @possible_cause("set the decay of the average")
 def average_too_slow(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A moving average forgets its first weights too slowly for the length of the training."""
     stats, planned = facts.flow.model_setup.copies.get(alert.site), facts.flow.planned_steps or 0
-    if stats is None or stats.decay is None or not planned or stats.decay**planned <= 0.5:
+    given_up = None if stats is None else stats.given_up(planned)
+    if stats is None or given_up is None or not planned or given_up >= HALF:
         return None
-    found.add(True, PROOF, f"{stats.decay:.5g} to the power of {planned} steps is {stats.decay**planned:.2g}")
-    decay = float(f"{LEFT ** (1 / planned):.3g}")
-    remedy = Remedy(
-        "set", f"the decay of {alert.site}", stats.decay, decay, effect=f"an average near {stats.original}", steps=planned
-    )
+    found.add(True, PROOF, f"{stats.decay:.5g} to the power of {planned} steps is {1 - given_up:.2g}")
+    decay = 1 - float(f"{1 - LEFT ** (1 / planned):.2g}")  # its distance from 1 is rounded: 0.99954 is no 1
+    effect = f"an average near {stats.original}"
+    remedy = Remedy("set", f"the decay of {alert.site}", f"{stats.decay:.6g}", f"{decay:.6g}", effect=effect, steps=planned)
     return f"The average keeps {stats.decay:.5g} of itself at a step, too much for {planned} steps.", [remedy]
 
-
-LEFT = 0.01  # of the weights that an average started with, after all planned steps of the remedy
 
 __all__ = ["CopyFollows", "NotLoaded", "SetOutside"]
 

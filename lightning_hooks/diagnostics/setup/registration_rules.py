@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent, subject, warning_if
+from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent, subject
 from lightning_hooks.diagnostics.causes import code, wiring
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.setup.outside_rules import around
@@ -86,7 +86,7 @@ class NotOptimized(Rule, kind="not_optimized"):
             advice = ("Create the optimizer after the layer, in configure_optimizers",)
         for name, setup in left_out.items():
             yield self.alert(
-                report, name, float(setup.elements), 0.0, warning_if(setup.has_gradient),
+                report, name, float(setup.elements), 0.0, graded(setup.has_gradient),
                 f"it requires a gradient, but no optimizer holds it: it does not change{more}.",
                 advice=advice,
             )  # fmt: skip
@@ -149,7 +149,7 @@ class Unregistered(Rule, kind="unregistered"):
                 message += f"gradients, but the model does not know them{', and no optimizer holds them' * (not held.optimized)}."
             else:
                 continue
-            severity = warning_if(held.modules or not (held.held and held.optimized))
+            severity = graded(held.modules or not (held.held and held.optimized))
             yield self.alert(report, site, float(held.elements), 0.0, severity, message, advice=advice)
 
 
@@ -162,7 +162,7 @@ class Shared(Rule, kind="shared"):
             listed = ", ".join(others[:3]) + ", …" * (len(others) > 3)
             numbered = all(name.rpartition(".")[2].isdigit() for name in (site, *others))
             yield self.alert(
-                report, site, len(others) + 1, 1, warning_if(numbered),
+                report, site, len(others) + 1, 1, graded(numbered),
                 f"{listed} {('is', 'are')[len(others) > 1]} the same module, with the same weights.",
             )  # fmt: skip
 

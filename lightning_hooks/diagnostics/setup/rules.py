@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent, subject, warning_if
+from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent, subject
 from lightning_hooks.diagnostics.causes import code, rates, weights, wiring
 from lightning_hooks.diagnostics.loss_inputs.targets import RARE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
@@ -111,7 +111,7 @@ class OptimizerChoices(Rule, kind="settings"):
             others = [name for name, holders in held.items() if name not in shared and not set(optimizers).isdisjoint(holders)]
             whole = len(set(shared.values())) == 1 and not others
             yield self.alert(
-                report, first, len(shared), 0, warning_if(whole),
+                report, first, len(shared), 0, graded(whole),
                 f"{subject([*shared], 'is', 'are')} held by several optimizers ({', '.join(optimizers)}): each updates what the "
                 f"other has set{', and none holds anything else' * whole}.",
                 advice=("Give each parameter to one optimizer, unless they take turns on purpose",),

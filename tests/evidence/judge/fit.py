@@ -51,11 +51,8 @@ def tabled(rows: Iterable[Mapping[str, Any]]) -> Table:
     counts: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
     for place, group in enumerate((harmed, healthy)):
         for row in group:
-            seen = set[str]()
-            for alert in row["alerts"]:
-                if alert.get("evidence") and alert["kind"] not in seen:
-                    seen.add(alert["kind"])
-                    counts[tuple(alert["evidence"])][place] += 1
+            for alert in judged(row["alerts"]):
+                counts[tuple(alert["evidence"])][place] += 1
     causes: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
     for row in harmed:
         for name, strengths in considered(row).items():
@@ -67,6 +64,15 @@ def tabled(rows: Iterable[Mapping[str, Any]]) -> Table:
         "evidence": [[*number, list(names)] for names, number in sorted(counts.items())],
         "causes": [[*number, list(strengths)] for strengths, number in sorted(causes.items())],
     }  # fmt: skip
+
+
+def judged(alerts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The alerts of a training that were judged, the first of each kind."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for alert in alerts:
+        if alert.get("evidence"):
+            found.setdefault(alert["kind"], alert)
+    return [*found.values()]
 
 
 def considered(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

@@ -7,7 +7,7 @@ training counts ``4 * harmed / healthy`` times as much as one of a harmed traini
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +15,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lightning_hooks.judge.weights import probability
-from tests.evidence.judge.fit import HEALTHY_OVER_HARMED
+from lightning_hooks.session.settings import Settings
+from tests.evidence.judge.fit import HEALTHY_OVER_HARMED, judged
 
 EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1.0)
 """The bins of probabilities."""
-LEAST = 0.8
+LEAST = Settings().min_probability
 """The probability from which on an alert is a warning."""
 CERTAIN, LIKELY, DOUBTFUL = 0.97, 0.8, 0.2
 """What the judge without weights says: of a fact; of a symptom that is total or explained; of others."""
@@ -46,15 +47,6 @@ class Bin(NamedTuple):
     weight: float
     said: float
     harmed: float
-
-
-def judged(alerts: Sequence[Alert]) -> Iterator[Alert]:
-    """The alerts of a training that were judged, the first of each kind."""
-    seen = set[str]()
-    for alert in alerts:
-        if alert.get("evidence") and alert["kind"] not in seen:
-            seen.add(alert["kind"])
-            yield alert
 
 
 def rules_alone(alert: Alert) -> float:
