@@ -129,7 +129,7 @@ class Context:
         """
         if self.calls.available():
             new = partial(skipping, recorder, on_fault=self.faults, meter=self.meter, observes=True)
-            self.calls.add(self, functions, self.gate, lambda site: new(site=site), layers, in_validation, detailed)
+            self.calls.add(self, functions, self.gate, new, layers, in_validation, detailed)
 
     def guard(self, function: Callable[..., Any], site: str, meter: Meter | None = None) -> skipping:
         """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""

@@ -72,7 +72,7 @@ class Functional(Protocol):
         owner: object,
         functions: Sequence[str],
         gate: Gate,
-        new: Callable[[str], skipping],
+        new: Callable[..., skipping],
         layers: bool = False,
         in_validation: bool = False,
         detailed: bool = False,
@@ -111,7 +111,10 @@ class CallSites:
         """The place of a site among them."""
         place = self._places.get(site.index)
         if place is None:
-            place = self._places[site.index] = [known.index for known in self._known].index(site.index)
+            place = 0
+            for before in self._functional.sites[: site.index] if self._functional is not None else ():
+                place += before.function in self._functions
+            self._places[site.index] = place
         return place
 
     def renumbered(self) -> None:

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lightning_hooks.hooks.functions import KNOWN, is_fused, may_call, modules_with_compiled_calls
+from lightning_hooks.hooks.functions import FUSED, KNOWN, is_fused, may_call, modules_with_compiled_calls
 from lightning_hooks.hooks.listener import Listener
 from lightning_hooks.hooks.modes import Exchange, Show, insert_mode, lowest_place, remove_mode
 from lightning_hooks.hooks.selection import named_sites
@@ -116,6 +116,7 @@ class CallObserver:
         compiled: Those of them that call a function under ``torch.compile``, with an empty name for the model's own steps. They are
             passed over: the function would be compiled once with the mode and once without.
         seen: Whether the mode that sees calls is on the stack of modes.
+        left: The forward hook by which each of them says that it is over.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class CallObserver:
     ) -> None:
         self._root, self._record, self._wanted = root, record, wanted
         self._mode = _Mode(self._shown)
+        self.left = _Leave(self)
         self.callers = {name: module for name, module in named_sites(root) if name and may_call(module)}
         self.compiled = modules_with_compiled_calls({"": root, **self.callers})
         self._hooks: dict[tuple[str, bool], _ForwardHooks] = {}
@@ -219,7 +221,7 @@ class CallObserver:
             return  # not in the thread of the batch, or a recomputation in backward
         if below is None:
             below = torch._C._len_torch_function_stack() - self.seen
-        fused = is_fused(module) or bool(self._frames and self._frames[-1].fused)
+        fused = bool(self._frames and self._frames[-1].fused) or (isinstance(module, FUSED) and is_fused(module))
         sees = sees and not fused
         self._frames.append(_Frame(name, module, sees, fused, below))
         if sees is not self.seen:
@@ -265,19 +267,6 @@ class CallObserver:
             self._record(call)
 
 
-class _Enter(Listener):
-    """Forward pre-hook of a module that may call functions."""
-
-    __slots__ = ("calls", "name", "sees")
-
-    def __init__(self, calls: CallObserver, name: str, sees: bool) -> None:
-        self.calls, self.name, self.sees = calls, name, sees
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not torch.compiler.is_compiling():
-            self.calls.enter(self.name, module, self.sees)
-
-
 class _Leave(Listener):
     """Forward hook of a module that may call functions, which is called also when the forward raises."""
 
@@ -291,8 +280,8 @@ class _Leave(Listener):
             self.calls.leave(module)
 
 
-class _ForwardHooks:
-    """The hooks around the forward of one module.
+class _ForwardHooks(Listener):
+    """The hooks around the forward of one module: this is the one before it.
 
     They return under the same numbers as before, which a compiled graph that goes through the module is guarded by.
 
@@ -303,22 +292,27 @@ class _ForwardHooks:
         sees: Whether its calls are seen.
     """
 
-    __slots__ = ("_enter", "_handles", "_leave", "_module")
+    __slots__ = ("_calls", "_handles", "_module", "_name", "_sees")
 
     def __init__(self, calls: CallObserver, module: nn.Module, name: str, sees: bool) -> None:
-        self._module, self._enter, self._leave = module, _Enter(calls, name, sees), _Leave(calls)
+        self._calls, self._module, self._name, self._sees = calls, module, name, sees
         self._handles: tuple[RemovableHandle, RemovableHandle] | None = None
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """The forward starts."""
+        if not torch.compiler.is_compiling():
+            self._calls.enter(self._name, module, self._sees)
 
     def put(self) -> None:
         """Put them behind the hooks that are there."""
         module = self._module
         if self._handles is None:
-            after = module.register_forward_hook(self._leave, always_call=True)
-            self._handles = module.register_forward_pre_hook(self._enter), after
+            after = module.register_forward_hook(self._calls.left, always_call=True)
+            self._handles = module.register_forward_pre_hook(self), after
             return
         before, after = self._handles  # torch has no public way to register a hook again under its number
-        module._forward_pre_hooks[before.id] = self._enter
-        module._forward_hooks[after.id] = self._leave
+        module._forward_pre_hooks[before.id] = self
+        module._forward_hooks[after.id] = self._calls.left
         module._forward_hooks_always_called[after.id] = True
 
     def take_out(self) -> None:

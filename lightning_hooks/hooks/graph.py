@@ -14,6 +14,8 @@ NEAR = 64
 MOST = 20_000
 """How many are where its parameters are looked for."""
 
+_DIGITS = "0123456789"  # after the operation and "Backward" in the name of a node
+
 # Operations that apply a softmax or sigmoid themselves, and those that must not come right before them.
 _SQUASHING = ("LogSoftmax", "BinaryCrossEntropyWithLogits")
 _SQUASHED = ("Softmax", "Sigmoid")
@@ -39,16 +41,15 @@ def squashed_twice(loss: Tensor) -> Any | None:
         The graph node of that softmax or sigmoid, or None.
     """
     for node, name, _ in _operations(loss.grad_fn, NEAR):
-        before = _unmoved(_input(node)) if name in _SQUASHING else None
-        if before is not None and _name(before) in _SQUASHED:
+        before, operation = _unmoved(_input(node)) if name in _SQUASHING else (None, "")
+        if operation in _SQUASHED:
             return before
     return None
 
 
 def made_by(tensor: Tensor) -> str:
     """Return the operation that computed a tensor, such as ``"sigmoid"``, not one that only moved its values; empty without one."""
-    node = _unmoved(tensor.grad_fn)
-    return "" if node is None else _name(node).lower()
+    return _unmoved(tensor.grad_fn)[1].lower()
 
 
 def viewed_from_last(tensor: Tensor) -> bool:
@@ -75,16 +76,15 @@ def distance_sign(loss: Tensor) -> int:
     Args:
         loss: The loss, before backward. It may be divided, or be the mean of distances, but not weighted.
     """
-    node, sign = _unmoved(loss.grad_fn), 1
+    (node, name), sign = _unmoved(loss.grad_fn), 1
     while node is not None:
-        name = _name(node)
         if name.startswith(_DISTANCES):
             return sign
         turned = name == "Neg" or (name == "Mul" and _is_negative(getattr(node, "_saved_other", None)))
         if not turned and name not in ("Div", "Mean", "Sum"):
             return 0
         sign = -sign if turned else sign
-        node = _unmoved(_input(node))
+        node, name = _unmoved(_input(node))
     return 0
 
 
@@ -160,9 +160,11 @@ def weights_of_targets(loss: Tensor, compared: Sequence[tuple[Any, Any, Any]]) -
         return []
     elsewhere = {node for node, _, _ in _operations(loss.grad_fn, MOST, cut=cut)}
     found = []
-    for node, _, user in _operations(loss.grad_fn, MOST):
+    names = dict[Any, str]()
+    for node, name, user in _operations(loss.grad_fn, MOST):
+        names[node] = name
         variable = getattr(node, "variable", None)
-        if isinstance(variable, nn.Parameter) and node not in elsewhere and _name(user) in _MULTIPLIES:
+        if isinstance(variable, nn.Parameter) and node not in elsewhere and names[user] in _MULTIPLIES:
             found.append(variable)
     return found
 
@@ -178,29 +180,25 @@ def _operations(
         ends: Nodes that are not entered.
         cut: Edges, from a node to one before it, that are not followed.
     """
-    found, seen = [] if node is None else [(node, _name(node), None)], {node}
-    for current, _, _ in found:  # which grows
-        for following, _ in current.next_functions:
-            if len(found) == most:
-                return found
+    known, seen, found = [] if node is None else [(node, None)], {node}, []
+    for current, user in known:  # which grows
+        found.append((current, str(current.name()).rstrip(_DIGITS).removesuffix("Backward"), user))
+        for following, _ in current.next_functions if len(known) < most else ():
             if following is not None and not (following in seen or following in ends or (current, following) in cut):
                 seen.add(following)
-                name = str(following.name()).rstrip("0123456789").removesuffix("Backward")  # as _name says, without a call
-                found.append((following, name, current))
-    return found
+                known.append((following, current))
+    return found[:most]
 
 
-def _unmoved(node: Any | None) -> Any | None:
-    """The operation that computed values, from one on that may only have moved them."""
-    while node is not None and _name(node) in _MOVES:
+def _unmoved(node: Any | None) -> tuple[Any | None, str]:
+    """The node that computed values, from one on that may only have moved them, and its operation; None and "" without one."""
+    while node is not None:
+        name = str(node.name()).rstrip(_DIGITS).removesuffix("Backward")
+        if name not in _MOVES:
+            return node, name
         node = _input(node)
-    return node
+    return None, ""
 
 
 def _input(node: Any) -> Any | None:
     return node.next_functions[0][0] if node.next_functions else None
-
-
-def _name(node: Any) -> str:
-    """The operation of a node, such as ``Addmm``."""
-    return str(node.name()).rstrip("0123456789").removesuffix("Backward")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks.attributes import contents, entries_of, stored
 from lightning_hooks.hooks.graph import parameters_behind
-from lightning_hooks.hooks.selection import clean_name, closest_names, fits, outwards
+from lightning_hooks.hooks.selection import clean_name, cleaned, closest_names, fits, outwards
 from lightning_hooks.hooks.tensors import has_values, is_computed
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
@@ -60,7 +60,7 @@ def select_parameters(root: nn.Module, parameters: ParameterSelector) -> list[tu
         TypeError: If the selector is of a wrong type.
     """
     check_parameter_selector(parameters)
-    named = [(clean_name(name), parameter) for name, parameter in root.named_parameters()]
+    named = cleaned(root.named_parameters())
     if not isinstance(parameters, str | Sequence):
         chosen = [(name, parameter) for name, parameter in named if parameters(name, parameter)]
         if not chosen:
@@ -227,7 +227,7 @@ def of_libraries(root: nn.Module, names: Iterable[str]) -> dict[str, str]:
         Name to the reason why the part may be meant as it is, as text.
     """
     parts = list(names)
-    modules = {clean_name(name): module for name, module in root.named_modules()} if parts else {}
+    modules = dict(cleaned(root.named_modules())) if parts else {}
     return {name: reason for name in parts if (reason := _by_library(name, modules))}
 
 
@@ -274,7 +274,7 @@ def _body(root: nn.Module, training: Set[str], called: Sequence[str], recording:
     A branch that a task does not use is called after others, if at all: a pooler follows its encoder. Modules under ``no_grad``
     are a body whose features are meant to stay as they are, and so are those whose output is no function of a parameter.
     """
-    modules = {clean_name(name): module for name, module in root.named_modules()}
+    modules = dict(cleaned(root.named_modules()))
     sites = {clean_name(name) for name in training}
     first = [site for site in takewhile(lambda site: site not in sites, called) if site in recording and site in modules]
     elements = sum(_elements(modules[site]) for site in first)

@@ -6,12 +6,14 @@ import difflib
 import fnmatch
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
 from lightning_hooks.hooks.attributes import stored
+
+T = TypeVar("T")
 
 ModuleSelector: TypeAlias = str | type[nn.Module] | Sequence["str | type[nn.Module]"] | Callable[[str, nn.Module], bool]
 """A glob pattern on module names, a module type (or its full name, ``torch.nn.ReLU``), several of these, or a predicate of
@@ -168,6 +170,13 @@ def clean_name(name: str) -> str:
             name = ".".join(part for part in name.split(".") if part not in _WRAPPER_PREFIXES)
             break
     return sys.intern(name)
+
+
+def cleaned(named: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
+    """Named modules or parameters by their clean names, without a call for each where there is no wrapper."""
+    found = [*named]
+    wrapped = any(map("\n".join([name for name, _ in found]).__contains__, _WRAPPER_PREFIXES))
+    return [(clean_name(name) if wrapped else sys.intern(name), value) for name, value in found]
 
 
 def outwards(name: str) -> list[str]:

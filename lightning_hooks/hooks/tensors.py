@@ -235,6 +235,14 @@ def is_computed(tensor: Tensor) -> bool:
     return tensor.dtype in _COMPUTED and tensor.layout is torch.strided and not tensor.is_nested
 
 
+def computed(tensors: Iterable[Tensor]) -> list[bool]:
+    """:func:`is_computed` of each, without a call for a plain one."""
+    return [
+        (type(one) in _PLAIN and one.dtype in _COMPUTED and one.layout is torch.strided and not one.is_nested) or is_computed(one)
+        for one in tensors
+    ]
+
+
 def unread(model: nn.Module) -> list[str]:
     """The parameters of a model with whose values torch does not compute, with what each is, as ``scale (float8_e4m3fn)``."""
     found = []
@@ -249,10 +257,11 @@ def unread(model: nn.Module) -> list[str]:
 
 def copied(tensor: Tensor) -> Tensor | None:
     """What torch copies and compares of a tensor: itself, or its memory as integers; None where neither is there."""
-    if has_values(tensor):
+    lies = in_memory(tensor)
+    if tensor.dtype in _COMPUTED if lies else has_values(tensor):
         return tensor
     integers = _INTEGERS.get(tensor.dtype.itemsize)
-    return None if integers is None or not in_memory(tensor) or tensor.is_quantized else tensor.detach().view(integers)
+    return None if integers is None or not lies or tensor.is_quantized else tensor.detach().view(integers)
 
 
 def is_distributed(tensor: Tensor) -> bool:

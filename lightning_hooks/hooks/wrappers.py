@@ -156,7 +156,7 @@ class guarded:  # noqa: N801
         meter: Meter | None = None,
         observes: bool = False,
     ) -> None:
-        self.hook, self.site, self.on_fault, self.passes = _callable(hook), site, on_fault, passes
+        self.hook, self.site, self.on_fault, self.passes = hook if callable(hook) else _callable(hook), site, on_fault, passes
         self.when, self.meter = when, meter
         self.error: Exception | None = None
         self.observes = observes or isinstance(hook, Recorder)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, not_
 from typing import Any
 
 import torch
@@ -92,10 +92,11 @@ class ChangedBuffers:
     def keep(self, host: Host) -> None:
         """A forward pass of the loop's model starts: keep the values."""
         if self._changing is None:
-            buffers = sorted([found for found in map(copied, host.model.buffers()) if found is not None], key=attrgetter("nbytes"))
-            ends = itertools.accumulate(map(attrgetter("nbytes"), buffers))
-            self._changing = [buffer for buffer, end in zip(buffers, ends, strict=True) if end <= MOST_BYTES]
-            self._before, self.known = [buffer.clone() for buffer in self._changing], False
+            self._changing, room = [], MOST_BYTES
+            for buffer in sorted(filter(torch.is_tensor, map(copied, host.model.buffers())), key=attrgetter("nbytes")):
+                room -= buffer.nbytes
+                self._changing += [buffer] * (room >= 0)
+            self._before, self.known = [*map(torch.clone, self._changing)], False
         elif self._changing:
             for place, buffer in enumerate(self._changing):
                 if buffer.shape != self._before[place].shape:
@@ -108,8 +109,9 @@ class ChangedBuffers:
         Their version counters do not say it: batch normalisation changes its statistics without counting.
         """
         if self._changing is not None:
-            kept = [pair for pair in zip(self._changing, self._before, strict=True) if not torch.equal(*pair)]
-            self._changing, self._before, self.known = [b for b, _ in kept], [old for _, old in kept], True
+            differ = [*map(not_, map(torch.equal, self._changing, self._before))]
+            self._changing, self._before = [*compress(self._changing, differ)], [*compress(self._before, differ)]
+            self.known = True
 
     def pairs(self) -> Iterable[tuple[Tensor, Tensor]]:
         """Each of them, with its value before the last forward pass."""

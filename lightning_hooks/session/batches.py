@@ -20,7 +20,7 @@ from lightning_hooks.session.sampling import KEPT, Sampling
 Calls = list[Callable[..., None]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchPlan:
     """What happens in the training batches that the same members sample.
 
@@ -34,8 +34,8 @@ class BatchPlan:
 
     hooks: bool = False
     calls: bool = False
-    gates: Sequence[Gate] = ()
-    paused: Sequence[Gate] = ()
+    gates: list[Gate] = field(default_factory=list)
+    paused: list[Gate] = field(default_factory=list)
     batch_start: Calls = field(default_factory=list)
     before_backward: Calls = field(default_factory=list)
     after_backward: Calls = field(default_factory=list)
@@ -109,15 +109,16 @@ class Batches:
 
     def _plan(self, which: int, before: int) -> BatchPlan:
         """What happens in a batch that these members sample, and those sampled the one before, as a bit each."""
-        sampling = [member for place, member in enumerate(self._members) if which >> place & 1]
-        plan = self._plans[which, before] = BatchPlan(
-            hooks=any(self._hooks.of(member.context) for member in sampling),
-            calls=any(self._calls.of(member.context) for member in sampling),
-            gates=[member.gate for member in sampling],
-            paused=[member.gate for member in sampling if not member.live.records_recomputation],
-        )
-        for place, member in enumerate(self._members):
-            for event, call in member.live.batch_events(bool(which >> place & 1), bool(before >> place & 1)).items():
+        plan = self._plans[which, before] = BatchPlan()
+        for place, (context, sampling) in enumerate(self._of_members):
+            collector, gate = self._members[place].live, sampling.gate
+            if which >> place & 1:
+                plan.hooks = plan.hooks or bool(self._hooks.of(context))
+                plan.calls = plan.calls or self._calls.of(context)
+                plan.gates.append(gate)
+                if not collector.records_recomputation:
+                    plan.paused.append(gate)
+            for event, call in collector.batch_events(bool(which >> place & 1), bool(before >> place & 1)).items():
                 getattr(plan, event).append(call)
         return plan
 

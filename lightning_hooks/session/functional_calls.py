@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 import torch.distributed
@@ -37,7 +39,7 @@ class _Subscriber:
     owner: object
     functions: frozenset[str]
     gate: Gate
-    new: Callable[[str], skipping]
+    new: Callable[..., skipping]
     layers: bool
     in_validation: bool
     detailed: bool
@@ -62,6 +64,7 @@ class FunctionalCalls:
     def __init__(self, host: Host) -> None:
         self._host = host
         self.observer = CallObserver(host.model, guarded(self._record, on_fault=_failed), self._is_wanted)
+        self._layers = {name for name, module in {"": host.model, **self.observer.callers}.items() if is_calling_layer(module)}
         self.capacity = SPARE_SITES + sum(map(_most_sites, self.observer.callers.values()))
         self.sites: list[FunctionalSite] = []
         self._numbers: dict[str, int] = {}
@@ -95,12 +98,12 @@ class FunctionalCalls:
         owner: object,
         functions: Sequence[str],
         gate: Gate,
-        new: Callable[[str], skipping],
+        new: Callable[..., skipping],
         layers: bool = False,
         in_validation: bool = False,
         detailed: bool = False,
     ) -> None:
-        """Record each call of some functions while a gate is open: as :meth:`Context.on_call`; ``new`` makes a site's recorder."""
+        """Record each call of some functions while a gate is open: as :meth:`Context.on_call`; ``new(site=…)`` makes a recorder."""
         self._subscribers.append(_Subscriber(owner, frozenset(functions), gate, new, layers, in_validation, detailed))
         self._follow()
 
@@ -195,8 +198,8 @@ class FunctionalCalls:
 
     def _record(self, call: FunctionCall) -> None:
         takers = self._open
-        if is_calling_layer(call.module):
-            takers = [subscriber for subscriber in takers if subscriber.layers]
+        if call.caller in self._layers:
+            takers = [*compress(takers, map(attrgetter("layers"), takers))]
         number = self._numbers.get(call.name)
         site = None if number is None else self.sites[number]
         if site is None and takers and not self.in_validation:
@@ -208,7 +211,7 @@ class FunctionalCalls:
         for subscriber in takers:
             recorder = subscriber.of_sites.get(site.index)
             if recorder is None:
-                recorder = subscriber.of_sites[site.index] = subscriber.new(site.name)
+                recorder = subscriber.of_sites[site.index] = subscriber.new(site=site.name)
             if transformed:
                 recorder.failed(UnreadableError(call.output))
             else:

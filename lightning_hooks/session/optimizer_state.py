@@ -18,7 +18,7 @@ from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale, sm
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
-from lightning_hooks.hooks.tensors import addresses_of, is_computed, is_freed
+from lightning_hooks.hooks.tensors import addresses_of, computed, is_freed
 from lightning_hooks.session.parameter_places import ParameterPlaces
 
 
@@ -59,11 +59,8 @@ class OptimizerState:
         if places.update(self.host.model, places.optimizers):
             self.changed([*range(len(places.optimizers))])
         found = places.members(getattr(self.optimizer, "param_groups", ()))
-        self.held, self.indices, self.members = held, [], []
-        for index, parameter in found.items():
-            if is_computed(parameter):
-                self.indices.append(index)
-                self.members.append(parameter)
+        usable = computed(found.values())
+        self.held, self.indices, self.members = held, [*compress(found, usable)], [*compress(found.values(), usable)]
         self.few = small_ones(self.members)
 
     def new_step(self, unscaled: bool) -> Step:

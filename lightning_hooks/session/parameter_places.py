@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.step import groups_of
-from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.selection import cleaned
 from lightning_hooks.hooks.tensors import is_distributed
 from lightning_hooks.statistics.weight_sample import Shards
 
@@ -45,16 +45,18 @@ class ParameterPlaces:
         n_before, self.optimizers = len(self.names), [*optimizers]
         of_optimizers = groups_of(optimizers)
         self.optimizer_names = [label for label, _ in of_optimizers]
-        known = {id(parameter): place for place, found in enumerate(self._parameters) if (parameter := found()) is not None}
         current: dict[int, tuple[str, Tensor]] = {}
-        for name, parameter in model.named_parameters():
-            current[id(parameter)] = clean_name(name), parameter
+        for named in cleaned(model.named_parameters()):
+            current[id(named[1])] = named
         for label, groups in of_optimizers:
             for group, settings in enumerate(groups):
                 for number, parameter in enumerate(settings["params"]):
                     if id(parameter) not in current:
                         current[id(parameter)] = f"{label}.group{group}.{number}", parameter
-        index = {key: known[key] for key in current if key in known}
+        index = {}
+        for number, kept in enumerate(self._parameters):
+            if id(kept()) in current:
+                index[id(kept())] = number
         taken = {*index.values()}
         free = {name: place for place, name in enumerate(self.names) if place not in taken}
         for key, (name, parameter) in current.items():

@@ -58,13 +58,8 @@ N_COLUMNS = len(Column)
 @functools.lru_cache(maxsize=256)
 def fixed(values: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
     """Numbers that are the same at every step, as one tensor, made once; nobody writes into it."""
-    return lasting(lambda: torch.tensor(values, dtype=dtype))
-
-
-def lasting(make: Callable[[], Tensor]) -> Tensor:
-    """Make a tensor in a hook that is written into later: under the user's ``inference_mode`` that would be forbidden then."""
-    with torch.inference_mode(False):
-        return make()
+    with torch.inference_mode(False):  # whatever the user's code is under when a hook asks first
+        return torch.tensor(values, dtype=dtype)
 
 
 empty_table = Column.empty

@@ -36,7 +36,7 @@ def test_a_sampled_step_makes_some_calls_for_each_module_and_parameter(cnn: dict
 
 
 def test_the_first_step_looks_at_everything_once(cnn: dict[str, int]) -> None:
-    assert cnn["first"] <= 800
+    assert cnn["first"] <= 2 * (120 + 14 * MODULES + 6 * PARAMETERS)
 
 
 def test_the_end_of_an_epoch_makes_few_calls_for_each_module_and_its_parameter() -> None:

@@ -18,11 +18,17 @@ from lightning_hooks.diagnostics.representations.table import (
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 
 
+def grid_of(call: Tensor) -> tuple[slice, ...]:
+    grid = sample_grid(tuple(call.shape), call.shape[0])
+    assert grid is not None
+    return grid
+
+
 def reference(calls: list[Tensor]) -> dict[str, float]:
     """Each number by plain Python over the elements of the grid."""
     between, within, ratios = [], [], []
     for call in calls:
-        samples = [sample.double().flatten().tolist() for sample in call[sample_grid(call.shape)]]
+        samples = [sample.double().flatten().tolist() for sample in call[grid_of(call)]]
         units = []
         for sample in samples:
             size = math.sqrt(sum(value * value for value in sample) / len(sample))

@@ -277,8 +277,13 @@ class _FeatureRecorder(OutputRecorder):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.table.add(self.index, args, output)
-        if self.outputs.compares and not torch.compiler.is_compiling():
-            self.outputs.take(self.index, args, output)
+        outputs = self.outputs
+        if outputs.compares and not torch.compiler.is_compiling():
+            outputs.representations.take(self.index, output)
+            if self.index in outputs.precisions.calls:
+                outputs.precisions.take(self.index, output)
+            if outputs.copies is not None and args and issubclass(type(args[0]), Tensor) and not args[0].requires_grad:
+                outputs.copies.given(self.index, args)
         if self.line is not None and module is not None:  # a compiled graph calls without the module
             self.scales.take(self.line, args)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall, FunctionalSite
@@ -27,40 +27,33 @@ class OutputParts:
 
     Attributes:
         tables: By name.
+        representations, precisions, copies: Those that record the outputs of modules; None for the last without functional calls.
         compares: Whether the outputs of modules in the batch under way are to be taken up.
     """
 
     def __init__(self, functional: Functional | None, context: Context, sites: Sequence[tuple[str, nn.Module]]) -> None:
-        self._representations = RepresentationTable([name for name, _ in sites], context.host.setup.device)
-        self._precisions = PrecisionTable(sites, str(context.host.setup.description.get("precision", "")))
-        self._calls = self._copies = None
-        self.tables: dict[str, ReportedTable] = {"representations": self._representations, "precisions": self._precisions}
+        self.representations = RepresentationTable([name for name, _ in sites], context.host.setup.device)
+        self.precisions = PrecisionTable(sites, str(context.host.setup.description.get("precision", "")))
+        self._calls = self.copies = None
+        self.tables: dict[str, ReportedTable] = {"representations": self.representations, "precisions": self.precisions}
         if functional is not None:
             self._calls = CheckedCalls(functional, context)
-            self._copies = TargetCopyTable(functional, context, [name for name, _ in sites])
+            self.copies = TargetCopyTable(functional, context, [name for name, _ in sites])
             losses, targets = LossInputs(functional, context), LossTargets(functional, context)
-            self.tables |= {"loss_inputs": losses, "loss_targets": targets, "calls": self._calls, "copies": self._copies}
+            self.tables |= {"loss_inputs": losses, "loss_targets": targets, "calls": self._calls, "copies": self.copies}
         self.batch_start: Callable[..., None] = context.guard(self._batch_start, "the batch (its samples)")
         self.batch_end: Callable[..., None] = context.guard(self._batch_end, "outputs (whether samples differ)")
         self.compares = False
 
     def _batch_start(self, batch: BatchTensors) -> None:
-        size = self._representations.size = batch_size_of(batch)
+        size = self.representations.size = batch_size_of(batch)
         if self._calls is not None:
             self._calls.batch_start(batch, size)
 
     def _batch_end(self) -> None:
-        self._representations.finish()
-        if self._copies is not None:
-            self._copies.forget()
-
-    def take(self, index: int, args: tuple[Any, ...], output: Any) -> None:
-        """Record the output of a module that was given ``args``."""
-        self._representations.take(index, output)
-        if index in self._precisions.calls:
-            self._precisions.take(index, output)
-        if self._copies is not None and args and issubclass(type(args[0]), Tensor) and not args[0].requires_grad:
-            self._copies.given(index, args)
+        self.representations.finish()
+        if self.copies is not None:
+            self.copies.forget()
 
     def renumbered(self) -> None:
         """Ranks have changed the numbers of the sites of functional calls."""

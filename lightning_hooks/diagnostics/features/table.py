@@ -16,7 +16,7 @@ from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import Bounds, Units, kernels_for
 from lightning_hooks.statistics.reduction import REST, Merging, Span, Spans, TableIndex, flagged
-from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, lasting
+from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table
 from lightning_hooks.statistics.tables import FirstCalls
 from lightning_hooks.statistics.units import features_last, layouts, most_units, unit_dimension, units_of
 
@@ -230,7 +230,8 @@ class FeatureTable:
         """Which units of a rectifier fired before, for at least ``units`` of them."""
         known = self.fired.get(index)
         if known is None or known.shape[0] < units:  # one rectifier may be used at several widths
-            grown = lasting(lambda: torch.zeros(units, dtype=torch.bool, device=device))
+            with torch.inference_mode(False):  # under the user's it could not be written into later
+                grown = torch.zeros(units, dtype=torch.bool, device=device)
             if known is not None:
                 grown[: known.shape[0]] = known
             known = self.fired[index] = grown

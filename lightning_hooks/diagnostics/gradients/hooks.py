@@ -24,7 +24,7 @@ from lightning_hooks.hooks.graph import (
     squashed_twice,
     weights_of_targets,
 )
-from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.selection import cleaned
 from lightning_hooks.hooks.tensors import in_memory
 from lightning_hooks.hooks.wrappers import skipping
 
@@ -110,14 +110,15 @@ class OutputNodes:
         squashed = self._seen.squashed_twice if node is None else nearest_known(node, self.of) or NO_MODULE
         self._seen = self._seen._replace(loss_aligns=aligns(loss), loss_sign=distance_sign(loss), squashed_twice=squashed)
         targets = [weight for weight in weights_of_targets(loss, self.compared) if id(weight) in holders]
-        modules = {id(parameter): clean_name(name).rpartition(".")[0] for name, parameter in model.named_parameters()}
+        if targets or weights:
+            modules = {id(parameter): name.rpartition(".")[0] for name, parameter in cleaned(model.named_parameters())}
         if targets:
             self._seen = self._seen._replace(target_layer=self._seen.target_layer or modules.get(id(targets[-1]), ""))
         if weights:
             first, last = (modules.get(id(weight), "") for weight in (weights[-1], weights[0]))
             self._seen = self._seen._replace(first_linear=first, last_linear=last, n_linear=len(weights))
         if steps.shards is None:  # else the graph has other parameters, of whole shards
-            held = {*modules, *holders, *hidden}
+            held = {*map(id, model.parameters()), *holders, *hidden}
             behind = [(parameter, user) for parameter, user in parameters_behind(loss, self.of) if id(parameter) not in held]
             self._unheld |= {ref(parameter): (parameter.numel(), user or NO_MODULE) for parameter, user in behind}
 

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -68,23 +69,25 @@ class RepresentationTable(RowTable):
         super().__init__(len(names), device)
         self._names = names
         self.size: int | None = None
-        self._waiting: dict[tuple[int, ...], list[tuple[int, Tensor]]] = {}
+        self._waiting: dict[tuple[int, ...], tuple[list[int], list[Tensor]]] = {}
 
     def take(self, index: int, output: Any) -> None:
         """Record the output of a module if the samples of the batch lie along its first dimension."""
         found = output if type(output) is Tensor else next(iter(float_tensors(output)), None)
         if self.size is None or not in_memory(found) or not found.is_floating_point():
             return
-        shape = tuple(found.shape)
-        if not samples_in(shape, self.size):
+        grid = sample_grid(tuple(found.shape), self.size)
+        if grid is None:
             return
-        taken = found.detach()[sample_grid(shape)].to(torch.float32, copy=True)  # a later operation may write into the output
-        self._waiting.setdefault(tuple(taken.shape), []).append((index, taken))
+        taken = found.detach()[grid].to(torch.float32, copy=True)  # a later operation may write into the output
+        indices, samples = self._waiting.setdefault(tuple(taken.shape), ([], []))
+        indices.append(index)
+        samples.append(taken)
 
     def finish(self) -> None:
         """Compute the variances of the numbers that were copied. No host sync."""
-        for entries in self._waiting.values():
-            stacked = torch.stack([taken.flatten(1) for _, taken in entries]).to(self.rows.device, self.rows.dtype)
+        for indices, samples in self._waiting.values():
+            stacked = torch.stack(samples).flatten(2).to(self.rows.device, self.rows.dtype)
             squares = stacked.square().mean(2)
             scale = squares.clamp_min(TINY).rsqrt()
             # Of samples with mean square 1 a variance is 1 minus a squared mean, exact enough in float64: these are of that size.
@@ -96,7 +99,7 @@ class RepresentationTable(RowTable):
             within = within.nan_to_num(0.0, 0.0, 0.0).clamp_min(0.0) * usable
             ratio = between / within.clamp_min(LEAST_WITHIN)
             found = torch.stack((usable, between, within), 1)
-            lines = fixed(tuple([index for index, _ in entries])).to(self.rows.device, non_blocking=True)
+            lines = fixed(tuple(indices)).to(self.rows.device, non_blocking=True)
             self.rows[:, : RepresentationColumn.LARGEST].index_add_(0, lines, found)
             self.rows[:, RepresentationColumn.LARGEST].scatter_reduce_(0, lines, ratio, "amax")
         self._waiting.clear()
@@ -119,33 +122,23 @@ def representation_stats(row: list[float]) -> RepresentationStats:
 
 
 @functools.lru_cache(maxsize=256)
-def sample_grid(shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Slices, one for each dimension, that take an evenly spaced grid of a tensor, samples first: a view, without a copy.
+def sample_grid(shape: tuple[int, ...], batch_size: int) -> tuple[slice, ...] | None:
+    """Slices, one for each dimension, that take an evenly spaced grid of an output, samples first: a view, without a copy.
 
-    It has at most ``MOST_SAMPLES`` samples, and of these at most ``MOST_ELEMENTS`` elements.
-    """
-    left, slices = MOST_ELEMENTS, {0: _evenly(shape[0], MOST_SAMPLES)}
-    inner = sorted(range(1, len(shape)), key=shape.__getitem__)
-    for position, dim in enumerate(inner):  # what a small dimension does not use is left to the larger ones
-        allowed = max(1, int(left ** (1 / (len(inner) - position)) + 1e-9))
-        slices[dim] = _evenly(shape[dim], allowed)
-        left //= max(1, len(range(shape[dim])[slices[dim]]))
-    return tuple([slices[dim] for dim in range(len(shape))])
-
-
-def _evenly(size: int, most: int) -> slice:
-    return slice(None, None, max(1, -(-size // most)))
-
-
-@functools.lru_cache(maxsize=256)
-def samples_in(shape: tuple[int, ...], batch_size: int) -> bool:
-    """Whether the samples of a batch lie along the first dimension of an output, and there is enough of them to compare.
-
-    Several views of each sample may come in one call: up to ``MOST_VIEWS``.
+    It has at most ``MOST_SAMPLES`` samples, and of these at most ``MOST_ELEMENTS`` elements. None where the samples of a batch do
+    not lie along the first dimension, or there are too few to compare. Several views of each may come in one call: ``MOST_VIEWS``.
     """
     samples = shape[0] if len(shape) > 1 else 0
     enough = samples >= FEWEST_SAMPLES and math.prod(shape) >= FEWEST_ELEMENTS * samples
-    return enough and samples % batch_size == 0 and samples <= MOST_VIEWS * batch_size
+    if not enough or samples % batch_size or samples > MOST_VIEWS * batch_size:
+        return None
+    left, steps = MOST_ELEMENTS, {0: max(1, -(-shape[0] // MOST_SAMPLES))}
+    inner = sorted(range(1, len(shape)), key=shape.__getitem__)
+    for position, dim in enumerate(inner):  # what a small dimension does not use is left to the larger ones
+        allowed = max(1, int(left ** (1 / (len(inner) - position)) + 1e-9))
+        steps[dim] = max(1, -(-shape[dim] // allowed))
+        left //= max(1, -(-shape[dim] // steps[dim]))
+    return tuple(map(slice, repeat(None), repeat(None), map(steps.__getitem__, range(len(shape)))))
 
 
 def batch_size_of(batch: BatchTensors) -> int | None:

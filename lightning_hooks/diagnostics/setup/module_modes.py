@@ -15,7 +15,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from lightning_hooks.declare.host import Position
 from lightning_hooks.hooks.attributes import contents, in_training_mode, stored
-from lightning_hooks.hooks.selection import clean_name, outwards
+from lightning_hooks.hooks.selection import clean_name, cleaned, outwards
 from lightning_hooks.hooks.tensors import as_number, has_values, stored_tensor
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Span, Spans, largest
@@ -46,7 +46,7 @@ class ModuleModes:
     def __init__(self, model: nn.Module, device: torch.device, position: Position) -> None:
         self._position, self.since = position, dict[str, int]()
         self._device, self._dtype = device, row_dtype(device)
-        modules = {clean_name(name): module for name, module in model.named_modules()}
+        modules = dict(cleaned(model.named_modules()))
         dependent = {name: module for name, module in modules.items() if _depends_on_mode(module)}
         own = {f"{name}.{share}" if name else share: module for name, module in modules.items() for share in _own_shares(module)}
         self.names = [*dependent, *own]
