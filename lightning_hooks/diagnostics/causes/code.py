@@ -184,13 +184,16 @@ def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 
 @possible_cause("remove the code that writes them")
 def written_back(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """Code writes weights back after each step."""
-    rate = facts.rate_at(alert.site)
+    """Code writes weights back after steps."""
+    rate, returned = facts.rate_at(alert.site), facts.flow.model_setup.weights_returned
+    found.add(alert.kind == "set_outside" and alert.value == returned > 0, PROOF, f"{returned} sampled steps began as earlier ones")
     found.add(
         alert.value == 0 and rate is not None and rate.lr > 0, STRONG, "it has a gradient and a rate, and does not change by a bit"
     )
     found.add(rate is not None and rate.first == 0, EXCLUDES, "its rate was 0 when training started")
-    return "Weights have the same bits after each step as before.", [Remedy("remove", f"what writes the weights of {alert.site}")]
+    return "Code sets weights back to what they were after the optimizer's step.", [
+        Remedy("remove", f"what writes the weights of {alert.site}")
+    ]
 
 
 @possible_cause("replace the softmax by a sigmoid, or give it two outputs")

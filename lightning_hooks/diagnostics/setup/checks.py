@@ -82,6 +82,7 @@ class ModelSetup:
         unloaded: A frozen or slowly trained body that is as it was initialised; None for none.
         copies: Module that no optimizer holds, to how it follows the one that had the same weights when training started.
         weights_set: What something else than an optimizer set between steps, the last time in the window; None for nothing.
+        weights_returned: Sampled steps at which weights were to the bit what they were at an earlier one, with others in between.
         updating: Each frozen batch norm in training mode, to how far its running statistics have moved since training started, in
             the standard deviations that they had then (2-Wasserstein distance, root mean square over the channels). One without
             parameters is frozen if all parameters of the part around it are. Not where they were never trained.
@@ -107,6 +108,7 @@ class ModelSetup:
     unloaded: Unloaded | None = None
     copies: dict[str, CopyStats] = field(default_factory=dict)
     weights_set: WeightsSet | None = None
+    weights_returned: int = 0
     updating: dict[str, float] = field(default_factory=dict)
     values_per_channel: dict[str, float] = field(default_factory=dict)
     settings: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -175,11 +177,13 @@ class SetupChecks(Tables):
         if detailed or self._hashes.before is not None:
             self._take_batch(batch, detailed)
         self.modes.batch_start()
+        self.weights.glance()
         if detailed:
             self._take_labels(batch)
 
     def next_batch(self, batch: BatchTensors) -> None:
-        """A training batch starts that is not sampled."""
+        """A training batch starts that is not sampled, and the one before was."""
+        self.weights.glance()
         if self._hashes.before is not None:
             self._take_batch(batch, sampled=False)
 
@@ -241,6 +245,7 @@ class SetupChecks(Tables):
             unloaded=self._unloaded,
             copies=self.weights.copies,
             weights_set=self.weights.set,
+            weights_returned=self.weights.returns,
             updating={name: moved[name] for name in _in_frozen_parts(updating, model)},
             values_per_channel=values_per_channel(self.modes, levels, modules),
             settings=dict(self._settings),

@@ -18,6 +18,7 @@ from lightning_hooks.diagnostics.setup.parameters import ModuleCopy, ParameterSe
 from lightning_hooks.hooks.selection import clean_name
 
 VALUES = 16  # values of each parameter that are compared
+FEW, MOMENTS = 4, 24  # parameters at which is looked in more batches, and the most of these in a window
 ROUNDING = 1e-5
 """Change of a value over the root mean square of its parameter up to which it is rounding, as of a merge that is taken back."""
 UNDONE = 0.5  # share of what was learned, and of the trained elements, from which on it counts as undone
@@ -90,30 +91,47 @@ class WeightsWatch:
         batches: How many batches after a pause are looked at when they start.
         set: What was set in the last window; None for nothing.
         copies: What is known of each copy at its end.
+        returns: How many of the moments of the last window found a few parameters to the bit as at an earlier one, with others in
+            between.
     """
 
     def __init__(self, context: Context, copies: Sequence[ModuleCopy]) -> None:
         self._context, self._of_copies, self.batches = context, copies, 2 if copies else 1
-        self.look, self.follow, self.window_end = (
-            context.guard(call, "weights between steps") for call in (self._look, self._follow, self._window_end)
+        self.look, self.follow, self.glance, self.window_end = (
+            context.guard(call, "weights between steps") for call in (self._look, self._follow, self._glance, self._window_end)
         )
         self._undone: deque[bool] = deque(maxlen=PAUSES)
         self.set: WeightsSet | None = None
         self.copies: dict[str, CopyStats] = {}
+        self.returns = 0
         self.follow()
 
     def release(self) -> None:
         """The run is over: let go of the parameters."""
-        self._known = dict[str, Tensor]()
+        self._known, self._few = dict[str, Tensor](), list[Tensor]()
 
     def _follow(self) -> None:
         known = [] if self._context.steps.shards is not None else self._context.host.model.named_parameters()
         self._known = {clean_name(name): p for name, p in known if is_known(p) and p.is_floating_point() and p.numel()}
+        trained = [parameter for parameter in self._known.values() if parameter.requires_grad]
+        self._few = trained[:: -(-len(trained) // FEW) or 1]
+        self._moments: list[Tensor] = []
+        self._earlier: list[Tensor] = []  # on the host
         self._before: tuple[str, Tensor] | None = None  # where training has paused: the moment, and the values
         self._between: Tensor | None = None  # the values at a window's end within the pause
         self._steps: list[Tensor] = []  # the values at the starts of the first batches after the last pause
         self._pauses: list[_Pause] = []
         self._first = self._base = self._start = self._look(keep=False)
+        self._glance()
+
+    def _glance(self) -> None:
+        """Take values of a few parameters when a sampled batch or the one after it starts."""
+        if self._few and len(self._moments) < MOMENTS:
+            device, parts = self._context.host.setup.device, []
+            for parameter in self._few:
+                values = parameter.detach().reshape(-1)
+                parts.append(values[:: max(1, len(values) // VALUES)][:VALUES].to(device, torch.float32))
+            self._moments.append(torch.cat(parts))
 
     def _look(self, moment: str = "", keep: bool = True) -> Tensor:
         """Take the values at a moment at which training pauses; without one, when one of the first batches after it starts."""
@@ -136,6 +154,8 @@ class WeightsWatch:
 
     def _window_end(self, setups: Mapping[str, ParameterSetup]) -> None:
         """Find out what was set in the window, and how far copies are behind. One copy from the device."""
+        moments, self._moments = self._moments, []
+        self._earlier, self.returns = returns((*self._earlier, *(torch.stack(moments).cpu() if moments else ())), len(moments))
         self.set, self._between = None, self._look(keep=False)
         end = self._between if self._before is None else self._before[1]
         taken = [self._first, self._base, self._start, end]
@@ -214,6 +234,22 @@ class WeightsWatch:
             decay,
             all(self._known[one].data_ptr() == self._known[other].data_ptr() for one, other in zip(ours, theirs, strict=True)),
         )
+
+
+def returns(moments: Sequence[Tensor], new: int) -> tuple[list[Tensor], int]:
+    """The moments to remember, and how many of the ``new`` last ones are to the bit as an earlier one, with others in between.
+
+    Values that stay, and those that a coarse precision moves between two numbers, are none: half of them must differ in between.
+    """
+    places: dict[bytes, int] = {}
+    found = 0
+    for place, values in enumerate(moments):
+        earlier = places.get(key := values.numpy().tobytes())
+        if earlier is not None and place >= len(moments) - new:
+            between = moments[earlier + 1 : place]
+            found += any(int((values != each).sum()) * 2 >= values.numel() for each in between)
+        places[key] = place
+    return [*moments[:1], *moments[1:][-MOMENTS:]], found
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

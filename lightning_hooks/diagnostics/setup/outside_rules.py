@@ -10,7 +10,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.cause import PROOF, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
-from lightning_hooks.diagnostics.causes.code import fact
+from lightning_hooks.diagnostics.causes.code import fact, written_back
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.mode_rules import THE_MODEL
@@ -50,6 +50,26 @@ class SetOutside(Rule, kind="set_outside", shares=("restored",)):
             f"something else than the optimizer set {some(found.parameters, 3)} {found.moment}, after step {found.step}: "
             f"{percent(found.share)} of the trained weights are {now}{lost}.",
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SetBack(Rule, kind="set_outside"):
+    """Weights that return to what they were to the bit: no update does that, code that loads them again and again does.
+
+    Attributes:
+        returns: Sampled steps of a window from which on it counts; a single return to an earlier state may be wanted.
+    """
+
+    returns: int = 3
+
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        found = report.model_setup.weights_returned
+        if found >= self.returns:
+            yield self.alert(
+                report, THE_MODEL, float(found), float(self.returns), "warning",
+                f"at {found} sampled steps its weights were to the bit what they had been at an earlier one, with others in "
+                f"between (limit {self.returns}): something sets them back.",
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,22 +160,24 @@ def average_too_slow(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgem
     return f"The average keeps {stats.decay:.5g} of itself at a step, too much for {planned} steps.", [remedy]
 
 
-__all__ = ["CopyFollows", "NotLoaded", "SetOutside"]
+__all__ = ["CopyFollows", "NotLoaded", "SetBack", "SetOutside"]
 
 KINDS = (
     Kind(
         "set_outside", "Weights that are set outside of the optimizer", group="Updates", states="fact",
         measures="number",
         causes=(
+            written_back,
             fact("written_between_steps", "something else than the optimizer sets the weights", "remove",
-                "what sets the weights of {site} while training pauses (load_state_dict, copy_), or let it put them back"),
+                "what sets the weights of {site} (load_state_dict, copy_), or let it put them back"),
         ),
         meaning="When training goes on after a validation or an epoch's end, weights are not what the last step left. They were "
-        "restored, or copied in and not put back, and what was learned is lost.",
+        "restored, or copied in and not put back, and what was learned is lost. Or they return to what they were between steps.",
         formula="undone = 1 - ‖now - then‖ / ‖before - then‖, of a few values of each parameter before and after the pause, and\n"
         "         where they were after the last pause that set them, or at the start\n\n"
         "alert if {SetOutside.restored} of the trained elements are exactly what training started with\n"
         "      or undone >= 0.5 for half of the trained elements at {SetOutside.pauses} of the last four pauses\n"
+        "      or {SetBack.returns} sampled steps found a few parameters to the bit as at an earlier one, with others in between\n"
         "not for parameters behind a pruning mask, and those of which values became 0",
         severities="warning; info where it was set once, or most of what was learned stays",
         advice=("Find what writes weights at that moment: load_state_dict, copy_, .data = in a hook or callback",
@@ -199,4 +221,4 @@ KINDS = (
     ),
 )  # fmt: skip
 
-RULES = (SetOutside(), CopyFollows(), NotLoaded())
+RULES = (SetOutside(), SetBack(), CopyFollows(), NotLoaded())
