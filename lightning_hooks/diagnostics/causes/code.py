@@ -185,8 +185,13 @@ def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @possible_cause("remove the code that writes them")
 def written_back(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Code writes weights back after steps."""
-    rate, returned = facts.rate_at(alert.site), facts.flow.model_setup.weights_returned
-    found.add(alert.kind == "set_outside" and alert.value == returned > 0, PROOF, f"{returned} sampled steps began as earlier ones")
+    rate, setup = facts.rate_at(alert.site), facts.flow.model_setup
+    between = bool(setup.weights_returned or setup.weights_still) and setup.weights_set is None
+    found.add(
+        between and alert.kind == "set_outside",
+        PROOF,
+        "steps begin with the weights that earlier ones began with, although updates change them",
+    )
     found.add(
         alert.value == 0 and rate is not None and rate.lr > 0, STRONG, "it has a gradient and a rate, and does not change by a bit"
     )

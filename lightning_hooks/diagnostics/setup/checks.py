@@ -82,7 +82,9 @@ class ModelSetup:
         unloaded: A frozen or slowly trained body that is as it was initialised; None for none.
         copies: Module that no optimizer holds, to how it follows the one that had the same weights when training started.
         weights_set: What something else than an optimizer set between steps, the last time in the window; None for nothing.
-        weights_returned: Sampled steps at which weights were to the bit what they were at an earlier one, with others in between.
+        weights_returned: Sampled steps, so far, at which a few parameters were to the bit what they were at an earlier one, with
+            others in between.
+        weights_still: These parameters, if they were the same at all sampled steps of the window.
         updating: Each frozen batch norm in training mode, to how far its running statistics have moved since training started, in
             the standard deviations that they had then (2-Wasserstein distance, root mean square over the channels). One without
             parameters is frozen if all parameters of the part around it are. Not where they were never trained.
@@ -109,6 +111,7 @@ class ModelSetup:
     copies: dict[str, CopyStats] = field(default_factory=dict)
     weights_set: WeightsSet | None = None
     weights_returned: int = 0
+    weights_still: tuple[str, ...] = ()
     updating: dict[str, float] = field(default_factory=dict)
     values_per_channel: dict[str, float] = field(default_factory=dict)
     settings: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -245,7 +248,8 @@ class SetupChecks(Tables):
             unloaded=self._unloaded,
             copies=self.weights.copies,
             weights_set=self.weights.set,
-            weights_returned=self.weights.returns,
+            weights_returned=self.weights.returned,
+            weights_still=self.weights.still,
             updating={name: moved[name] for name in _in_frozen_parts(updating, model)},
             values_per_channel=values_per_channel(self.modes, levels, modules),
             settings=dict(self._settings),

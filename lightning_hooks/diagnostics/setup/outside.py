@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -19,6 +19,7 @@ from lightning_hooks.hooks.selection import clean_name
 
 VALUES = 16  # values of each parameter that are compared
 FEW, MOMENTS = 4, 24  # parameters at which is looked in more batches, and the most of these in a window
+STILL = 4  # moments from which on it says something that all are the same
 ROUNDING = 1e-5
 """Change of a value over the root mean square of its parameter up to which it is rounding, as of a merge that is taken back."""
 UNDONE = 0.5  # share of what was learned, and of the trained elements, from which on it counts as undone
@@ -91,8 +92,8 @@ class WeightsWatch:
         batches: How many batches after a pause are looked at when they start.
         set: What was set in the last window; None for nothing.
         copies: What is known of each copy at its end.
-        returns: How many of the moments of the last window found a few parameters to the bit as at an earlier one, with others in
-            between.
+        returned: How many moments so far found a few parameters to the bit as at an earlier one, with others in between.
+        still: These parameters, if all moments of the last window found them the same.
     """
 
     def __init__(self, context: Context, copies: Sequence[ModuleCopy]) -> None:
@@ -103,18 +104,18 @@ class WeightsWatch:
         self._undone: deque[bool] = deque(maxlen=PAUSES)
         self.set: WeightsSet | None = None
         self.copies: dict[str, CopyStats] = {}
-        self.returns = 0
+        self.returned, self.still = 0, tuple[str, ...]()
         self.follow()
 
     def release(self) -> None:
         """The run is over: let go of the parameters."""
-        self._known, self._few = dict[str, Tensor](), list[Tensor]()
+        self._known, self._few = dict[str, Tensor](), dict[str, Tensor]()
 
     def _follow(self) -> None:
         known = [] if self._context.steps.shards is not None else self._context.host.model.named_parameters()
         self._known = {clean_name(name): p for name, p in known if is_known(p) and p.is_floating_point() and p.numel()}
-        trained = [parameter for parameter in self._known.values() if parameter.requires_grad]
-        self._few = trained[:: -(-len(trained) // FEW) or 1]
+        trained = [name for name, parameter in self._known.items() if parameter.requires_grad]
+        self._few = {name: self._known[name] for name in trained[:: -(-len(trained) // FEW) or 1]}
         self._moments: list[Tensor] = []
         self._earlier: list[Tensor] = []  # on the host
         self._before: tuple[str, Tensor] | None = None  # where training has paused: the moment, and the values
@@ -122,25 +123,16 @@ class WeightsWatch:
         self._steps: list[Tensor] = []  # the values at the starts of the first batches after the last pause
         self._pauses: list[_Pause] = []
         self._first = self._base = self._start = self._look(keep=False)
-        self._glance()
+        self.glance()
 
     def _glance(self) -> None:
         """Take values of a few parameters when a sampled batch or the one after it starts."""
         if self._few and len(self._moments) < MOMENTS:
-            device, parts = self._context.host.setup.device, []
-            for parameter in self._few:
-                values = parameter.detach().reshape(-1)
-                parts.append(values[:: max(1, len(values) // VALUES)][:VALUES].to(device, torch.float32))
-            self._moments.append(torch.cat(parts))
+            self._moments.append(self._taken(self._few.values()))
 
     def _look(self, moment: str = "", keep: bool = True) -> Tensor:
         """Take the values at a moment at which training pauses; without one, when one of the first batches after it starts."""
-        device, parts = self._context.host.setup.device, []
-        for parameter in self._known.values():
-            if parameter.untyped_storage().nbytes():  # what was freed has no values; those of another number are compared with none
-                values = parameter.detach().reshape(-1)
-                parts.append(values[:: max(1, len(values) // VALUES)][:VALUES].to(device, torch.float32))
-        now = torch.cat(parts) if parts else torch.zeros(0)
+        now = self._taken(self._known.values())
         if keep and moment:
             self._before, self._between = (moment, now), None
         elif keep:
@@ -152,10 +144,17 @@ class WeightsWatch:
             self._steps.append(now)
         return now
 
+    def _taken(self, parameters: Iterable[Tensor]) -> Tensor:
+        """Some values of each parameter, none of one that was freed: vectors of other sizes are not compared."""
+        device, parts = self._context.host.setup.device, []
+        for parameter in parameters:
+            if parameter.untyped_storage().nbytes():
+                values = parameter.detach().reshape(-1)
+                parts.append(values[:: max(1, len(values) // VALUES)][:VALUES].to(device, torch.float32))
+        return torch.cat(parts) if parts else torch.zeros(0)
+
     def _window_end(self, setups: Mapping[str, ParameterSetup]) -> None:
         """Find out what was set in the window, and how far copies are behind. One copy from the device."""
-        moments, self._moments = self._moments, []
-        self._earlier, self.returns = returns((*self._earlier, *(torch.stack(moments).cpu() if moments else ())), len(moments))
         self.set, self._between = None, self._look(keep=False)
         end = self._between if self._before is None else self._before[1]
         taken = [self._first, self._base, self._start, end]
@@ -173,10 +172,20 @@ class WeightsWatch:
                 self.set, base, self._base = replace(found, undone_pauses=sum(self._undone)), values[2], pause[-1]
         steps = rest[3 * len(self._pauses) :]
         self._pauses, self._start = [], end
+        self._compare_moments()
         for copy in self._of_copies:
             self.copies = {**self.copies, copy.copy: self._compared(copy, first, start, last, steps)}
 
     # On the host.
+
+    def _compare_moments(self) -> None:
+        moments, self._moments = self._moments, []
+        values = [*torch.stack(moments).cpu()] if len({*map(len, moments)}) == 1 else []
+        self.still = tuple(self._few) if len(values) >= STILL and len({each.numpy().tobytes() for each in values}) == 1 else ()
+        known = [each for each in self._earlier if values and len(each) == len(values[0])] + values
+        if self.set is None:  # else a pause explains it
+            self.returned += returns(known, len(values))
+        self._earlier = [*known[:1], *known[1:][-MOMENTS:]]
 
     def _set_at(
         self, pause: _Pause, first: Tensor, base: Tensor, values: Sequence[Tensor], setups: Mapping[str, ParameterSetup]
@@ -236,8 +245,8 @@ class WeightsWatch:
         )
 
 
-def returns(moments: Sequence[Tensor], new: int) -> tuple[list[Tensor], int]:
-    """The moments to remember, and how many of the ``new`` last ones are to the bit as an earlier one, with others in between.
+def returns(moments: Sequence[Tensor], new: int) -> int:
+    """How many of the ``new`` last of some moments are to the bit as an earlier one, with others in between.
 
     Values that stay, and those that a coarse precision moves between two numbers, are none: half of them must differ in between.
     """
@@ -249,7 +258,7 @@ def returns(moments: Sequence[Tensor], new: int) -> tuple[list[Tensor], int]:
             between = moments[earlier + 1 : place]
             found += any(int((values != each).sum()) * 2 >= values.numel() for each in between)
         places[key] = place
-    return [*moments[:1], *moments[1:][-MOMENTS:]], found
+    return found
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

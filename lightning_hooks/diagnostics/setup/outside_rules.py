@@ -54,17 +54,25 @@ class SetOutside(Rule, kind="set_outside", shares=("restored",)):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SetBack(Rule, kind="set_outside"):
-    """Weights that return to what they were to the bit: no update does that, code that loads them again and again does.
+    """Weights that are to the bit what they were before updates: no optimizer does that, code that loads them again does.
 
     Attributes:
-        returns: Sampled steps of a window from which on it counts; a single return to an earlier state may be wanted.
+        returns: Sampled steps from which on it counts; a single return to an earlier state may be wanted.
     """
 
     returns: int = 3
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
-        found = report.model_setup.weights_returned
-        if found >= self.returns:
+        found, still = report.model_setup.weights_returned, report.model_setup.weights_still
+        updates = [report.parameters[name] for name in still if name in report.parameters]
+        change = min(((stats.zero_fraction < HALF) * (stats.update_ratio or 0.0) for stats in updates), default=0.0)
+        if change > 0:
+            yield self.alert(
+                report, THE_MODEL, change, 0.0, "warning",
+                f"its weights are to the bit the same at all sampled steps, although each update changes them by {percent(change)} "
+                "and more of their size: something sets them back.",
+            )  # fmt: skip
+        elif found >= self.returns:
             yield self.alert(
                 report, THE_MODEL, float(found), float(self.returns), "warning",
                 f"at {found} sampled steps its weights were to the bit what they had been at an earlier one, with others in "
@@ -178,6 +186,7 @@ KINDS = (
         "alert if {SetOutside.restored} of the trained elements are exactly what training started with\n"
         "      or undone >= 0.5 for half of the trained elements at {SetOutside.pauses} of the last four pauses\n"
         "      or {SetBack.returns} sampled steps found a few parameters to the bit as at an earlier one, with others in between\n"
+        "      or all found them the same, and each has updates\n"
         "not for parameters behind a pruning mask, and those of which values became 0",
         severities="warning; info where it was set once, or most of what was learned stays",
         advice=("Find what writes weights at that moment: load_state_dict, copy_, .data = in a hook or callback",

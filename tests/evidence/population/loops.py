@@ -121,7 +121,7 @@ class Module(LightningModule):
             super().on_validation_model_eval()
 
     def validation_step(self, rows: list[Tensor], batch_idx: int) -> None:
-        batch = self.t.data.validation
+        batch = self.batch(rows)
         if batch.targets is not None and self.t.data.kind not in ("actions", "pairs"):
             self.log("val_loss", self.t.loss(self.model(*batch.inputs), batch), prog_bar="progress" in self.t.loop.logged)
 
@@ -187,7 +187,8 @@ def fit(training: Training, callbacks: Any = ()) -> float:
     module = Module(training)
     order = torch.Generator().manual_seed(training.recipe.seed)
     train = loader(training.data.train, loop.batch_size, shuffle=loop.shuffle, drop_last=loop.drop_last, generator=order)
-    validation = DataLoader(TensorDataset(torch.zeros(1)), 1) if loop.validate else None
+    held = training.data.validation
+    validation = loader(held, len(held.inputs[0])) if loop.validate else None
     limits: dict[str, Any] = {"max_steps": loop.steps * (len(training.optimizers) if loop.manual else 1), "max_epochs": -1}
     if not loop.manual:
         limits["accumulate_grad_batches"] = loop.accumulation
