@@ -142,13 +142,24 @@ def with_causes(alert: Alert, facts: Facts, on_fault: Callable[[str, Exception],
     remedies = tuple(remedy for cause in causes for remedy in cause.remedies)
     best = causes[0] if causes else None
     if best is None or not best.decisive or best.evidence_for == (alert.message,):  # no more than what its rule says
-        return dataclasses.replace(alert, causes=causes, remedies=remedies)
+        diagnosis = alert.diagnosis or ("" if best is not None and best.decisive else _unexplained(alert, best))
+        return dataclasses.replace(alert, causes=causes, remedies=remedies, diagnosis=diagnosis)
     able = causes if best.probability < CERTAIN else (best,)
     advice = tuple(remedy.text for cause in able for remedy in cause.remedies) or alert.advice
     known, stated = alert.diagnosis, best.statement
     diagnosis = known if stated in known else stated if known in stated else f"{stated} {known}"
     diagnosis = "" if diagnosis in alert.message else diagnosis
     return dataclasses.replace(alert, causes=causes, remedies=remedies, diagnosis=diagnosis, advice=advice)
+
+
+def _unexplained(alert: Alert, best: Cause | None) -> str:
+    """What is said of a loss that nothing explains; nothing of a symptom, which says enough."""
+    kind = kind_of(alert.kind)
+    if kind.states != "outcome" or not kind.causes:
+        return ""
+    titles = {one.name: one.title for one in kind.causes}
+    likely = "" if best is None else f"; the most likely ({100 * best.probability:.0f}%) is that {titles[best.name]}"
+    return f"Unexplained: of {len(kind.causes)} possible causes none stands out{likely}."
 
 
 def _causes(alert: Alert, facts: Facts, on_fault: Callable[[str, Exception], None] | None) -> tuple[Cause, ...]:

@@ -32,7 +32,7 @@ class Record(NamedTuple):
     def text(self) -> str:
         """It in a sentence."""
         of = self.right + self.wrong
-        return f"{self.right} of the {of} drawn training{'s' * (of != 1)} with such an alert were harmed ({self.date})"
+        return f"{self.right} of the {of} training{'s' * (of != 1)} with such an alert were harmed ({self.date})"
 
 
 def probability(evidence: Iterable[str]) -> float:

@@ -44,7 +44,7 @@ def test_a_strength_adds_at_least_as_much_as_the_one_before_it() -> None:
 def test_records_are_those_of_the_fitted_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "_stored", lambda: {"date": "2026-11-28", "kinds": {"dead": [21, 8], "zero": [1, 0]}})
     assert record_of("dead") == Record(21, 8, "2026-11-28")
-    for kind, says in (("dead", "21 of the 29 drawn trainings"), ("zero", "1 of the 1 drawn training")):
+    for kind, says in (("dead", "21 of the 29 trainings"), ("zero", "1 of the 1 training")):
         assert f"Record: {says} with such an alert were harmed (2026-11-28)." in " ".join(" ".join(explain(kind)).split())
     assert record_of("saturated") is record_of("own") is None
     assert "Record" not in " ".join(explain("saturated"))

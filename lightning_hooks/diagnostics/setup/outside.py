@@ -180,7 +180,8 @@ class WeightsWatch:
 
     def _compare_moments(self) -> None:
         moments, self._moments = self._moments, []
-        values = [*torch.stack(moments).cpu()] if len({*map(len, moments)}) == 1 else []
+        taken = torch.stack(moments).cpu() if len({*map(len, moments)}) == 1 else torch.zeros(0, 1)
+        values = [*taken[taken.isfinite().all(1)]]  # NaN differs from itself
         self.still = tuple(self._few) if len(values) >= STILL and len({each.numpy().tobytes() for each in values}) == 1 else ()
         known = [each for each in self._earlier if values and len(each) == len(values[0])] + values
         if self.set is None:  # else a pause explains it

@@ -221,6 +221,14 @@ def test_weights_that_are_loaded_again_after_each_step() -> None:
     )
 
 
+def test_weights_that_are_nan_do_not_return() -> None:
+    module = classifier()
+    torch.nn.init.constant_(module.net[0].weight, float("nan"))
+    monitor = TrainingMonitor(every_n_steps=1, summary=False)
+    trainer([monitor], max_epochs=2).fit(module, loader(n=160))
+    assert [(r.model_setup.weights_returned, r.model_setup.weights_still) for r in monitor.history["gradients"]] == [(0, ())] * 2
+
+
 def test_what_counts_as_a_return() -> None:
     a, b = torch.zeros(4), torch.ones(4)
     near = torch.tensor([0.0, 0.0, 0.0, 1.0])

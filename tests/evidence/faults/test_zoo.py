@@ -20,8 +20,6 @@ UNEXPLAINED = "it is a symptom near its limit that nothing explains, while the l
 
 MISSED: dict[str, str] = {
     "discriminator_too_strong": "both gradients become small, as where training has converged; nothing says that the nets compete",
-    "gan_log_of_zero": BETWEEN,
-    "log_of_zero": BETWEEN,
     "one_large_step": UNEXPLAINED,
     "scaled_at_each_step": UNEXPLAINED,
     "teacher_stands_still": "a frozen copy of a part that trains may be meant, as the reference of a preference loss is",

@@ -1,7 +1,8 @@
 """Fits the weights of the judge: ``python -m tests.evidence.judge.fit [TABLE …]`` writes ``judge.json``.
 
-Given tables of rows (:mod:`tests.evidence.population.record`), it first writes ``table.json`` anew: the evidence of each alert
-that was passed on, or would have been but for its probability, with how many harmed trainings and how many healthy ones had it.
+Given tables of rows (:mod:`tests.evidence.population.record`), of drawn trainings and of sets, it first writes ``table.json`` anew:
+the evidence of each alert that was passed on, or would have been but for its probability, with how many harmed trainings and how
+many healthy ones had it.
 The weights are those of a logistic regression (scikit-learn, penalty of the squares) in which healthy trainings count four times
 as much as harmed ones: one training in five has a fault. Evidence of single kinds and causes is scaled down, which pulls its
 weight to 0 where few trainings have it. What would be fitted with another sign than it is declared to have is left out, and
@@ -54,7 +55,7 @@ def tabled(rows: Iterable[Mapping[str, Any]]) -> Table:
             for alert in judged(row["alerts"]):
                 counts[tuple(alert["evidence"])][place] += 1
     causes: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
-    for row in harmed:
+    for row in (row for row in harmed if row["causes"]):  # of the faults of sets not all have one by name
         for name, strengths in considered(row).items():
             causes[strengths][name not in row["causes"]] += 1
     seeds = [row["seed"] for row in rows]
