@@ -9,12 +9,12 @@ from typing import Any
 from typing_extensions import override
 
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.site_names import readable
 from lightning_hooks.declare.warn import Once, info, warn
 from lightning_hooks.session.closing import print_closing
 from lightning_hooks.session.member import Member
-from lightning_hooks.sinks.sink import Notice, Sink
+from lightning_hooks.sinks import Notice, Sink
 from lightning_hooks.trackers import coloured
+from lightning_hooks.trackers.console import readable
 
 
 class Terminal(Sink):

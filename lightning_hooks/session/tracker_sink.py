@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from lightning_hooks.alerts import Alert
-from lightning_hooks.alerts.defaults import kinds_of
+from lightning_hooks.alerts import Alert, kinds_of
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import Once, warn
 from lightning_hooks.session.closing import open_alerts, verdict_of
 from lightning_hooks.session.logged import MOST_PICTURED, evenly
 from lightning_hooks.session.member import Member
-from lightning_hooks.sinks.sink import Notice, Sink
+from lightning_hooks.sinks import Notice, Sink
 from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.console import markdown_text
 from lightning_hooks.trackers.tracker import Picture, charts_of

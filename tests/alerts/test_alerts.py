@@ -16,8 +16,8 @@ from lightning_hooks.alerts import (
     FeatureReport,
     GradientFlowReport,
     RouterReport,
+    kinds_of,
 )
-from lightning_hooks.alerts.defaults import kinds_of
 from lightning_hooks.declare.rulebook import reports_of
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_hooks.__main__ import main
 from lightning_hooks.__main__ import main as entry
 from lightning_hooks.alerts import ALERT_KINDS
 from lightning_hooks.alerts.explain import documented, formula, rules_that_raise, severities, thresholds_of
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.run_report import read_run
-from lightning_hooks.run_report.cli import main
 from lightning_hooks.run_report.lines import FOLDER, write_whole
 from lightning_hooks.run_report.page import health_markdown
 from lightning_hooks.trackers.console import markdown_text
