@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import importlib
 import inspect
 import types
@@ -124,8 +123,7 @@ class RuleBook:
                 if judges not in (None, rule.judges if isinstance(rule, Rule) else "window"):
                     continue
                 try:
-                    given = rule(report, report.earlier) if _takes_history(rule) else rule(report)  # type: ignore[operator]
-                    alerts = [_sound(alert) for alert in given]
+                    alerts = [_sound(alert) for alert in rule(report)]  # type: ignore[operator]
                 except Exception as error:
                     if on_fault is None:
                         raise
@@ -256,20 +254,6 @@ def reports_of(rule: Any) -> tuple[type[Any], ...]:
     annotation = first[0].annotation if first else Any
     known = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     return tuple(kind for kind in known if isinstance(kind, type) and kind not in (inspect.Parameter.empty, Any))
-
-
-def _takes_history(rule: RuleLike) -> bool:
-    return _takes(type(rule).__call__, 3) if isinstance(rule, Rule) else _takes(rule, 2)
-
-
-@functools.lru_cache(maxsize=512)
-def _takes(function: Any, count: int) -> bool:
-    """Whether a function takes so many positional arguments."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) >= count
 
 
 def _sound(alert: Any) -> Alert:

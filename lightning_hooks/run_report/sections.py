@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.declare.plain import NONFINITE
 from lightning_hooks.diagnostics.sections import SECTIONS, Panel, Section
@@ -42,7 +41,6 @@ from lightning_hooks.run_report.verdict import Course, courses
 NEEDS_MORE_THAN_ZERO = ("dead_fraction", "saturated_fraction", "nonfinite_fraction")
 SHOWN_MAPS = 3
 OUTPUTS = {"mean": "mean", "std": "std", "zeros": "zero_fraction", "dead": "dead_fraction", "saturated": "saturated_fraction"}
-SHARE, MOST_SHARES = "share", 30
 
 
 def sections_of(run: Run, most: int) -> list[dict[str, Any]]:
@@ -54,7 +52,6 @@ def sections_of(run: Run, most: int) -> list[dict[str, Any]]:
         section("gradients", "Gradient flow", (_gradients(run, record, most) for record in run.of("gradient_flow"))),
         section("outputs", "Outputs", (_outputs(run, record, most) for record in run.of("features"))),
         section("maps", f"Over the {run.window}s", _maps(run)),
-        section("shares", "Shares of learning", (card for record in run.monitors for card in _shares(record))),
         *(section(each.title.lower(), each.title, _declared(run, each, most)) for each in SECTIONS),
         section("silent", "Silent", _silent(run)),
         section("model", "Model and set-up", model(run, most)),
@@ -209,16 +206,6 @@ def _maps(run: Run) -> Iterator[Card]:
     more = maps[SHOWN_MAPS:]
     if maps:
         yield [{"text": lead}, *maps[:SHOWN_MAPS], *[fold(f"{len(more)} more", more)] * bool(more)]
-
-
-def _shares(record: MonitorRecord) -> Iterator[Card]:
-    """The largest shares of a whole that a monitor's last window gives by layer, such as those of what was learned."""
-    for name, (sites, stats) in next(reversed(record.columns.values()), {}).items():
-        if SHARE in stats:
-            known = [(site, float(value)) for site, value in zip(sites, stats[SHARE], strict=True) if math.isfinite(value)]
-            largest = sorted(known, key=lambda share: -abs(share[1]))[:MOST_SHARES]
-            title = {"title": f"{record.prefix}: share of each {TABLES.get(name, 'layer')}"}
-            yield [title, rows([row(*share) for share in largest], SHARE, share=True)]
 
 
 def _declared(run: Run, each: Section, most: int) -> Iterator[Card]:
