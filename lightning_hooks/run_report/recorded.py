@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -69,9 +68,6 @@ def chosen(names: Sequence[str], severities: Mapping[str, str], most: int) -> li
     return [name for name in names if name in kept]
 
 
-_LINE = re.compile(r"(?![/\\~]|\w:)(?!.*(?:^|[/\\])\.\.(?:[/\\]))[^\0]{1,200}:\d{1,7}")
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where the code of a module stands. A line is ``file:line``, the file relative to the working directory or its package."""
@@ -79,15 +75,6 @@ class Source:
     type: str  # the full name of its class
     defined_at: str | None = None  # the line of the class; None where no file shows it
     created_at: str | None = None  # the line that creates the module; None where the source does not show it
-
-
-def source_of(event: Mapping[str, Any]) -> Source:
-    """The source that a ``source`` event says; a line whose file is not relative is left out."""
-    defined, created = (
-        line if isinstance(line, str) and _LINE.fullmatch(line) else None
-        for line in (event.get("defined_at"), event.get("created_at"))
-    )
-    return Source(event["type"], defined, created)
 
 
 def number_of(value: Any) -> float:

@@ -20,7 +20,7 @@ from lightning_hooks.declare.plain import NONFINITE, from_plain
 from lightning_hooks.plots.canvas import within
 from lightning_hooks.run_report.events import TableNames, checked, is_table, place, spread
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, report_line
-from lightning_hooks.run_report.recorded import Columns, MonitorRecord, Run, source_of
+from lightning_hooks.run_report.recorded import Columns, MonitorRecord, Run, Source
 
 __all__ = ["MonitorRecord", "Run", "RunReader", "find", "read_run", "run_name", "run_of_reports"]
 
@@ -136,7 +136,7 @@ class RunReader:
         elif kind == "end":
             run.end = dict(event)
         elif kind == "source":
-            run.sources[event["site"]] = source_of(event)
+            run.sources[event["site"]] = Source(event["type"], event.get("defined_at"), event.get("created_at"))
         run.monitors = list(self._found.values())
 
     def _take_report(self, event: Mapping[str, Any]) -> None:
