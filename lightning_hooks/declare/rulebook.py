@@ -264,14 +264,12 @@ def _sound(alert: Any) -> Alert:
     """
     if not isinstance(alert, Alert):
         raise TypeError(f"a rule gives lightning_hooks.Alert objects; got {alert!r}")
-    texts = (alert.kind, alert.site, alert.message, alert.title, alert.diagnosis)
-    if alert.severity not in SEVERITIES or not all(isinstance(text, str) for text in texts):
+    texts = (alert.kind, alert.site, alert.message, alert.title, alert.diagnosis, *alert.advice)
+    if alert.severity not in SEVERITIES or isinstance(alert.advice, str) or not all(isinstance(text, str) for text in texts):
         raise TypeError(
-            "an alert has texts as kind, site, message, title and diagnosis, and a severity of "
+            "an alert has texts as kind, site, message, title and diagnosis, a tuple of texts as advice, and a severity of "
             f"{', '.join(SEVERITIES)}; got {alert!r}"
         )
-    if not isinstance(alert.advice, tuple | list) or not all(isinstance(step, str) for step in alert.advice):
-        raise TypeError(f"an alert's advice is a tuple of texts, such as ('Use ReLU',); got {alert.advice!r}")
     plain: dict[str, Any] = {
         **{name: float(getattr(alert, name)) for name in ("value", "threshold")},
         **{name: int(getattr(alert, name)) for name in ("epoch", "step")},
