@@ -18,6 +18,7 @@ from lightning_hooks.alerts.explain import explain
 from lightning_hooks.run_report.blocks import markdown
 from lightning_hooks.run_report.compare import compare
 from lightning_hooks.run_report.data import compared
+from lightning_hooks.run_report.events import UNREADABLE
 from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.lines import write_whole
 from lightning_hooks.run_report.page import compare_page, verdict_lines, write_health
@@ -33,6 +34,8 @@ FAILS = {"warning": ("warning", "critical", "failed"), "critical": ("critical", 
 PRINTED = ("set-up", "differences", "alerts", "only")
 """The sections of a comparison that ``compare`` prints; the page has curves and layers too."""
 
+OF_RUNS = ("report", "compare", "verify")
+"""The commands that read the files of runs."""
 Done = tuple[Iterable[str], int]
 """What a command prints, and what it returns."""
 Command = Callable[[argparse.Namespace], Done]
@@ -56,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print(lines)
     except (OSError, ValueError) as error:
         show(map(visible, f"error: {error}".splitlines()), sys.stderr)
+        return 2
+    except UNREADABLE as error:
+        if options.command not in OF_RUNS:
+            raise
+        show([visible(f"error: the run's file holds what no run writes: {type(error).__name__}: {error}")], sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

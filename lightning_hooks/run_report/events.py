@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,67 +63,35 @@ def place(event: Mapping[str, Any]) -> int:
     return int(event.get("at", event.get("epoch", 0)))
 
 
-def read_lines(path: Path, on_bad: Callable[[int], object] = bool) -> Iterator[dict[str, Any]]:
-    """Read events one by one; ``on_bad`` gets the number of each line that is none, as a crash or a full disk leaves it."""
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Read events one by one, without the lines that hold none, as a crash or a full disk leaves them."""
     names: TableNames = {}
     with path.open(encoding="utf-8", errors="replace") as file:
-        for number, text in enumerate(file, start=1):
-            try:
-                event = checked(json.loads(text), names)
-            except (TypeError, ValueError, KeyError, RecursionError):
-                on_bad(number)
-                continue
-            yield event
+        for text in file:
+            with suppress(*UNREADABLE):
+                yield named(json.loads(text), names)
 
 
-FIELDS: dict[str, Any] = {
-    **dict.fromkeys(("package", "torch", "lightning", "started", "ended", "model", "precision", "accelerator", "optimizers"), str),
-    **dict.fromkeys(("monitor", "modules", "kind", "how", "error", "error_type", "error_text", "site", "type"), str),
-    **dict.fromkeys(("version", "epoch", "at", "step", "devices", "parameters"), int),
-    **dict.fromkeys(("seconds", "bytes", "loss"), float),
-    "max_epochs": int | None,
-    "watched": tuple[Any, ...],
-    **dict.fromkeys(("defined_at", "created_at"), str | None),
-    **dict.fromkeys(("lr", "metrics"), dict[str, float]),
-    "layers": dict[str, tuple[str | int, ...]],
-    "alerts": tuple[Any, ...],
-    "report": dict[str, Any],
-}
-"""Of all events; a field that is not known here is not looked at."""
-NEEDED = {"fit": ("epoch",), "report": ("epoch", "step", "monitor", "modules", "kind", "report"), "source": ("site", "type")}
+UNREADABLE = (TypeError, ValueError, LookupError, ArithmeticError, RecursionError, AttributeError)
+"""What comes of a line or a file that no run has written."""
 
 
-def checked(event: Any, names: TableNames) -> dict[str, Any]:
-    """Check one line, and give its tables the names that they have had since a line before; ``names`` gets those that it holds.
-
-    A report must be whole; of other events, what holds something else than it should is left out.
+def named(event: dict[str, Any], names: TableNames) -> dict[str, Any]:
+    """Give the tables of a line the names that they have had since a line before; ``names`` gets those that it holds.
 
     Raises:
-        TypeError, ValueError, KeyError: If it is no event, or what it needs is missing or of another kind.
+        TypeError, ValueError, KeyError, AttributeError: If it is no event, or its tables are not whole.
     """
-    if not isinstance(event, dict):
-        raise TypeError(f"expected an object; got {event!r:.60}")
-    kind = from_plain(str, event["event"])
-    for field in NEEDED.get(kind, ()):
-        from_plain(FIELDS[field], event[field])
-    kept = {}
-    for field, value in event.items():
-        try:
-            from_plain(FIELDS.get(field, Any), value)
-        except (TypeError, ValueError, KeyError):
-            if kind == "report":
-                raise
-        else:
-            kept[field] = value
-    if kind == "report":
-        for table in filter(TABLES.__contains__, kept["report"]):
-            columns, key = kept["report"][table], (kept["monitor"], kept["modules"], table)
-            if isinstance(columns, dict) and "name" in columns:
+    if event["event"] == "report":
+        report = event["report"]
+        for table in filter(TABLES.__contains__, report):
+            columns, key = report[table], (event["monitor"], event["modules"], table)
+            if "name" in columns:
                 names[key] = columns["name"]
-            elif isinstance(columns, dict) and key in names:
+            elif key in names:
                 columns["name"] = names[key]
-        for columns in filter(is_table, kept["report"].values()):
+        for columns in filter(is_table, report.values()):
             length = len(from_plain(tuple[str, ...], columns["name"]))
             if any(isinstance(column, list) and len(column) != length for column in columns.values()):
                 raise ValueError(f"columns of another length than {length} names")
-    return kept
+    return event

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import groupby, islice
 from operator import itemgetter
 from types import SimpleNamespace
@@ -216,10 +215,7 @@ def _declared(run: Run, each: Section, most: int) -> Iterator[Card]:
             known = {stat: record.values(each.table, stat, name) for stat in each.stats}
             counts = {stat: int(np.nansum(values)) for stat, values in known.items() if stat.endswith("steps")}
             stats = SimpleNamespace(**{key: _finite(value) for key, value in found.items()})
-            facts: list[tuple[str, float]] = []
-            note = ""
-            with suppress(TypeError, ValueError, AttributeError):  # of a damaged file
-                facts, note = each.facts(counts, stats, run.window)
+            facts, note = each.facts(counts, stats, run.window)
             cells.append((name, *(_cell(found, stat) for stat in each.columns.values())))
             shown = [[what, number(value) if isinstance(value, int) else percent(value)] for what, value in facts]
             drawn, windows = len(record.columns), len(record.alerts)

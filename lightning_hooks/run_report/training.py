@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -91,10 +90,9 @@ def batches_of(run: Run) -> dict[str, tuple[UnusualBatch, ...]]:
     """The same of a run that was read from its file, without the reports' classes, which need torch."""
     known = []
     for fields in (record.fields for record in run.monitors):
-        with suppress(TypeError, ValueError, KeyError):  # of a damaged file
-            losses = from_plain(tuple[UnusualBatch, ...], fields.get("largest_losses", []))
-            norms = from_plain(dict[str, tuple[UnusualBatch, ...]], fields.get("largest_norms", {}))
-            known.append(SimpleNamespace(largest_losses=losses, largest_norms=norms))
+        losses = from_plain(tuple[UnusualBatch, ...], fields.get("largest_losses", []))
+        norms = from_plain(dict[str, tuple[UnusualBatch, ...]], fields.get("largest_norms", {}))
+        known.append(SimpleNamespace(largest_losses=losses, largest_norms=norms))
     return unusual_batches(known)
 
 
