@@ -18,10 +18,10 @@ from lightning_hooks.alerts.explain import explain
 from lightning_hooks.run_report.blocks import markdown
 from lightning_hooks.run_report.compare import compare
 from lightning_hooks.run_report.data import compared
-from lightning_hooks.run_report.events import UNREADABLE
 from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.lines import write_whole
 from lightning_hooks.run_report.page import compare_page, verdict_lines, write_health
+from lightning_hooks.run_report.recorded import UNREADABLE
 from lightning_hooks.run_report.run import Run, read_run
 from lightning_hooks.run_report.verdict import judge
 from lightning_hooks.run_report.verify import verify

@@ -264,8 +264,9 @@ def _sound(alert: Any) -> Alert:
     """
     if not isinstance(alert, Alert):
         raise TypeError(f"a rule gives lightning_hooks.Alert objects; got {alert!r}")
-    texts = (alert.kind, alert.site, alert.message, alert.title, alert.diagnosis, *alert.advice)
-    if alert.severity not in SEVERITIES or isinstance(alert.advice, str) or not all(isinstance(text, str) for text in texts):
+    advice: Any = alert.advice
+    texts = (alert.kind, alert.site, alert.message, alert.title, alert.diagnosis, *advice)
+    if alert.severity not in SEVERITIES or isinstance(advice, str) or not all(isinstance(text, str) for text in texts):
         raise TypeError(
             "an alert has texts as kind, site, message, title and diagnosis, a tuple of texts as advice, and a severity of "
             f"{', '.join(SEVERITIES)}; got {alert!r}"

@@ -20,7 +20,7 @@ from typing import Any
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import to_plain
-from lightning_hooks.run_report.events import is_table, place, read_lines
+from lightning_hooks.run_report.recorded import is_table, place, read_lines
 
 
 def write_whole(path: Path, text: str) -> Path:

@@ -18,9 +18,19 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import NONFINITE, from_plain
 from lightning_hooks.plots.canvas import within
-from lightning_hooks.run_report.events import UNREADABLE, TableNames, is_table, named, place, spread
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, report_line
-from lightning_hooks.run_report.recorded import Columns, MonitorRecord, Run, Source
+from lightning_hooks.run_report.recorded import (
+    UNREADABLE,
+    Columns,
+    MonitorRecord,
+    Run,
+    Source,
+    TableNames,
+    is_table,
+    named,
+    place,
+    spread,
+)
 
 __all__ = ["MonitorRecord", "Run", "RunReader", "find", "read_run", "run_name", "run_of_reports"]
 

@@ -32,8 +32,17 @@ from lightning_hooks.run_report.blocks import (
     section,
     table,
 )
-from lightning_hooks.run_report.events import by_names, is_table, place
-from lightning_hooks.run_report.recorded import STATISTICS, MonitorRecord, Run, chosen, number_of, severities
+from lightning_hooks.run_report.recorded import (
+    STATISTICS,
+    MonitorRecord,
+    Run,
+    by_names,
+    chosen,
+    is_table,
+    number_of,
+    place,
+    severities,
+)
 from lightning_hooks.run_report.training import model, training, unusual
 from lightning_hooks.run_report.verdict import Course, courses
 

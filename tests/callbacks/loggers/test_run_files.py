@@ -21,7 +21,7 @@ from lightning_hooks import (
     monitors,
 )
 from lightning_hooks.run_report import judge, read_run
-from lightning_hooks.run_report.events import read_lines
+from lightning_hooks.run_report.recorded import read_lines
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.pages import data_of, texts
 
