@@ -269,6 +269,3 @@ class AlertObservers:
                 observer(alert)
             except Exception as error:  # noqa: BLE001  an error of a subscriber must not end training
                 on_fault(observer, error)
-
-    def __len__(self) -> int:
-        return len(self._observers)
