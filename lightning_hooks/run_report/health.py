@@ -125,12 +125,8 @@ class Health:
         step = alert.step if alert.since_step is None else alert.since_step
         names: list[str] = []
         return {
-            "kind": alert.kind,
-            "title": alert.title,
-            "site": alert.site,
-            "fingerprint": alert.fingerprint,
+            **{name: getattr(alert, name) for name in ("kind", "title", "site", "fingerprint", "probability")},
             "severity": alert.severity if problem is None else problem.severity,
-            "probability": alert.probability,
             "evidence": list(alert.evidence),
             "open": problem is None or problem.lasts,
             "class": None if source is None else source.type,
