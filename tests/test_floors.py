@@ -14,7 +14,6 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # What a part may import, each of them above it here. A part that is not named fails, so that a new one gets its floor.
 BELOW: dict[str, set[str]] = {
-    "lazy": set(),
     "hooks": set(),
     "clipping": set(),
     "trackers": set(),
@@ -25,13 +24,13 @@ BELOW: dict[str, set[str]] = {
     "transforms": {"hooks", "statistics", "extraction"},
     "declare": {"hooks", "statistics", "trackers"},
     "checkpoints": {"hooks", "trackers", "declare"},
-    "profiling": {"hooks", "declare"},
+    "profiling": {"hooks", "trackers", "declare"},
     "pruning": {"hooks", "trackers", "statistics", "extraction", "declare"},
-    "plots": {"hooks", "trackers", "declare", "profiling"},
+    "plots": {"hooks", "trackers", "declare"},
     "diagnostics": {"hooks", "clipping", "trackers", "statistics", "quantization", "declare", "plots"},
     "judge": {"hooks", "declare", "diagnostics"},
     "alerts": {"declare", "diagnostics", "judge"},
-    "run_report": {"trackers", "declare", "checkpoints", "plots", "diagnostics", "judge", "alerts"},
+    "run_report": {"trackers", "declare", "plots", "diagnostics", "judge", "alerts"},
     "replay": {"hooks", "statistics", "debugging", "declare", "diagnostics", "run_report"},
     "sinks": {"trackers", "declare", "plots", "run_report"},
 }
@@ -43,7 +42,7 @@ BELOW["callbacks"] = set(BELOW)
 BELOW["__init__"] = {"hooks", "statistics", "checkpoints", "alerts", "hosts", "callbacks"}
 BELOW["demo"] = {"declare", "callbacks"}
 BELOW["environment"] = {"callbacks"}
-BELOW["__main__"] = {"run_report", "replay", "sinks", "demo"}
+BELOW["__main__"] = {"trackers", "checkpoints", "alerts", "run_report", "replay", "sinks", "demo"}
 PASSES_ON = {Path("plots/__init__.py")}
 """Files that give names of parts above, which nothing in the package imports from there."""
 PLAIN_TORCH = {
@@ -81,7 +80,7 @@ def violations(part, source, module=""):
     for name in imported(source):
         top, _, rest = name.partition(".")
         inner = rest.partition(".")[0]
-        if top == "lightning_hooks" and inner not in {part, "lazy"} | BELOW[part]:
+        if top == "lightning_hooks" and inner not in {part} | BELOW[part]:
             yield f"{part} imports {name}, which is not below it"
         if top in LIGHTNING and not may_import_lightning(part, module):
             yield f"{part} imports {name}; only callbacks and their hosts may, and the demo, which is a training"

@@ -1,10 +1,13 @@
 """Reports, the rules that read them, and the alerts that come out."""
 
-from lightning_hooks.alerts.defaults import ALERT_KINDS, FILES, RULES
+from typing import Any
+
 from lightning_hooks.declare.alert import Alert, AlertError, AlertObservers
 from lightning_hooks.declare.book import AlertBook
+from lightning_hooks.declare.kinds import KINDS, STATES
 from lightning_hooks.declare.rule import Rule
-from lightning_hooks.declare.rulebook import Mute, RuleBook
+from lightning_hooks.declare.rulebook import Mute, RuleBook, reports_of
+from lightning_hooks.diagnostics import modules
 from lightning_hooks.diagnostics.attention.rules import *
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats, HeadStats
 from lightning_hooks.diagnostics.batches.hashes import BatchCounts
@@ -51,6 +54,33 @@ from lightning_hooks.diagnostics.setup.parameters import ParameterSetup, Unloade
 from lightning_hooks.diagnostics.setup.registration_rules import *
 from lightning_hooks.diagnostics.setup.rules import *
 from lightning_hooks.diagnostics.unusual import UnusualBatch
+
+FILES = modules("rules")
+"""The files of rules, each with its ``KINDS`` and ``RULES``."""
+
+_kinds = sorted((kind for file in FILES for kind in file.KINDS), key=lambda kind: STATES.index(kind.states))
+KINDS.update((kind.name, kind) for kind in _kinds)
+
+ALERT_KINDS: tuple[str, ...] = tuple(KINDS)
+"""Every kind that the built-in rules raise, facts first, then symptoms, then the course of the loss."""
+
+RULES: dict[type[Any], tuple[Rule, ...]] = {}
+"""By the report that they read, in the order of their kinds."""
+
+for _rule in sorted((rule for file in FILES for rule in file.RULES), key=lambda rule: ALERT_KINDS.index(rule.kind)):
+    for _report in reports_of(_rule):
+        RULES[_report] = (*RULES.get(_report, ()), _rule)
+
+
+def rules_of(report: type[Any] | None) -> tuple[Rule, ...]:
+    """The built-in rules of a class of reports."""
+    return RULES.get(report, ())  # type: ignore[arg-type]
+
+
+def kinds_of(report: type[Any] | None) -> tuple[str, ...]:
+    """The kinds that the built-in rules raise on a class of reports."""
+    return tuple(dict.fromkeys(rule.kind for rule in rules_of(report)))
+
 
 __all__ = [
     "ALERT_KINDS",

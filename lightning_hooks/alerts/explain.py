@@ -9,7 +9,7 @@ import re
 import textwrap
 from typing import Any
 
-from lightning_hooks.alerts.defaults import RULES
+from lightning_hooks.alerts import RULES
 from lightning_hooks.declare.cause import PossibleCause
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.rule import Rule

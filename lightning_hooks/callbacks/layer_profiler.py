@@ -14,9 +14,9 @@ from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.hooks import ModuleSelector, guarded
 from lightning_hooks.hooks.checks import check_bools, check_count
 from lightning_hooks.hosts.lightning_api import log_step
-from lightning_hooks.plots.profile import COLUMNS, summary_lines, table_rows
 from lightning_hooks.profiling import LayerTimes, ProfileReport, ProfileSession
 from lightning_hooks.profiling.clock import FORWARD
+from lightning_hooks.profiling.report import COLUMNS, summary_lines, table_rows
 from lightning_hooks.profiling.tracer import StepTracer, profiled_modules
 from lightning_hooks.trackers import show
 

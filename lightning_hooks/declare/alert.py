@@ -13,7 +13,7 @@ from lightning_hooks.declare.brief import lines_html
 from lightning_hooks.declare.cause import Cause, Remedy
 from lightning_hooks.declare.kinds import Severity, capital, inside_a_sentence, kind_of, known_kind
 from lightning_hooks.declare.plain import to_plain
-from lightning_hooks.declare.site_names import readable
+from lightning_hooks.trackers.console import readable
 
 MOST_SAMPLES = 8
 """How many samples the text of an alert names."""
@@ -269,6 +269,3 @@ class AlertObservers:
                 observer(alert)
             except Exception as error:  # noqa: BLE001  an error of a subscriber must not end training
                 on_fault(observer, error)
-
-    def __len__(self) -> int:
-        return len(self._observers)

@@ -105,10 +105,9 @@ class AlertBook:
 
     An alert counts if its rule found it in ``times`` of the last ``of`` windows. What counts is one problem per kind, whatever the
     site: the layer at which gradients pass a limit moves from window to window. The first alert of a kind is passed on when it
-    appears, and again only if it becomes more severe; it lasts, and is over after ``rearm`` windows without the kind.
+    appears, and again only if it becomes more severe; it lasts, and is over after :data:`REARM` windows without the kind.
 
     Args:
-        rearm: Windows without an alert after which it would be new again; at least 1.
         unit: What numbers the windows: ``epoch``, or ``step`` where they are shorter.
 
     Attributes:
@@ -122,10 +121,8 @@ class AlertBook:
         of_epoch: The alerts of the epoch's windows by kind and site, each as it was last; whoever ends the epoch empties it.
     """
 
-    def __init__(self, rearm: int = REARM, unit: str = "epoch") -> None:
-        if rearm < 1:
-            raise ValueError(f"rearm must be at least 1; got {rearm!r}.")
-        self.rearm, self.unit = rearm, unit
+    def __init__(self, unit: str = "epoch") -> None:
+        self.unit = unit
         self.windows, self.last = 0, -1
         self.losses: tuple[float, ...] = ()
         self.problems: dict[Key, list[Occurrence]] = {}
@@ -186,7 +183,7 @@ class AlertBook:
         for key, candidate in current.items():
             alert, of = candidate.alert, candidate.of
             since = alert.step if alert.since_step is None else alert.since_step
-            hits = self._hits.setdefault(key, _Hits([1], since, max(of, self.rearm)))
+            hits = self._hits.setdefault(key, _Hits([1], since, max(of, REARM)))
             if sum(hits.recent[-of:]) >= candidate.times:
                 counted.append(dataclasses.replace(alert, since_step=hits.since_step))
         return counted
@@ -274,7 +271,7 @@ class AlertBook:
             occurrence.root = key in groups
             if key[0] in kinds:
                 occurrence.number, occurrence.last_epoch = self.windows, max(alert.epoch for alert in alerts)
-            elif self.windows - occurrence.number >= self.rearm:
+            elif self.windows - occurrence.number >= REARM:
                 occurrence.over = True
                 self.cleared.append(occurrence)
         return new

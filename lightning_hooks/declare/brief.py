@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import html
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +28,7 @@ SHOWN = (
 
 
 def brief(report: Any) -> list[str]:
-    """At most six lines: the window, how much was measured, the three sites that matter most, the alerts."""
+    """At most six lines: the window, how much was measured, three sites, those with alerts first, the alerts."""
     tables = found_tables(report)
     counts = ", ".join(f"{len(table)} {name if len(table) != 1 else name[:-1]}" for name, table in tables.items())
     silent = len(getattr(report, "silent", ()))
@@ -69,32 +68,12 @@ def found_tables(report: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def _worst(report: Any, tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Any]]:
-    """Three sites: those with the most severe alerts; then those whose size is farthest from the median of their table.
-
-    A size of 0 or one that is not finite is farthest of all; a site without a measured size comes last.
-    """
+    """Three sites: those with the most severe alerts, then the first ones."""
     grave: dict[str, int] = {}
     for alert in getattr(report, "alerts", ()):
         grave[alert.site] = min(grave.get(alert.site, 3), gravity(alert.severity))
-    found = []
-    for place, table in enumerate(tables.values()):
-        sizes = {site: _size(stats) for site, stats in table.items()}
-        known = sorted(size for size in sizes.values() if size is not None and math.isfinite(size))
-        median = known[len(known) // 2] if known else 0.0
-        for site, stats in table.items():
-            size = sizes[site]
-            order = (grave.get(site, 3), size is None, place, 0.0 if size is None else -abs(size - median))
-            found.append((order, site, stats))
-    return [(site, stats) for _, site, stats in sorted(found, key=lambda entry: entry[0])[:3]]
-
-
-def _size(stats: Any) -> float | None:
-    """The decade of a site's size; infinite where it has none, None where it was not measured."""
-    for field in ("std", "rms", "norm", "norm_before", "scale", "update_rms"):
-        value = getattr(stats, field, None)
-        if value is not None:
-            return math.log10(value) if value > 0 and math.isfinite(value) else math.inf
-    return None
+    found = [entry for table in tables.values() for entry in table.items()]
+    return sorted(found, key=lambda entry: grave.get(entry[0], 3))[:3]
 
 
 def _described(stats: Any) -> str:

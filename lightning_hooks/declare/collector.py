@@ -95,7 +95,7 @@ class WindowTables(ABC, Generic[R]):
 
 
 class ReportView(ABC, Generic[R]):
-    """How a report is shown: its scalars, charts and figures."""
+    """How a report is shown: its scalars and figures."""
 
     prefix: ClassVar[str]
     """First part of its tags."""

@@ -14,13 +14,45 @@ from lightning_hooks.declare.alert import AlertError
 from lightning_hooks.declare.book import EarlyChecks
 from lightning_hooks.declare.functional import Functional, FunctionalCall, FunctionalSite
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.measured import MeasuredLoss
 from lightning_hooks.declare.step import OptimizerSteps
 from lightning_hooks.declare.warn import loading_state
 from lightning_hooks.hooks import Faults, Gate, Meter, ModuleSelector, Recorder, select_modules
 from lightning_hooks.hooks.selection import selects_call
 from lightning_hooks.hooks.wrappers import skipping
 from lightning_hooks.statistics.histograms import HistogramTable
+
+MEASURED_FIRST = (1, 2, 4, 8)
+"""The first steps that are measured."""
+MEASURED_EVERY = 200
+"""After them, every so many steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLoss:
+    """The losses around one optimizer step, each of a whole batch with the randomness of its forward pass.
+
+    Attributes:
+        step: The number of the step, from 1.
+        before: The loss of the step's batch, before it.
+        after: The same after it.
+        level: Mean loss of the last batches before the step, each when it was new.
+        rounding: How far a loss may be off, for the precision that it is computed in.
+        other_before: The loss of the batch measured before, before this step; None where there is none.
+        other_after: The same after it.
+    """
+
+    step: int
+    before: float
+    after: float
+    level: float
+    rounding: float = 0.0
+    other_before: float | None = None
+    other_after: float | None = None
+
+
+def is_measured(step: int) -> bool:
+    """Whether an optimizer step is measured, by its number from 1."""
+    return step in MEASURED_FIRST or step % MEASURED_EVERY == 0
 
 
 class Measure(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,11 +132,6 @@ class Metrics(ABC):
     @abstractmethod
     def trackers(self) -> Trackers:
         """The loggers behind one interface; empty on ranks other than 0."""
-
-    @property
-    def logged(self) -> Collection[str]:
-        """The tags of what is logged."""
-        return ()
 
     @property
     def available(self) -> Mapping[str, Any]:

@@ -24,9 +24,9 @@ class Rule:
     """Base class of the built-in rules, and of your own if they are to be chosen by site and tuned in YAML.
 
     A rule is a pure function of a report: ``rule(report)`` yields alerts. The report knows those of earlier windows:
-    ``report.first``, ``report.previous()`` and ``report.earlier``, which is also given as a second argument where ``__call__``
-    takes one. The annotation of the first argument decides which reports it gets; without one, all. Its thresholds are fields;
-    its ``kind``, and what else holds for the whole class, may be given with the base: ``class Quiet(Rule, kind="quiet")``.
+    ``report.first``, ``report.previous()`` and ``report.earlier``. The annotation of the argument decides which reports it gets;
+    without one, all. Its thresholds are fields; its ``kind``, and what else holds for the whole class, may be given with the base:
+    ``class Quiet(Rule, kind="quiet")``.
 
     Attributes:
         sites: Glob patterns of the sites it applies to. The earlier rule of the same class applies to the others.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import importlib
 import inspect
 import types
@@ -124,8 +123,7 @@ class RuleBook:
                 if judges not in (None, rule.judges if isinstance(rule, Rule) else "window"):
                     continue
                 try:
-                    given = rule(report, report.earlier) if _takes_history(rule) else rule(report)  # type: ignore[operator]
-                    alerts = [_sound(alert) for alert in given]
+                    alerts = [_sound(alert) for alert in rule(report)]  # type: ignore[operator]
                 except Exception as error:
                     if on_fault is None:
                         raise
@@ -258,20 +256,6 @@ def reports_of(rule: Any) -> tuple[type[Any], ...]:
     return tuple(kind for kind in known if isinstance(kind, type) and kind not in (inspect.Parameter.empty, Any))
 
 
-def _takes_history(rule: RuleLike) -> bool:
-    return _takes(type(rule).__call__, 3) if isinstance(rule, Rule) else _takes(rule, 2)
-
-
-@functools.lru_cache(maxsize=512)
-def _takes(function: Any, count: int) -> bool:
-    """Whether a function takes so many positional arguments."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) >= count
-
-
 def _sound(alert: Any) -> Alert:
     """What a rule gave, with numbers that are plain.
 
@@ -280,14 +264,13 @@ def _sound(alert: Any) -> Alert:
     """
     if not isinstance(alert, Alert):
         raise TypeError(f"a rule gives lightning_hooks.Alert objects; got {alert!r}")
-    texts = (alert.kind, alert.site, alert.message, alert.title, alert.diagnosis)
-    if alert.severity not in SEVERITIES or not all(isinstance(text, str) for text in texts):
+    advice: Any = alert.advice
+    texts = (alert.kind, alert.site, alert.message, alert.title, alert.diagnosis, *advice)
+    if alert.severity not in SEVERITIES or isinstance(advice, str) or not all(isinstance(text, str) for text in texts):
         raise TypeError(
-            "an alert has texts as kind, site, message, title and diagnosis, and a severity of "
+            "an alert has texts as kind, site, message, title and diagnosis, a tuple of texts as advice, and a severity of "
             f"{', '.join(SEVERITIES)}; got {alert!r}"
         )
-    if not isinstance(alert.advice, tuple | list) or not all(isinstance(step, str) for step in alert.advice):
-        raise TypeError(f"an alert's advice is a tuple of texts, such as ('Use ReLU',); got {alert.advice!r}")
     plain: dict[str, Any] = {
         **{name: float(getattr(alert, name)) for name in ("value", "threshold")},
         **{name: int(getattr(alert, name)) for name in ("epoch", "step")},

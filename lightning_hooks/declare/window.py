@@ -141,3 +141,12 @@ class Window:
         """The mean loss, from the report that has it; None where none has."""
         losses = [report.loss for report in self.reports if getattr(report, "loss", None) is not None]
         return next((loss.mean for loss in losses if math.isfinite(loss.mean)), None)
+
+
+def place_of(name: str, places: Mapping[str, float]) -> float:
+    """The place of a module along the forward pass, or of the module that holds it, or a parameter; infinite if unknown."""
+    while name:
+        if name in places:
+            return places[name]
+        name = name.rpartition(".")[0]
+    return math.inf

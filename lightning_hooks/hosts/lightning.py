@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
@@ -179,12 +179,6 @@ class LightningMetrics(TrainerReference, Metrics):
     @override
     def trackers(self) -> Trackers:
         return self._of_fit.trackers
-
-    @property
-    @override
-    def logged(self) -> Collection[str]:
-        _, logged, names = lightning_api.known_metrics(self.trainer)
-        return names.union(logged)
 
     @property
     @override

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import nn
 from typing_extensions import override
 
-from lightning_hooks.alerts import Alert, AttentionReport, ClipReport, FeatureReport, GradientFlowReport, MetricReport, RouterReport
-from lightning_hooks.alerts.defaults import rules_of
+from lightning_hooks.alerts import (
+    Alert,
+    AttentionReport,
+    ClipReport,
+    FeatureReport,
+    GradientFlowReport,
+    MetricReport,
+    RouterReport,
+    rules_of,
+)
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.rulebook import rules_by_report
 from lightning_hooks.diagnostics.attention.collector import AttentionCollector

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lightning_hooks.declare.site_names import place_of
+from lightning_hooks.declare.window import place_of
 from lightning_hooks.diagnostics.loss.report import fallen
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.hooks.selection import outwards

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook
 from lightning_hooks.declare.kinds import FORWARD, STATES, STEP, Kind, gravity, kind_of
-from lightning_hooks.declare.site_names import place_of
-from lightning_hooks.declare.window import Report, Window, batch_of
+from lightning_hooks.declare.window import Report, Window, batch_of, place_of
 
 Moment = tuple[float, int, float]
 """When something happened: batch, pass, and place along the pass; backward goes from the last module to the first."""

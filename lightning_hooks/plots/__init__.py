@@ -4,9 +4,11 @@ Figures are made without pyplot: nothing is registered, nothing stays open, and 
 distinguished with any colour vision, each severity of alerts has a marker of its own, and names are shown literally.
 """
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from lightning_hooks.lazy import names_from
+from lightning_hooks.plots.heat import heatmap
+from lightning_hooks.plots.maps import cam_figure, feature_map
 
 if TYPE_CHECKING:
     from lightning_hooks.diagnostics.attention.collector import attention_heads
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from lightning_hooks.diagnostics.gradients.view import gradient_flow, update_ratios
     from lightning_hooks.diagnostics.residual_stream.figure import residual_stream
     from lightning_hooks.diagnostics.routers.collector import expert_load
-    from lightning_hooks.plots.heat import heatmap
-    from lightning_hooks.plots.maps import cam_figure, feature_map
 
 __all__ = [
     "attention_heads",
@@ -31,16 +31,19 @@ __all__ = [
     "update_ratios",
 ]
 
-__getattr__ = names_from(
-    __name__,
-    {
-        "..diagnostics.attention.collector": ("attention_heads",),
-        "..diagnostics.clipping_events.report": ("clip_history",),
-        "..diagnostics.features.collector": ("dead_units",),
-        "..diagnostics.gradients.view": ("gradient_flow", "update_ratios"),
-        "..diagnostics.residual_stream.figure": ("residual_stream",),
-        "..diagnostics.routers.collector": ("expert_load",),
-        ".heat": ("heatmap",),
-        ".maps": ("cam_figure", "feature_map"),
-    },
-)
+_DRAWN_BY = {
+    "attention.collector": ("attention_heads",),
+    "clipping_events.report": ("clip_history",),
+    "features.collector": ("dead_units",),
+    "gradients.view": ("gradient_flow", "update_ratios"),
+    "residual_stream.figure": ("residual_stream",),
+    "routers.collector": ("expert_load",),
+}
+"""The figures that capabilities declare: they are imported when they are first asked for, since they import this package."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _DRAWN_BY.items():
+        if name in names:
+            return getattr(import_module(f"lightning_hooks.diagnostics.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 import unicodedata
 from collections import Counter
@@ -34,10 +35,7 @@ MOST_LABELS = 80
 
 def round_numbers() -> Iterator[int]:
     """1, 2, 5, 10, 20, 50, …: steps that people count in."""
-    base = 1
-    while True:
-        yield from (base, 2 * base, 5 * base)
-        base *= 10
+    return (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
 
 
 # Okabe and Ito (2008): eight colours that can be distinguished with any colour vision.

@@ -31,10 +31,9 @@ from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.ring import Ring, StepEvidence
 from lightning_hooks.run_report.lines import FOLDER
 
-VERSION = 3
+VERSION = 4
 UNKNOWN = "unknown"
 CAPSULE, TENSORS, STATE, SKIP_ROWS = "capsule.json", "tensors.pt", "state.pt", "skip_rows.json"
-_MOST_JSON = 1 << 26
 _MB = 1_000_000
 
 
@@ -193,7 +192,6 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
     folder = Path(path)
     file = folder / CAPSULE
     check(file.is_file(), f"expected the folder of a capsule, with a {CAPSULE} in it; got {str(folder)!r}.")
-    check(file.stat().st_size <= _MOST_JSON, f"{file} is larger than {_MOST_JSON >> 20} MiB: it is no capsule.")
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
@@ -308,28 +306,15 @@ def from_stored(stored: Any) -> Any:
 
 
 def generators_stored(states: Generators | None) -> dict[str, Any] | None:
-    """The states in types that can be stored."""
+    """The states in types that can be stored, numbers as 64-bit integers."""
     if states is None:
         return None
-    found: dict[str, Any] = {"torch": states.torch.clone(), "device": states.device, "numpy": None, "python": None}
-    if states.numpy is not None:
-        name, numbers, *rest = states.numpy
-        found["numpy"] = (str(name), torch.from_numpy(numbers.astype(np.int64)), *map(float, rest))
-    if states.python is not None:
-        version, numbers, gauss = states.python
-        found["python"] = (version, list(numbers), gauss)
+    numpy = states.numpy and tuple(part.astype(np.int64) if isinstance(part, np.ndarray) else part for part in states.numpy)
+    python = states.python and tuple(list(part) if isinstance(part, array) else part for part in states.python)
+    found: dict[str, Any] = to_stored({"torch": states.torch, "device": states.device, "numpy": numpy, "python": python})
     return found
 
 
 def generators_from(found: Any) -> Generators | None:
     """Make the states that :func:`generators_stored` was given."""
-    if found is None:
-        return None
-    numpy, python = found["numpy"], found["python"]
-    if numpy is not None:
-        name, numbers, place, has_gauss, gauss = numpy
-        numpy = (name, numbers.numpy().astype(np.uint32), int(place), int(has_gauss), float(gauss))
-    if python is not None:
-        version, numbers, gauss = python
-        python = (int(version), array("I", numbers), gauss)
-    return Generators(found["torch"].to(torch.uint8), found["device"], numpy, python)
+    return None if found is None else Generators(**from_stored(found))

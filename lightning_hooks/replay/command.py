@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from lightning_hooks.declare.factory import made_by
 from lightning_hooks.replay.blame import Blame, blame
-from lightning_hooks.replay.capsule import UNKNOWN, Capsule, check, read_capsule, versions
+from lightning_hooks.replay.capsule import UNKNOWN, Capsule, check, versions
 from lightning_hooks.replay.rerun import StepRerun, without_logging
 from lightning_hooks.replay.rows import BatchRows
 
@@ -22,21 +20,20 @@ _AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _WHOLE = {"16-true": torch.float16, "bf16-true": torch.bfloat16, "64-true": torch.float64}
 
 
-def replay(path: Path, model: str, data: str | None = None) -> tuple[list[str], int]:
+def replay(capsule: Capsule, model: Any, data: Any = None) -> tuple[list[str], int]:
     """Run the step of a capsule again.
 
     Args:
-        path: The folder of the capsule.
-        model: What makes the model, or the model and the function that gives a batch's loss, as ``package.module:factory``.
-        data: The data set, or what makes it, likewise; for a capsule without its batch.
+        capsule: The capsule.
+        model: The model, or the model and the function that gives a batch's loss.
+        data: The data set, or a loader of it; for a capsule without its batch.
 
     Returns:
         The lines to print, and the exit code: 0, or 1 if the step does not reproduce.
 
     Raises:
-        ValueError: If the capsule cannot be read, or does not fit the model or the data.
+        ValueError: If the capsule does not fit the model or the data.
     """
-    capsule = read_capsule(path)
     network, function = _network(capsule, model)
     batch, rows = _batch(capsule, data)
     precision = str(capsule.record.get("loop", {}).get("precision", ""))
@@ -82,13 +79,12 @@ def _lines(capsule: Capsule, found: Blame) -> list[str]:
     return lines if found.trace is None else [*lines, "", *str(found.trace).splitlines()]
 
 
-def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
-    found = made_by(source, "--model")
+def _network(capsule: Capsule, found: Any) -> tuple[Any, Callable[..., Any]]:
     pair: Any = found if isinstance(found, tuple) and len(found) == 2 else (found, getattr(found, "training_step", None))
     made, function = pair
     wanted = "a LightningModule, or a model and the function that gives a batch's loss"
-    check(isinstance(made, nn.Module), f"--model {source} gave a {type(made).__name__}; expected {wanted}.")
-    check(callable(function), f"{source} makes a {type(made).__name__}, which has no training_step; expected {wanted}.")
+    check(isinstance(made, nn.Module), f"--model gave a {type(made).__name__}; expected {wanted}.")
+    check(callable(function), f"--model gave a {type(made).__name__}, which has no training_step; expected {wanted}.")
     own = {**dict(made.named_parameters(remove_duplicate=False)), **dict(made.named_buffers(remove_duplicate=False))}
     state = capsule.state
     if state:
@@ -103,24 +99,23 @@ def _network(capsule: Capsule, source: str) -> tuple[Any, Callable[..., Any]]:
     return made.train(), function
 
 
-def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]:
+def _batch(capsule: Capsule, data: Any) -> tuple[Any, BatchRows | None]:
     samples = capsule.record.get("samples", [])
     plain = isinstance(samples, list) and all(type(sample) is int for sample in samples)
     rows = BatchRows({"": samples}) if plain and samples else None
     if capsule.batch is not None:
         return capsule.batch, rows
-    if source is None:
+    if data is None:
         raise ValueError("the capsule has no batch (see what it left out); --data package.module:dataset makes it of its samples.")
     check(rows is not None, f"the samples of the capsule are not indices of one data set: {str(samples)[:200]}.")
-    data = made_by(source, "--data")
     collate: Callable[[list[Any]], Any] = default_collate
     if isinstance(data, DataLoader):
         collate, data = data.collate_fn, data.dataset
-    check(hasattr(data, "__getitem__") and not isinstance(data, IterableDataset), f"--data {source} is no map-style data set.")
+    check(hasattr(data, "__getitem__") and not isinstance(data, IterableDataset), "--data is no map-style data set.")
     try:
         return collate([data[sample] for sample in samples]), rows
     except (IndexError, KeyError) as error:
-        raise ValueError(f"--data {source} has no sample {error}: the capsule is of other data.") from None
+        raise ValueError(f"--data has no sample {error}: the capsule is of other data.") from None
 
 
 def _muted(model: nn.Module, record: Mapping[str, Any]) -> AbstractContextManager[None]:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.declare.context import MeasuredLoss, is_measured
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.measured import MeasuredLoss, is_measured
 from lightning_hooks.declare.step import groups_of
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.generators import Generators, GeneratorWatch

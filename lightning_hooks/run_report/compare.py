@@ -9,8 +9,7 @@ from typing import Any
 
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.blocks import number, percent
-from lightning_hooks.run_report.events import by_names, is_table
-from lightning_hooks.run_report.recorded import STATISTICS, DrawnStatistic, Run
+from lightning_hooks.run_report.recorded import STATISTICS, DrawnStatistic, Run, by_names, is_table
 from lightning_hooks.run_report.training import MOST_CHARTS, layers, rates_by_group
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 

@@ -28,7 +28,7 @@ from lightning_hooks.run_report.blocks import (
     table,
 )
 from lightning_hooks.run_report.compare import DIFFERENCE, MOST, Comparison, compare
-from lightning_hooks.run_report.recorded import MOST_DRAWN, STATISTICS, Run, chosen, severities
+from lightning_hooks.run_report.recorded import MOST_DRAWN, STATISTICS, Run, chosen, number_of, severities
 from lightning_hooks.run_report.sections import sections_of
 from lightning_hooks.run_report.training import loss_by_epoch, thinned
 from lightning_hooks.run_report.verdict import Course, Problem, Verdict, courses, judge
@@ -51,8 +51,7 @@ def entry(run: Run, updated: float) -> Page:
 
 
 def _entry(run: Run, verdict: Verdict, updated: float) -> Page:
-    known = (event.get("seconds") for event in run.timing.values())
-    durations = [float(seconds) for seconds in known if isinstance(seconds, int | float) and math.isfinite(seconds)]
+    durations = [took for event in run.timing.values() if math.isfinite(took := number_of(event.get("seconds")))]
     return {
         **_verdict(verdict),
         "state": "running" if run.end is None else str(run.end.get("how", "ended")),

@@ -71,7 +71,7 @@ class Health:
                 "status": verdict.status,
                 "verdict": verdict.plain,
                 "training": ending_of(self.end),
-                "error": _class_name(end.get("error_type")) if end.get("how") == "exception" else None,
+                "error": end.get("error_type") if end.get("how") == "exception" else None,
                 "stopped_by": _named(str(end["stopped_by"])) if end.get("stopped_by") else None,
                 "epoch": max((report.epoch for report in reports), default=None),
                 "step": max((report.step for report in reports), default=None),
@@ -125,12 +125,8 @@ class Health:
         step = alert.step if alert.since_step is None else alert.since_step
         names: list[str] = []
         return {
-            "kind": alert.kind,
-            "title": alert.title,
-            "site": alert.site,
-            "fingerprint": alert.fingerprint,
+            **{name: getattr(alert, name) for name in ("kind", "title", "site", "fingerprint", "probability")},
             "severity": alert.severity if problem is None else problem.severity,
-            "probability": alert.probability,
             "evidence": list(alert.evidence),
             "open": problem is None or problem.lasts,
             "class": None if source is None else source.type,
@@ -175,21 +171,12 @@ def ending_of(end: Mapping[str, Any] | None) -> str:
 
 def health_of(run: Run) -> Health:
     """The health of a run that was read from its file."""
-    kinds = {
-        (str(entry.get("monitor")), str(entry.get("modules"))): tuple(map(str, entry["kinds"]))
-        for entry in run.fit.get("watched", ())
-        if isinstance(entry, Mapping) and isinstance(entry.get("kinds"), list)
-    }
+    kinds = {(entry["monitor"], entry["modules"]): tuple(entry["kinds"]) for entry in run.fit.get("watched", ())}
     watched = [
         MonitorScope(record.prefix, record.modules, record.last, kinds.get((record.prefix, record.modules)))
         for record in run.monitors
     ]
     return Health(run.name, run.fit, judge(run), watched, run.end, run.sources)
-
-
-def _class_name(text: Any) -> str | None:
-    """The name of a class; None for any other text, such as a path that a damaged file has there."""
-    return text if isinstance(text, str) and text.replace(".", "_").isidentifier() else None
 
 
 def _watched(watched: MonitorScope) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import to_plain
-from lightning_hooks.run_report.events import is_table, place, read_lines
+from lightning_hooks.run_report.recorded import is_table, place, read_lines
 
 
 def write_whole(path: Path, text: str) -> Path:
@@ -209,29 +210,28 @@ def thin(file: Path, most: int = MOST_BYTES, windows: int | None = None) -> bool
 
     Args:
         file: The file.
-        most: Its largest size; afterwards its tables have half of that, or those of little more than one epoch.
+        most: Its largest size; afterwards its tables have half of that, or those of the first and the last window.
         windows: How many windows keep their tables, and half of how many keep their lines; None where only the size counts.
     """
     if not file.exists() or (windows is None and file.stat().st_size <= most):
         return False
     limit = MOST_EPOCHS if windows is None else windows
     reports = [(_key(event), place(event), _size(event)) for event in read_lines(file) if event["event"] == "report"]
-    places, last = {at for _, at, _ in reports}, {key: at for key, at, _ in reports}
-    ends = {*last.items(), *{key: at for key, at, _ in reversed(reports)}.items()}
+    sizes = Counter[int]()
+    for _, at, size in reports:
+        sizes[at] += size
+    ends = {min(sizes, default=0), *{key: at for key, at, _ in reports}.values()}  # the first, and the last of each monitor
 
-    def whole(stride: int) -> list[tuple[int, int]]:
-        return [(at, size) for key, at, size in reports if size and (not at % stride or (key, at) in ends)]
+    def every(stride: int) -> set[int]:
+        return {at for at in sizes if not at % stride} | ends
 
     def few(stride: int) -> bool:
-        return sum(size for _, size in whole(stride)) <= most // 2 and len({at for at, _ in whole(stride)}) <= limit
+        tables = [sizes[at] for at in every(stride) if sizes[at]]
+        return sum(tables) <= most // 2 and len(tables) <= limit
 
-    stride = next(filter(few, STRIDES), STRIDES[-1])
-    kept = {(key, at) for key, at, _ in reports if not at % stride} | ends
-    if sum(size for key, at, size in reports if (key, at) in ends) > most:
-        kept = set(last.items())
-    lines = {at for _, at in kept}
-    scarce = next((each for each in STRIDES if len(lines | {at for at in places if not at % each}) <= 2 * limit), STRIDES[-1])
-    write_whole(file, "".join(_rewritten(file, kept, {at for at in places - lines if at % scarce})))
+    whole = every(next(filter(few, STRIDES), STRIDES[-1]))
+    lines = whole | every(next((stride for stride in STRIDES if len(whole | every(stride)) <= 2 * limit), STRIDES[-1]))
+    write_whole(file, "".join(_rewritten(file, whole, sizes.keys() - lines)))
     return True
 
 
@@ -241,7 +241,7 @@ def _size(event: dict[str, Any]) -> int:
     return len(json.dumps([{**table, "name": ()} for table in tables])) if tables else 0
 
 
-def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
+def _rewritten(file: Path, kept: set[int], dropped: set[int]) -> Iterator[str]:
     """The lines of a file, with the tables of ``kept`` alone, and without the lines of ``dropped`` epochs that hold no alerts."""
     known: dict[tuple[str, str], dict[str, Any]] = {}  # of each monitor, the fields as the lines so far hold them
     written: dict[tuple[str, str], dict[str, Any]] = {}  # as the lines that stay hold them, of tables the names
@@ -253,7 +253,7 @@ def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
             continue
         if kind == "report" and isinstance(report, dict):
             key = _key(event)
-            whole = (key, place(event)) in kept
+            whole = place(event) in kept
             tables = {name: table for name, table in report.items() if name in TABLES}
             fields = known.setdefault(key, {})
             fields |= {name: value for name, value in report.items() if name not in TABLES}

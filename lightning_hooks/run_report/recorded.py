@@ -1,13 +1,14 @@
-"""What a run's file says: what each monitor reported, how training went and ended."""
+"""What a run's file says: its lines, what each monitor reported, how training went and ended."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +17,92 @@ import numpy as np
 from lightning_hooks.declare.alert import Alert, limit_of
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import gravity
+from lightning_hooks.declare.plain import from_plain
+from lightning_hooks.declare.window import Report
 from lightning_hooks.plots.series import Series, window_of
-from lightning_hooks.run_report.events import is_table, report_of
+
+TableNames = dict[tuple[str, str, str], list[str]]
+"""Of a monitor's tables (prefix, modules, table): the names that the lines so far hold."""
+
+
+@cache
+def report_kinds() -> dict[str, type[Report]]:
+    """The reports' classes by name; with them comes torch, which reading the numbers and the alerts of a run does without."""
+    import lightning_hooks.alerts  # noqa: F401  the declarations of all of them
+
+    return {kind.__name__: kind for kind in Report.__subclasses__()}
+
+
+def by_names(columns: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
+    """A table by columns as rows: name to field to value."""
+    fields = [field for field in columns if field != "name"]
+    names = columns["name"]
+    rows = zip(*(spread(columns[field], len(names)) for field in fields), strict=True) if fields else [() for _ in names]
+    return {name: dict(zip(fields, row, strict=True)) for name, row in zip(columns["name"], rows, strict=True)}
+
+
+def spread(column: Any, length: int) -> list[Any]:
+    """A column as a list: one that was written as a single value holds it everywhere."""
+    if isinstance(column, list):
+        return column
+    return [column["all"] if isinstance(column, dict) and set(column) == {"all"} else column] * length
+
+
+def is_table(field: Any) -> bool:
+    """Whether a field of a report, as the lines so far hold it, is a table by columns."""
+    return isinstance(field, dict) and isinstance(field.get("name"), list)
+
+
+def report_of(event: Mapping[str, Any]) -> Any:
+    """Make the report of a ``report`` event; None if it is of a kind that is not known here.
+
+    Raises:
+        TypeError, ValueError, KeyError: If it does not hold what it should.
+    """
+    kind = report_kinds().get(event["kind"])
+    if kind is None:
+        return None
+    fields = {name: by_names(value) if is_table(value) else value for name, value in event["report"].items()}
+    return kind.from_dict({**fields, "alerts": event.get("alerts", [])})
+
+
+def place(event: Mapping[str, Any]) -> int:
+    """Where what an event holds belongs: its epoch, or its step where windows are shorter than epochs."""
+    return int(event.get("at", event.get("epoch", 0)))
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Read events one by one, without the lines that hold none, as a crash or a full disk leaves them."""
+    names: TableNames = {}
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for text in file:
+            with suppress(*UNREADABLE):
+                yield named(json.loads(text), names)
+
+
+UNREADABLE = (TypeError, ValueError, LookupError, ArithmeticError, RecursionError, AttributeError)
+"""What comes of a line or a file that no run has written."""
+
+
+def named(event: dict[str, Any], names: TableNames) -> dict[str, Any]:
+    """Give the tables of a line the names that they have had since a line before; ``names`` gets those that it holds.
+
+    Raises:
+        TypeError, ValueError, KeyError, AttributeError: If it is no event, or its tables are not whole.
+    """
+    if event["event"] == "report":
+        report = event["report"]
+        for table in filter(TABLES.__contains__, report):
+            columns, key = report[table], (event["monitor"], event["modules"], table)
+            if "name" in columns:
+                names[key] = columns["name"]
+            elif key in names:
+                columns["name"] = names[key]
+        for columns in filter(is_table, report.values()):
+            length = len(from_plain(tuple[str, ...], columns["name"]))
+            if any(isinstance(column, list) and len(column) != length for column in columns.values()):
+                raise ValueError(f"columns of another length than {length} names")
+    return event
 
 
 class DrawnStatistic(NamedTuple):
@@ -69,9 +154,6 @@ def chosen(names: Sequence[str], severities: Mapping[str, str], most: int) -> li
     return [name for name in names if name in kept]
 
 
-_LINE = re.compile(r"(?![/\\~]|\w:)(?!.*(?:^|[/\\])\.\.(?:[/\\]))[^\0]{1,200}:\d{1,7}")
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where the code of a module stands. A line is ``file:line``, the file relative to the working directory or its package."""
@@ -79,15 +161,6 @@ class Source:
     type: str  # the full name of its class
     defined_at: str | None = None  # the line of the class; None where no file shows it
     created_at: str | None = None  # the line that creates the module; None where the source does not show it
-
-
-def source_of(event: Mapping[str, Any]) -> Source:
-    """The source that a ``source`` event says; a line whose file is not relative is left out."""
-    defined, created = (
-        line if isinstance(line, str) and _LINE.fullmatch(line) else None
-        for line in (event.get("defined_at"), event.get("created_at"))
-    )
-    return Source(event["type"], defined, created)
 
 
 def number_of(value: Any) -> float:

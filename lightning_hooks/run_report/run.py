@@ -18,9 +18,19 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import NONFINITE, from_plain
 from lightning_hooks.plots.canvas import within
-from lightning_hooks.run_report.events import TableNames, checked, is_table, place, spread
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, report_line
-from lightning_hooks.run_report.recorded import Columns, MonitorRecord, Run, source_of
+from lightning_hooks.run_report.recorded import (
+    UNREADABLE,
+    Columns,
+    MonitorRecord,
+    Run,
+    Source,
+    TableNames,
+    is_table,
+    named,
+    place,
+    spread,
+)
 
 __all__ = ["MonitorRecord", "Run", "RunReader", "find", "read_run", "run_name", "run_of_reports"]
 
@@ -136,7 +146,7 @@ class RunReader:
         elif kind == "end":
             run.end = dict(event)
         elif kind == "source":
-            run.sources[event["site"]] = source_of(event)
+            run.sources[event["site"]] = Source(event["type"], event.get("defined_at"), event.get("created_at"))
         run.monitors = list(self._found.values())
 
     def _take_report(self, event: Mapping[str, Any]) -> None:
@@ -215,7 +225,6 @@ def _forget(run: Run, found: Found, epoch: int) -> None:
 
 MOST_BYTES = 256_000_000
 """Of a file that is read; the monitors keep theirs below some 8 MB."""
-UNREADABLE = (TypeError, ValueError, KeyError, OverflowError, RecursionError, AttributeError, IndexError)
 
 
 class RunFile:
@@ -272,6 +281,6 @@ class RunFile:
 
     def _take(self, line: bytes) -> None:
         try:
-            self._reader.take(checked(json.loads(line.decode("utf-8", "replace")), self._names))
+            self._reader.take(named(json.loads(line.decode("utf-8", "replace")), self._names))
         except UNREADABLE:
             self.run.damaged += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import groupby, islice
 from operator import itemgetter
 from types import SimpleNamespace
@@ -13,11 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.declare.plain import NONFINITE
-from lightning_hooks.declare.section import Panel, Section
-from lightning_hooks.diagnostics.sections import SECTIONS
+from lightning_hooks.diagnostics.sections import SECTIONS, Panel, Section
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.blocks import (
     Block,
@@ -35,15 +32,23 @@ from lightning_hooks.run_report.blocks import (
     section,
     table,
 )
-from lightning_hooks.run_report.events import by_names, is_table, place
-from lightning_hooks.run_report.recorded import STATISTICS, MonitorRecord, Run, chosen, number_of, severities
+from lightning_hooks.run_report.recorded import (
+    STATISTICS,
+    MonitorRecord,
+    Run,
+    by_names,
+    chosen,
+    is_table,
+    number_of,
+    place,
+    severities,
+)
 from lightning_hooks.run_report.training import model, training, unusual
 from lightning_hooks.run_report.verdict import Course, courses
 
 NEEDS_MORE_THAN_ZERO = ("dead_fraction", "saturated_fraction", "nonfinite_fraction")
 SHOWN_MAPS = 3
 OUTPUTS = {"mean": "mean", "std": "std", "zeros": "zero_fraction", "dead": "dead_fraction", "saturated": "saturated_fraction"}
-SHARE, MOST_SHARES = "share", 30
 
 
 def sections_of(run: Run, most: int) -> list[dict[str, Any]]:
@@ -55,7 +60,6 @@ def sections_of(run: Run, most: int) -> list[dict[str, Any]]:
         section("gradients", "Gradient flow", (_gradients(run, record, most) for record in run.of("gradient_flow"))),
         section("outputs", "Outputs", (_outputs(run, record, most) for record in run.of("features"))),
         section("maps", f"Over the {run.window}s", _maps(run)),
-        section("shares", "Shares of learning", (card for record in run.monitors for card in _shares(record))),
         *(section(each.title.lower(), each.title, _declared(run, each, most)) for each in SECTIONS),
         section("silent", "Silent", _silent(run)),
         section("model", "Model and set-up", model(run, most)),
@@ -212,16 +216,6 @@ def _maps(run: Run) -> Iterator[Card]:
         yield [{"text": lead}, *maps[:SHOWN_MAPS], *[fold(f"{len(more)} more", more)] * bool(more)]
 
 
-def _shares(record: MonitorRecord) -> Iterator[Card]:
-    """The largest shares of a whole that a monitor's last window gives by layer, such as those of what was learned."""
-    for name, (sites, stats) in next(reversed(record.columns.values()), {}).items():
-        if SHARE in stats:
-            known = [(site, float(value)) for site, value in zip(sites, stats[SHARE], strict=True) if math.isfinite(value)]
-            largest = sorted(known, key=lambda share: -abs(share[1]))[:MOST_SHARES]
-            title = {"title": f"{record.prefix}: share of each {TABLES.get(name, 'layer')}"}
-            yield [title, rows([row(*share) for share in largest], SHARE, share=True)]
-
-
 def _declared(run: Run, each: Section, most: int) -> Iterator[Card]:
     """The rows of a section that a capability declares: facts, curves, a note; and the numbers of the last window."""
     cells = []
@@ -230,10 +224,7 @@ def _declared(run: Run, each: Section, most: int) -> Iterator[Card]:
             known = {stat: record.values(each.table, stat, name) for stat in each.stats}
             counts = {stat: int(np.nansum(values)) for stat, values in known.items() if stat.endswith("steps")}
             stats = SimpleNamespace(**{key: _finite(value) for key, value in found.items()})
-            facts: list[tuple[str, float]] = []
-            note = ""
-            with suppress(TypeError, ValueError, AttributeError):  # of a damaged file
-                facts, note = each.facts(counts, stats, run.window)
+            facts, note = each.facts(counts, stats, run.window)
             cells.append((name, *(_cell(found, stat) for stat in each.columns.values())))
             shown = [[what, number(value) if isinstance(value, int) else percent(value)] for what, value in facts]
             drawn, windows = len(record.columns), len(record.alerts)

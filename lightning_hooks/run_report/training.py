@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -75,50 +73,35 @@ def layers(run: Run) -> Sequence[tuple[str, str, str, int]]:
     return list(zip(*(columns.get(key, ()) for key in ("name", "type", "detail", "parameters")), strict=False))
 
 
-@dataclass(frozen=True, slots=True)
-class UnusualBatches:
-    """The batches with the largest of a number, the largest first."""
+def unusual_batches(reports: Iterable[Any]) -> dict[str, tuple[UnusualBatch, ...]]:
+    """The batches with the largest losses and gradient norms in the last report of each monitor, the largest first.
 
-    measure: str  # "loss", or "gradient_norm"
-    optimizer: str  # whose gradients; empty for the loss
-    batches: tuple[UnusualBatch, ...]
-
-    @property
-    def title(self) -> str:
-        """What they are, for a heading."""
-        return f"Largest gradient norms before clipping, {self.optimizer}" if self.optimizer else "Largest losses"
-
-
-def unusual_batches(reports: Iterable[Any]) -> list[UnusualBatches]:
-    """The losses, then the gradient norms of each optimizer, in the last report of each monitor, as far as they are known."""
+    Returns:
+        The name of an optimizer to the batches with the largest norms, behind an empty name for those with the largest losses; what
+        is not known is left out.
+    """
     known = [report for report in reports if report is not None]
-    losses = [UnusualBatches("loss", "", getattr(report, "largest_losses", ())) for report in known]
-    norms = [
-        UnusualBatches("gradient_norm", optimizer, batches)
-        for report in known
-        for optimizer, batches in getattr(report, "largest_norms", {}).items()
-    ]
-    found = {(one.measure, one.optimizer): one for one in (*losses, *norms) if one.batches}
-    return list(found.values())
+    losses = [("", getattr(report, "largest_losses", ())) for report in known]
+    norms = [entry for report in known for entry in getattr(report, "largest_norms", {}).items()]
+    return {optimizer: batches for optimizer, batches in (*losses, *norms) if batches}
 
 
-def batches_of(run: Run) -> list[UnusualBatches]:
+def batches_of(run: Run) -> dict[str, tuple[UnusualBatch, ...]]:
     """The same of a run that was read from its file, without the reports' classes, which need torch."""
     known = []
     for fields in (record.fields for record in run.monitors):
-        with suppress(TypeError, ValueError, KeyError):  # of a damaged file
-            losses = from_plain(tuple[UnusualBatch, ...], fields.get("largest_losses", []))
-            norms = from_plain(dict[str, tuple[UnusualBatch, ...]], fields.get("largest_norms", {}))
-            known.append(SimpleNamespace(largest_losses=losses, largest_norms=norms))
+        losses = from_plain(tuple[UnusualBatch, ...], fields.get("largest_losses", []))
+        norms = from_plain(dict[str, tuple[UnusualBatch, ...]], fields.get("largest_norms", {}))
+        known.append(SimpleNamespace(largest_losses=losses, largest_norms=norms))
     return unusual_batches(known)
 
 
 def plain_batches(reports: Iterable[Any]) -> list[dict[str, Any]]:
     """The same in plain JSON types, a batch each."""
     return [
-        {"measure": found.measure, "optimizer": found.optimizer or None, **to_plain(one)}
-        for found in unusual_batches(reports)
-        for one in found.batches
+        {"measure": "gradient_norm" if optimizer else "loss", "optimizer": optimizer or None, **to_plain(one)}
+        for optimizer, batches in unusual_batches(reports).items()
+        for one in batches
     ]
 
 
@@ -180,13 +163,13 @@ def unusual(run: Run) -> Iterator[Card]:
             "that is in several of them is worth a look."
         }
     ]
-    for found in batches_of(run):
-        heads = ("loss" if found.measure == "loss" else "norm", "epoch", "batch", "step", "samples")
+    for optimizer, batches in batches_of(run).items():
+        title = f"Largest gradient norms before clipping, {optimizer}" if optimizer else "Largest losses"
+        heads = ("norm" if optimizer else "loss", "epoch", "batch", "step", "samples")
         cells = [
-            (one.value, one.epoch, one.batch, one.step, some([*map(str, one.samples)], MOST_SAMPLES) or DASH)
-            for one in found.batches
+            (one.value, one.epoch, one.batch, one.step, some([*map(str, one.samples)], MOST_SAMPLES) or DASH) for one in batches
         ]
-        card += [{"title": found.title}, table(heads, cells)]
+        card += [{"title": title}, table(heads, cells)]
     if len(card) > 1:
         yield card
 

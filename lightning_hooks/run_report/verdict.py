@@ -12,11 +12,10 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook, Occurrence
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import REARM, capital, gravity, inside_a_sentence, known_kind
-from lightning_hooks.declare.site_names import readable
 from lightning_hooks.judge.weights import record_of
 from lightning_hooks.plots.series import window_of
 from lightning_hooks.run_report.run import MonitorRecord, Run
-from lightning_hooks.trackers.console import shortened, some
+from lightning_hooks.trackers.console import readable, shortened, some
 
 
 @dataclass(frozen=True, slots=True)

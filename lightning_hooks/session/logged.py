@@ -52,9 +52,8 @@ class MemberLog:
         patterns = settings.histograms
         self.histograms: bool | Sequence[str] = [patterns] if isinstance(patterns, str) else patterns
         self.figures = settings.figures
-        self.introduced = False  # whether this fit's charts are written
         self.written = LoggedStatistics(self._wanted, self._named)
-        """For charts and figures; after the first epoch its statistics are those that some site has."""
+        """For figures; after the first epoch its statistics are those that some site has."""
         self._tags: tuple[str, ...] = ()  # of the last window, and what they are of
         self._of_sites: dict[str, list[str]] = {}
         self._alerts, self._of_model, self._others = list[str](), list[str](), list[str]()

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lightning_hooks.alerts import Alert, RuleBook
-from lightning_hooks.alerts.defaults import rules_of
+from lightning_hooks.alerts import Alert, RuleBook, rules_of
 from lightning_hooks.declare.book import EarlyChecks
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.context import Context

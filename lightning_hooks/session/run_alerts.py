@@ -22,7 +22,7 @@ from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.windows import merged
-from lightning_hooks.sinks.sink import Notice
+from lightning_hooks.sinks import Notice
 
 
 class RunAlerts:

@@ -50,7 +50,7 @@ from lightning_hooks.session.closing import command_for, print_closing, verdict_
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.sources import Sources
-from lightning_hooks.sinks.sink import Notice, Sink
+from lightning_hooks.sinks import Notice, Sink
 
 MOST_LAYERS = 2000
 LONGEST_DETAIL = 90

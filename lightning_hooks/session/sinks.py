@@ -16,15 +16,15 @@ from lightning_hooks.run_report.lines import FOLDER, REPORTS
 from lightning_hooks.run_report.run import run_name
 from lightning_hooks.session.closing import run_report, verdict_of
 from lightning_hooks.session.member import Member
+from lightning_hooks.sinks import Notice, Sink
 from lightning_hooks.sinks.notebook import LivePage
-from lightning_hooks.sinks.sink import Notice, Sink
 from lightning_hooks.sinks.webhook import FORM, VARIABLE, Address, Webhook
 
 _warn = partial(info, level=logging.WARNING)
 
 
 class Sinks:
-    """The sinks of one run, in the order in which they are called: events as of :class:`~lightning_hooks.sinks.sink.Sink`."""
+    """The sinks of one run, in the order in which they are called: events as of :class:`~lightning_hooks.sinks.Sink`."""
 
     def __init__(self, *sinks: Sink) -> None:
         self._each = list(sinks)

@@ -9,12 +9,13 @@ from typing import Any
 from typing_extensions import override
 
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.site_names import readable
+from lightning_hooks.declare.kinds import REARM
 from lightning_hooks.declare.warn import Once, info, warn
 from lightning_hooks.session.closing import print_closing
 from lightning_hooks.session.member import Member
-from lightning_hooks.sinks.sink import Notice, Sink
+from lightning_hooks.sinks import Notice, Sink
 from lightning_hooks.trackers import coloured
+from lightning_hooks.trackers.console import readable
 
 
 class Terminal(Sink):
@@ -78,11 +79,8 @@ class Terminal(Sink):
 
 def _ended(notice: Notice) -> str:
     alert, member = notice.alert, notice.member
-    windows = "epochs" if member.report.unit == "epoch" else "windows"
-    return (
-        f"[ended] {alert.kind} at {readable(alert.site)} (epoch {alert.epoch}, step {alert.step}): not in the last "
-        f"{member.alerting.book.rearm} {windows}."
-    )
+    windows = f"{REARM} {'epochs' if member.report.unit == 'epoch' else 'windows'}"
+    return f"[ended] {alert.kind} at {readable(alert.site)} (epoch {alert.epoch}, step {alert.step}): not in the last {windows}."
 
 
 def in_short(members: Iterable[Member]) -> dict[str, Any]:

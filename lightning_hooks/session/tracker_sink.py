@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from lightning_hooks.alerts import Alert
-from lightning_hooks.alerts.defaults import kinds_of
+from lightning_hooks.alerts import Alert, kinds_of
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import Once, warn
 from lightning_hooks.session.closing import open_alerts, verdict_of
 from lightning_hooks.session.logged import MOST_PICTURED, evenly
 from lightning_hooks.session.member import Member
-from lightning_hooks.sinks.sink import Notice, Sink
+from lightning_hooks.sinks import Notice, Sink
 from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.console import markdown_text
-from lightning_hooks.trackers.tracker import Picture, charts_of
+from lightning_hooks.trackers.tracker import Picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +63,6 @@ class TrackerSink(Sink):
         self._drawing: DrawingThread | None = None
         self._verdict = ""  # as it was written last
         self._problems: list[list[tuple[str, str]]] = []  # of each verdict that was written
-        self._logged: dict[str, None] = {}  # the tags of the first window
 
     @override
     def reports(self, members: Sequence[Member], of_epoch: bool = False) -> None:
@@ -84,7 +82,6 @@ class TrackerSink(Sink):
                 watched,
                 member.live.not_logged_by_default,
             )
-            self._logged |= {} if member.log.introduced else dict.fromkeys(chosen)
             tagged = [{f"{tag}{end}": value for tag, value in tags.items()} if end else tags for tags in (scalars, chosen)]
             self._host.metrics.write(member.name, *tagged)
 
@@ -141,12 +138,10 @@ class TrackerSink(Sink):
             self._host.metrics.trackers.text(VERDICT, text, self._host.metrics.step)
 
     def publish(self, members: Sequence[Member], last: bool = False) -> None:
-        """Write charts, histograms and figures of windows that have ended; at the ``last`` all figures."""
+        """Write histograms and figures of windows that have ended; at the ``last`` all figures."""
         trackers, step = self._host.metrics.trackers, self._host.metrics.step
         if not trackers:
             return
-        if not last and not any(member.log.introduced for member in members):
-            _introduce(trackers, self._host, members, self._logged)
         kinds: dict[str, int] = {}
         for member in members:
             prefix = member.kind.prefix
@@ -192,12 +187,6 @@ def _figures(member: Member, last: bool) -> Figures:
     except Exception as error:  # noqa: BLE001  an error in a figure is not the training's
         warn(f"The pictures of {member.name} could not be chosen: {type(error).__name__}: {error}.")
         return {}
-
-
-def _introduce(trackers: Trackers, host: Host, members: Sequence[Member], own: Iterable[str]) -> None:
-    for member in members:
-        member.log.introduced = True
-    trackers.layout(charts_of(host.metrics.logged, own))
 
 
 def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from lightning_hooks.run_report.page import MOST_NOTEBOOK_BYTES, framed, health_page
 from lightning_hooks.run_report.recorded import Run
 from lightning_hooks.run_report.verdict import judge
-from lightning_hooks.sinks.sink import Sink
+from lightning_hooks.sinks import Sink
 from lightning_hooks.trackers.console import show, visible
 
 MOST_SHARE = 0.05

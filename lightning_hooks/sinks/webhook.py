@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import inside_a_sentence
-from lightning_hooks.sinks.sink import Notice, Sink
+from lightning_hooks.sinks import Notice, Sink
 from lightning_hooks.trackers.console import visible
 
 VERSION = 1

@@ -1,17 +1,7 @@
 """Adapters for loggers: one per kind of logger, chosen by what the logger can do."""
 
-from typing import TYPE_CHECKING
-
-from lightning_hooks.lazy import names_from
-
-if TYPE_CHECKING:
-    from lightning_hooks.trackers.console import Table, coloured, show, some, table_lines
-    from lightning_hooks.trackers.tracker import Tracker
-    from lightning_hooks.trackers.trackers import Trackers
+from lightning_hooks.trackers.console import Table, coloured, show, some, table_lines
+from lightning_hooks.trackers.tracker import Tracker
+from lightning_hooks.trackers.trackers import Trackers
 
 __all__ = ["Table", "Tracker", "Trackers", "coloured", "show", "some", "table_lines"]
-
-__getattr__ = names_from(
-    __name__,
-    {".console": ("Table", "coloured", "show", "some", "table_lines"), ".tracker": ("Tracker",), ".trackers": ("Trackers",)},
-)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,23 +11,19 @@ from io import BytesIO, StringIO
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 from typing_extensions import override
 
 from lightning_hooks.trackers.console import markdown_table, metric_name, safe_path
-from lightning_hooks.trackers.tracker import FOLDER, Histogram, Layout, Picture, Tracker
-
-_ARRANGED: WeakSet[Any] = WeakSet()
-"""The writers whose run has a layout: TensorBoard reads the first alone, and a trainer may fit more than once."""
+from lightning_hooks.trackers.tracker import FOLDER, Histogram, Picture, Tracker
 
 
 class TensorBoardTracker(Tracker):
     """Writes to a ``SummaryWriter``."""
 
     shows_pictures = True
-    needs = ("add_scalar", "add_histogram_raw", "add_text", "add_image", "add_custom_scalars")
+    needs = ("add_scalar", "add_histogram_raw", "add_text", "add_image")
 
     @override
     def scalars(self, values: Mapping[str, float], step: int) -> None:
@@ -71,18 +66,6 @@ class TensorBoardTracker(Tracker):
     @override
     def embedding(self, tag: str, features: np.ndarray, labels: Sequence[str] | None, step: int) -> None:
         self.experiment.add_embedding(features, metadata=None if labels is None else list(labels), global_step=step, tag=tag)
-
-    @override
-    def layout(self, layout: Layout) -> None:
-        if self.experiment in _ARRANGED:
-            return
-        _ARRANGED.add(self.experiment)
-        self.experiment.add_custom_scalars(
-            {
-                category: {title: ["Multiline", [re.escape(self.prefixed("")) + pattern]] for title, pattern in charts.items()}
-                for category, charts in layout.items()
-            }
-        )
 
 
 class WandbTracker(Tracker):

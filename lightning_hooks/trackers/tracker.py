@@ -1,12 +1,11 @@
 """What a tracker can show. This one, for any Lightning logger: scalars, and nothing else.
 
-Pictures are encoded once for all trackers; charts of many curves are what TensorBoard calls Custom Scalars.
+Pictures are encoded once for all trackers.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -46,34 +45,6 @@ class Picture:
         buffer = BytesIO()
         image.save(buffer, format="PNG", optimize=True)
         return Picture(buffer.getvalue(), image.width, image.height)
-
-
-Layout = Mapping[str, Mapping[str, str]]
-"""Category to title to a regular expression, matched from a tag's start: a chart with a line for each tag that matches."""
-
-_USUAL = {
-    "loss": r"(?!features/|gradient_flow/|gradient_clip/|loss/(std|last|nonfinite_steps)$).*[Ll]oss.*",
-    "learning rate": r"(lr-|lr$|learning_rate).*",
-}
-
-
-def charts_of(logged: Collection[str], own: Iterable[str]) -> Layout:
-    """Charts of what was logged so far: losses and learning rates, alerts, and of our ``own`` tags one for each statistic.
-
-    Such a chart has a line for each site, or for the model's median, worst, ….
-    """
-    usual = {title: pattern for title, pattern in _USUAL.items() if any(re.match(pattern, tag) for tag in logged)}
-    layout = {"Training": usual, "Alerts": {"alerts of each kind": ".+/alerts/.+$"}}
-    for tag in own:
-        prefix, _, rest = tag.partition("/")
-        site, _, stat = rest.rpartition("/")
-        charts = layout.setdefault(prefix.replace("_", " ").capitalize(), {})
-        if site == "model":
-            stat = stat.rpartition("_")[0] or stat
-            charts[f"{stat} of the model"] = f"{re.escape(prefix)}/model/{re.escape(stat)}(_[a-z]+)?$"
-        elif site != "alerts":
-            charts[stat] = f"{re.escape(prefix)}/(?!alerts/|model/)(.+/)?{re.escape(stat)}$"
-    return {category: charts for category, charts in layout.items() if charts}
 
 
 Histogram = tuple[Sequence[float], Sequence[float]]
@@ -147,9 +118,6 @@ class Tracker:
 
     def file(self, path: Path, step: int) -> None:
         """Keep a file with the run."""
-
-    def layout(self, layout: Layout) -> None:
-        """Arrange charts, category to title to chart (TensorBoard's Custom Scalars); once per run, only the first counts."""
 
     def save(self) -> None:
         """Write what is buffered."""

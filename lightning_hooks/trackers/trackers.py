@@ -60,7 +60,6 @@ class Trackers:
     text = _of_each(Tracker.text)
     table = _of_each(Tracker.table)
     embedding = _of_each(Tracker.embedding)
-    layout = _of_each(Tracker.layout)
     save = _of_each(Tracker.save)
 
     def figure(self, tag: str, figure: Figure, step: int, reduced: bool = True) -> None:

@@ -16,8 +16,8 @@ from lightning_hooks.alerts import (
     FeatureReport,
     GradientFlowReport,
     RouterReport,
+    kinds_of,
 )
-from lightning_hooks.alerts.defaults import kinds_of
 from lightning_hooks.declare.rulebook import reports_of
 
 
@@ -31,22 +31,20 @@ def delivered(window, *epochs):
 
 
 @pytest.mark.parametrize(
-    ("rearm", "epochs", "news"),
+    ("epochs", "news"),
     [
-        (2, ["a", "a", "a", "a"], ["a", "", "", ""]),
-        (2, ["a", "", "a"], ["a", "", ""]),
-        (2, ["a", "", "", "a"], ["a", "", "", "a"]),
-        (1, ["a", "", "a", "a"], ["a", "", "a", ""]),
-        (3, ["a", "", "", "a", "", "", "", "a"], ["a", "", "", "", "", "", "", "a"]),
-        (2, ["a", "ab", "b", "b", "ab"], ["a", "", "", "", ""]),  # one problem, whose site moves
-        (2, ["a", "b", "", "c"], ["a", "", "", ""]),
-        (2, ["a", "b", "", "", "c"], ["a", "", "", "", "c"]),
-        (2, ["", "a", "", "a", "", "a"], ["", "a", "", "", "", ""]),
-        (2, ["aa"], ["a"]),
+        (["a", "a", "a", "a"], ["a", "", "", ""]),
+        (["a", "", "a"], ["a", "", ""]),
+        (["a", "", "", "a"], ["a", "", "", "a"]),
+        (["a", "ab", "b", "b", "ab"], ["a", "", "", "", ""]),  # one problem, whose site moves
+        (["a", "b", "", "c"], ["a", "", "", ""]),
+        (["a", "b", "", "", "c"], ["a", "", "", "", "c"]),
+        (["", "a", "", "a", "", "a"], ["", "a", "", "", "", ""]),
+        (["aa"], ["a"]),
     ],
 )
-def test_an_alert_is_delivered_holds_and_rearms(rearm, epochs, news):
-    assert delivered(AlertBook(rearm), *epochs) == news
+def test_an_alert_is_delivered_holds_and_rearms(epochs, news):
+    assert delivered(AlertBook(), *epochs) == news
 
 
 @pytest.mark.parametrize("cut", range(7))
@@ -57,12 +55,6 @@ def test_a_window_resumes_from_plain_state(cut):
     before = delivered(first, *epochs[:cut])
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert before + delivered(second, *epochs[cut:]) == whole
-
-
-@pytest.mark.parametrize("rearm", [0, -1])
-def test_rearm_is_at_least_one(rearm):
-    with pytest.raises(ValueError, match=f"rearm must be at least 1; got {rearm}"):
-        AlertBook(rearm)
 
 
 def test_every_rule_has_a_listed_kind_and_every_kind_a_rule():

@@ -21,7 +21,6 @@ def test_in_order_of_subscription_and_never_twice() -> None:
     observers.unsubscribe(first)
     observers.notify(ALERT, on_fault=pytest.fail)
     assert seen == ["first", "second", "second"]
-    assert len(observers) == 1
 
 
 def test_one_that_raises_or_leaves_while_called_affects_nobody() -> None:

@@ -66,8 +66,9 @@ def test_a_function_is_added_and_may_look_back(features: Any) -> None:
     def loud(report: FeatureReport) -> Any:
         yield Alert("loud", "site0", 1.0, 0.0, report.epoch, report.step, "warning", "…")
 
-    def growing(report: FeatureReport, history: Any) -> Any:
-        if history and report.sites["site0"].max > history[-1].sites["site0"].max:
+    def growing(report: FeatureReport) -> Any:
+        before = report.previous()
+        if before is not None and report.sites["site0"].max > before.sites["site0"].max:
             yield Alert("growing", "site0", 1.0, 0.0, report.epoch, report.step, "warning", "…")
 
     rules = book(loud, growing)

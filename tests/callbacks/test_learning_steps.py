@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks import GradientFlowMonitor, TrainingMonitor
-from lightning_hooks.declare.measured import MeasuredLoss
+from lightning_hooks.declare.context import MeasuredLoss
 from lightning_hooks.diagnostics.learning.steps import MeasuredSteps, read_steps
 from tests.support.models import Classifier, loader, trainer
 

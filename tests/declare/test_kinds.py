@@ -6,8 +6,7 @@ import inspect
 import pytest
 
 from lightning_hooks import alerts
-from lightning_hooks.alerts import ALERT_KINDS, RULES, Rule
-from lightning_hooks.alerts.defaults import FILES
+from lightning_hooks.alerts import ALERT_KINDS, FILES, RULES, Rule
 from lightning_hooks.alerts.explain import rules_that_raise, thresholds_of
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.rulebook import reports_of

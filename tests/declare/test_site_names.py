@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_hooks.declare.site_names import readable
+from lightning_hooks.trackers.console import readable
 
 
 @pytest.mark.parametrize(

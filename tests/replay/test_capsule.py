@@ -51,7 +51,7 @@ def test_what_is_in_it(written: Path) -> None:
     assert stat.S_IMODE(written.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in written.iterdir()} == {0o600}
     assert {file.suffix for file in written.iterdir()} == {".json", ".pt"}
-    assert (record["kind"], record["version"], record["accumulation"], record["loss_scale"]) == ("nonfinite", 3, 1, None)
+    assert (record["kind"], record["version"], record["accumulation"], record["loss_scale"]) == ("nonfinite", 4, 1, None)
     assert record["bad_samples"] == [BAD]
     assert record["loop"]["precision"] == "32-true"
     assert record["left_out"] == []
@@ -108,7 +108,7 @@ def test_a_step_that_does_not_reproduce_exits_with_1(copied: Path, capsys: pytes
         (lambda path: (path / "capsule.json").write_text('{"format": "lightning_hooks capsule", "ver'), "Was it cut off"),
         (lambda path: (path / "capsule.json").write_text("[" * 100_000), "cannot be read"),
         (lambda path: (path / "capsule.json").write_text("{}"), "not that of a capsule"),
-        (lambda path: change(path, version=7), "of version 7; this lightning_hooks reads version 3"),
+        (lambda path: change(path, version=7), "of version 7; this lightning_hooks reads version 4"),
         (
             lambda path: (path / "tensors.pt").write_bytes((path / "tensors.pt").read_bytes()[:300]),
             "cannot be read",
@@ -121,7 +121,7 @@ def test_a_step_that_does_not_reproduce_exits_with_1(copied: Path, capsys: pytes
         (lambda path: change_tensors(path, given={"batch": 1}), "cannot be read: 'args'"),
         (lambda path: change_tensors(path, given={"__fields__": ["__class__"], "__entries__": [1]}), "cannot be read: Field names"),
         (lambda path: change_tensors(path, given=["list"]), "cannot be read"),
-        (lambda path: change_tensors(path, generators={"torch": torch.zeros(3), "numpy": ["x"], "python": None}), "cannot be read"),
+        (lambda path: change_tensors(path, generators={"numpy": None, "python": None}), "cannot be read"),
     ],
 )
 def test_a_bad_capsule_is_a_clear_error(damage: Any, message: str, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_hooks.__main__ import main
 from lightning_hooks.__main__ import main as entry
 from lightning_hooks.alerts import ALERT_KINDS
 from lightning_hooks.alerts.explain import documented, formula, rules_that_raise, severities, thresholds_of
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.run_report import read_run
-from lightning_hooks.run_report.cli import main
 from lightning_hooks.run_report.lines import FOLDER, write_whole
 from lightning_hooks.run_report.page import health_markdown
 from lightning_hooks.trackers.console import markdown_text
@@ -81,7 +81,7 @@ def test_what_cannot_be_read_is_an_error(tmp_path, make_run, capsys):
 def test_a_pipe_in_place_of_a_file_is_an_error(command, tmp_path, capsys):
     name = {"report": "lightning_hooks/reports.jsonl", "check": "last.ckpt", "replay": "tensors.pt"}[command]
     (tmp_path / "lightning_hooks").mkdir()
-    (tmp_path / "capsule.json").write_text('{"format": "lightning_hooks capsule", "version": 3}')
+    (tmp_path / "capsule.json").write_text('{"format": "lightning_hooks capsule", "version": 4}')
     os.mkfifo(tmp_path / name)
     path = tmp_path / name if command == "check" else tmp_path
     assert entry([command, str(path), *["--model", "m:f"] * (command == "replay")]) == 2

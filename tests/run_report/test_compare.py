@@ -5,9 +5,9 @@ import math
 
 import pytest
 
+from lightning_hooks.__main__ import main
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.blocks import markdown
-from lightning_hooks.run_report.cli import main
 from lightning_hooks.run_report.compare import Difference, compare
 from lightning_hooks.run_report.data import compared
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, report_line

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_hooks import monitors
-from lightning_hooks.run_report.cli import main
+from lightning_hooks.__main__ import main
 from tests.support.models import Classifier, loader, mlp, trainer
 
 NUMBERS = [True, -1, 0, 10**15, 10**400, -1e308, 5e-324, "NaN", "Infinity"]

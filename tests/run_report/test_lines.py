@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from lightning_hooks.run_report.events import read_lines, report_of
 from lightning_hooks.run_report.lines import append, line, report_line
+from lightning_hooks.run_report.recorded import read_lines, report_of
 from tests.support.made_reports import HOSTILE, alert, clips, features, flow, layer_names
 
 
@@ -49,6 +49,4 @@ def test_a_torn_line_costs_only_itself(tmp_path):
     append(path, line("end", {"how": "finished"}))
     with path.open("a") as file:
         file.write('[1, 2]\n"text"\n{"no": "event"}\n')
-    bad = []
-    assert [event["event"] for event in read_lines(path, bad.append)] == ["fit", "end"]
-    assert bad == [2, 4, 5, 6]
+    assert [event["event"] for event in read_lines(path)] == ["fit", "end"]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from lightning_hooks.__main__ import main
 from lightning_hooks.alerts import Alert
 from lightning_hooks.diagnostics.loss.report import LossReport, ValidationLoss
 from lightning_hooks.run_report import read_run
-from lightning_hooks.run_report.cli import main
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
 from lightning_hooks.run_report.run import Run
 from lightning_hooks.run_report.verify import Losses, verify

@@ -7,8 +7,7 @@ import time
 import pytest
 
 from lightning_hooks import Alert
-from lightning_hooks.sinks import webhook
-from lightning_hooks.sinks.sink import Notice
+from lightning_hooks.sinks import Notice, webhook
 from lightning_hooks.sinks.webhook import Address, Webhook, post
 from tests.support.tensorboard_server import wait_for
 from tests.support.web_server import answers, web_server

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
-from lightning_hooks.alerts.defaults import kinds_of
+from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport, kinds_of
 
 MODULES = ["net.0", "net.1", "net.2", "net.3", "net.4"]
 

@@ -25,7 +25,6 @@ HOSTILE_TAGS = (
 )
 EDGES, COUNTS = [-1.0, 0.0, 0.5, 2.0], [3.0, 0.0, 5.0]
 COLUMNS, ROWS = ["site", "value"], [["net.0", 0.5], ["<b>|evil", None]]
-LAYOUT = {"Features": {"rms": "features/.+/rms$"}}
 STEPS = (6, 13)
 
 
@@ -66,7 +65,6 @@ def write_all(trackers: Trackers, folder: Path) -> None:
     """Everything a tracker can be asked to show, at two steps."""
     path = folder / "report.html"
     path.write_text("<p>fine</p>", encoding="utf-8")
-    trackers.layout(LAYOUT)
     for step in STEPS:
         trackers.scalars({tag: value + step for tag, value in SCALARS.items()}, step)
         trackers.scalars(dict.fromkeys(HOSTILE_TAGS, 2.0), step)

@@ -16,7 +16,6 @@ from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.tensorboard_server import Browser, tensorboard, wait_for
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-LAYERS = 61
 EVIL = "<img src=x onerror=window&#46broken=1>"
 
 
@@ -42,14 +41,6 @@ def test_scalars_are_in_three_groups(page: tuple[Browser, str]) -> None:
     browser, address = page
     browser.open(f"{address}#scalars")
     browser.shows("features", "gradient_clip", "gradient_flow")
-
-
-def test_a_custom_scalars_chart_has_lines(page: tuple[Browser, str]) -> None:
-    browser, address = page
-    browser.open(f"{address}#custom_scalars")
-    browser.shows("Alerts", "Features", "Gradient flow", "Gradient clip", "rms")
-    browser.shows(f"Matches ({LAYERS})")
-    wait_for(lambda: browser.lines() >= LAYERS, "the lines of all layers")
 
 
 def test_pictures_are_shown(page: tuple[Browser, str]) -> None:
@@ -80,9 +71,6 @@ def test_hostile_names_are_shown_and_not_run(page: tuple[Browser, str], tmp_path
     logger = TensorBoardLogger(tmp_path, name="<b>run</b>", version=0)
     trainer(monitors(every_n_steps=1, summary=False), max_epochs=2, logger=logger).fit(Classifier(net), loader())
     with tensorboard(tmp_path) as address:
-        for plugin, text in (("custom_scalars", "Features"), ("scalars", "gradient_flow")):
-            browser.open(f"{address}#{plugin}")
-            browser.shows(text)
-            assert browser.run(
-                "return window.broken === undefined && !all.some(e => e.tagName === 'IMG' && e.hasAttribute('onerror'))"
-            )
+        browser.open(f"{address}#scalars")
+        browser.shows("gradient_flow")
+        assert browser.run("return window.broken === undefined && !all.some(e => e.tagName === 'IMG' && e.hasAttribute('onerror'))")

@@ -82,14 +82,6 @@ def runs(browser: Browser, address: str) -> None:
     wait_for(lambda: browser.lines() >= 6, "curves")
 
 
-def custom_scalars(browser: Browser, address: str) -> None:
-    """Charts of many curves."""
-    browser.open(f"{address}#custom_scalars&_smoothingWeight=0")
-    browser.shows("Alerts", "Features", "rms")
-    wait_for(lambda: browser.lines() >= 5, "curves")
-    assert browser.click("Alerts")  # folded, so that charts of many layers come into sight
-
-
 def images(browser: Browser, address: str) -> None:
     """The picture of the gradient's flow."""
     browser.open(f"{address}#images&tagFilter=flow/figures/gradient%20flow$")
@@ -107,7 +99,6 @@ def text(browser: Browser, address: str) -> None:
 SHOTS: dict[str, tuple[Callable[[Browser, str], None], str, tuple[int, int]]] = {
     "tensorboard": (runs, "digits", (1480, 720)),
     "tensorboard-scalars": (scalars, "runs", (1280, 760)),
-    "tensorboard-layers": (custom_scalars, "fast", (1280, 760)),
     "tensorboard-figures": (images, "runs", (1280, 760)),
     "tensorboard-alerts": (text, "runs", (1280, 660)),
 }
@@ -134,8 +125,6 @@ def main() -> None:
             for run in ("healthy", "vanishing", "dying-relu", "exploding"):
                 train(demo, folder / "digits", run)
             train(demo, folder / "runs", FAULT, learning_rate=3e-4, figures=True, histograms=True)  # slow enough that it lasts
-            (folder / "fast").mkdir()
-            (folder / "fast" / FAULT).symlink_to((folder / "digits" / FAULT).resolve())
         take(folder, args.images, args.only)
 
 

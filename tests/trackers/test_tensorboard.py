@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.adapters import TensorBoardTracker
@@ -81,16 +80,6 @@ def test_text_and_tables(written: Any) -> None:
     assert table.splitlines() == [f"| {' | '.join(COLUMNS)} |", "| --- | --- |", "| net.0 | 0.5 |", "| &lt;b&gt;\\|evil | - |"]
 
 
-def test_the_layout(written: Any) -> None:
-    _, found = written
-    assert len(found.Tensors("custom_scalars__config__")) == 1
-    layout = Layout.FromString(found.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
-    (category,) = layout.category
-    (lines,) = category.chart
-    assert (category.title, lines.title) == ("Features", "rms")
-    assert list(lines.multiline.tag) == ["features/.+/rms$"]
-
-
 def test_the_users_prefix_stands_before_every_tag(tmp_path: Path) -> None:
     logger = loggers_of("lightning.pytorch").TensorBoardLogger(tmp_path, name="run", version=0, prefix="a.b")
     write_all(Trackers([logger], Faults()), tmp_path)
@@ -101,5 +90,3 @@ def test_the_users_prefix_stands_before_every_tag(tmp_path: Path) -> None:
     assert "a.b-own" in tags
     assert all(tag.startswith("a.b-") for tag in tags)
     assert set(tags[-1:]) <= set(found.Tags()["tensors"])
-    (chart,) = Layout.FromString(found.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]).category[0].chart
-    assert list(chart.multiline.tag) == [r"a\.b\-features/.+/rms$"]

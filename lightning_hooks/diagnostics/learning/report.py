@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.measured import MeasuredLoss
+from lightning_hooks.declare.context import Context, MeasuredLoss
 from lightning_hooks.declare.step import Step
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.diagnostics.learning.steps import SEEN, UNSURE, ConstantTable, MeasuredSteps, read_steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import threading
@@ -21,12 +20,6 @@ FOLDER, FILE = "lightning_hooks", "reports.jsonl"  # as in run_report.lines, whi
 MOST_RUNS = 2000
 MOST_SECONDS = 20.0
 """That a search takes at most."""
-
-
-def _key(root: Path, file: Path) -> str:
-    name = file.parent.parent.relative_to(root).as_posix()
-    text = _text(name)
-    return text if text == name else f"{text} {hashlib.blake2s(os.fsencode(name), digest_size=4).hexdigest()}"
 
 
 def _text(name: str) -> str:
@@ -150,7 +143,7 @@ class Runs:
                 return
             if FILE in files and (file := Path(folder, FILE)).parent.name == FOLDER and self._holds(file):
                 found += 1
-                yield _key(self._root, file), file
+                yield _text(file.parent.parent.relative_to(self._root).as_posix()), file
 
     def _holds(self, file: Path) -> bool:
         """Whether a file, with all links resolved, is below the log directory, and no link itself."""

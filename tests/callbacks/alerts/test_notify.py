@@ -19,8 +19,8 @@ from lightning_hooks import TrainingMonitor
 from lightning_hooks.alerts import AlertError
 from lightning_hooks.run_report.recorded import Run
 from lightning_hooks.session.sinks import Sinks
+from lightning_hooks.sinks import Sink
 from lightning_hooks.sinks.notebook import LivePage
-from lightning_hooks.sinks.sink import Sink
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import same_state
 from tests.support.trainings import dying

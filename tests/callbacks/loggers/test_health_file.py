@@ -13,8 +13,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lightning_hooks import TrainingMonitor, monitors
+from lightning_hooks.__main__ import main
 from lightning_hooks.run_report import page, read_run
-from lightning_hooks.run_report.cli import main
 from lightning_hooks.run_report.verdict import judge
 from tests.support.models import Classifier, loader, mlp, trainer
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from torch import nn
 
 from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, TrainingMonitor, monitors
@@ -25,7 +23,6 @@ from lightning_hooks.alerts import Alert
 from lightning_hooks.session.tracker_sink import TrackerSink
 from lightning_hooks.statistics.histograms import N_SIDE, bin_edges
 from tests.support.models import Classifier, ResidualCNN, loader, mlp, trainer
-from tests.support.trainings import Gan
 
 
 def fit(net: nn.Module, folder: Path, callbacks: Any, shape: tuple[int, ...] = (8,), **kwargs: Any) -> EventAccumulator:
@@ -41,14 +38,6 @@ def read(folder: Path) -> EventAccumulator:
 
 def text(events: EventAccumulator, tag: str) -> str:
     return events.Tensors(f"{tag}/text_summary")[0].tensor_proto.string_val[0].decode()
-
-
-def layout(events: EventAccumulator) -> dict[str, dict[str, Any]]:
-    (written,) = events.Tensors("custom_scalars__config__")
-    return {
-        category.title: {chart.title: chart for chart in category.chart}
-        for category in Layout.FromString(written.tensor_proto.string_val[0]).category
-    }
 
 
 class Deep(nn.Module):
@@ -67,52 +56,6 @@ class Deep(nn.Module):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> EventAccumulator:
     return fit(ResidualCNN(), tmp_path_factory.mktemp("run"), monitors(every_n_steps=1, summary=False, logged="all"), (1, 6, 6))
-
-
-PARAMETERS = [f"{site}.{kind}" for site in ("stem", "bn", "conv", "head") for kind in ("weight", "bias")]
-
-
-def assert_curves(charts: dict[str, dict[str, Any]], tags: list[str]) -> None:
-    """Each chart has a tag for each of its lines."""
-    for category in charts.values():
-        for chart in category.values():
-            assert all(any(re.match(pattern, tag) for tag in tags) for pattern in chart.multiline.tag), chart.title
-
-
-def test_every_chart_of_the_layout_has_curves(run: EventAccumulator) -> None:
-    tags = run.Tags()["scalars"]
-    charts = layout(run)
-    assert list(charts) == ["Training", "Alerts", "Features", "Gradient flow", "Learning", "Loss", "Gradient clip"]
-    del charts["Alerts"]  # none in this run
-    assert_curves(charts, tags)
-
-
-@pytest.mark.parametrize(
-    ("category", "title", "curves"),
-    [
-        ("Features", "rms", [f"features/net.{site}/rms" for site in ("stem", "bn", "act", "conv", "act2", "head")]),
-        ("Features", "dead_fraction", ["features/net.act/dead_fraction", "features/net.act2/dead_fraction"]),
-        ("Gradient flow", "update_ratio", [f"gradient_flow/net.{site}/update_ratio" for site in PARAMETERS]),
-        ("Gradient clip", "norm_before", ["gradient_clip/norm_before"]),
-    ],
-)
-def test_a_chart_has_all_its_layers_and_no_other(run: EventAccumulator, category: str, title: str, curves: list[str]) -> None:
-    (pattern,) = layout(run)[category][title].multiline.tag
-    assert sorted(tag for tag in run.Tags()["scalars"] if re.match(pattern, tag)) == sorted(curves)
-
-
-def test_two_optimizers_have_a_chart_each(tmp_path: Path) -> None:
-    logger = TensorBoardLogger(tmp_path, name="tb", version=0)
-    trainer([GradientClipMonitor(summary=False)], logger=logger).fit(Gan(), loader())
-    events = read(tmp_path / "tb/version_0")
-    charts = layout(events)["Gradient clip"]
-    assert {"rate", "norm_before", "norm_after"} <= set(charts)
-    (pattern,) = charts["rate"].multiline.tag
-    found = {tag for tag in events.Tags()["scalars"] if re.match(pattern, tag)}
-    assert found == {"gradient_clip/0-Adam/rate", "gradient_clip/1-SGD/rate"}
-
-
-# Alerts.
 
 
 # What is logged by default.
@@ -144,10 +87,6 @@ def test_by_default_a_model_of_any_size_has_at_most_100_tags(tmp_path: Path, n_s
     alerts = {tag for tag in tags if "/alerts/" in tag}
     assert alerts
     assert all(any(event.value > 0 for event in events.Scalars(tag)) for tag in alerts)
-    charts = layout(events)
-    assert list(charts)[:2] == ["Training", "Alerts"]
-    assert re.match(charts["Training"]["loss"].multiline.tag[0], "train_loss")
-    assert_curves(charts, events.Tags()["scalars"])
 
 
 def verdicts(events: EventAccumulator) -> list[tuple[int, str]]:

@@ -21,7 +21,7 @@ from lightning_hooks import (
     monitors,
 )
 from lightning_hooks.run_report import judge, read_run
-from lightning_hooks.run_report.events import read_lines
+from lightning_hooks.run_report.recorded import read_lines
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.pages import data_of, texts
 
@@ -51,7 +51,7 @@ def ours(folder: Path) -> Path:
 def test_the_trio_writes_one_report(tmp_path: Path) -> None:
     fit(tmp_path)
     assert sorted(path.name for path in ours(tmp_path).iterdir()) == ["Verdict", *FILES]
-    events = list(read_lines(ours(tmp_path) / "reports.jsonl", pytest.fail))
+    events = list(read_lines(ours(tmp_path) / "reports.jsonl"))
     assert [event["event"] for event in events] == ["fit", *["report", "report", "report", "epoch"] * 2, "end"]
     assert [event["monitor"] for event in events if event["event"] == "report"] == [
         "features",

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from lightning_hooks.alerts.defaults import KINDS
 from lightning_hooks.declare.cause import AGAINST, EXCLUDES, PROOF, SHOWN, SLIGHT, SOME, STRENGTHS, STRONG
+from lightning_hooks.declare.kinds import KINDS
 from tests.evidence.population.record import read
 
 TABLE = Path(__file__).with_name("table.json")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.alerts.defaults import KINDS
+from lightning_hooks.declare.kinds import KINDS
 from tests.evidence.population.judges import JUDGES, bins, calibration_error, draw, verdicts
 from tests.evidence.population.record import read
 

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 import torch
 
-from lightning_hooks.alerts.defaults import KINDS
+from lightning_hooks.declare.kinds import KINDS
 from tests.evidence.population.grammar import draw
 from tests.evidence.population.loops import fit
 from tests.evidence.population.operators import OPERATORS
