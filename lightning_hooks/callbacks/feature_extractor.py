@@ -16,11 +16,10 @@ from typing_extensions import override
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.extraction.batches import Field
 from lightning_hooks.extraction.capture import Pool, check_output, check_pool, extract, output_tensor, pooled
-from lightning_hooks.extraction.extracted import FORMATS, ExtractedFeatures, merge_ranks, safetensors_for
-from lightning_hooks.extraction.store import SAMPLINGS, FeatureStore, Reservoir, Sampling
+from lightning_hooks.extraction.extracted import FORMATS, ExtractedFeatures, FeatureStore, merge_ranks, safetensors_for
 from lightning_hooks.hooks import Listener, ModuleSelector
 from lightning_hooks.hooks.checks import check_choice, check_count
-from lightning_hooks.hosts.lightning_api import callbacks_of, log_step, world_size
+from lightning_hooks.hosts.lightning_api import callbacks_of, log_step
 from lightning_hooks.trackers import Trackers, some
 
 Stage = Literal["train", "validate", "test", "predict"]
@@ -40,9 +39,8 @@ class FeatureExtractor(HookedCallback):
         pool: ``mean`` over space or tokens, ``space``, ``tokens``, ``cls``, or a function of the output; None for no pooling, which
             takes device memory for ``max_samples`` whole outputs. See :func:`lightning_hooks.extraction.pooled`.
         output: The index of the floating-point tensor, of a module that returns several.
-        max_samples: The number of samples stored in an epoch, of all ranks together, at least 1.
-        sampling: ``first`` for the first samples, ``reservoir`` for a uniform selection.
-        seed: The seed of ``reservoir``, which uses a separate generator.
+        max_samples: The number of samples stored in an epoch, the first of all ranks together, at least 1. A larger
+            ``every_n_steps`` spreads them over the epoch.
         fields: Entries of the batch to store with the features: name to index, key, or function of the batch, as in
             ``{"label": 1}``; tensors ``(n, …)`` or lists of n entries.
         folder: Where to save ``epoch=<epoch>.<file_format>`` after each epoch; None for no files.
@@ -77,8 +75,6 @@ class FeatureExtractor(HookedCallback):
         pool: Pool | None = None,
         output: int = 0,
         max_samples: int = 1000,
-        sampling: Sampling = "first",
-        seed: int = 0,
         fields: Mapping[str, Field] | None = None,
         folder: str | Path | None = None,
         file_format: Literal["npz", "safetensors"] = "npz",
@@ -88,7 +84,6 @@ class FeatureExtractor(HookedCallback):
         check_pool(pool)
         check_output(output)
         check_choice("stage", stage, get_args(Stage))
-        check_choice("sampling", sampling, SAMPLINGS)
         check_choice("file_format", file_format, FORMATS)
         check_count("max_samples", max_samples, least=1)
         if fields is not None and not isinstance(fields, Mapping):
@@ -98,7 +93,7 @@ class FeatureExtractor(HookedCallback):
         if file_format == "safetensors" and folder is not None:
             safetensors_for("write")
         self.stage, self.pool, self.output, self.max_samples = stage, pool, output, max_samples
-        self.sampling, self.seed, self.fields = sampling, seed, dict(fields or {})
+        self.fields = dict(fields or {})
         self.folder = None if folder is None else Path(folder)
         self.file_format = file_format
         self.projector = projector
@@ -124,8 +119,7 @@ class FeatureExtractor(HookedCallback):
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._check_folder(trainer)
         sites = self.select(pl_module)
-        reservoir = Reservoir(self.max_samples, self.sampling, self.seed, trainer.global_rank, world_size(trainer))
-        self._store = store = FeatureStore(reservoir, self.fields, self._site_fault)
+        self._store = store = FeatureStore(self.max_samples, self.fields, self._site_fault)
         self._sites = [name for name, _ in sites]
         self._warned.clear()
         self._first, self._disabled = True, False
@@ -164,7 +158,7 @@ class FeatureExtractor(HookedCallback):
             return
         self._suspension.restore()
         try:
-            self.gate.start(store.start(batch, pl_module.device))
+            self.gate.start(store.start(batch))
         except Exception as error:
             if self._first:
                 raise
@@ -185,7 +179,7 @@ class FeatureExtractor(HookedCallback):
         if self._store is None or stage != self.stage or trainer.sanity_checking:
             return
         with torch.inference_mode(False), torch.no_grad():
-            sites, fields, seen = merge_ranks(self._store, self._site_fault)
+            sites, fields, seen = merge_ranks(self._store)
         self._store.reset()
         found = _in_model_order(sites, self._sites)
         silent = tuple(name for name in self._sites if name not in found)

@@ -13,10 +13,9 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
 from lightning_hooks.declare.warn import info
-from lightning_hooks.extraction.batches import Forward, first_rows, images_in
+from lightning_hooks.extraction.batches import Forward, first_rows, images_in, to_host
 from lightning_hooks.extraction.capture import capture, channels_first
 from lightning_hooks.extraction.extracted import ExtractedFeatures
-from lightning_hooks.extraction.store import to_host
 from lightning_hooks.hooks import ModuleSelector, float_tensors, select_modules
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.tensors import plain_values

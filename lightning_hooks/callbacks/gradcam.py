@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
-from lightning_hooks.extraction.batches import Forward, images_in
+from lightning_hooks.extraction.batches import Forward, images_in, to_host
 from lightning_hooks.extraction.cam import Reshape, Target, check_reshape, check_target, find_layer, grad_cam, resize
-from lightning_hooks.extraction.store import to_host
 from lightning_hooks.hosts.lightning_api import is_sharded
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.maps import array_of, as_images, cam_figure

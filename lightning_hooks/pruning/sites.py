@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.plain import PlainReport
-from lightning_hooks.extraction.batches import device_of
+from lightning_hooks.extraction.batches import device_of, to_host
 from lightning_hooks.extraction.extracted import gather_by_name
-from lightning_hooks.extraction.store import to_host
 from lightning_hooks.hooks import Gate, Listener
 from lightning_hooks.hooks.attributes import in_training_mode
 from lightning_hooks.hooks.checks import check_choice, check_count

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lightning_hooks.extraction.batches import to_host
 from lightning_hooks.extraction.extracted import gather_by_name
-from lightning_hooks.extraction.store import to_host
 from lightning_hooks.hooks import Gate, Listener
 from lightning_hooks.transforms.normalization import Argument, Normalization, given_numbers, merge_moments
 

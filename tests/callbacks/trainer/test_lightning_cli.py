@@ -103,7 +103,7 @@ trainer:
   enable_model_summary: false
   callbacks:
     - class_path: lightning_hooks.FeatureExtractor
-      init_args: {modules: "net.?", pool: mean, max_samples: 20, sampling: reservoir, fields: {label: 1}, stage: train}
+      init_args: {modules: "net.?", pool: mean, max_samples: 20, fields: {label: 1}, stage: train}
     - class_path: lightning_hooks.FeatureMapVisualizer
       init_args: {modules: [net.0], n_samples: 2, forward: net, folder: FOLDER}
     - class_path: lightning_hooks.GradCAM
