@@ -18,9 +18,7 @@ from lightning_hooks.diagnostics.ranges import RangeCollector
 from lightning_hooks.extraction.batches import Forward, check_forward, device_of, run_model, undisturbed
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.listener import OutputTo
-from lightning_hooks.quantization import RangeTable
-from lightning_hooks.quantization.ranges import check_range_options
-from lightning_hooks.quantization.scales import check_levels
+from lightning_hooks.quantization import RangeTable, check_levels, check_range_options
 from lightning_hooks.session.settings import Settings, Summary
 
 
