@@ -27,7 +27,7 @@ BELOW: dict[str, set[str]] = {
     "checkpoints": {"hooks", "trackers", "declare"},
     "profiling": {"hooks", "declare"},
     "pruning": {"hooks", "trackers", "statistics", "extraction", "declare"},
-    "plots": {"hooks", "trackers", "declare", "profiling"},
+    "plots": {"hooks", "trackers", "declare"},
     "diagnostics": {"hooks", "clipping", "trackers", "statistics", "quantization", "declare", "plots"},
     "judge": {"hooks", "declare", "diagnostics"},
     "alerts": {"declare", "diagnostics", "judge"},

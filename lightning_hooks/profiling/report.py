@@ -14,7 +14,7 @@ from lightning_hooks.declare.plain import PlainReport
 from lightning_hooks.profiling.clock import BACKWARD, FORWARD, OTHER, RECOMPUTE, Account
 
 LIMIT = 512
-"""The number of steps kept of an epoch. At this number every second one is dropped, and half as many are measured from then on."""
+"""The largest number of steps of an epoch that are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +161,6 @@ class StepSamples:
     def reset(self) -> None:
         """Start a new epoch."""
         self.steps: list[TracedStep] = []
-        self.stride, self._turn = 1, 0
-
-    def wants(self) -> bool:
-        """Return whether to measure the next step."""
-        self._turn += 1
-        return (self._turn - 1) % self.stride == 0
 
     def add(self, step: TracedStep) -> None:
         """Add a traced step."""
@@ -174,8 +168,6 @@ class StepSamples:
             self.memory = {site: tally.memory_bytes for site, tally in step.tallies.items()}
         if step.counts:
             self.steps.append(step)
-        if len(self.steps) >= LIMIT:
-            self.steps, self.stride = self.steps[::2], 2 * self.stride
 
     def report(self, epoch: int, step: int, batches: int) -> ProfileReport:
         """Return the report of the added steps."""

@@ -17,7 +17,7 @@ from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.listener import CallStack, TraceHook
 from lightning_hooks.hooks.selection import can_be_called, clean_name, compiled_around, compiled_regions, select_modules
 from lightning_hooks.profiling.clock import BACKWARD, FORWARD, OTHER, RECOMPUTE, ROOT, Account, NodeMap, Place, clock_for
-from lightning_hooks.profiling.report import ProfileReport, StepSamples, Tally, TracedStep
+from lightning_hooks.profiling.report import LIMIT, ProfileReport, StepSamples, Tally, TracedStep
 
 
 class _Call(NamedTuple):
@@ -68,7 +68,7 @@ class StepTracer:
         """
         number, self.steps = self.steps, self.steps + 1
         reads_memory = self.clock.allocated() is not None and number == max(self.warmup_steps - 1, 0)
-        counts = number >= self.warmup_steps and due and self.samples.wants()
+        counts = number >= self.warmup_steps and due and len(self.samples.steps) + len(self._ended) < LIMIT
         if not (counts or reads_memory):
             return False
         self.step = TracedStep(reads_memory=reads_memory, counts=counts)
