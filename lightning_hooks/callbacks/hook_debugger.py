@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.debugging.breaks import Breakpoint, Call
-from lightning_hooks.debugging.trace import Trace
+from lightning_hooks.debugging.trace import Breakpoint, Call, Trace
 from lightning_hooks.debugging.tracer import Tracer
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_bools, check_choice

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.debugging.breaks import HookBreakError
 from lightning_hooks.debugging.reasons import Evidence, Watcher, why_no_call, why_no_gradient
-from lightning_hooks.debugging.trace import MAX_CALLS, CallRecord, Trace, describe
+from lightning_hooks.debugging.trace import CallRecord, HookBreakError, Trace, describe
 from lightning_hooks.hooks import HookManager, float_tensors, guarded
 from lightning_hooks.hooks.listener import CallStack, UncompiledHook, in_backward
 from lightning_hooks.hooks.selection import OPAQUE, compiled_around, compiled_regions, named_sites, outwards
@@ -42,7 +41,6 @@ class Tracer:
 
     def _clear(self) -> None:
         self._records: list[CallRecord] = []
-        self._dropped = 0
         self._stack: CallStack[tuple[CallRecord, BaseException | None]] = CallStack()
         self._evidence = {name: Evidence() for name in self.kinds}
         self._views: list[tuple[Evidence, weakref.ref[Tensor], int]] = []  # outputs that may still be changed in place
@@ -92,7 +90,6 @@ class Tracer:
             no_gradient={} if error else self._no_gradient(root),
             error=f"{type(error).__name__}: {error}" if error is not None else "",
             raised_in=error.site if isinstance(error, HookBreakError) else self._raised_in if error is self._error else "",
-            dropped=self._dropped,
         )
         self.stop()
         return trace
@@ -172,18 +169,13 @@ class Tracer:
             record = replace(record, error=f"{type(error).__name__}: {error}")
             if error is not self._error:
                 self._error, self._raised_in = error, name
-        if record.order < len(self._records):
-            self._records[record.order] = record
+        self._records[record.order] = record
 
     def _add(self, name: str, phase: str, depth: int, field: str, values: Iterable[tuple[str, Any]]) -> CallRecord:
-        """Record a call or a gradient; ``values`` are (name, value) pairs for one of its fields. Beyond ``MAX_CALLS``, count it."""
-        order, kept = len(self._records) + self._dropped, len(self._records) < MAX_CALLS
-        described = tuple(info for key, value in values for info in describe(value, key, self.statistics)) if kept else ()
-        record = CallRecord(order, phase, name, self.kinds[name], depth, **{field: described})  # type: ignore[arg-type]
-        if kept:
-            self._records.append(record)
-        else:
-            self._dropped += 1
+        """Record a call or a gradient; ``values`` are (name, value) pairs for one of its fields."""
+        described = tuple(text for key, value in values for text in describe(value, key, self.statistics))
+        record = CallRecord(len(self._records), phase, name, self.kinds[name], depth, **{field: described})  # type: ignore[arg-type]
+        self._records.append(record)
         return record
 
     def _observe(self, record: CallRecord, output: Any) -> None:

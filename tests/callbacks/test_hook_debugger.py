@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_hooks import HookDebugger
-from lightning_hooks.debugging.breaks import HookBreakError
+from lightning_hooks.debugging import HookBreakError
 from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
 
 
