@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -43,7 +42,6 @@ class Tracer:
         self._records: list[CallRecord] = []
         self._stack: CallStack[tuple[CallRecord, BaseException | None]] = CallStack()
         self._evidence = {name: Evidence() for name in self.kinds}
-        self._views: list[tuple[Evidence, weakref.ref[Tensor], int]] = []  # outputs that may still be changed in place
         self._error: BaseException | None = None
         self._raised_in = ""
         self._backward = False
@@ -82,7 +80,6 @@ class Tracer:
     def finish(self, root: nn.Module, title: str, error: BaseException | None = None) -> Trace:
         """Stop tracing, and return the trace; ``error`` is the exception that ended the step."""
         self._stop_watching()
-        self._check_views()
         trace = Trace(
             title=title,
             calls=tuple(self._records),
@@ -142,7 +139,6 @@ class Tracer:
 
     def on_enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Record the beginning of a call."""
-        self._check_views()
         values = [*(("", value) for value in args), *kwargs.items()]
         record = self._add(name, "forward", len(self._stack), "inputs", values)
         self._stack.append((name, (record, sys.exc_info()[1])))
@@ -153,7 +149,6 @@ class Tracer:
 
     def on_return(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Record the end of a call, also when its forward raised, and hook its output."""
-        self._check_views()
         ended = self._stack.end(name)
         if ended is None:
             return
@@ -186,22 +181,10 @@ class Tracer:
                 continue
             seen.differentiable = True
             seen.leaf |= tensor.is_leaf
-            if tensor._is_view():
-                seen.view = True
-                self._views.append((seen, weakref.ref(tensor), tensor._version))
+            seen.view |= tensor._is_view()
             if not tensor.is_leaf:
                 hook = guarded(UncompiledHook(self, "on_gradient", record.site, record.depth), record.site, self._on_fault)
                 tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-
-    def _check_views(self) -> None:
-        """Record which views were changed in place, which drops their hooks. There is no public count of such changes."""
-        kept = []
-        for seen, reference, version in self._views:
-            tensor = reference()
-            seen.changed |= tensor is not None and tensor._version != version
-            if tensor is not None and not seen.changed:
-                kept.append((seen, reference, version))
-        self._views = kept
 
     def on_gradient(self, name: str, depth: int, gradient: Tensor) -> None:
         """Record a gradient at a site's output."""
