@@ -107,9 +107,9 @@ def test_the_default_is_the_last_convolution_and_the_predicted_class() -> None:
     assert torch.equal(GradCAM.compute(net, x), expected)
     assert torch.equal(GradCAM.compute(net, x, module=net.conv2, target=classes.tolist()), expected)
     assert torch.equal(GradCAM.compute(net, x, target=lambda output: output.max(1).values), expected)
-    cam = grad_cam(net, x)
-    assert torch.equal(cam.scores, net(x).max(1).values)
-    assert torch.equal(cam.classes, classes)
+    _, scores, of_samples = grad_cam(net, x)
+    assert torch.equal(scores, net(x).max(1).values)
+    assert torch.equal(of_samples, classes)
 
 
 def test_gradients_modes_and_random_state_are_left_alone() -> None:
