@@ -213,7 +213,6 @@ def test_compiled_layers() -> None:
         ({"max_samples": 0}, ValueError, "max_samples must be at least 1; got 0"),
         ({"fields": ["label"]}, TypeError, r"fields must map a name to an index, .* as \{'label': 1\}; got \['label'\]"),
         ({"pool": "avg"}, ValueError, "pool must be None, one of 'mean'.*; got 'avg'"),
-        ({"output": "first"}, ValueError, "output must be the index, .*; got 'first'"),
         ({"every_n_steps": 0}, ValueError, "every_n_steps must be at least 1"),
         ({"modules": 3}, TypeError, "modules must be a glob pattern"),
     ],
