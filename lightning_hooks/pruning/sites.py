@@ -15,38 +15,34 @@ from lightning_hooks.extraction.batches import device_of, to_host
 from lightning_hooks.extraction.extracted import gather_by_name
 from lightning_hooks.hooks import Gate, Listener
 from lightning_hooks.hooks.attributes import in_training_mode
-from lightning_hooks.hooks.checks import check_choice, check_count
+from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.pruning.weights import Layout, activity_sums, known_units, producer_of
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.units import layouts
 from lightning_hooks.trackers import table_lines
 
-SCHEDULES = ("cubic", "linear")
-"""The schedules, from 0 to ``amount``."""
 
-
-def check_schedule(amount: object, start_epoch: object, end_epoch: object, schedule: object) -> None:
+def check_schedule(amount: object, start_epoch: object, end_epoch: object) -> None:
     """Raise TypeError or ValueError if an argument of :func:`target_at` is of a wrong type or out of range."""
     if isinstance(amount, bool) or not isinstance(amount, int | float):
         raise TypeError(f"amount must be a number above 0 and below 1; got {amount!r}.")
     if not 0 < amount < 1:
         raise ValueError(f"amount must be above 0 and below 1, the share of units to mask; got {amount!r}.")
     check_count("end_epoch", end_epoch, least=check_count("start_epoch", start_epoch, least=0))
-    check_choice("schedule", schedule, SCHEDULES)
 
 
-def target_at(epoch: int, amount: float, start_epoch: int, end_epoch: int, schedule: str = "cubic") -> float:
+def target_at(epoch: int, amount: float, start_epoch: int, end_epoch: int) -> float:
     """Return the share of units to mask at the end of an epoch, counted from 0; 0 before ``start_epoch``.
 
-    With the progress p, from ``1 / (end_epoch - start_epoch + 1)`` at the end of ``start_epoch`` to 1 at the end of ``end_epoch``:
-    ``linear`` is ``amount * p``, and ``cubic`` is ``amount * (1 - (1 - p) ** 3)``, which masks most units early (Zhu and Gupta
-    2017, "To prune, or not to prune", equation 1, with initial sparsity 0).
+    With the progress p, from ``1 / (end_epoch - start_epoch + 1)`` at the end of ``start_epoch`` to 1 at the end of ``end_epoch``,
+    it is ``amount * (1 - (1 - p) ** 3)``, which masks most units early (Zhu and Gupta 2017, "To prune, or not to prune",
+    equation 1, with initial sparsity 0).
     """
     if epoch < start_epoch:
         return 0.0
     part = min(1.0, (epoch - start_epoch + 1) / (end_epoch - start_epoch + 1))
-    return amount * (part if schedule == "linear" else 1.0 - (1.0 - part) ** 3)
+    return amount * (1.0 - (1.0 - part) ** 3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,6 @@ def test_parameters_train_as_if_changed_by_hand(case: str) -> None:
     assert ours.losses == hand.losses
     assert same_state(ours, hand)
     assert not any(hook_counts(ours).values())
-    assert transform.report.epoch == 2
-    assert set(transform.report.calls.values()) == {7}
-    assert transform.report.silent == ()
 
 
 @pytest.mark.parametrize("net", [mlp, ResidualCNN])
@@ -274,7 +271,6 @@ def test_the_factor_is_logged_each_epoch(tmp_path: Path, caplog: pytest.LogCaptu
     header, *rows = next(tmp_path.rglob("metrics.csv")).read_text().splitlines()
     column = header.split(",").index("gradient_transform/scale/factor")
     assert [value for row in rows if (value := row.split(",")[column])] == ["nan", "0.5"]
-    assert ours[0].report.factor == 0.5
 
 
 BAD = [
