@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.hooks.checks import brief
-from lightning_hooks.hooks.tensors import as_number
+from lightning_hooks.hooks.checks import brief, check_count
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
 from lightning_hooks.hosts.observers import TrainingMembers
 from lightning_hooks.hosts.plain import LoopStepAgain, PlainHost, inner_optimizer, setup_of
@@ -75,13 +74,9 @@ def watch(
     optimizers = _optimizers(optimizer)
     if scaler is not None and not hasattr(scaler, "unscale_"):
         raise TypeError(f"scaler must be a GradScaler, or None where losses are not scaled; got {brief(scaler)}.")
-    if log_dir is not None and not isinstance(log_dir, str | os.PathLike):
-        raise TypeError(f"log_dir must be the path of a folder, or None for nowhere; got {brief(log_dir)}.")
-    expected = as_number(batches_per_epoch)
-    if batches_per_epoch is not None and expected is None:
-        raise TypeError(f"batches_per_epoch must be a number, such as len(loader), or None; got {brief(batches_per_epoch)}.")
-    if expected is not None and not expected >= 1:
-        raise ValueError(f"batches_per_epoch must be at least 1, or None where it is not known; got {batches_per_epoch!r}.")
+    known = {}
+    if batches_per_epoch is not None:
+        known["batches_per_epoch"] = float(check_count("batches_per_epoch", batches_per_epoch, least=1))
     kept = {each: arguments[each] for each in ("capsule", "keep_batches") if arguments.get(each)}
     if loss_function is None and kept:
         raise ValueError(
@@ -90,7 +85,6 @@ def watch(
         )
     if loss_function is not None and not callable(loss_function):
         raise TypeError(f"loss_function must be a function of a batch that returns its loss; got {brief(loss_function)}.")
-    known = {} if expected is None else {"batches_per_epoch": expected}
     host = PlainHost(
         model,
         [inner_optimizer(each) for each in optimizers],
