@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.extraction.batches import Forward, batch_size, check_forward, first_rows, images_in, to_host
+from lightning_hooks.extraction.batches import Forward, check_forward, first_rows, images_in, to_host
 from lightning_hooks.extraction.capture import capture, channels_first
 from lightning_hooks.extraction.extracted import ExtractedFeatures
 from lightning_hooks.hooks import ModuleSelector, float_tensors, select_modules
@@ -56,8 +56,6 @@ class FixedSampleCallback(HookedCallback):
         self.every_n_epochs = check_count("every_n_epochs", every_n_epochs, least=1)
         check_choice("stage", stage, get_args(Stage))
         check_forward(forward)
-        if sample is not None and batch_size(sample) is None:
-            raise ValueError(f"sample must be a batch with at least one tensor; got {type(sample).__name__} without one.")
         self.sample, self.stage, self.forward = sample, stage, forward
         self.folder = None if folder is None else Path(folder)
         self._taken: Any = None  # the sample of this fit

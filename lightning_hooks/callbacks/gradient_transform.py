@@ -98,10 +98,6 @@ class GradientTransform(HookedCallback):
             raise ValueError(f"transform='zero' takes no factor; got {factor!r}. For a schedule use transform='scale' with 0.0.")
         if factor is None and not callable(transform) and transform != "zero":
             raise ValueError(f"transform={transform!r} needs a factor: a number, {{epoch: number}}, or a function of the epoch.")
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise TypeError(f"seed must be an integer; got {seed!r}.")
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"name must be text or None; got {name!r}.")
         default = transform if isinstance(transform, str) else getattr(transform, "__name__", type(transform).__name__)
         bound = {} if callable(transform) else _LOW.get(transform, {})
         self._schedule = None if factor is None else Schedule("factor", factor, **bound)

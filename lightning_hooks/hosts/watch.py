@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_hooks.hooks.checks import brief, check_count
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
@@ -111,18 +112,12 @@ def _check_model(model: Any) -> None:
 
 
 def _optimizers(given: Any) -> list[Any]:
-    if _is_optimizer(given):
-        return [given]
-    several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping | nn.Module | Tensor)
-    found = list(given) if several else [given]
-    wrong = [each for each in found if not _is_optimizer(each)]
-    if wrong:
+    found = [given] if _is_optimizer(given) or not isinstance(given, Iterable) else list(given)
+    if not found or not all(map(_is_optimizer, found)):
         raise TypeError(
-            "optimizer must be the torch.optim.Optimizer that trains the model, or several in a list; got "
-            f"{'one with ' if several else ''}{brief(wrong[0])}. Pass what the loop calls step() of: watch(model, optimizer)."
+            f"optimizer must be the torch.optim.Optimizer that trains the model, or several in a list; got {brief(given)}. Pass "
+            "what the loop calls step() of: watch(model, optimizer)."
         )
-    if not found:
-        raise ValueError("watch needs the optimizer that trains the model; got none.")
     return found
 
 
@@ -137,21 +132,18 @@ def observers_of(name: str, arguments: dict[str, Any]) -> TrainingMembers:
     return TrainingMembers(**arguments)
 
 
+@dataclass(eq=False)
 class LoopLogger:
     """What trackers ask of a Lightning logger, for an object that values are written to by ``write(values by tag, step)``."""
 
-    def __init__(
-        self,
-        experiment: Any,
-        write: Callable[[dict[str, Any], int], Any],
-        save: Callable[[], Any] = lambda: None,
-        run_id: str | None = None,
-    ) -> None:
-        self.experiment, self.save, self.run_id, self._write = experiment, save, run_id, write
+    experiment: Any
+    write: Callable[[dict[str, Any], int], Any]
+    save: Callable[[], Any] = lambda: None
+    run_id: str | None = None
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
         """Write values."""
-        self._write(dict(metrics), step)
+        self.write(dict(metrics), step)
 
 
 def as_loggers(given: Any) -> list[Any]:
