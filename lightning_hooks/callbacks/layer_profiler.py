@@ -163,7 +163,7 @@ class LayerProfiler(HookedCallback):
         super().on_train_epoch_end(trainer, pl_module)
         self.warn_of_faults()
         self.report = self._tracer.report(trainer.current_epoch, trainer.global_step, self.batches)
-        self._tracer.samples.reset()
+        self._tracer.measured.clear()
         self.batches = self._first = 0
         self._log(trainer, self.report)
 

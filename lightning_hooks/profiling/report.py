@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,80 +150,64 @@ class TracedStep:
     overhead: float = 0.0
 
 
-class StepSamples:
-    """The measured steps of one epoch."""
+def profile_report(names: Sequence[str], steps: Sequence[TracedStep], memory: Mapping[int, int], **about: Any) -> ProfileReport:
+    """Return the report of measured steps.
 
-    def __init__(self, names: list[str], device: str) -> None:
-        self.names = names
-        self.device = device
-        self.memory: dict[int, int] = {}  # site -> bytes; kept from epoch to epoch
-        self.reset()
+    Args:
+        names: The sites.
+        steps: The steps.
+        memory: Site to the growth of the allocated device memory during its calls.
+        **about: The ``epoch``, ``step``, ``device`` and ``batches`` of the report.
+    """
+    accounts = list(dict.fromkeys(account for traced in steps for account in traced.accounts))
+    times = {account: np.array([traced.accounts.get(account, 0.0) for traced in steps]) for account in accounts}
+    n = len(steps)
 
-    def reset(self) -> None:
-        """Start a new epoch."""
-        self.steps: list[TracedStep] = []
+    own: dict[int | None, list[Account]] = defaultdict(list)  # by site
+    inside: dict[int, list[Account]] = defaultdict(list)  # by site: its own, and those of inner modules
+    for account in accounts:
+        own[account[0][-1] if account[0] else None].append(account)
+        for site in set(account[0]):
+            inside[site].append(account)
 
-    def add(self, step: TracedStep) -> None:
-        """Add a traced step."""
-        if step.reads_memory:
-            self.memory = {site: tally.memory_bytes for site, tally in step.tallies.items()}
-        if step.counts:
-            self.steps.append(step)
+    def spread(of: Iterable[Account], *phases: int) -> Spread:
+        return _spread(sum((times[account] for account in of if not phases or account[1] in phases), np.zeros(n)))
 
-    def report(self, epoch: int, step: int, batches: int) -> ProfileReport:
-        """Return the report of the added steps."""
-        accounts = list(dict.fromkeys(account for traced in self.steps for account in traced.accounts))
-        times = {account: np.array([traced.accounts.get(account, 0.0) for traced in self.steps]) for account in accounts}
-        n = len(self.steps)
-
-        own: dict[int | None, list[Account]] = defaultdict(list)  # by site
-        inside: dict[int, list[Account]] = defaultdict(list)  # by site: its own, and those of inner modules
-        for account in accounts:
-            own[account[0][-1] if account[0] else None].append(account)
-            for site in set(account[0]):
-                inside[site].append(account)
-
-        def spread(of: Iterable[Account], *phases: int) -> Spread:
-            return _spread(sum((times[account] for account in of if not phases or account[1] in phases), np.zeros(n)))
-
-        whole, outside = accounts, own[None]
-        step_time = spread(whole)
-        sites: dict[str, LayerTimes] = {}
-        for site, name in enumerate(self.names):
-            found = [traced.tallies[site] for traced in self.steps if site in traced.tallies]
-            if not found:
-                continue
-            self_time, total_time = spread(own[site]), spread(inside[site])
-            sites[name] = LayerTimes(
-                calls=sum(tally.calls for tally in found) / n,
-                recomputed_calls=sum(tally.recomputed for tally in found) / n,
-                self_time=self_time,
-                total_time=total_time,
-                forward_self=spread(own[site], FORWARD),
-                forward_total=spread(inside[site], FORWARD),
-                backward_self=spread(own[site], BACKWARD),
-                backward_total=spread(inside[site], BACKWARD),
-                recompute_self=spread(own[site], RECOMPUTE),
-                share=self_time.mean / step_time.mean,
-                output_bytes=sum(tally.output_bytes for tally in found) / n,
-                memory_bytes=self.memory.get(site),
-            )
-        return ProfileReport(
-            epoch=epoch,
-            step=step,
-            device=self.device,
-            sites=sites,
-            silent=tuple(name for name in self.names if name not in sites),
-            step_time=step_time,
-            forward_time=spread(whole, FORWARD),
-            backward_time=spread(whole, BACKWARD, RECOMPUTE),
-            other_time=spread(whole, OTHER),
-            outside_forward=spread(outside, FORWARD),
-            outside_backward=spread(outside, BACKWARD, RECOMPUTE),
-            overhead=float(np.mean([traced.overhead for traced in self.steps])) if self.steps else math.nan,
-            measured_steps=n,
-            batches=batches,
+    whole, outside = accounts, own[None]
+    step_time = spread(whole)
+    sites: dict[str, LayerTimes] = {}
+    for site, name in enumerate(names):
+        found = [traced.tallies[site] for traced in steps if site in traced.tallies]
+        if not found:
+            continue
+        self_time, total_time = spread(own[site]), spread(inside[site])
+        sites[name] = LayerTimes(
+            calls=sum(tally.calls for tally in found) / n,
+            recomputed_calls=sum(tally.recomputed for tally in found) / n,
+            self_time=self_time,
+            total_time=total_time,
+            forward_self=spread(own[site], FORWARD),
+            forward_total=spread(inside[site], FORWARD),
+            backward_self=spread(own[site], BACKWARD),
+            backward_total=spread(inside[site], BACKWARD),
+            recompute_self=spread(own[site], RECOMPUTE),
+            share=self_time.mean / step_time.mean,
+            output_bytes=sum(tally.output_bytes for tally in found) / n,
+            memory_bytes=memory.get(site),
         )
+    return ProfileReport(
+        **about,
+        sites=sites,
+        silent=tuple(name for name in names if name not in sites),
+        step_time=step_time,
+        forward_time=spread(whole, FORWARD),
+        backward_time=spread(whole, BACKWARD, RECOMPUTE),
+        other_time=spread(whole, OTHER),
+        outside_forward=spread(outside, FORWARD),
+        outside_backward=spread(outside, BACKWARD, RECOMPUTE),
+        overhead=float(np.mean([traced.overhead for traced in steps])) if steps else math.nan,
+        measured_steps=n,
+    )
 
 
 def _spread(values: NDArray[np.float64]) -> Spread:
