@@ -41,7 +41,6 @@ class ActivationPruner(EvaluatedCallback):
         amount: The final share of masked units of each module, above 0 and below 1. At least one unit stays.
         start_epoch: The epoch at whose end the first units are masked.
         end_epoch: The epoch at whose end ``amount`` is reached, by a cubic schedule (Zhu and Gupta 2017); None for ``start_epoch``.
-        regrow: Whether masked units may become active again; their activity before the mask is still measured.
         every_n_steps: Measure training batches 0, n, 2n, … of each epoch; 1 for all.
         unit_dim: The dimension of the units in the output; None to infer it: the channels for convolutions and batch norms, the
             last dimension for linear layers and layer norms.
@@ -73,7 +72,6 @@ class ActivationPruner(EvaluatedCallback):
         amount: float = 0.5,
         start_epoch: int = 0,
         end_epoch: int | None = None,
-        regrow: bool = False,
         every_n_steps: int = 1,
         unit_dim: int | None = None,
         summary: bool = True,
@@ -83,10 +81,10 @@ class ActivationPruner(EvaluatedCallback):
             raise TypeError("modules must name the modules to prune, for instance 'encoder.*'; got None.")
         end_epoch = start_epoch if end_epoch is None else end_epoch
         check_schedule(amount, start_epoch, end_epoch)
-        check_bools(regrow=regrow, summary=summary)
+        check_bools(summary=summary)
         check_optional_integer("unit_dim", unit_dim)
         self.amount, self.start_epoch, self.end_epoch = float(amount), start_epoch, end_epoch
-        self.regrow, self.unit_dim, self.summary = regrow, unit_dim, summary
+        self.unit_dim, self.summary = unit_dim, summary
         self.report: PruningReport | None = None
         self._masks: dict[str, Tensor] = {}  # which units stay, on the host
         self._loaded: dict[str, Any] | None = None
@@ -182,7 +180,7 @@ class ActivationPruner(EvaluatedCallback):
         if self._sites is None:
             raise RuntimeError("prune() has no measurements: call it in the block of masking(model), or let a Trainer call it.")
         target = target_at(epoch, self.amount, self.start_epoch, self.end_epoch)
-        self.report = report = self._sites.end_epoch(epoch, step, target, self.regrow)
+        self.report = report = self._sites.end_epoch(epoch, step, target)
         self._masks = self._sites.masks
         return report
 

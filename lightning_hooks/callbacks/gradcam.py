@@ -117,7 +117,6 @@ class GradCAM(FixedSampleCallback):
         module: str | nn.Module | None = None,
         target: Target = None,
         reshape: Reshape = None,
-        relu: bool = True,
         size: Sequence[int] | None = None,
         forward: Forward | None = None,
     ) -> Tensor:
@@ -131,7 +130,6 @@ class GradCAM(FixedSampleCallback):
             module: The layer, or its name; None for the last convolution.
             target: As for the callback.
             reshape: As for the callback.
-            relu: Whether to set negative values to 0, as in the paper.
             size: (height, width) to scale the maps to, bilinearly; None for the layer's own.
             forward: As for the callback.
 
@@ -151,7 +149,7 @@ class GradCAM(FixedSampleCallback):
             >>> GradCAM.compute(net, torch.randn(2, 3, 8, 8), module="0", target=3).shape
             torch.Size([2, 6, 6])
         """
-        return grad_cam(model, batch, module, target, reshape=reshape, relu=relu, size=size, forward=forward)[0]
+        return grad_cam(model, batch, module, target, reshape=reshape, size=size, forward=forward)[0]
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -29,7 +29,6 @@ def grad_cam(
     target: Target = None,
     *,
     reshape: Reshape = None,
-    relu: bool = True,
     size: Sequence[int] | None = None,
     forward: Forward | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -73,8 +72,7 @@ def grad_cam(
                 f"the score does not depend on the output of {name!r}, or forward cuts the gradient between them (no_grad, "
                 "detach). Choose a layer that the score depends on."
             )
-        maps = _weighted(values.detach(), gradient, layer, reshape)
-    maps = maps.clamp(min=0) if relu else maps
+        maps = _weighted(values.detach(), gradient, layer, reshape).clamp(min=0)
     return maps if size is None else resize(maps, size), scores.detach(), classes
 
 

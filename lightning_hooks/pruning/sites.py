@@ -174,13 +174,12 @@ class UnitSite(Listener):
         self.kept = kept
         self.dropped = None if bool(kept.all()) else (~kept).to(device, non_blocking=True)
 
-    def decide(self, means: Tensor, target: float, regrow: bool, device: torch.device) -> None:
+    def decide(self, means: Tensor, target: float, device: torch.device) -> None:
         """Mask the ``target`` share of units with the lowest mean activity, ``(units,)``, ties by index.
 
-        At least one unit stays. A unit with nonfinite activity is never masked: that would hide a fault. Without ``regrow`` masked
-        units stay masked.
+        At least one unit stays. A unit with nonfinite activity is never masked: that would hide a fault. Masked units stay masked.
         """
-        held = torch.zeros(len(means), dtype=torch.bool) if self.kept is None or regrow else ~self.kept
+        held = torch.zeros(len(means), dtype=torch.bool) if self.kept is None else ~self.kept
         number = max(min(round(target * len(means)), len(means) - 1), int(held.sum()))
         means = torch.where(held, -1.0, means)
         weakest = means.argsort(stable=True)[:number]
@@ -243,24 +242,17 @@ class UnitSites:
                 sums, count = found[site.name]["sums"], found[site.name]["count"]
                 site.activity = Activity(sums.to(self.device, row_dtype(self.device)), count)
 
-    def decide(self, found: Mapping[str, Activity], target: float, regrow: bool) -> dict[str, PrunedUnits]:
-        """Make new masks by the activity ``found``, the same on every rank: see :meth:`UnitSite.decide`; and start a new epoch.
+    def end_epoch(self, epoch: int, step: int, target: float) -> PruningReport:
+        """Make new masks by the epoch's activity, the same on every rank, and report them: a collective.
 
         A site that was not called keeps its mask.
-
-        Returns:
-            The units of the sites that have a mask.
         """
+        found = self.merged()
         for site in self.sites:
             if site.name in found:
-                site.decide(found[site.name].means, target, regrow, self.device)
+                site.decide(found[site.name].means, target, self.device)
             site.activity = None
-        return {site.name: site.report(found.get(site.name)) for site in self.sites if site.kept is not None}
-
-    def end_epoch(self, epoch: int, step: int, target: float, regrow: bool) -> PruningReport:
-        """Make new masks by the epoch's activity, and report them: a collective."""
-        found = self.merged()
-        pruned = self.decide(found, target, regrow)
+        pruned = {site.name: site.report(found.get(site.name)) for site in self.sites if site.kept is not None}
         units, masked = sum(entry.units for entry in pruned.values()), sum(entry.masked for entry in pruned.values())
         silent = tuple(site.name for site in self.sites if site.name not in found)
         return PruningReport(epoch, step, target, masked / units if units else 0.0, pruned, silent)

@@ -337,7 +337,6 @@ def test_what_cannot_be_asked_for_is_said() -> None:
         ({"start_epoch": -1}, ValueError, "start_epoch must be at least 0; got -1"),
         ({"start_epoch": 3, "end_epoch": 2}, ValueError, "end_epoch must be at least 3; got 2"),
         ({"end_epoch": 2.5}, TypeError, r"end_epoch must be an integer of at least 0; got 2\.5"),
-        ({"regrow": 1}, TypeError, "regrow must be True or False; got 1"),
         ({"summary": None}, TypeError, "summary must be True or False; got None"),
         ({"unit_dim": "last"}, TypeError, "unit_dim must be an integer or None; got 'last'"),
         ({"every_n_steps": 0}, ValueError, "every_n_steps must be at least 1"),
