@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -216,12 +215,6 @@ class ActivationPruner(EvaluatedCallback):
         activity = (resumed or {}).get("activity")
         if activity and self._sites is not None and trainer.is_global_zero:  # it is that of all ranks
             self._sites.restore(activity)
-        last = trainer.max_epochs
-        if last is not None and 0 <= last <= self.end_epoch:
-            rank_zero_warn(
-                f"ActivationPruner masks all of amount={self.amount:g} at the end of epoch {self.end_epoch}, and training ends "
-                f"with epoch {last - 1}. Lower end_epoch, or train longer."
-            )
 
     @override
     def released(self) -> None:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -170,16 +169,6 @@ class HookDebugger(HookedCallback):
     @override
     def skipped(self) -> None:
         self.released()
-
-    @override
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_end(trainer, pl_module)
-        late = [step for step in self.steps if step >= self._batch]
-        if late and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # set by one of the trainer's connectors
-            rank_zero_warn(
-                f"HookDebugger: training had {self._batch} batches, so step {', '.join(map(str, late))} was not traced. Steps are "
-                "counted from 0 at the start of each fit."
-            )
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

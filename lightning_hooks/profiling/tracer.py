@@ -285,15 +285,5 @@ class ProfileSession:
             self._tracer.end_step()
 
     def report(self) -> ProfileReport:
-        """Return the report of the steps so far; waits for the device.
-
-        Raises:
-            RuntimeError: If no step was measured.
-        """
-        steps, warmup_steps = self._tracer.steps, self._tracer.warmup_steps
-        if steps <= warmup_steps:
-            raise RuntimeError(
-                f"No step was measured: {steps} were run, and the first {warmup_steps} are warm-up. Run more steps, or lower "
-                "warmup_steps."
-            )
-        return self._tracer.report(epoch=0, step=steps, batches=steps)
+        """Return the report of the steps so far; waits for the device."""
+        return self._tracer.report(epoch=0, step=self._tracer.steps, batches=self._tracer.steps)
