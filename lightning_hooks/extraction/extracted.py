@@ -185,13 +185,16 @@ class FeatureStore:
         for site, values in self.outputs:
             name = call_name(site, calls[site])
             calls[site] += 1
-            known = next(iter(self._parts.get(name, {}).values()), values)
-            if known.shape[1:] != values.shape[1:]:
+            if name in self._broken:
+                continue
+            parts = self._parts.setdefault(name, {})
+            known = next(iter(parts.values()), values)
+            if values.shape[:1] == (self._rows,) and values.shape[1:] == known.shape[1:]:
+                parts[self.kept] = values
+            else:
                 self._broken.add(name)
                 del self._parts[name]
                 self.on_fault(name, _other_shape(name, values, known))
-            elif name not in self._broken:
-                self._parts.setdefault(name, {})[self.kept] = values
         self.kept += self._rows
         self.stop()
 
@@ -208,7 +211,8 @@ class FeatureStore:
         found: dict[tuple[str, str], Tensor] = {}
         for name, parts in self._parts.items():
             values = next(iter(parts.values()))
-            whole = found["site", name] = values.new_full((count, *values.shape[1:]), torch.nan)
+            nothing = torch.nan if values.is_floating_point() else 0
+            whole = found["site", name] = values.new_full((count, *values.shape[1:]), nothing)
             for place, part in parts.items():
                 rows = whole[place : place + len(part)]
                 rows.copy_(part[: len(rows)])
@@ -236,6 +240,8 @@ def _checked(name: str, value: Any, size: int) -> Any:
 
 
 def _other_shape(name: str, now: Tensor, then: Tensor) -> ValueError:
+    if now is then:
+        return ValueError(f"{name!r} is pooled to shape {tuple(now.shape)}, which has no row for each sample")
     return ValueError(
         f"{name!r} has shape {tuple(now.shape[1:])} per sample here and had {tuple(then.shape[1:])} before; pool it (pool='mean'), "
         "or pad batches to one length"

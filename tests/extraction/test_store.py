@@ -51,6 +51,29 @@ def test_a_module_that_was_not_called_leaves_nan(skip: int) -> None:
         assert (value != value) if number in silent else (value == number)
 
 
+def test_a_pooling_may_give_integers() -> None:
+    store = FeatureStore(3, {}, print)
+    assert store.start(torch.zeros(2, 3))
+    store.outputs.append(("a", store.take("a", torch.tensor([3, 4]))))
+    store.commit()
+    assert store.start(torch.zeros(2, 3))
+    store.commit()
+    assert store.collect(3)[0]["a"].tolist() == [3, 4, 0]
+
+
+@pytest.mark.parametrize("pooled", [torch.tensor(1.0), torch.zeros(3)])
+def test_a_pooling_without_a_row_for_each_sample_is_reported_and_left_out(pooled: torch.Tensor) -> None:
+    faults: list[Any] = []
+    store = FeatureStore(5, {}, lambda *fault: faults.append(fault))
+    store.start(torch.zeros(2, 3))
+    store.outputs.append(("a", pooled))
+    store.commit()
+    assert store.collect(2) == ({}, {})
+    ((site, error),) = faults
+    assert site == "a"
+    assert str(error) == f"'a' is pooled to shape {tuple(pooled.shape)}, which has no row for each sample"
+
+
 def test_a_site_that_changes_shape_is_reported_and_left_out() -> None:
     faults: list[Any] = []
     store = FeatureStore(10, {}, lambda *fault: faults.append(fault))
