@@ -1,4 +1,4 @@
-"""The diagram of docs/about/architecture.md: the folders of the package in layers, from what they import.
+"""The diagram of docs/about/architecture.md: the parts of the package in layers, from what they import.
 
     python -m docs.layers
 
@@ -16,13 +16,14 @@ from tests.test_floors import FILES, PACKAGE, PASSES_ON, imported, part_of
 
 PAGE = Path(__file__).parent / "about/architecture.md"
 BLOCK = re.compile(r"(?<=```text\n).*?(?=```)", re.DOTALL)
+OUTSIDE = ("__init__", "__main__")
 TOP, LOOPS = "callbacks", "hosts"
 """The highest folder; and the one that needs all others on the way of the data, of which the toolbox is no part."""
 
 
 def imports() -> dict[str, set[str]]:
-    """The folders that each folder imports from."""
-    found: dict[str, set[str]] = {part_of(path): set() for path in FILES if path.parent != PACKAGE}
+    """The parts, folders or modules, that each part imports from."""
+    found: dict[str, set[str]] = {part_of(path): set() for path in FILES if part_of(path) not in OUTSIDE}
     for path in FILES:
         if path.relative_to(PACKAGE) in PASSES_ON:
             continue
@@ -50,7 +51,9 @@ def diagram() -> str:
 
 
 def _about(folder: str) -> str:
-    docstring = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    path = PACKAGE / folder / "__init__.py"
+    source = (path if path.exists() else PACKAGE / f"{folder}.py").read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(source)) or ""
     return re.split(r"[:.]", docstring, maxsplit=1)[0]
 
 

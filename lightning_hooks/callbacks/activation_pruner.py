@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -40,9 +39,7 @@ class ActivationPruner(EvaluatedCallback):
             large negative values count as active.
         amount: The final share of masked units of each module, above 0 and below 1. At least one unit stays.
         start_epoch: The epoch at whose end the first units are masked.
-        end_epoch: The epoch at whose end ``amount`` is reached; None for ``start_epoch``.
-        schedule: ``cubic`` (Zhu and Gupta 2017) or ``linear``.
-        regrow: Whether masked units may become active again; their activity before the mask is still measured.
+        end_epoch: The epoch at whose end ``amount`` is reached, by a cubic schedule (Zhu and Gupta 2017); None for ``start_epoch``.
         every_n_steps: Measure training batches 0, n, 2n, … of each epoch; 1 for all.
         unit_dim: The dimension of the units in the output; None to infer it: the channels for convolutions and batch norms, the
             last dimension for linear layers and layer norms.
@@ -74,8 +71,6 @@ class ActivationPruner(EvaluatedCallback):
         amount: float = 0.5,
         start_epoch: int = 0,
         end_epoch: int | None = None,
-        schedule: str = "cubic",
-        regrow: bool = False,
         every_n_steps: int = 1,
         unit_dim: int | None = None,
         summary: bool = True,
@@ -84,11 +79,11 @@ class ActivationPruner(EvaluatedCallback):
         if modules is None:
             raise TypeError("modules must name the modules to prune, for instance 'encoder.*'; got None.")
         end_epoch = start_epoch if end_epoch is None else end_epoch
-        check_schedule(amount, start_epoch, end_epoch, schedule)
-        check_bools(regrow=regrow, summary=summary)
+        check_schedule(amount, start_epoch, end_epoch)
+        check_bools(summary=summary)
         check_optional_integer("unit_dim", unit_dim)
-        self.amount, self.start_epoch, self.end_epoch, self.schedule = float(amount), start_epoch, end_epoch, schedule
-        self.regrow, self.unit_dim, self.summary = regrow, unit_dim, summary
+        self.amount, self.start_epoch, self.end_epoch = float(amount), start_epoch, end_epoch
+        self.unit_dim, self.summary = unit_dim, summary
         self.report: PruningReport | None = None
         self._masks: dict[str, Tensor] = {}  # which units stay, on the host
         self._loaded: dict[str, Any] | None = None
@@ -183,8 +178,8 @@ class ActivationPruner(EvaluatedCallback):
         """
         if self._sites is None:
             raise RuntimeError("prune() has no measurements: call it in the block of masking(model), or let a Trainer call it.")
-        target = target_at(epoch, self.amount, self.start_epoch, self.end_epoch, self.schedule)
-        self.report = report = self._sites.end_epoch(epoch, step, target, self.regrow)
+        target = target_at(epoch, self.amount, self.start_epoch, self.end_epoch)
+        self.report = report = self._sites.end_epoch(epoch, step, target)
         self._masks = self._sites.masks
         return report
 
@@ -220,12 +215,6 @@ class ActivationPruner(EvaluatedCallback):
         activity = (resumed or {}).get("activity")
         if activity and self._sites is not None and trainer.is_global_zero:  # it is that of all ranks
             self._sites.restore(activity)
-        last = trainer.max_epochs
-        if last is not None and 0 <= last <= self.end_epoch:
-            rank_zero_warn(
-                f"ActivationPruner masks all of amount={self.amount:g} at the end of epoch {self.end_epoch}, and training ends "
-                f"with epoch {last - 1}. Lower end_epoch, or train longer."
-            )
 
     @override
     def released(self) -> None:

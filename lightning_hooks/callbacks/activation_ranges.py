@@ -18,9 +18,7 @@ from lightning_hooks.diagnostics.ranges import RangeCollector
 from lightning_hooks.extraction.batches import Forward, check_forward, device_of, run_model, undisturbed
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.listener import OutputTo
-from lightning_hooks.quantization import RangeTable
-from lightning_hooks.quantization.ranges import check_range_options
-from lightning_hooks.quantization.scales import check_levels
+from lightning_hooks.quantization import RangeTable, check_levels, check_range_options
 from lightning_hooks.session.settings import Settings, Summary
 
 
@@ -40,8 +38,6 @@ class ActivationRangeObserver(Monitor[RangeReport]):
             call's smallest and largest; ``percentile``, the range that holds the middle ``percentile`` percent.
         dtype: ``int8`` (-128 to 127) or ``uint8`` (0 to 255).
         scheme: ``affine``, or ``symmetric`` (zero point 0, or 128 for uint8).
-        averaging_constant: Weight of a new call in the moving average, above 0 and at most 1.
-        bins: Number of bins of the histogram of ``percentile``, at least 2 (8 kB per module at 2048).
         percentile: Percent of the values in a range of method ``percentile``, above 0 and at most 100.
         summary: What is printed at the end of training: True for three lines for all monitors, ``full`` also for tables, False for
             nothing.
@@ -69,19 +65,14 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         method: Literal["minmax", "moving_average", "percentile"] = "minmax",
         dtype: Literal["int8", "uint8"] = "int8",
         scheme: Literal["affine", "symmetric"] = "affine",
-        averaging_constant: float = 0.01,
-        bins: int = 2048,
         percentile: float = 99.99,
         summary: Summary = True,
     ) -> None:
         settings = Settings(modules=modules, every_n_steps=every_n_steps, report_every_n_steps=None, summary=summary)
-        check_range_options(method, averaging_constant, bins, percentile)
+        check_range_options(method, percentile)
         check_levels(dtype, scheme)
-        self.method, self.dtype, self.scheme = method, dtype, scheme
-        self.averaging_constant, self.bins, self.percentile = averaging_constant, bins, percentile
-        self._new_table = partial(
-            RangeTable, method=method, averaging_constant=averaging_constant, bins=bins, percentile=percentile
-        )
+        self.method, self.dtype, self.scheme, self.percentile = method, dtype, scheme, percentile
+        self._new_table = partial(RangeTable, method=method, percentile=percentile)
         new = partial(RangeCollector, new_table=self._new_table, levels=(dtype, scheme), method=method)
         super().__init__(settings, new)
 

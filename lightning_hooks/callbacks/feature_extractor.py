@@ -15,12 +15,11 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.extraction.batches import Field
-from lightning_hooks.extraction.capture import Pool, check_output, check_pool, extract, output_tensor, pooled
-from lightning_hooks.extraction.extracted import FORMATS, ExtractedFeatures, merge_ranks, safetensors_for
-from lightning_hooks.extraction.store import SAMPLINGS, FeatureStore, Reservoir, Sampling
+from lightning_hooks.extraction.capture import Pool, check_pool, extract, output_tensor, pooled
+from lightning_hooks.extraction.extracted import FORMATS, ExtractedFeatures, FeatureStore, merge_ranks, safetensors_for
 from lightning_hooks.hooks import Listener, ModuleSelector
 from lightning_hooks.hooks.checks import check_choice, check_count
-from lightning_hooks.hosts.lightning_api import callbacks_of, log_step, world_size
+from lightning_hooks.hosts.lightning_api import callbacks_of, log_step
 from lightning_hooks.trackers import Trackers, some
 
 Stage = Literal["train", "validate", "test", "predict"]
@@ -39,10 +38,8 @@ class FeatureExtractor(HookedCallback):
         stage: ``train``, ``validate`` (within ``fit`` or by ``trainer.validate``), ``test`` or ``predict``.
         pool: ``mean`` over space or tokens, ``space``, ``tokens``, ``cls``, or a function of the output; None for no pooling, which
             takes device memory for ``max_samples`` whole outputs. See :func:`lightning_hooks.extraction.pooled`.
-        output: The index of the floating-point tensor, of a module that returns several.
-        max_samples: The number of samples stored in an epoch, of all ranks together, at least 1.
-        sampling: ``first`` for the first samples, ``reservoir`` for a uniform selection.
-        seed: The seed of ``reservoir``, which uses a separate generator.
+        max_samples: The number of samples stored in an epoch, the first of all ranks together, at least 1. A larger
+            ``every_n_steps`` spreads them over the epoch.
         fields: Entries of the batch to store with the features: name to index, key, or function of the batch, as in
             ``{"label": 1}``; tensors ``(n, …)`` or lists of n entries.
         folder: Where to save ``epoch=<epoch>.<file_format>`` after each epoch; None for no files.
@@ -75,10 +72,7 @@ class FeatureExtractor(HookedCallback):
         every_n_steps: int = 1,
         stage: Stage = "train",
         pool: Pool | None = None,
-        output: int = 0,
         max_samples: int = 1000,
-        sampling: Sampling = "first",
-        seed: int = 0,
         fields: Mapping[str, Field] | None = None,
         folder: str | Path | None = None,
         file_format: Literal["npz", "safetensors"] = "npz",
@@ -86,9 +80,7 @@ class FeatureExtractor(HookedCallback):
     ) -> None:
         super().__init__(modules=modules, every_n_steps=every_n_steps)
         check_pool(pool)
-        check_output(output)
         check_choice("stage", stage, get_args(Stage))
-        check_choice("sampling", sampling, SAMPLINGS)
         check_choice("file_format", file_format, FORMATS)
         check_count("max_samples", max_samples, least=1)
         if fields is not None and not isinstance(fields, Mapping):
@@ -97,8 +89,7 @@ class FeatureExtractor(HookedCallback):
             )
         if file_format == "safetensors" and folder is not None:
             safetensors_for("write")
-        self.stage, self.pool, self.output, self.max_samples = stage, pool, output, max_samples
-        self.sampling, self.seed, self.fields = sampling, seed, dict(fields or {})
+        self.stage, self.pool, self.max_samples, self.fields = stage, pool, max_samples, dict(fields or {})
         self.folder = None if folder is None else Path(folder)
         self.file_format = file_format
         self.projector = projector
@@ -124,14 +115,13 @@ class FeatureExtractor(HookedCallback):
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._check_folder(trainer)
         sites = self.select(pl_module)
-        reservoir = Reservoir(self.max_samples, self.sampling, self.seed, trainer.global_rank, world_size(trainer))
-        self._store = store = FeatureStore(reservoir, self.fields, self._site_fault)
+        self._store = store = FeatureStore(self.max_samples, self.fields, self._site_fault)
         self._sites = [name for name, _ in sites]
         self._warned.clear()
         self._first, self._disabled = True, False
         self.clear()
         for name, module in sites:
-            self.listen(name, module, _Keep(store, name, self.pool, self.output))
+            self.listen(name, module, _Keep(store, name, self.pool))
 
     @override
     def released(self) -> None:
@@ -164,7 +154,7 @@ class FeatureExtractor(HookedCallback):
             return
         self._suspension.restore()
         try:
-            self.gate.start(store.start(batch, pl_module.device))
+            self.gate.start(store.start(batch))
         except Exception as error:
             if self._first:
                 raise
@@ -185,11 +175,10 @@ class FeatureExtractor(HookedCallback):
         if self._store is None or stage != self.stage or trainer.sanity_checking:
             return
         with torch.inference_mode(False), torch.no_grad():
-            sites, fields, seen = merge_ranks(self._store, self._site_fault)
+            sites, fields, seen = merge_ranks(self._store)
         self._store.reset()
-        found = _in_model_order(sites, self._sites)
-        silent = tuple(name for name in self._sites if name not in found)
-        self.report = ExtractedFeatures(trainer.current_epoch, log_step(trainer), found, fields, silent, seen)
+        silent = tuple(name for name in self._sites if name not in sites)
+        self.report = ExtractedFeatures(trainer.current_epoch, log_step(trainer), sites, fields, silent, seen)
         unexplained = [name for name in silent if name not in self._warned and name not in self.faults.errors]
         if unexplained:
             self._warned.update(unexplained)
@@ -241,12 +230,6 @@ class FeatureExtractor(HookedCallback):
     on_predict_epoch_end = partialmethod(_epoch_end, "predict")
 
 
-def _in_model_order(features: Mapping[str, Tensor], sites: list[str]) -> dict[str, Tensor]:
-    """Sort features by the position of their module and the number of the call."""
-    site_of = {name: name if name in sites else name.rpartition("#")[0] for name in features}
-    return {name: features[name] for name in sorted(features, key=lambda name: (sites.index(site_of[name]), len(name), name))}
-
-
 def _log_embeddings(trackers: Trackers, prefix: str, report: ExtractedFeatures) -> None:
     field = next(iter(report.fields.values()), None)
     labels = None if field is None else [str(value) for value in (field.tolist() if isinstance(field, Tensor) else field)]
@@ -262,11 +245,11 @@ def _log_embeddings(trackers: Trackers, prefix: str, report: ExtractedFeatures) 
 class _Keep(Listener):
     """Forward hook of one site: stores the selected rows."""
 
-    def __init__(self, store: FeatureStore, name: str, pool: Pool | None, output: int) -> None:
-        self.store, self.name, self.pool, self.output = store, name, pool, output
+    def __init__(self, store: FeatureStore, name: str, pool: Pool | None) -> None:
+        self.store, self.name, self.pool = store, name, pool
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        values = output_tensor(output, self.output)
+        values = output_tensor(output)
         if values is not None:
             with torch.no_grad():
                 self.store.outputs.append((self.name, pooled(self.store.take(self.name, values), self.pool, module)))

@@ -1,28 +1,143 @@
-"""FeatureMapVisualizer: figures of the outputs of layers for a few samples, after every epoch."""
+"""Figures of the same few samples after every epoch, and FeatureMapVisualizer, which draws the outputs of layers."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
-from lightning_hooks.declare.warn import info
-from lightning_hooks.extraction.batches import Forward, first_rows, images_in
+from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.extraction.batches import Forward, check_forward, first_rows, images_in, to_host
 from lightning_hooks.extraction.capture import capture, channels_first
 from lightning_hooks.extraction.extracted import ExtractedFeatures
-from lightning_hooks.extraction.store import to_host
 from lightning_hooks.hooks import ModuleSelector, float_tensors, select_modules
-from lightning_hooks.hooks.checks import check_count
+from lightning_hooks.hooks.checks import check_choice, check_count
 from lightning_hooks.hooks.tensors import plain_values
-from lightning_hooks.plots.canvas import Figure
+from lightning_hooks.hosts.lightning_api import log_step
+from lightning_hooks.plots.canvas import Figure, style
 from lightning_hooks.plots.maps import array_of, as_images, feature_map, kind_of
 from lightning_hooks.session.settings import arguments_in
+
+Stage = Literal["train", "validate"]
+
+
+class FixedSampleCallback(HookedCallback):
+    """Runs the model on a fixed sample after every epoch, separately from training, and logs figures of the result.
+
+    The arguments are those of :class:`~lightning_hooks.FeatureMapVisualizer`. The sample stays the same for the whole fit. PNG
+    files are ``<folder>/<prefix>/epoch=<epoch>/<name>.png``.
+    """
+
+    prefix: ClassVar[str]
+    reduced: ClassVar[bool] = True
+    """Whether figures are logged in fewer colours."""
+    fit_only: ClassVar[tuple[str, ...]] = ("_taken",)
+
+    def __init__(
+        self,
+        *,
+        modules: ModuleSelector | None,
+        sample: Any,
+        n_samples: int,
+        stage: Stage,
+        every_n_epochs: int,
+        forward: Forward | None,
+        folder: str | Path | None,
+    ) -> None:
+        super().__init__(modules=modules)
+        self.n_samples = check_count("n_samples", n_samples, least=1)
+        self.every_n_epochs = check_count("every_n_epochs", every_n_epochs, least=1)
+        check_choice("stage", stage, get_args(Stage))
+        check_forward(forward)
+        self.sample, self.stage, self.forward = sample, stage, forward
+        self.folder = None if folder is None else Path(folder)
+        self._taken: Any = None  # the sample of this fit
+        self._disabled = False
+        self.report: Any = None
+
+    @abstractmethod
+    def inspect(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> Any:
+        """Run the model on the sample and return a report; called on every rank, since a sharded model needs all of them."""
+
+    @abstractmethod
+    def figures(self, report: Any) -> dict[str, Figure]:
+        """Return the figures of a report by tag, without the ``prefix``."""
+
+    @override
+    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        with style():  # raises now if matplotlib is missing
+            pass
+        self.report = None
+        self._disabled = False
+        if self.sample is not None:
+            self._take(trainer, pl_module, self.sample)
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._taken = None  # here: the sanity check, which may provide the sample, is before train start
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().teardown(trainer, pl_module, stage)
+        self._taken = None
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if self._taken is None and self.stage == "train":
+            self._take(trainer, pl_module, batch)
+
+    @override
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if self._taken is None and self.stage == "validate" and trainer.state.fn == "fit":
+            self._take(trainer, pl_module, batch)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        if self._taken is None or self._disabled or trainer.current_epoch % self.every_n_epochs:
+            return
+        try:
+            self.report = self._run(trainer, pl_module, trainer.current_epoch, log_step(trainer))
+            if trainer.is_global_zero:
+                self._show(trainer)
+        except Exception as error:  # noqa: BLE001  a figure must not end the training
+            self._disabled = True
+            rank_zero_warn(
+                f"{type(self).__name__} raised {type(error).__name__}: {error} It is disabled for the rest of this fit; "
+                "training continues without it."
+            )
+
+    def _take(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
+        self._taken = first_rows(batch, self.n_samples)
+        # Wrong arguments raise here, in the first batch, and not after an epoch.
+        self._run(trainer, pl_module, 0, 0)
+
+    def _run(self, trainer: Trainer, pl_module: LightningModule, epoch: int, step: int) -> Any:
+        precision = trainer.precision_plugin
+        with precision.forward_context():
+            return self.inspect(pl_module, precision.convert_input(self._taken), epoch, step)
+
+    def _show(self, trainer: Trainer) -> None:
+        trackers = self.trackers(trainer)
+        for name, figure in self.figures(self.report).items() if trackers or self.folder else ():
+            trackers.figure(f"{self.prefix}/{name}", figure, self.report.step, reduced=self.reduced)
+            if self.folder is not None:
+                path = self.folder / self.prefix / f"epoch={self.report.epoch}" / f"{name}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                figure.savefig(path, dpi=100)
+        trackers.save()
+
 
 MAX_MODULES = 12
 """The number of modules drawn if ``modules`` is None."""
@@ -113,25 +228,20 @@ class FeatureMapVisualizer(FixedSampleCallback):
             ValueError: If ``modules`` matches nothing, or no selected module was called.
         """
         sample = first_rows(batch, n_samples)
-        sites, _ = _spread(select_modules(model, modules), modules)
+        sites = _spread(select_modules(model, modules), modules)
         outputs = _outputs(model, sample, sites, modules, forward)
         first = {name: channels_first(module, 3) for name, module in sites}
         return {name: _figure(name, values, images_in(sample), first, max_maps, "") for name, values in outputs.items()}
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        sites, left_out = _spread(self.select(pl_module), self.modules)
-        if left_out:
-            info(
-                f"FeatureMapVisualizer draws {len(sites)} of {len(sites) + left_out} modules, spread over the depth. "
-                "Select others with modules=."
-            )
+        sites = _spread(self.select(pl_module), self.modules)
         self._channels_first = {name: channels_first(module, 3) for name, module in sites}
         super().attach(trainer, pl_module)
 
     @override
     def inspect(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> ExtractedFeatures:
-        sites, _ = _spread(self.select(pl_module), self.modules)
+        sites = _spread(self.select(pl_module), self.modules)
         outputs = _outputs(pl_module, sample, sites, self.modules, self.forward)
         images = images_in(sample)
         return ExtractedFeatures(epoch, step, outputs, {} if images is None else to_host({"input": images}), seen=self.n_samples)
@@ -144,12 +254,11 @@ class FeatureMapVisualizer(FixedSampleCallback):
         }
 
 
-def _spread(sites: list[tuple[str, nn.Module]], modules: ModuleSelector | None) -> tuple[list[tuple[str, nn.Module]], int]:
-    """Return at most ``MAX_MODULES`` sites if ``modules`` is None, and the number left out."""
+def _spread(sites: list[tuple[str, nn.Module]], modules: ModuleSelector | None) -> list[tuple[str, nn.Module]]:
+    """Return at most ``MAX_MODULES`` sites if ``modules`` is None."""
     if modules is not None or len(sites) <= MAX_MODULES:
-        return sites, 0
-    places = sorted({round(place) for place in np.linspace(0, len(sites) - 1, MAX_MODULES)})
-    return [sites[place] for place in places], len(sites) - len(places)
+        return sites
+    return [sites[round(place)] for place in np.linspace(0, len(sites) - 1, MAX_MODULES)]
 
 
 def _outputs(

@@ -11,15 +11,13 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
-from lightning_hooks.extraction.batches import Forward, images_in
+from lightning_hooks.callbacks.feature_maps import FixedSampleCallback, Stage
+from lightning_hooks.extraction.batches import Forward, images_in, to_host
 from lightning_hooks.extraction.cam import Reshape, Target, check_reshape, check_target, find_layer, grad_cam, resize
-from lightning_hooks.extraction.store import to_host
 from lightning_hooks.hosts.lightning_api import is_sharded
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.maps import array_of, as_images, cam_figure
 from lightning_hooks.session.settings import arguments_in
-from lightning_hooks.trackers import Trackers
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +85,7 @@ class GradCAM(FixedSampleCallback):
     """
 
     prefix: ClassVar[str] = "grad_cam"
+    reduced: ClassVar[bool] = False  # fewer colours harm photographs
     report: CamReport | None
 
     def __init__(
@@ -118,7 +117,6 @@ class GradCAM(FixedSampleCallback):
         module: str | nn.Module | None = None,
         target: Target = None,
         reshape: Reshape = None,
-        relu: bool = True,
         size: Sequence[int] | None = None,
         forward: Forward | None = None,
     ) -> Tensor:
@@ -132,7 +130,6 @@ class GradCAM(FixedSampleCallback):
             module: The layer, or its name; None for the last convolution.
             target: As for the callback.
             reshape: As for the callback.
-            relu: Whether to set negative values to 0, as in the paper.
             size: (height, width) to scale the maps to, bilinearly; None for the layer's own.
             forward: As for the callback.
 
@@ -152,7 +149,7 @@ class GradCAM(FixedSampleCallback):
             >>> GradCAM.compute(net, torch.randn(2, 3, 8, 8), module="0", target=3).shape
             torch.Size([2, 6, 6])
         """
-        return grad_cam(model, batch, module, target, reshape=reshape, relu=relu, size=size, forward=forward).maps
+        return grad_cam(model, batch, module, target, reshape=reshape, size=size, forward=forward)[0]
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -167,13 +164,9 @@ class GradCAM(FixedSampleCallback):
     @override
     def inspect(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> CamReport:
         name, _ = find_layer(pl_module, self.module)
-        cam = grad_cam(pl_module, sample, name, self.target, reshape=self.reshape, forward=self.forward)
-        found = {**cam._asdict(), "images": images_in(sample)}
+        maps, scores, classes = grad_cam(pl_module, sample, name, self.target, reshape=self.reshape, forward=self.forward)
+        found = {"maps": maps, "scores": scores, "classes": classes, "images": images_in(sample)}
         return CamReport(epoch, step, name, **to_host({key: tensor for key, tensor in found.items() if tensor is not None}))
-
-    @override
-    def show(self, trackers: Trackers, tag: str, figure: Figure, step: int) -> None:
-        trackers.figure(tag, figure, step, reduced=False)  # fewer colours harm photographs
 
     @override
     def figures(self, report: CamReport) -> dict[str, Figure]:

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import ClipReport
 from lightning_hooks.callbacks.monitor import Monitor
-from lightning_hooks.clipping.policies import AGC, FactorPolicy, PerTensor, Value, make_policy
+from lightning_hooks.clipping.policies import AGC, GlobalNorm, PerTensor, Value, make_policy
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.step import Step
 from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector, TensorClip, TensorClipCollector
@@ -105,9 +105,9 @@ class GradientClipper(Monitor[ClipReport]):
                     f"exclude={pattern!r} matches no parameter of {type(pl_module).__name__}. Its first are {', '.join(names[:3])}."
                 )
         self._excluded = (0, set())
-        collector.limit = None if self._left_alone() else self.policy.limit
-        adapts = isinstance(self.policy, FactorPolicy)
-        self._state = {name: self._new_state(name) for name in self.member.context.steps.optimizer_names} if adapts else {}
+        of_all = isinstance(self.policy, GlobalNorm) and not self._left_alone()
+        collector.limit = self.policy.max_norm if of_all else None
+        self._state = {name: self._new_state(name) for name in self.member.context.steps.optimizer_names}
         self._loaded = {}
         self._hooks.remove_all()
         if isinstance(collector, TensorClipCollector):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
@@ -30,23 +29,6 @@ from lightning_hooks.transforms.gradients import (
 )
 
 _LOW: dict[str, dict[str, Any]] = {"clamp": {"low": 0.0, "above": True}, "noise": {"low": 0.0}}  # bounds of the factor
-
-
-@dataclass(frozen=True, slots=True)
-class GradientTransformReport:
-    """The changes by a GradientTransform in one epoch, on this rank.
-
-    Attributes:
-        epoch: The epoch, from 0.
-        factor: The factor of the epoch; None without one.
-        calls: Site to the number of changed gradients, in the model's order.
-        silent: Selected sites without a gradient: frozen, unused, detached.
-    """
-
-    epoch: int
-    factor: float | None
-    calls: dict[str, int]
-    silent: tuple[str, ...]
 
 
 class GradientTransform(HookedCallback):
@@ -76,9 +58,6 @@ class GradientTransform(HookedCallback):
         modules: Modules whose output gradient is changed: patterns, types, or a predicate.
         seed: The seed of the noise.
         name: The name in trackers: ``gradient_transform/<name>/factor``. None for the transform's name.
-
-    Attributes:
-        report: The last epoch's :class:`GradientTransformReport`; None before the first.
 
     Raises:
         TypeError: If an argument is of a wrong type.
@@ -119,16 +98,11 @@ class GradientTransform(HookedCallback):
             raise ValueError(f"transform='zero' takes no factor; got {factor!r}. For a schedule use transform='scale' with 0.0.")
         if factor is None and not callable(transform) and transform != "zero":
             raise ValueError(f"transform={transform!r} needs a factor: a number, {{epoch: number}}, or a function of the epoch.")
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise TypeError(f"seed must be an integer; got {seed!r}.")
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"name must be text or None; got {name!r}.")
         default = transform if isinstance(transform, str) else getattr(transform, "__name__", type(transform).__name__)
         bound = {} if callable(transform) else _LOW.get(transform, {})
         self._schedule = None if factor is None else Schedule("factor", factor, **bound)
         self.transform, self.factor, self.parameters, self.seed = transform, factor, parameters, seed
         self.name: str = name or str(default)
-        self.report: GradientTransformReport | None = None
         self._state, self._sites, self._waiting = GradientState(transform, seed), {}, {}
         self._announced = False
 
@@ -194,7 +168,7 @@ class GradientTransform(HookedCallback):
         self._hook(pl_module, self.hooks, trainer.global_rank)
         scaler = loss_scaler(trainer)
         self._state.loss_scale = None if scaler is None else lambda: loss_scale(scaler)
-        self.report, self._announced = None, False
+        self._announced = False
         where = (("parameters", self.parameters), ("outputs of", self.modules))
         chosen = " and ".join(f"{what} {selector!r}" for what, selector in where if selector is not None)
         info(f"GradientTransform alters training: {self.name} of the gradients of {chosen}.")
@@ -238,17 +212,9 @@ class GradientTransform(HookedCallback):
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)
-        sites, factor = self._sites, self.factor_at(trainer.current_epoch)
-        self.report = GradientTransformReport(
-            epoch=trainer.current_epoch,
-            factor=factor,
-            calls={name: site.calls for name, site in sites.items()},
-            silent=tuple(name for name, site in sites.items() if not site.received),
-        )
-        for site in sites.values():
-            site.calls = site.received = 0
-        if len(self.report.silent) == len(sites) and trainer.current_epoch == 0:
-            rank_zero_warn(f"GradientTransform: there is no gradient at {some(self.report.silent)}: frozen, unused, or detached.")
+        factor = self.factor_at(trainer.current_epoch)
+        if trainer.current_epoch == 0 and not any(site.reached for site in self._sites.values()):
+            rank_zero_warn(f"GradientTransform: there is no gradient at {some([*self._sites])}: frozen, unused, or detached.")
         self.log_scalars(trainer, {f"gradient_transform/{self._label(trainer)}/factor": math.nan if factor is None else factor})
 
     def _label(self, trainer: Trainer) -> str:

@@ -7,16 +7,14 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.debugging.breaks import Breakpoint, Call
-from lightning_hooks.debugging.trace import Trace
+from lightning_hooks.debugging.trace import Breakpoint, Call, Trace
 from lightning_hooks.debugging.tracer import Tracer
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector, select_modules
-from lightning_hooks.hooks.checks import check_bools, check_choice
+from lightning_hooks.hooks.checks import check_bools, check_choice, check_count
 from lightning_hooks.hooks.selection import can_be_called, is_metric
 from lightning_hooks.hosts.lightning_api import log_step, loss_scaler
 from lightning_hooks.trackers import show
@@ -41,8 +39,6 @@ class HookDebugger(HookedCallback):
         break_in: Check outputs (``forward``), their gradients (``backward``; ``call.gradient``), or ``both``.
         on_break: ``debugger`` calls ``sys.breakpointhook``; ``raise`` raises a
             :class:`~lightning_hooks.debugging.HookBreakError` that names the site.
-        explain: Whether to detect weights that are used, and forwards that are called, without the hooks in the traced steps (not
-            in compiled models).
         show: Whether to print the trace.
 
     Attributes:
@@ -70,21 +66,16 @@ class HookDebugger(HookedCallback):
         break_when: Callable[[Call], Any] | Literal["nonfinite"] | None = None,
         break_in: Literal["forward", "backward", "both"] = "forward",
         on_break: Literal["debugger", "raise"] = "debugger",
-        explain: bool = True,
         show: bool = True,
     ) -> None:
         super().__init__(modules=modules)
-        found = (steps,) if isinstance(steps, int) else tuple(steps) if isinstance(steps, Sequence) else None
-        if found is None or any(isinstance(step, bool) or not isinstance(step, int) for step in found):
-            raise TypeError(f"steps must be the number of a training batch, from 0, or several; got {steps!r}.")
-        if any(step < 0 for step in found):
-            raise ValueError(f"steps must be numbers of training batches, from 0; got {steps!r}.")
+        found = [check_count("steps", step, least=0) for step in (steps if isinstance(steps, Sequence) else [steps])]
         if break_when is not None and not callable(break_when) and break_when != "nonfinite":
             raise ValueError(f"break_when must be a function of a Call, or 'nonfinite'; got {break_when!r}.")
         check_choice("break_in", break_in, PHASES)
         check_choice("on_break", on_break, ("debugger", "raise"))
-        check_bools(statistics=statistics, explain=explain, show=show)
-        self.steps, self.statistics, self.explain, self.show = found, statistics, explain, show
+        check_bools(statistics=statistics, show=show)
+        self.steps, self.statistics, self.show = found, statistics, show
         self.break_when, self.break_in, self.on_break = break_when, break_in, on_break
         self.trace: Trace | None = None
         self._tracer: Tracer | None = None
@@ -122,7 +113,7 @@ class HookDebugger(HookedCallback):
         self._printing = self.show
         with HookManager() as hooks:
             tracer = self._hook(model, hooks, None)
-            tracer.begin(model, watch=self.explain)
+            tracer.begin(model)
             try:
                 yield self
             except BaseException as raised:
@@ -156,7 +147,7 @@ class HookDebugger(HookedCallback):
         assert self._tracer is not None
         if self._batch in self.steps:
             self._title = f"Step {self._batch} (epoch {trainer.current_epoch}, batch {batch_idx})"
-            self._tracer.begin(pl_module, watch=self.explain)
+            self._tracer.begin(pl_module)
 
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -178,16 +169,6 @@ class HookDebugger(HookedCallback):
     @override
     def skipped(self) -> None:
         self.released()
-
-    @override
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_end(trainer, pl_module)
-        late = [step for step in self.steps if step >= self._batch]
-        if late and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # set by one of the trainer's connectors
-            rank_zero_warn(
-                f"HookDebugger: training had {self._batch} batches, so step {', '.join(map(str, late))} was not traced. Steps are "
-                "counted from 0 at the start of each fit."
-            )
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
@@ -18,8 +17,22 @@ from lightning_hooks.hooks import Gate, HookManager, ModuleSelector, select_modu
 from lightning_hooks.hooks.checks import check_count, check_optional_integer
 from lightning_hooks.hooks.selection import describe_selector
 from lightning_hooks.hosts.lightning_api import log_step
-from lightning_hooks.transforms.inputs import InputStatistics, InvertOutput, NormalizedInputs, NormalizeInput
-from lightning_hooks.transforms.normalization import Argument
+from lightning_hooks.transforms.normalization import InvertOutput, NormalizedInputs, NormalizeInput
+
+
+@dataclass(frozen=True, slots=True)
+class InputStatistics:
+    """The statistics that normalise the input of one module.
+
+    Attributes:
+        mean: One per channel.
+        std: One per channel, above 0.
+        count: Number of finite values per channel that they were learned from; () if they were given.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    count: tuple[int, ...]
 
 
 class InputNormalizer(EvaluatedCallback):
@@ -28,7 +41,7 @@ class InputNormalizer(EvaluatedCallback):
     **It alters training** and evaluation: its hooks run in fit, validate, test and predict. The mean and standard deviation are
     given, or learned from the first training batches and then frozen. While they are learned, inputs are normalised with the
     statistics of this rank so far; at the freeze the exact pooled statistics of all batches and ranks replace them. They are saved
-    in the checkpoint, for resuming and for ``trainer.predict(ckpt_path=…)``; without Lightning use :meth:`from_checkpoint` and
+    in the checkpoint, for resuming and for ``trainer.predict(ckpt_path=…)``; without Lightning use :meth:`load_state_dict` and
     :meth:`apply_to`.
 
     NaN and infinite values are not learned from, and stay as they are. A constant channel is only centred. Copies and pickles of
@@ -97,7 +110,12 @@ class InputNormalizer(EvaluatedCallback):
     @property
     def statistics(self) -> dict[str, InputStatistics]:
         """Module name to the statistics of its input; empty before the first batch."""
-        return self._inputs.statistics()
+        found = {}
+        for name, site in self._inputs.of.items():
+            if site.mean is not None and site.std is not None:
+                count = () if site.everything is None else tuple(map(int, site.everything[0].tolist()))
+                found[name] = InputStatistics(tuple(site.mean.tolist()), tuple(site.std.tolist()), count)
+        return found
 
     def normalize(self, x: Tensor, module: str | None = None) -> Tensor:
         """Return ``(x - mean) / std``, as the module receives it.
@@ -139,38 +157,19 @@ class InputNormalizer(EvaluatedCallback):
         """Stop learning and keep the current statistics."""
         self._inputs.freeze()
 
-    @classmethod
-    def from_checkpoint(cls, path: str | PathLike[str], **arguments: Any) -> InputNormalizer:
-        """Create an InputNormalizer with the statistics of a checkpoint, for use without a trainer.
-
-        Args:
-            path: A checkpoint written by a trainer with an InputNormalizer.
-            **arguments: The arguments of that InputNormalizer.
-
-        Raises:
-            ValueError: If the checkpoint has no state of such an InputNormalizer.
-        """
-        normalizer = cls(**arguments)
-        states = torch.load(path, map_location="cpu", weights_only=True).get("callbacks", {})
-        if normalizer.state_key not in states:
-            ours = [key for key in states if key.startswith(cls.__qualname__)]
-            raise ValueError(f"{path} holds no state of {normalizer.state_key}; of this kind it has: {', '.join(ours) or 'none'}.")
-        normalizer.load_state_dict(states[normalizer.state_key])
-        return normalizer
-
     # Hooks: registered before the first validation, also without training.
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._rank_zero = trainer.is_global_zero
         self._hook(pl_module, self.hooks, self.gate)
-        self._inputs.keep({hook.site.site for hook in self._hooked})  # others are of an earlier model
+        self._inputs.of = {hook.site.site: hook.site for hook in self._hooked}  # others are of an earlier model
 
     def _hook(self, model: nn.Module, hooks: HookManager, gate: Gate) -> None:
         """Register the hooks, which learn while the gate is open."""
         chosen, self._hooked = select_modules(model, self.modules), []
         for name, module in chosen:
-            hook = NormalizeInput(self._inputs.add(name), Argument(module, name, self.argument), gate)
+            hook = NormalizeInput(self._inputs.add(name), module, self.argument, gate)
             self._hooked.append(hook)
             hooks.register(module, hook, "forward_pre", label=name, with_kwargs=True)
         if self.inverse_modules is not None:
@@ -256,6 +255,7 @@ class InputNormalizer(EvaluatedCallback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the statistics of a checkpoint: ``torch.load(path)["callbacks"][normalizer.state_key]``."""
         self.batches = state_dict["batches"]
         for name, state in state_dict["sites"].items():
             self._inputs.add(name).load(state)

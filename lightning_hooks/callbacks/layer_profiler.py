@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.hooks import ModuleSelector, guarded
-from lightning_hooks.hooks.checks import check_bools, check_count
+from lightning_hooks.hooks.checks import check_bools, check_choice, check_count
 from lightning_hooks.hosts.lightning_api import log_step
-from lightning_hooks.profiling import LayerTimes, ProfileReport, ProfileSession
+from lightning_hooks.profiling import LayerTimes, ProfileReport
 from lightning_hooks.profiling.clock import FORWARD
-from lightning_hooks.profiling.report import COLUMNS, summary_lines, table_rows
 from lightning_hooks.profiling.tracer import StepTracer, profiled_modules
 from lightning_hooks.trackers import show
+from lightning_hooks.trackers.console import Table, some
 
 SITE_STATS: dict[str, Callable[[LayerTimes], float]] = {
     "self_ms": lambda times: times.self_time.mean,
@@ -35,6 +35,23 @@ STEP_STATS: dict[str, Callable[[ProfileReport], float]] = {
     "outside_ms": lambda report: report.outside_forward.mean + report.outside_backward.mean,
     "overhead_ms": lambda report: report.overhead,
 }
+NUMBERS: dict[str, Callable[[LayerTimes], object]] = {
+    "calls": lambda times: times.calls,
+    "forward ms": lambda times: times.forward_self.mean,
+    "recompute ms": lambda times: times.recompute_self.mean,
+    "backward ms": lambda times: times.backward_self.mean,
+    "self ms": lambda times: times.self_time.mean,
+    "std": lambda times: times.self_time.std,
+    "p95": lambda times: times.self_time.p95,
+    "share": lambda times: times.share,
+    "total ms": lambda times: times.total_time.mean,
+    "output MB": lambda times: times.output_bytes / 1e6,
+    "memory MB": lambda times: None if times.memory_bytes is None else times.memory_bytes / 1e6,
+}
+COLUMNS = ("module", *NUMBERS)
+_IF_ANY = ("recompute ms", "memory MB")
+"""Columns that the terminal shows only if they have values."""
+ORDERS = ("self", "total", "model")
 
 
 class LayerProfiler(HookedCallback):
@@ -51,11 +68,11 @@ class LayerProfiler(HookedCallback):
     Logged each epoch: ``profile/<module>/<stat>`` with stat one of self_ms, total_ms, forward_ms, backward_ms (both self; the
     recomputed forward is in self_ms) and share, means per step; ``profile/step_ms``, ``forward_ms``, ``backward_ms``,
     ``other_ms`` (optimizer, callbacks, logging), ``outside_ms`` (forward and backward outside all modules) and ``overhead_ms``;
-    and a table. NaN where nothing was measured.
+    and a table. NaN where nothing was measured. Without Lightning use :class:`~lightning_hooks.profiling.ProfileSession`.
 
     Args:
         modules: The modules to time; None for every module of the model, containers and dropout included.
-        every_n_steps: Measure training batches 0, n, 2n, … of each epoch; 1 for all. At most 512 of an epoch are kept.
+        every_n_steps: Measure training batches 0, n, 2n, … of each epoch; 1 for all. At most 512 of an epoch are measured.
         warmup_steps: Number of first training batches of a fit that are not measured, at least 0. In the epoch in which the warm-up
             ends, the first batch after it and every n-th from there are measured.
         summary: Whether to print the table at the end of training.
@@ -92,49 +109,6 @@ class LayerProfiler(HookedCallback):
         self.summary = summary
         self.report: ProfileReport | None = None
         self.batches = 0
-
-    @staticmethod
-    def profile(
-        model: nn.Module,
-        step: Callable[[], object],
-        *,
-        steps: int = 20,
-        warmup_steps: int = 3,
-        modules: ModuleSelector | None = None,
-    ) -> ProfileReport:
-        """Profile a model without Lightning.
-
-        Args:
-            model: The model, on the CPU or a CUDA device.
-            step: A function that runs one training step: forward, backward, optimizer.
-            steps: Number of steps to measure, at least 1.
-            warmup_steps: Number of steps before them, at least 0.
-            modules: The modules; None for every module of the model.
-
-        Returns:
-            The report. Use :class:`~lightning_hooks.profiling.ProfileSession` in your own loop.
-
-        Raises:
-            TypeError: If an argument is of a wrong type.
-            ValueError: If a number is too small, or ``modules`` matches nothing.
-            RuntimeError: If the model is neither on the CPU nor on a CUDA device.
-
-        Example:
-            >>> import torch
-            >>> from lightning_hooks import LayerProfiler
-            >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
-            >>> report = LayerProfiler.profile(model, lambda: model(torch.randn(4, 8)).sum().backward(), steps=5)
-            >>> report.measured_steps, list(report.sites)
-            (5, ['0', '1'])
-        """
-        if not callable(step):
-            raise TypeError(f"step must be a function that runs one training step; got {step!r}.")
-        check_count("steps", steps, least=1)
-        with ProfileSession(model, modules=modules, warmup_steps=warmup_steps) as session:
-            for _ in range(warmup_steps + steps):
-                with session.step():
-                    step()
-        return session.report()
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -189,7 +163,7 @@ class LayerProfiler(HookedCallback):
         super().on_train_epoch_end(trainer, pl_module)
         self.warn_of_faults()
         self.report = self._tracer.report(trainer.current_epoch, trainer.global_step, self.batches)
-        self._tracer.samples.reset()
+        self._tracer.measured.clear()
         self.batches = self._first = 0
         self._log(trainer, self.report)
 
@@ -227,3 +201,37 @@ class LayerProfiler(HookedCallback):
         super().on_train_end(trainer, pl_module)
         if self.summary and self.report is not None and trainer.is_global_zero:
             show(["", *summary_lines(self.report, 20)])
+
+
+def summary_lines(report: ProfileReport, top: int | None = None, sort: str = "self") -> list[str]:
+    """Return a report as lines for the terminal."""
+    if not report.measured_steps:
+        return [
+            f"Profile, epoch {report.epoch}: nothing was measured in its {report.batches} batches, which were warm-up. Lower "
+            "warmup_steps, or train longer."
+        ]
+    step = report.step_time
+    lines = [
+        f"Profile, epoch {report.epoch}, on {report.device}: {report.measured_steps} of {report.batches} batches measured. "
+        f"A step took {step.mean:.4g} ms (std {step.std:.3g}, p95 {step.p95:.4g}): forward {report.forward_time.mean:.4g}, "
+        f"backward {report.backward_time.mean:.4g}, other {report.other_time.mean:.4g}; the profiler {report.overhead:.3g} ms more."
+    ]
+    rows = table_rows(report, sort)
+    shown = [at for at, column in enumerate(COLUMNS) if column not in _IF_ANY or any(row[at] for row in rows)]
+    lines.append(Table([COLUMNS[at] for at in shown], [[row[at] for at in shown] for row in rows[:top]]))
+    if top is not None and len(rows) > top:
+        lines.append(f"  and {len(rows) - top} more.")
+    outside = report.outside_forward.mean, report.outside_backward.mean
+    lines.append(f"  Outside these modules: forward {outside[0]:.4g} ms, backward {outside[1]:.4g} ms.")
+    if report.silent:
+        lines.append(f"  Not called, or inside compiled code: {some(report.silent)}")
+    return lines
+
+
+def table_rows(report: ProfileReport, sort: str = "self") -> list[tuple[object, ...]]:
+    """Return a report as rows for ``COLUMNS``."""
+    check_choice("sort", sort, ORDERS)
+    found = list(report.sites.items())
+    if sort != "model":
+        found.sort(key=lambda item: -getattr(item[1], f"{sort}_time").mean)
+    return [(name, *(number(times) for number in NUMBERS.values())) for name, times in found]

@@ -74,22 +74,20 @@ class ClipPolicy:
             if not value > 0:
                 raise ValueError(f"{field.name} must be above 0; got {value!r}.")
 
-    @property
-    def limit(self) -> float | None:
-        """The total norm that no step exceeds, or None if there is none."""
-        return None
-
     def initial(self, device: torch.device, dtype: torch.dtype) -> State:
         """The state before the first step; empty if there is none."""
         return {}
 
 
-class FactorPolicy(ClipPolicy):
-    """A policy that gives a factor for each gradient."""
+class TotalNormPolicy(ClipPolicy):
+    """A policy with one factor for all gradients, from their total norm."""
 
     __slots__ = ()
 
     @abstractmethod
+    def factor(self, norm: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the factor for a total norm, and the next state."""
+
     def factors(
         self, gradients: Sequence[Tensor], parameters: Sequence[Tensor], norms: Tensor, state: State
     ) -> tuple[Factors, State]:
@@ -101,21 +99,6 @@ class FactorPolicy(ClipPolicy):
             norms: The L2 norms of the gradients, shape ``(n,)``.
             state: What the last step returned, or :meth:`initial`.
         """
-
-
-class TotalNormPolicy(FactorPolicy):
-    """A policy with one factor for all gradients, from their total norm."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def factor(self, norm: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the factor for a total norm, and the next state."""
-
-    @override
-    def factors(
-        self, gradients: Sequence[Tensor], parameters: Sequence[Tensor], norms: Tensor, state: State
-    ) -> tuple[Factors, State]:
         factor, state = self.factor(torch.linalg.vector_norm(norms), state)
         return [factor] * len(gradients), state
 
@@ -126,11 +109,6 @@ class GlobalNorm(TotalNormPolicy):
 
     max_norm: float = 1.0
     name: ClassVar[str] = "norm"
-
-    @property
-    @override
-    def limit(self) -> float | None:
-        return self.max_norm
 
     @override
     def factor(self, norm: Tensor, state: State) -> tuple[Tensor, State]:
@@ -218,7 +196,7 @@ class AutoClip(TotalNormPolicy):
 
 
 @dataclass(frozen=True, slots=True)
-class AGC(FactorPolicy):
+class AGC(ClipPolicy):
     """Adaptive gradient clipping: each unit's gradient relative to its weights, see :func:`agc_factor`.
 
     The paper excludes the last linear layer: pass its name as ``GradientClipper(exclude=…)``.
@@ -228,10 +206,10 @@ class AGC(FactorPolicy):
     eps: float = 1e-3
     name: ClassVar[str] = "agc"
 
-    @override
     def factors(
         self, gradients: Sequence[Tensor], parameters: Sequence[Tensor], norms: Tensor, state: State
     ) -> tuple[Factors, State]:
+        """Return the factors of each gradient's units: see :meth:`TotalNormPolicy.factors`."""
         pairs = zip(gradients, parameters, strict=True)
         return [agc_factor(gradient, parameter, self.clipping, self.eps) for gradient, parameter in pairs], state
 

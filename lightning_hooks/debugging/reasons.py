@@ -22,7 +22,6 @@ from lightning_hooks.hooks.listener import CallStack, in_backward
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
-_FUSED = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
 
 
 _REASONS = {
@@ -33,10 +32,6 @@ _REASONS = {
     ),
     "opaque": (
         "a part of nn.MultiheadAttention {0!r}, which uses its weight in one fused function and never calls it. Observe {0!r}."
-    ),
-    "fused": (
-        "the fused operation {} used its weights: the fast path of nn.TransformerEncoderLayer in evaluation without gradients. "
-        "Observe that layer, or call torch.backends.mha.set_fastpath_enabled(False)."
     ),
     "direct": "its forward was called directly at {}; hooks run only when a module is called: module(x), not module.forward(x).",
     "used": "its weight was used directly at {}; hooks run only when the module is called: module(x).",
@@ -56,11 +51,11 @@ def why_no_call(**found: object) -> str:
 
     Args:
         **found: ``fault``, the error of the debugger's own hook there; ``compiled``, the compiled module around it in which no hook
-            ran; ``opaque``, the nn.MultiheadAttention that it is a part of; ``fused``, the operation that took its parameters;
-            ``direct``, where ``.forward`` was called directly, ``file:line``; ``used``, where its parameters were used without a
-            call; ``updated``, whether its parameters have gradients, and the operations of the step were not observed; ``parent``,
-            the nearest module around it that can be called, if it was not called either; ``alone``, whether no selected module
-            was called; ``parameters``, whether it has parameters.
+            ran; ``opaque``, the nn.MultiheadAttention that it is a part of; ``direct``, where ``.forward`` was called directly,
+            ``file:line``; ``used``, where its parameters were used without a call; ``updated``, whether its parameters have
+            gradients, and the operations of the step were not observed; ``parent``, the nearest module around it that can be
+            called, if it was not called either; ``alone``, whether no selected module was called; ``parameters``, whether it has
+            parameters.
     """
     return next((reason.format(found[name]) for name, reason in _REASONS.items() if found.get(name)), _NOT_USED)
 
@@ -78,7 +73,6 @@ class Evidence:
         inputs_differentiable: Whether an input required a gradient.
         leaf: Whether the output that required a gradient was itself a parameter.
         view: Whether the output was a view.
-        changed: Whether an output was changed in place afterwards.
     """
 
     calls: int = 0
@@ -89,7 +83,6 @@ class Evidence:
     inputs_differentiable: bool = False
     leaf: bool = False
     view: bool = False
-    changed: bool = False
 
 
 def why_no_gradient(seen: Evidence, parameters: bool = False, trainable: bool = False) -> str:
@@ -115,14 +108,9 @@ def why_no_gradient(seen: Evidence, parameters: bool = False, trainable: bool = 
         ),
         (seen.leaf, "its output is a parameter: see the gradient of that parameter."),
         (
-            seen.view and seen.changed,
-            "its output is a view (as of nn.Linear with a bias on three dimensions) that was then changed in place (as by "
-            "ReLU(inplace=True)), which drops the hooks on it. Use inplace=False there.",
-        ),
-        (
             seen.view,
-            "its output does not reach the loss: it is not used, or detached on the way; or, being a view, it was changed in "
-            "place, which drops the hooks on it.",
+            "its output does not reach the loss: it is not used, or detached on the way; or, being a view (as of nn.Linear with a "
+            "bias on three dimensions), it was changed in place (as by ReLU(inplace=True)), which drops the hooks on it.",
         ),
         (True, "its output does not reach the loss: it is not used, or detached on the way."),
     )
@@ -147,7 +135,6 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kept = [(module, *module.parameters(recurse=False)) for _, module in sites]  # keeps the ids valid
         self._direct: dict[str, str] = {}  # site -> where its forward was called
         self._used: dict[str, str] = {}  # site -> where its parameters were used
-        self._fused: dict[str, str] = {}  # site -> by which fused operation
         self.inspecting = True
         self.backward = False  # whether a backward pass ran
 
@@ -179,16 +166,15 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     inside[name] = "" if name in self._calls.sites or name in self._direct else _where(frame.f_back)
         self._direct.update({name: where for name, where in inside.items() if where})
         values = [value for given in (*args, *kwargs.values()) for value in (given if isinstance(given, list | tuple) else [given])]
-        fused = next((known for known in _FUSED if known in str(func)), "")
         for tensor in values:
             owners = self._owners.get(id(tensor), ()) if isinstance(tensor, Tensor) else ()
             if not any(name in self._calls.sites or name in inside for name in owners):
                 for name in owners:
-                    self._fused.setdefault(name, fused) if fused else self._used.setdefault(name, _where(start))
+                    self._used.setdefault(name, _where(start))
 
     def of(self, site: str) -> dict[str, str]:
         """What was found of a site, as :func:`~lightning_hooks.debugging.why_no_call` takes it."""
-        return {"fused": self._fused.get(site, ""), "direct": self._direct.get(site, ""), "used": self._used.get(site, "")}
+        return {"direct": self._direct.get(site, ""), "used": self._used.get(site, "")}
 
     def leave(self) -> None:
         """Stop inspecting, and leave the stack of modes once this mode is on top: modes are left in order.

@@ -1,71 +1,45 @@
-"""One step as a list of calls, with the tensors passed in each, and as text."""
+"""One step as a list of calls and as text, and breakpoints at its calls."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from lightning_hooks.hooks import Gate, HookManager, float_tensors
 from lightning_hooks.hooks.attributes import stored
+from lightning_hooks.hooks.listener import UncompiledHook, in_backward
 from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hooks.tensors import MAX_DEPTH, plain_values
 from lightning_hooks.statistics.kernels import summarize
 from lightning_hooks.statistics.rows import Column
 
-MAX_CALLS = 20_000  # the number of calls of one step that a trace keeps
 
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor or other value that was passed.
-
-    Attributes:
-        name: The keyword and the path in containers: ``mask``, ``[0]``, ``.logits``, ``['a'][1]``; "" without either.
-        kind: The dtype of a tensor, such as ``float32``; a short text for another value.
-        shape: The shape of a tensor; None for another value.
-        device: The device of a tensor.
-        statistics: ``min``, ``max``, ``mean``, ``std`` of its finite values and ``nonfinite``, the number of others; None unless
-            requested.
-    """
-
-    name: str
-    kind: str
-    shape: tuple[int, ...] | None = None
-    device: str = ""
-    statistics: dict[str, float] | None = None
-
-    def __str__(self) -> str:
-        if self.shape is None:
-            return self.kind
-        text = f"{self.kind}[{', '.join(map(str, self.shape))}]"
-        if self.device != "cpu":
-            text += f" {self.device}"
-        if self.statistics is not None:
-            text += " (" + ", ".join(f"{name} {value:.4g}" for name, value in self.statistics.items() if name != "nonfinite")
-            nonfinite = self.statistics["nonfinite"]
-            text += f", {nonfinite:.0f} non-finite)" if nonfinite else ")"
-        return text
-
-
-def describe(value: Any, name: str = "", statistics: bool = False, depth: int = 0) -> list[TensorInfo]:
-    """Describe every value in a module's arguments or output, containers included.
+def describe(value: Any, name: str = "", statistics: bool = False, depth: int = 0) -> list[str]:
+    """Describe every value in a module's arguments or output, containers included, as ``mask=float32[4, 4]`` or ``[0] float32[2]``.
 
     With ``statistics`` the values of tensors are read, which waits for the device.
+
+    Args:
+        value: What was passed.
+        name: The keyword, or the path in containers; "" without either.
+        statistics: Whether to add the minimum, maximum, mean and standard deviation of finite values, and the number of others.
+        depth: The current depth of the search.
     """
-    if isinstance(value, Tensor):
-        return [_tensor(value, name, statistics)]
     if isinstance(value, PackedSequence):
         return describe(value.data, f"{name}.data", statistics, depth + 1)
-    entries = entries_of(value) if depth < MAX_DEPTH else None
-    if entries is None:
-        return [TensorInfo(name, _short(value))]
-    return [info for key, entry in entries for info in describe(entry, f"{name}{key}", statistics, depth + 1)]
+    entries = None if isinstance(value, Tensor) or depth >= MAX_DEPTH else entries_of(value)
+    if entries is not None:
+        return [text for key, entry in entries for text in describe(entry, f"{name}{key}", statistics, depth + 1)]
+    text = _tensor(value, statistics) if isinstance(value, Tensor) else _short(value)
+    return [f"{name} {text}" if name.startswith(("[", ".")) else f"{name}={text}" if name else text]
 
 
 def entries_of(value: Any) -> list[tuple[str, Any]] | None:
@@ -90,26 +64,26 @@ def _short(value: Any) -> str:
     return type(value).__name__
 
 
-def _tensor(tensor: Tensor, name: str, statistics: bool) -> TensorInfo:
+def _tensor(tensor: Tensor, statistics: bool) -> str:
     kind = str(tensor.dtype).removeprefix("torch.")
     kind = kind if tensor.layout == torch.strided else f"{str(tensor.layout).removeprefix('torch.')} {kind}"
     shape = (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)  # the other sizes of a nested tensor vary
-    numbers = _numbers(tensor) if statistics and tensor.is_floating_point() else None
-    return TensorInfo(name, kind, shape, str(tensor.device), numbers)
+    text = f"{kind}[{', '.join(map(str, shape))}]" + f" {tensor.device}" * (tensor.device.type != "cpu")
+    return text + (_numbers(tensor) if statistics and tensor.is_floating_point() else "")
 
 
-def _numbers(tensor: Tensor) -> dict[str, float] | None:
-    """The statistics of a tensor; None where there are no values to read: under torch.func.vmap, on the meta device."""
+def _numbers(tensor: Tensor) -> str:
+    """The statistics of a tensor; empty where there are no values to read: under torch.func.vmap, on the meta device."""
     try:
         with outside_modes():
             row = summarize(plain_values(tensor)).tolist()
     except RuntimeError:
-        return None
-    count, nonfinite = row[Column.COUNT], {"nonfinite": row[Column.NONFINITE]}
-    if not count:
-        return dict.fromkeys(("min", "max", "mean", "std"), math.nan) | nonfinite
-    std = math.sqrt(row[Column.M2] / count)
-    return {"min": row[Column.MIN], "max": row[Column.MAX], "mean": row[Column.MEAN], "std": std} | nonfinite
+        return ""
+    count, nonfinite = row[Column.COUNT], row[Column.NONFINITE]
+    std = math.sqrt(row[Column.M2] / count) if count else math.nan
+    low, high, mean = (row[column] if count else math.nan for column in (Column.MIN, Column.MAX, Column.MEAN))
+    text = f" (min {low:.4g}, max {high:.4g}, mean {mean:.4g}, std {std:.4g}"
+    return f"{text}, {nonfinite:.0f} non-finite)" if nonfinite else f"{text})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +96,7 @@ class CallRecord:
         site: The module's name.
         kind: The module's class.
         depth: The number of traced modules whose calls contain it.
-        inputs: Its arguments; empty for ``backward``.
+        inputs: Its arguments, a text of :func:`describe` for each tensor or other value; empty for ``backward``.
         outputs: Its output; for ``backward`` the gradient at its output.
         error: The exception that it raised; "" without one.
     """
@@ -132,8 +106,8 @@ class CallRecord:
     site: str
     kind: str
     depth: int
-    inputs: tuple[TensorInfo, ...] = ()
-    outputs: tuple[TensorInfo, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
     error: str = ""
 
 
@@ -148,7 +122,6 @@ class Trace:
         no_gradient: Called site to the reason why there was no gradient at its output; empty without a backward pass.
         error: The exception that ended the step, "" without one.
         raised_in: The innermost traced module that raised it.
-        dropped: Number of calls beyond ``MAX_CALLS``.
     """
 
     title: str
@@ -157,7 +130,6 @@ class Trace:
     no_gradient: dict[str, str] = field(default_factory=dict)
     error: str = ""
     raised_in: str = ""
-    dropped: int = 0
 
     def of(self, site: str, phase: str = "forward") -> list[CallRecord]:
         """Return the calls of one site in one phase."""
@@ -183,8 +155,6 @@ class Trace:
         lines += ["Forward", *_table(forward)]
         if rest:
             lines += ["Backward", *_table(rest)]
-        if self.dropped:
-            lines.append(f"  {self.dropped} more calls are not kept.")
         lines += _because("Never called", self.never_called) + _because("No gradient", self.no_gradient)
         return "\n".join(lines)
 
@@ -192,7 +162,7 @@ class Trace:
 def _table(calls: Iterable[CallRecord]) -> list[str]:
     rows = []
     for call in calls:
-        given, returned = (", ".join(map(_named, values)) or "nothing" for values in (call.inputs, call.outputs))
+        given, returned = (", ".join(values) or "nothing" for values in (call.inputs, call.outputs))
         text = f"gradient {returned}" if call.phase == "backward" else f"{given} -> {returned}"
         if call.error:
             text = f"{given} -> raised {call.error}"
@@ -205,12 +175,6 @@ def _table(calls: Iterable[CallRecord]) -> list[str]:
     ]
 
 
-def _named(info: TensorInfo) -> str:
-    if info.name.startswith(("[", ".")):  # an entry of a container
-        return f"{info.name} {info}"
-    return f"{info.name}={info}" if info.name else str(info)
-
-
 def _because(title: str, reasons: dict[str, str]) -> list[str]:
     lines = [title] if reasons else []
     for reason in dict.fromkeys(reasons.values()):
@@ -218,3 +182,123 @@ def _because(title: str, reasons: dict[str, str]) -> list[str]:
         more = f" and {len(sites) - 6} more" if len(sites) > 6 else ""
         lines.append(f"  {', '.join(sites[:6])}{more}: {reason}")
     return lines
+
+
+@dataclass(slots=True)
+class Call:
+    """The argument of a ``break_when`` function: the objects of one call.
+
+    Attributes:
+        site: The module's name.
+        phase: ``forward`` or ``backward``.
+        module: The module; None in backward.
+        args: Its positional arguments; () in backward.
+        kwargs: Its keyword arguments.
+        output: Its output; None in backward.
+        gradient: The gradient at its output; None in forward.
+    """
+
+    site: str
+    phase: str
+    module: nn.Module | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    output: Any = None
+    gradient: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The floating-point tensors of the output; in backward the gradient."""
+        return float_tensors(self.output if self.phase == "forward" else self.gradient)
+
+
+class HookBreakError(RuntimeError):
+    """Raised when ``break_when`` is true.
+
+    Attributes:
+        site: The module's name.
+        phase: ``forward`` or ``backward``.
+    """
+
+    def __init__(self, site: str, phase: str, message: str) -> None:
+        super().__init__(message)
+        self.site, self.phase = site, phase
+
+    def __reduce__(self) -> tuple[type[HookBreakError], tuple[str, str, str]]:
+        return (type(self), (self.site, self.phase, str(self)))
+
+
+def nonfinite(call: Call) -> bool:
+    """Whether a tensor of the call holds a NaN or an infinite value."""
+    return any(not bool(torch.isfinite(tensor.detach()).all()) for tensor in call.tensors)
+
+
+class Breakpoint:
+    """Stops at a call for which ``when`` is true.
+
+    Args:
+        when: A function of a :class:`Call`, or ``nonfinite``.
+        how: ``debugger`` calls ``sys.breakpointhook`` (pdb, unless PYTHONBREAKPOINT is set); ``raise`` raises
+            :class:`HookBreakError`.
+        phases: Which calls to check, ``forward`` or ``backward``.
+        on_fault: Called once with (site, error) if ``when`` raises, which disables it.
+        gate: Calls are checked while it is open; None for always.
+    """
+
+    def __init__(
+        self,
+        when: Callable[[Call], Any] | Literal["nonfinite"],
+        how: Literal["debugger", "raise"],
+        on_fault: Callable[[str, Exception], None],
+        phases: tuple[str, ...] = ("forward",),
+        gate: Gate | None = None,
+    ) -> None:
+        self.when = when if callable(when) else nonfinite
+        self.label = getattr(when, "__name__", repr(when)) if callable(when) else when
+        self.how, self.on_fault, self.phases, self.gate, self.broken = how, on_fault, phases, gate, False
+
+    @property
+    def tracing(self) -> bool:
+        """Whether calls are checked."""
+        return self.gate is None or self.gate.open
+
+    def attach(self, sites: Iterable[tuple[str, nn.Module]], hooks: HookManager) -> None:
+        """Hook (name, module) pairs."""
+        for name, module in sites:
+            hooks.register(module, UncompiledHook(self, "output", name), "forward", label=name, with_kwargs=True)
+
+    def check(self, call: Call) -> None:
+        """Stop if ``when`` is true."""
+        if self.broken or call.phase not in self.phases:
+            return
+        try:
+            stop = bool(self.when(call))
+        except Exception as error:  # noqa: BLE001  of the user's function
+            self.broken = True
+            self.on_fault(call.site, error)
+        else:
+            if stop:
+                self._stop(call)
+
+    def output(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Check a call of a site, and hook its output."""
+        if not in_backward():
+            self.check(Call(name, "forward", module, args, kwargs, output))
+        if "backward" in self.phases:
+            for tensor in float_tensors(output):
+                if tensor.requires_grad and not tensor.is_leaf:
+                    tensor.register_hook(UncompiledHook(self, "gradient", name))  # type: ignore[no-untyped-call]
+
+    def gradient(self, name: str, gradient: Tensor) -> None:
+        """Check a gradient at a site's output."""
+        self.check(Call(name, "backward", gradient=gradient))
+
+    def _stop(self, call: Call) -> None:
+        forward = call.phase == "forward"
+        found = ", ".join(describe(call.output if forward else call.gradient, statistics=True))
+        kind, what = (f" ({type(call.module).__name__})", "output") if forward else ("", "gradient at the output")
+        message = f"break_when={self.label} at {call.site!r}{kind} in {call.phase}: {what} {found}."
+        if self.how == "raise":
+            raise HookBreakError(call.site, call.phase, message)
+        print(f"{message} The call is in `call`.")  # noqa: T201  for the user of the debugger
+        sys.breakpointhook()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.debugging.breaks import HookBreakError
 from lightning_hooks.debugging.reasons import Evidence, Watcher, why_no_call, why_no_gradient
-from lightning_hooks.debugging.trace import MAX_CALLS, CallRecord, Trace, describe
+from lightning_hooks.debugging.trace import CallRecord, HookBreakError, Trace, describe
 from lightning_hooks.hooks import HookManager, float_tensors, guarded
 from lightning_hooks.hooks.listener import CallStack, UncompiledHook, in_backward
 from lightning_hooks.hooks.selection import OPAQUE, compiled_around, compiled_regions, named_sites, outwards
@@ -42,10 +40,8 @@ class Tracer:
 
     def _clear(self) -> None:
         self._records: list[CallRecord] = []
-        self._dropped = 0
         self._stack: CallStack[tuple[CallRecord, BaseException | None]] = CallStack()
         self._evidence = {name: Evidence() for name in self.kinds}
-        self._views: list[tuple[Evidence, weakref.ref[Tensor], int]] = []  # outputs that may still be changed in place
         self._error: BaseException | None = None
         self._raised_in = ""
         self._backward = False
@@ -84,7 +80,6 @@ class Tracer:
     def finish(self, root: nn.Module, title: str, error: BaseException | None = None) -> Trace:
         """Stop tracing, and return the trace; ``error`` is the exception that ended the step."""
         self._stop_watching()
-        self._check_views()
         trace = Trace(
             title=title,
             calls=tuple(self._records),
@@ -92,7 +87,6 @@ class Tracer:
             no_gradient={} if error else self._no_gradient(root),
             error=f"{type(error).__name__}: {error}" if error is not None else "",
             raised_in=error.site if isinstance(error, HookBreakError) else self._raised_in if error is self._error else "",
-            dropped=self._dropped,
         )
         self.stop()
         return trace
@@ -145,7 +139,6 @@ class Tracer:
 
     def on_enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Record the beginning of a call."""
-        self._check_views()
         values = [*(("", value) for value in args), *kwargs.items()]
         record = self._add(name, "forward", len(self._stack), "inputs", values)
         self._stack.append((name, (record, sys.exc_info()[1])))
@@ -156,7 +149,6 @@ class Tracer:
 
     def on_return(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Record the end of a call, also when its forward raised, and hook its output."""
-        self._check_views()
         ended = self._stack.end(name)
         if ended is None:
             return
@@ -172,18 +164,13 @@ class Tracer:
             record = replace(record, error=f"{type(error).__name__}: {error}")
             if error is not self._error:
                 self._error, self._raised_in = error, name
-        if record.order < len(self._records):
-            self._records[record.order] = record
+        self._records[record.order] = record
 
     def _add(self, name: str, phase: str, depth: int, field: str, values: Iterable[tuple[str, Any]]) -> CallRecord:
-        """Record a call or a gradient; ``values`` are (name, value) pairs for one of its fields. Beyond ``MAX_CALLS``, count it."""
-        order, kept = len(self._records) + self._dropped, len(self._records) < MAX_CALLS
-        described = tuple(info for key, value in values for info in describe(value, key, self.statistics)) if kept else ()
-        record = CallRecord(order, phase, name, self.kinds[name], depth, **{field: described})  # type: ignore[arg-type]
-        if kept:
-            self._records.append(record)
-        else:
-            self._dropped += 1
+        """Record a call or a gradient; ``values`` are (name, value) pairs for one of its fields."""
+        described = tuple(text for key, value in values for text in describe(value, key, self.statistics))
+        record = CallRecord(len(self._records), phase, name, self.kinds[name], depth, **{field: described})  # type: ignore[arg-type]
+        self._records.append(record)
         return record
 
     def _observe(self, record: CallRecord, output: Any) -> None:
@@ -194,22 +181,10 @@ class Tracer:
                 continue
             seen.differentiable = True
             seen.leaf |= tensor.is_leaf
-            if tensor._is_view():
-                seen.view = True
-                self._views.append((seen, weakref.ref(tensor), tensor._version))
+            seen.view |= tensor._is_view()
             if not tensor.is_leaf:
                 hook = guarded(UncompiledHook(self, "on_gradient", record.site, record.depth), record.site, self._on_fault)
                 tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-
-    def _check_views(self) -> None:
-        """Record which views were changed in place, which drops their hooks. There is no public count of such changes."""
-        kept = []
-        for seen, reference, version in self._views:
-            tensor = reference()
-            seen.changed |= tensor is not None and tensor._version != version
-            if tensor is not None and not seen.changed:
-                kept.append((seen, reference, version))
-        self._views = kept
 
     def on_gradient(self, name: str, depth: int, gradient: Tensor) -> None:
         """Record a gradient at a site's output."""

@@ -8,7 +8,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -90,6 +90,8 @@ def _seed(model: nn.Module, stack: ExitStack) -> None:
         with nullcontext() if device.type == "mps" else backend.device(device):
             backend.manual_seed(0)
 
+
+K = TypeVar("K")
 
 Forward: TypeAlias = str | Callable[[nn.Module, Any], Any]
 """How to run a model on a batch: the name of the submodule or method to call, or a function of (model, batch)."""
@@ -196,6 +198,21 @@ def _mapped(value: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
     except TypeError:  # it cannot be changed
         return {key: new for key, (_, new) in mapped.items()}
     return copied
+
+
+def to_host(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
+    """Copy tensors to CPU memory, outside inference mode; from CUDA devices asynchronously, with one sync per device."""
+    with torch.inference_mode(False):
+        devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
+        if not devices:
+            return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        copies = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+            for name, tensor in tensors.items()
+        }
+        for device in devices:
+            torch.cuda.synchronize(device)
+        return {name: copy.clone() for name, copy in copies.items()}  # pinned memory is scarce
 
 
 def batch_size(batch: Any) -> int | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from lightning_hooks.extraction.batches import Forward, check_forward, map_tensors, run_model, undisturbed
 from lightning_hooks.extraction.capture import channels_first, check_called
-from lightning_hooks.hooks import HookManager, Listener, float_tensors, select_modules
+from lightning_hooks.hooks import HookManager, float_tensors, select_modules
 from lightning_hooks.hooks.selection import named_sites
 
 Target: TypeAlias = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
@@ -22,20 +22,6 @@ Reshape: TypeAlias = Sequence[int] | Callable[[Tensor], Tensor] | None
 """The spatial layout of tokens: (height, width), or a function from a layer's output to ``(n, channels, space …)``."""
 
 
-class Cam(NamedTuple):
-    """The result of Grad-CAM.
-
-    Attributes:
-        maps: Shape ``(n, height, width)``.
-        scores: The explained score of each sample, shape ``(n,)``.
-        classes: Its class, shape ``(n,)``; None if the target was a function of the output.
-    """
-
-    maps: Tensor
-    scores: Tensor
-    classes: Tensor | None
-
-
 def grad_cam(
     model: nn.Module,
     batch: Any,
@@ -43,11 +29,14 @@ def grad_cam(
     target: Target = None,
     *,
     reshape: Reshape = None,
-    relu: bool = True,
     size: Sequence[int] | None = None,
     forward: Forward | None = None,
-) -> Cam:
-    """Compute Grad-CAM maps, scores and classes: see :meth:`lightning_hooks.GradCAM.compute`, which returns its maps."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute Grad-CAM: see :meth:`lightning_hooks.GradCAM.compute`, which returns the maps.
+
+    Returns:
+        The maps, the explained score of each sample, ``(n,)``, and its class, ``(n,)``; None if the target was a function.
+    """
     check_forward(forward)
     check_target(target)
     check_reshape(reshape)
@@ -55,11 +44,23 @@ def grad_cam(
         raise TypeError(f"size must be the (height, width) that maps are scaled to, or None; got {size!r}.")
     name, layer = find_layer(model, module)
     calls: list[Tensor] = []
+
+    def tap(_: nn.Module, __: Any, output: Any) -> Any:
+        """Keep the output, and return a copy, which later modules may change in place; the gradient passes it."""
+        found = float_tensors(output)
+        if not found:
+            return output
+        # If nothing before the layer requires a gradient, what is kept is the root of the graph.
+        kept = found[0] if found[0].requires_grad else found[0].detach().requires_grad_()
+        calls.append(kept)
+        copy = kept.clone()
+        return map_tensors(output, lambda tensor: copy if tensor is found[0] else tensor)
+
     # cuDNN computes no gradient of a recurrent layer in eval mode.
     recurrent = torch.cuda.is_available() and any(isinstance(module, nn.RNNBase) for module in model.modules())
     without_cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
     with undisturbed(model, grad=True), without_cudnn, HookManager() as hooks:
-        hooks.register(layer, _Tap(calls), "forward", label=name)
+        hooks.register(layer, tap, "forward", label=name)
         batch = map_tensors(batch, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
         output = run_model(model, batch, forward)
         check_called([] if calls else [name], bool(calls), model)
@@ -71,9 +72,8 @@ def grad_cam(
                 f"the score does not depend on the output of {name!r}, or forward cuts the gradient between them (no_grad, "
                 "detach). Choose a layer that the score depends on."
             )
-        maps = _weighted(values.detach(), gradient, layer, reshape)
-    maps = maps.clamp(min=0) if relu else maps
-    return Cam(maps if size is None else resize(maps, size), scores.detach(), classes)
+        maps = _weighted(values.detach(), gradient, layer, reshape).clamp(min=0)
+    return maps if size is None else resize(maps, size), scores.detach(), classes
 
 
 def find_layer(model: nn.Module, module: str | nn.Module | None) -> tuple[str, nn.Module]:
@@ -132,27 +132,6 @@ def resize(maps: Tensor, size: Sequence[int]) -> Tensor:
     if maps.dim() != 3:
         raise ValueError(f"size= scales maps of two dimensions; these are of shape {tuple(maps.shape[1:])}.")
     return nn.functional.interpolate(maps[:, None].float(), tuple(size), mode="bilinear", align_corners=False)[:, 0]
-
-
-class _Tap(Listener):
-    """Forward hook of the layer: keeps its output, and returns a copy.
-
-    Later modules may change the copy in place; the gradient reaches the kept tensor through it. If nothing before the layer
-    requires a gradient, the kept tensor is the root of the graph.
-    """
-
-    def __init__(self, calls: list[Tensor]) -> None:
-        self.calls = calls
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        found = float_tensors(output)
-        if not found:
-            return output
-        first = found[0]
-        kept = first if first.requires_grad else first.detach().requires_grad_()
-        self.calls.append(kept)
-        copy = kept.clone()
-        return map_tensors(output, lambda tensor: copy if tensor is first else tensor)
 
 
 def _scores(output: Any, target: Target) -> tuple[Tensor, Tensor | None]:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from lightning_hooks.extraction.batches import Forward, check_forward, run_model, undisturbed
-from lightning_hooks.hooks import HookManager, Listener, ModuleSelector, float_tensors, select_modules
+from lightning_hooks.hooks import HookManager, ModuleSelector, float_tensors, select_modules
 from lightning_hooks.hooks.listener import OutputTo
 from lightning_hooks.hooks.tensors import plain_values
 
@@ -75,10 +75,9 @@ def call_name(site: str, call: int) -> str:
     return site if call == 0 else f"{site}#{call + 1}"
 
 
-def output_tensor(output: Any, index: int = 0) -> Tensor | None:
-    """Return the ``index``-th floating-point tensor of a module's output, plain and detached, or None if there are fewer."""
-    found = float_tensors(output)
-    return plain_values(found[index]) if index < len(found) else None
+def output_tensor(output: Any) -> Tensor | None:
+    """Return the first floating-point tensor of a module's output, plain and detached, or None if there is none."""
+    return next(map(plain_values, float_tensors(output)), None)
 
 
 def extract(
@@ -87,7 +86,6 @@ def extract(
     modules: ModuleSelector | None = None,
     *,
     pool: Pool | None = None,
-    output: int = 0,
     forward: Forward | None = None,
 ) -> dict[str, Tensor]:
     """Return the outputs of selected modules for a batch, in eval mode without gradients.
@@ -99,12 +97,11 @@ def extract(
         batch: A tensor; a tuple or list, whose first entry is the input; or a mapping, passed by keyword.
         modules: The modules to observe; None for every leaf that computes something.
         pool: ``mean``, ``space``, ``tokens``, ``cls``, a function, or None: see :func:`lightning_hooks.extraction.pooled`.
-        output: The index of the floating-point tensor, of a module that returns several.
         forward: The name of the submodule or method to call instead of the model, or a function of (model, batch).
 
     Returns:
-        Module name to its output, a detached copy on the model's device, in the model's order. A module called several
-        times has an entry per call: ``name``, ``name#2``, ….
+        Module name to its output (of several tensors the first), a detached copy on the model's device, in the model's order. A
+        module called several times has an entry per call: ``name``, ``name#2``, ….
 
     Raises:
         ValueError: If ``modules`` matches nothing, a module given by name was not called, or no selected module was.
@@ -118,10 +115,9 @@ def extract(
         torch.Size([2, 4])
     """
     check_pool(pool)
-    check_output(output)
 
     def take(module: nn.Module, result: Any) -> Tensor | None:
-        tensor = output_tensor(result, output)
+        tensor = output_tensor(result)
         return None if tensor is None else pooled(tensor, pool, module).detach().clone()  # later modules may change it in place
 
     return capture(model, batch, select_modules(model, modules), take, modules=modules, forward=forward)
@@ -167,7 +163,7 @@ def capture(
     with undisturbed(model), HookManager() as hooks:
         for name, module in model.named_modules() if attention else ():
             if isinstance(module, nn.MultiheadAttention):
-                hooks.register(module, _RequestWeights(), "forward_pre", with_kwargs=True, label=name)
+                hooks.register(module, _request_weights, "forward_pre", with_kwargs=True, label=name)
         for place, (name, module) in enumerate(sites):
             hooks.register(module, OutputTo(keep, place), "forward", label=name)
         run_model(model, batch, forward)
@@ -175,14 +171,6 @@ def capture(
     named = [entry for entry in entries if isinstance(entry, str) and not set(entry) & set("*?[")]
     check_called([name for name in named if not found.get(name)], any(found.values()), model)
     return {call_name(site, call): kept for site, calls in found.items() for call, kept in enumerate(calls)}
-
-
-def check_output(output: object) -> None:
-    """Raise if ``output`` is not an index from 0 up."""
-    if isinstance(output, bool) or not isinstance(output, int) or output < 0:
-        raise ValueError(
-            f"output must be the index, from 0 up, of a floating-point tensor among what a module returns; got {output!r}."
-        )
 
 
 def check_called(silent: Sequence[str], anything: bool, model: nn.Module) -> None:
@@ -199,10 +187,8 @@ def check_called(silent: Sequence[str], anything: bool, model: nn.Module) -> Non
     )
 
 
-class _RequestWeights(Listener):
+def _request_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Forward pre-hook of an attention layer."""
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        bound = inspect.signature(module.forward).bind(*args, **kwargs)
-        bound.arguments.update(need_weights=True, average_attn_weights=False)
-        return bound.args, bound.kwargs
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    bound.arguments.update(need_weights=True, average_attn_weights=False)
+    return bound.args, bound.kwargs

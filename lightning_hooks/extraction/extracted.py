@@ -1,9 +1,9 @@
-"""The features of an epoch, merged over all ranks, and their files."""
+"""The features of an epoch: stored batch by batch, merged over all ranks, and in files."""
 
 from __future__ import annotations
 
-import heapq
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_hooks.extraction.store import FeatureStore
+from lightning_hooks.extraction.batches import Field, batch_size, field_of, to_host
+from lightning_hooks.extraction.capture import call_name
 
 FORMATS = ("npz", "safetensors")
 """The file formats, which are also the suffixes."""
@@ -122,10 +123,129 @@ def _kind(path: Path) -> str:
 Collected = tuple[dict[str, Tensor], dict[str, Any]]
 
 
-def choose(ranks: Sequence[Sequence[tuple[float, int, int]]], capacity: int) -> list[tuple[int, int]]:
-    """Return the (rank, slot) of the samples to keep, in the order of arrival, of each rank's :meth:`Reservoir.kept`."""
-    entries = [(key, arrival, rank, slot) for rank, kept in enumerate(ranks) for key, arrival, slot in kept]
-    return [(rank, slot) for _, _, rank, slot in sorted(heapq.nsmallest(capacity, entries), key=lambda entry: entry[1])]
+class FeatureStore:
+    """Stores the outputs of the first samples of an epoch on the device, and entries of their batches. No host sync.
+
+    Args:
+        capacity: The number of samples to store.
+        fields: Name to the entry of the batch that is stored with the features.
+        on_fault: Called with (site, error) for a site whose features cannot be stored; it has none for the rest of the epoch.
+    """
+
+    outputs: list[tuple[str, Tensor]]
+    """The rows of this batch's outputs that are stored, by site."""
+
+    def __init__(self, capacity: int, fields: Mapping[str, Field], on_fault: Callable[[str, Exception], None]) -> None:
+        self.capacity, self.fields, self.on_fault = capacity, dict(fields), on_fault
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a new epoch."""
+        self.seen = self.kept = 0  # samples
+        self._parts: dict[str, dict[int, Tensor]] = {}  # by site, each by its first sample
+        self._entries: dict[str, list[Any]] = {name: [] for name in self.fields}  # of the batch
+        self._broken: set[str] = set()
+        self.stop()
+
+    def start(self, batch: Any) -> bool:
+        """Start a batch.
+
+        Returns:
+            Whether any of its samples is stored, so that hooks need to record.
+
+        Raises:
+            ValueError: If the batch has no tensor, or a field is missing or does not have one entry per sample.
+        """
+        self.stop()
+        size = batch_size(batch)
+        if size is None:
+            raise ValueError(
+                f"FeatureExtractor counts samples by the first tensor in a batch; got {type(batch).__name__} without one."
+            )
+        found = {name: _checked(name, field_of(batch, field, name), size) for name, field in self.fields.items()}
+        self._size, self._rows = size, min(size, self.capacity - self.kept)
+        self.seen += size
+        for name, values in found.items():
+            rows = values[: self._rows]
+            self._entries[name].extend(rows.detach().clone().unbind() if isinstance(rows, Tensor) else rows)
+        return self._rows > 0
+
+    def take(self, site: str, values: Tensor) -> Tensor:
+        """Return a copy of the rows of ``values`` to store; raise ValueError if their number is not the batch size."""
+        if values.dim() == 0 or values.shape[0] != self._size:
+            raise ValueError(
+                f"its output has shape {tuple(values.shape)}, where the batch has {self._size} samples: features are stored by the "
+                "first dimension"
+            )
+        return values[: self._rows].clone()
+
+    def commit(self) -> None:
+        """End the batch: store its outputs."""
+        calls: Counter[str] = Counter()
+        for site, values in self.outputs:
+            name = call_name(site, calls[site])
+            calls[site] += 1
+            if name in self._broken:
+                continue
+            parts = self._parts.setdefault(name, {})
+            known = next(iter(parts.values()), values)
+            if values.shape[:1] == (self._rows,) and values.shape[1:] == known.shape[1:]:
+                parts[self.kept] = values
+            else:
+                self._broken.add(name)
+                del self._parts[name]
+                self.on_fault(name, _other_shape(name, values, known))
+        self.kept += self._rows
+        self.stop()
+
+    def stop(self) -> None:
+        """Discard the current batch."""
+        self._size, self._rows, self.outputs = 0, 0, []
+
+    def collect(self, count: int) -> Collected:
+        """Copy the first samples to the host, with one host sync for all sites.
+
+        Returns:
+            Features by site, NaN for samples for which it was not called, and fields by name (tensors or lists).
+        """
+        found: dict[tuple[str, str], Tensor] = {}
+        for name, parts in self._parts.items():
+            values = next(iter(parts.values()))
+            nothing = torch.nan if values.is_floating_point() else 0
+            whole = found["site", name] = values.new_full((count, *values.shape[1:]), nothing)
+            for place, part in parts.items():
+                rows = whole[place : place + len(part)]
+                rows.copy_(part[: len(rows)])
+        fields: dict[str, Any] = {name: entries[:count] for name, entries in self._entries.items() if entries}
+        for name in [name for name, entries in fields.items() if entries and all(isinstance(each, Tensor) for each in entries)]:
+            other = next((entry for entry in fields[name] if entry.shape != fields[name][0].shape), None)
+            if other is None:
+                found["field", name] = torch.stack(fields[name])
+            else:
+                self.on_fault(name, _other_shape(name, other[None], fields.pop(name)[0][None]))
+        on_host = to_host(found)
+        sites = {name: values for (kind, name), values in on_host.items() if kind == "site"}
+        return sites, {name: on_host.get(("field", name), entries) for name, entries in fields.items()}
+
+
+def _checked(name: str, value: Any, size: int) -> Any:
+    """Return a field of a batch, if it has one entry per sample."""
+    whole = len(value) if isinstance(value, list | tuple) or (isinstance(value, Tensor) and value.dim()) else 0
+    if whole != size:
+        raise ValueError(
+            f"the field {name!r} must hold one entry for each of the batch's {size} samples; got {type(value).__name__}"
+            f"{f' of shape {tuple(value.shape)}' if isinstance(value, Tensor) else f' of length {whole}' if whole else ''}."
+        )
+    return value
+
+
+def _other_shape(name: str, now: Tensor, then: Tensor) -> ValueError:
+    if now is then:
+        return ValueError(f"{name!r} is pooled to shape {tuple(now.shape)}, which has no row for each sample")
+    return ValueError(
+        f"{name!r} has shape {tuple(now.shape[1:])} per sample here and had {tuple(then.shape[1:])} before; pool it (pool='mean'), "
+        "or pad batches to one length"
+    )
 
 
 def gather(own: Any) -> list[Any]:
@@ -143,17 +263,18 @@ def gather_by_name(own: Mapping[str, Any]) -> dict[str, list[Any]]:
     return {name: [rank[name] for rank in ranks if name in rank] for name in dict.fromkeys(chain(*ranks))}
 
 
-def merge_ranks(store: FeatureStore, on_fault: Callable[[str, Exception], None]) -> tuple[dict[str, Tensor], dict[str, Any], int]:
+def merge_ranks(store: FeatureStore) -> tuple[dict[str, Tensor], dict[str, Any], int]:
     """Copy the samples of a store to the host, merged over all ranks: features by site, fields by name, the number of samples seen.
 
-    Ranks first exchange the keys of their samples, then send only those that are kept of all: two collectives. Every rank has the
-    same result. ``on_fault`` is called with (site, error) for a site that cannot be merged.
+    Ranks first exchange how many samples they have, then send only those that are kept of all: two collectives. The first samples
+    of all ranks come first, then the second, as one process would see them. Every rank has the same result.
     """
-    offers = gather((store.reservoir.kept(), store.reservoir.seen))
-    chosen = choose([kept for kept, _ in offers], store.reservoir.capacity)
-    parts = gather(store.collect([slot for rank, slot in chosen if rank == store.reservoir.rank]))
-    sites, fields = join(parts, [rank for rank, _ in chosen], on_fault)
-    return sites, fields, sum(seen for _, seen in offers)
+    counts = gather((store.kept, store.seen))
+    places = sorted((place, rank) for rank, (kept, _) in enumerate(counts) for place in range(kept))
+    ranks = [rank for _, rank in places[: store.capacity]]
+    own = torch.distributed.get_rank() if len(counts) > 1 else 0
+    sites, fields = join(gather(store.collect(ranks.count(own))), ranks, store.on_fault)
+    return sites, fields, sum(seen for _, seen in counts)
 
 
 def join(parts: Sequence[Collected], ranks: Sequence[int], on_fault: Callable[[str, Exception], None]) -> Collected:

@@ -20,16 +20,16 @@ from lightning_hooks.hooks.selection import inside_compiled
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# kind -> (what it hooks, the method that registers it, the options that method takes)
-_KINDS: dict[str, tuple[type[Any], str, frozenset[str]]] = {
-    "forward": (nn.Module, "register_forward_hook", frozenset({"prepend", "with_kwargs", "always_call"})),
-    "forward_pre": (nn.Module, "register_forward_pre_hook", frozenset({"prepend", "with_kwargs"})),
-    "full_backward": (nn.Module, "register_full_backward_hook", frozenset({"prepend"})),
-    "full_backward_pre": (nn.Module, "register_full_backward_pre_hook", frozenset({"prepend"})),
-    "tensor": (Tensor, "register_hook", frozenset()),
-    "post_accumulate_grad": (Tensor, "register_post_accumulate_grad_hook", frozenset()),
-    "optimizer_step_pre": (torch.optim.Optimizer, "register_step_pre_hook", frozenset()),
-    "optimizer_step_post": (torch.optim.Optimizer, "register_step_post_hook", frozenset()),
+# kind -> (what it hooks, the method that registers it)
+_KINDS: dict[str, tuple[type[Any], str]] = {
+    "forward": (nn.Module, "register_forward_hook"),
+    "forward_pre": (nn.Module, "register_forward_pre_hook"),
+    "full_backward": (nn.Module, "register_full_backward_hook"),
+    "full_backward_pre": (nn.Module, "register_full_backward_pre_hook"),
+    "tensor": (Tensor, "register_hook"),
+    "post_accumulate_grad": (Tensor, "register_post_accumulate_grad_hook"),
+    "optimizer_step_pre": (torch.optim.Optimizer, "register_step_pre_hook"),
+    "optimizer_step_post": (torch.optim.Optimizer, "register_step_post_hook"),
 }
 
 HOOK_KINDS: tuple[str, ...] = tuple(_KINDS)
@@ -86,7 +86,7 @@ class HookManager:
         """
         if kind not in _KINDS:
             raise ValueError(f"kind must be one of {', '.join(HOOK_KINDS)}; got {kind!r}.")
-        expected, method, known = _KINDS[kind]
+        expected, method = _KINDS[kind]
         if not isinstance(target, expected):
             raise TypeError(
                 f"A {kind!r} hook goes on a {expected.__module__.split('.')[0]} {expected.__name__}; "
@@ -94,10 +94,6 @@ class HookManager:
             )
         if not callable(hook):
             raise TypeError(f"hook must be callable; got {hook!r}.")
-        unknown = sorted(set(options) - known)
-        if unknown:
-            takes = ", ".join(sorted(known)) or "no options"
-            raise TypeError(f"A {kind!r} hook takes {takes}; got {', '.join(unknown)}.")
         handle: RemovableHandle = getattr(target, method)(hook, **options)
         self._handles.append((label, kind, handle))
         return handle

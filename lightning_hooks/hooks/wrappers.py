@@ -42,29 +42,26 @@ class Meter:
 
 
 class sampled:  # noqa: N801  used as a function, like functools.partial
-    """Run a hook on every n-th call (the first, then n later, …), or while a gate is open.
+    """Run a hook on every n-th call: the first, then n later, ….
 
     Args:
         hook: The hook to wrap.
         every: Run on calls 0, ``every``, 2·``every``, …; at least 1.
-        when: Run only while this is truthy: a :class:`~lightning_hooks.hooks.Gate`. It takes the place of ``every``.
 
     Raises:
         ValueError: If ``every`` is below 1.
         TypeError: If ``hook`` is not callable.
     """
 
-    __slots__ = ("calls", "every", "hook", "when")
+    __slots__ = ("calls", "every", "hook")
 
-    def __init__(self, hook: Hook, every: int = 1, when: Gate | None = None) -> None:
+    def __init__(self, hook: Hook, every: int = 1) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be an integer of at least 1; got {every!r}.")
-        self.hook, self.every, self.when, self.calls = _callable(hook), every, when, 0
+        self.hook, self.every, self.calls = _callable(hook), every, 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the hook if it is its turn; otherwise return None, which changes nothing."""
-        if self.when is not None:
-            return self.hook(*args, **kwargs) if self.when.open else None
         turn = self.calls % self.every == 0
         self.calls += 1
         return self.hook(*args, **kwargs) if turn else None
@@ -135,7 +132,7 @@ class guarded:  # noqa: N801
         site: The name to report with the error.
         on_fault: Called once with (site, error); None only remembers it in ``error``.
         passes: Errors that are meant for the training and go through.
-        when: Run only while this gate is open, as :class:`sampled` does; in one call, since a hook's cost is mostly calls.
+        when: Run only while this gate is open.
         meter: What the hook takes is added to it.
         observes: Whether the hook runs outside of all torch-function and dispatch modes, as every :class:`.Recorder` does; what it
             computes is then not seen by a mode of the user's, and not slowed down.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lightning_hooks.hooks.checks import brief
-from lightning_hooks.hooks.tensors import as_number
+from lightning_hooks.hooks.checks import brief, check_count
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
 from lightning_hooks.hosts.observers import TrainingMembers
 from lightning_hooks.hosts.plain import LoopStepAgain, PlainHost, inner_optimizer, setup_of
@@ -75,13 +75,9 @@ def watch(
     optimizers = _optimizers(optimizer)
     if scaler is not None and not hasattr(scaler, "unscale_"):
         raise TypeError(f"scaler must be a GradScaler, or None where losses are not scaled; got {brief(scaler)}.")
-    if log_dir is not None and not isinstance(log_dir, str | os.PathLike):
-        raise TypeError(f"log_dir must be the path of a folder, or None for nowhere; got {brief(log_dir)}.")
-    expected = as_number(batches_per_epoch)
-    if batches_per_epoch is not None and expected is None:
-        raise TypeError(f"batches_per_epoch must be a number, such as len(loader), or None; got {brief(batches_per_epoch)}.")
-    if expected is not None and not expected >= 1:
-        raise ValueError(f"batches_per_epoch must be at least 1, or None where it is not known; got {batches_per_epoch!r}.")
+    known = {}
+    if batches_per_epoch is not None:
+        known["batches_per_epoch"] = float(check_count("batches_per_epoch", batches_per_epoch, least=1))
     kept = {each: arguments[each] for each in ("capsule", "keep_batches") if arguments.get(each)}
     if loss_function is None and kept:
         raise ValueError(
@@ -90,7 +86,6 @@ def watch(
         )
     if loss_function is not None and not callable(loss_function):
         raise TypeError(f"loss_function must be a function of a batch that returns its loss; got {brief(loss_function)}.")
-    known = {} if expected is None else {"batches_per_epoch": expected}
     host = PlainHost(
         model,
         [inner_optimizer(each) for each in optimizers],
@@ -117,18 +112,12 @@ def _check_model(model: Any) -> None:
 
 
 def _optimizers(given: Any) -> list[Any]:
-    if _is_optimizer(given):
-        return [given]
-    several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping | nn.Module | Tensor)
-    found = list(given) if several else [given]
-    wrong = [each for each in found if not _is_optimizer(each)]
-    if wrong:
+    found = [given] if _is_optimizer(given) or not isinstance(given, Iterable) else list(given)
+    if not found or not all(map(_is_optimizer, found)):
         raise TypeError(
-            "optimizer must be the torch.optim.Optimizer that trains the model, or several in a list; got "
-            f"{'one with ' if several else ''}{brief(wrong[0])}. Pass what the loop calls step() of: watch(model, optimizer)."
+            f"optimizer must be the torch.optim.Optimizer that trains the model, or several in a list; got {brief(given)}. Pass "
+            "what the loop calls step() of: watch(model, optimizer)."
         )
-    if not found:
-        raise ValueError("watch needs the optimizer that trains the model; got none.")
     return found
 
 
@@ -143,21 +132,18 @@ def observers_of(name: str, arguments: dict[str, Any]) -> TrainingMembers:
     return TrainingMembers(**arguments)
 
 
+@dataclass(eq=False)
 class LoopLogger:
     """What trackers ask of a Lightning logger, for an object that values are written to by ``write(values by tag, step)``."""
 
-    def __init__(
-        self,
-        experiment: Any,
-        write: Callable[[dict[str, Any], int], Any],
-        save: Callable[[], Any] = lambda: None,
-        run_id: str | None = None,
-    ) -> None:
-        self.experiment, self.save, self.run_id, self._write = experiment, save, run_id, write
+    experiment: Any
+    write: Callable[[dict[str, Any], int], Any]
+    save: Callable[[], Any] = lambda: None
+    run_id: str | None = None
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
         """Write values."""
-        self._write(dict(metrics), step)
+        self.write(dict(metrics), step)
 
 
 def as_loggers(given: Any) -> list[Any]:

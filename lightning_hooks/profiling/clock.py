@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from time import perf_counter_ns
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from typing_extensions import override
@@ -82,18 +82,6 @@ class NodeMap:
             waiting.extend(following for following, _ in node.next_functions if following is not None)
 
 
-class StepTimes(NamedTuple):
-    """The times of one step.
-
-    Attributes:
-        accounts: Account to milliseconds; their sum is the time of the step.
-        overhead: Host milliseconds spent in the profiler's own hooks.
-    """
-
-    accounts: dict[Any, float]
-    overhead: float
-
-
 class HostClock:
     """Assigns each moment of a step to one account, which :meth:`switch` changes, by host time, for models on the CPU.
 
@@ -130,8 +118,12 @@ class HostClock:
         self._mark(self._marks[-1][1])
         self._ended.append((self._marks, self._overhead))
 
-    def take(self, wait: bool) -> list[StepTimes]:
-        """Return the steps that have ended and remove them: with ``wait`` all, else those whose times are known without a sync."""
+    def take(self, wait: bool) -> list[tuple[dict[Any, float], float]]:
+        """Remove the steps that have ended, with ``wait`` all, else those whose times are known without a sync.
+
+        Returns:
+            Of each its milliseconds by account, whose sum is the time of the step, and those spent in the profiler's own hooks.
+        """
         done = []
         while self._ended and self._is_over(self._ended[0][0][-1][0], wait):
             marks, overhead = self._ended.pop(0)
@@ -139,7 +131,7 @@ class HostClock:
             for (start, account), (stop, _) in pairwise(marks):
                 accounts[account] += self._milliseconds(start, stop)
             self._release(moment for moment, _ in marks)
-            done.append(StepTimes(dict(accounts), overhead / 1e6))
+            done.append((dict(accounts), overhead / 1e6))
         return done
 
     def allocated(self) -> int | None:

@@ -1,22 +1,21 @@
-"""The measured steps of an epoch, and their report: times of every layer, in milliseconds, also as a table."""
+"""The measured steps of an epoch, and their report: times of every layer, in milliseconds."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_hooks.declare.plain import PlainReport
-from lightning_hooks.hooks.checks import check_choice
 from lightning_hooks.profiling.clock import BACKWARD, FORWARD, OTHER, RECOMPUTE, Account
-from lightning_hooks.trackers.console import Table, some
 
 LIMIT = 512
-"""The number of steps kept of an epoch. At this number every second one is dropped, and half as many are measured from then on."""
+"""The largest number of steps of an epoch that are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,88 +150,64 @@ class TracedStep:
     overhead: float = 0.0
 
 
-class StepSamples:
-    """The measured steps of one epoch."""
+def profile_report(names: Sequence[str], steps: Sequence[TracedStep], memory: Mapping[int, int], **about: Any) -> ProfileReport:
+    """Return the report of measured steps.
 
-    def __init__(self, names: list[str], device: str) -> None:
-        self.names = names
-        self.device = device
-        self.memory: dict[int, int] = {}  # site -> bytes; kept from epoch to epoch
-        self.reset()
+    Args:
+        names: The sites.
+        steps: The steps.
+        memory: Site to the growth of the allocated device memory during its calls.
+        **about: The ``epoch``, ``step``, ``device`` and ``batches`` of the report.
+    """
+    accounts = list(dict.fromkeys(account for traced in steps for account in traced.accounts))
+    times = {account: np.array([traced.accounts.get(account, 0.0) for traced in steps]) for account in accounts}
+    n = len(steps)
 
-    def reset(self) -> None:
-        """Start a new epoch."""
-        self.steps: list[TracedStep] = []
-        self.stride, self._turn = 1, 0
+    own: dict[int | None, list[Account]] = defaultdict(list)  # by site
+    inside: dict[int, list[Account]] = defaultdict(list)  # by site: its own, and those of inner modules
+    for account in accounts:
+        own[account[0][-1] if account[0] else None].append(account)
+        for site in set(account[0]):
+            inside[site].append(account)
 
-    def wants(self) -> bool:
-        """Return whether to measure the next step."""
-        self._turn += 1
-        return (self._turn - 1) % self.stride == 0
+    def spread(of: Iterable[Account], *phases: int) -> Spread:
+        return _spread(sum((times[account] for account in of if not phases or account[1] in phases), np.zeros(n)))
 
-    def add(self, step: TracedStep) -> None:
-        """Add a traced step."""
-        if step.reads_memory:
-            self.memory = {site: tally.memory_bytes for site, tally in step.tallies.items()}
-        if step.counts:
-            self.steps.append(step)
-        if len(self.steps) >= LIMIT:
-            self.steps, self.stride = self.steps[::2], 2 * self.stride
-
-    def report(self, epoch: int, step: int, batches: int) -> ProfileReport:
-        """Return the report of the added steps."""
-        accounts = list(dict.fromkeys(account for traced in self.steps for account in traced.accounts))
-        times = {account: np.array([traced.accounts.get(account, 0.0) for traced in self.steps]) for account in accounts}
-        n = len(self.steps)
-
-        own: dict[int | None, list[Account]] = defaultdict(list)  # by site
-        inside: dict[int, list[Account]] = defaultdict(list)  # by site: its own, and those of inner modules
-        for account in accounts:
-            own[account[0][-1] if account[0] else None].append(account)
-            for site in set(account[0]):
-                inside[site].append(account)
-
-        def spread(of: Iterable[Account], *phases: int) -> Spread:
-            return _spread(sum((times[account] for account in of if not phases or account[1] in phases), np.zeros(n)))
-
-        whole, outside = accounts, own[None]
-        step_time = spread(whole)
-        sites: dict[str, LayerTimes] = {}
-        for site, name in enumerate(self.names):
-            found = [traced.tallies[site] for traced in self.steps if site in traced.tallies]
-            if not found:
-                continue
-            self_time, total_time = spread(own[site]), spread(inside[site])
-            sites[name] = LayerTimes(
-                calls=sum(tally.calls for tally in found) / n,
-                recomputed_calls=sum(tally.recomputed for tally in found) / n,
-                self_time=self_time,
-                total_time=total_time,
-                forward_self=spread(own[site], FORWARD),
-                forward_total=spread(inside[site], FORWARD),
-                backward_self=spread(own[site], BACKWARD),
-                backward_total=spread(inside[site], BACKWARD),
-                recompute_self=spread(own[site], RECOMPUTE),
-                share=self_time.mean / step_time.mean,
-                output_bytes=sum(tally.output_bytes for tally in found) / n,
-                memory_bytes=self.memory.get(site),
-            )
-        return ProfileReport(
-            epoch=epoch,
-            step=step,
-            device=self.device,
-            sites=sites,
-            silent=tuple(name for name in self.names if name not in sites),
-            step_time=step_time,
-            forward_time=spread(whole, FORWARD),
-            backward_time=spread(whole, BACKWARD, RECOMPUTE),
-            other_time=spread(whole, OTHER),
-            outside_forward=spread(outside, FORWARD),
-            outside_backward=spread(outside, BACKWARD, RECOMPUTE),
-            overhead=float(np.mean([traced.overhead for traced in self.steps])) if self.steps else math.nan,
-            measured_steps=n,
-            batches=batches,
+    whole, outside = accounts, own[None]
+    step_time = spread(whole)
+    sites: dict[str, LayerTimes] = {}
+    for site, name in enumerate(names):
+        found = [traced.tallies[site] for traced in steps if site in traced.tallies]
+        if not found:
+            continue
+        self_time, total_time = spread(own[site]), spread(inside[site])
+        sites[name] = LayerTimes(
+            calls=sum(tally.calls for tally in found) / n,
+            recomputed_calls=sum(tally.recomputed for tally in found) / n,
+            self_time=self_time,
+            total_time=total_time,
+            forward_self=spread(own[site], FORWARD),
+            forward_total=spread(inside[site], FORWARD),
+            backward_self=spread(own[site], BACKWARD),
+            backward_total=spread(inside[site], BACKWARD),
+            recompute_self=spread(own[site], RECOMPUTE),
+            share=self_time.mean / step_time.mean,
+            output_bytes=sum(tally.output_bytes for tally in found) / n,
+            memory_bytes=memory.get(site),
         )
+    return ProfileReport(
+        **about,
+        sites=sites,
+        silent=tuple(name for name in names if name not in sites),
+        step_time=step_time,
+        forward_time=spread(whole, FORWARD),
+        backward_time=spread(whole, BACKWARD, RECOMPUTE),
+        other_time=spread(whole, OTHER),
+        outside_forward=spread(outside, FORWARD),
+        outside_backward=spread(outside, BACKWARD, RECOMPUTE),
+        overhead=float(np.mean([traced.overhead for traced in steps])) if steps else math.nan,
+        measured_steps=n,
+    )
 
 
 def _spread(values: NDArray[np.float64]) -> Spread:
@@ -240,56 +215,3 @@ def _spread(values: NDArray[np.float64]) -> Spread:
         return Spread(math.nan, math.nan, math.nan, math.nan)
     p50, p95 = np.percentile(values, (50, 95))
     return Spread(float(values.mean()), float(values.std()), float(p50), float(p95))
-
-
-NUMBERS: dict[str, Callable[[LayerTimes], object]] = {
-    "calls": lambda times: times.calls,
-    "forward ms": lambda times: times.forward_self.mean,
-    "recompute ms": lambda times: times.recompute_self.mean,
-    "backward ms": lambda times: times.backward_self.mean,
-    "self ms": lambda times: times.self_time.mean,
-    "std": lambda times: times.self_time.std,
-    "p95": lambda times: times.self_time.p95,
-    "share": lambda times: times.share,
-    "total ms": lambda times: times.total_time.mean,
-    "output MB": lambda times: times.output_bytes / 1e6,
-    "memory MB": lambda times: None if times.memory_bytes is None else times.memory_bytes / 1e6,
-}
-COLUMNS = ("module", *NUMBERS)
-_IF_ANY = ("recompute ms", "memory MB")
-"""Columns that the terminal shows only if they have values."""
-ORDERS = ("self", "total", "model")
-
-
-def summary_lines(report: ProfileReport, top: int | None = None, sort: str = "self") -> list[str]:
-    """Return a report as lines for the terminal."""
-    if not report.measured_steps:
-        return [
-            f"Profile, epoch {report.epoch}: nothing was measured in its {report.batches} batches, which were warm-up. Lower "
-            "warmup_steps, or train longer."
-        ]
-    step = report.step_time
-    lines = [
-        f"Profile, epoch {report.epoch}, on {report.device}: {report.measured_steps} of {report.batches} batches measured. "
-        f"A step took {step.mean:.4g} ms (std {step.std:.3g}, p95 {step.p95:.4g}): forward {report.forward_time.mean:.4g}, "
-        f"backward {report.backward_time.mean:.4g}, other {report.other_time.mean:.4g}; the profiler {report.overhead:.3g} ms more."
-    ]
-    rows = table_rows(report, sort)
-    shown = [at for at, column in enumerate(COLUMNS) if column not in _IF_ANY or any(row[at] for row in rows)]
-    lines.append(Table([COLUMNS[at] for at in shown], [[row[at] for at in shown] for row in rows[:top]]))
-    if top is not None and len(rows) > top:
-        lines.append(f"  and {len(rows) - top} more.")
-    outside = report.outside_forward.mean, report.outside_backward.mean
-    lines.append(f"  Outside these modules: forward {outside[0]:.4g} ms, backward {outside[1]:.4g} ms.")
-    if report.silent:
-        lines.append(f"  Not called, or inside compiled code: {some(report.silent)}")
-    return lines
-
-
-def table_rows(report: ProfileReport, sort: str = "self") -> list[tuple[object, ...]]:
-    """Return a report as rows for ``COLUMNS``."""
-    check_choice("sort", sort, ORDERS)
-    found = list(report.sites.items())
-    if sort != "model":
-        found.sort(key=lambda item: -getattr(item[1], f"{sort}_time").mean)
-    return [(name, *(number(times) for number in NUMBERS.values())) for name, times in found]

@@ -17,7 +17,7 @@ from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.listener import CallStack, TraceHook
 from lightning_hooks.hooks.selection import can_be_called, clean_name, compiled_around, compiled_regions, select_modules
 from lightning_hooks.profiling.clock import BACKWARD, FORWARD, OTHER, RECOMPUTE, ROOT, Account, NodeMap, Place, clock_for
-from lightning_hooks.profiling.report import ProfileReport, StepSamples, Tally, TracedStep
+from lightning_hooks.profiling.report import LIMIT, ProfileReport, Tally, TracedStep, profile_report
 
 
 class _Call(NamedTuple):
@@ -36,7 +36,9 @@ class StepTracer:
 
     def __init__(self, names: list[str], device: torch.device, warmup_steps: int, faults: Faults) -> None:
         self.clock = clock_for(device)
-        self.samples = StepSamples(names, str(device))
+        self.measured: list[TracedStep] = []  # of the epoch
+        self._names, self._device = names, str(device)
+        self._memory: dict[int, int] = {}  # site -> bytes; kept from epoch to epoch
         self.warmup_steps = warmup_steps
         self.steps = 0  # begun
         self.step = TracedStep()
@@ -68,7 +70,7 @@ class StepTracer:
         """
         number, self.steps = self.steps, self.steps + 1
         reads_memory = self.clock.allocated() is not None and number == max(self.warmup_steps - 1, 0)
-        counts = number >= self.warmup_steps and due and self.samples.wants()
+        counts = number >= self.warmup_steps and due and len(self.measured) + len(self._ended) < LIMIT
         if not (counts or reads_memory):
             return False
         self.step = TracedStep(reads_memory=reads_memory, counts=counts)
@@ -90,14 +92,18 @@ class StepTracer:
     def report(self, epoch: int, step: int, batches: int) -> ProfileReport:
         """Return the report of the steps since the last; waits for the device."""
         self._read(wait=True)
-        return self.samples.report(epoch, step, batches)
+        about = {"epoch": epoch, "step": step, "batches": batches, "device": self._device}
+        return profile_report(self._names, self.measured, self._memory, **about)
 
     def _read(self, wait: bool) -> None:
         """Add the steps that have ended to the samples: with ``wait`` all, else those whose times are known without a sync."""
         for times in self.clock.take(wait):
             step = self._ended.pop(0)
             step.accounts, step.overhead = times
-            self.samples.add(step)
+            if step.reads_memory:
+                self._memory = {site: tally.memory_bytes for site, tally in step.tallies.items()}
+            if step.counts:
+                self.measured.append(step)
 
     def before_backward(self, loss: Tensor) -> None:
         """Begin backward at ``loss``: the remaining nodes of the graph belong to no module."""
@@ -279,15 +285,5 @@ class ProfileSession:
             self._tracer.end_step()
 
     def report(self) -> ProfileReport:
-        """Return the report of the steps so far; waits for the device.
-
-        Raises:
-            RuntimeError: If no step was measured.
-        """
-        steps, warmup_steps = self._tracer.steps, self._tracer.warmup_steps
-        if steps <= warmup_steps:
-            raise RuntimeError(
-                f"No step was measured: {steps} were run, and the first {warmup_steps} are warm-up. Run more steps, or lower "
-                "warmup_steps."
-            )
-        return self._tracer.report(epoch=0, step=steps, batches=steps)
+        """Return the report of the steps so far; waits for the device."""
+        return self._tracer.report(epoch=0, step=self._tracer.steps, batches=self._tracer.steps)

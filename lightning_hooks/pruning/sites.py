@@ -11,43 +11,38 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.plain import PlainReport
-from lightning_hooks.extraction.batches import device_of
+from lightning_hooks.extraction.batches import device_of, to_host
 from lightning_hooks.extraction.extracted import gather_by_name
-from lightning_hooks.extraction.store import to_host
 from lightning_hooks.hooks import Gate, Listener
 from lightning_hooks.hooks.attributes import in_training_mode
-from lightning_hooks.hooks.checks import check_choice, check_count
+from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.pruning.weights import Layout, activity_sums, known_units, producer_of
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.units import layouts
 from lightning_hooks.trackers import table_lines
 
-SCHEDULES = ("cubic", "linear")
-"""The schedules, from 0 to ``amount``."""
 
-
-def check_schedule(amount: object, start_epoch: object, end_epoch: object, schedule: object) -> None:
+def check_schedule(amount: object, start_epoch: object, end_epoch: object) -> None:
     """Raise TypeError or ValueError if an argument of :func:`target_at` is of a wrong type or out of range."""
     if isinstance(amount, bool) or not isinstance(amount, int | float):
         raise TypeError(f"amount must be a number above 0 and below 1; got {amount!r}.")
     if not 0 < amount < 1:
         raise ValueError(f"amount must be above 0 and below 1, the share of units to mask; got {amount!r}.")
     check_count("end_epoch", end_epoch, least=check_count("start_epoch", start_epoch, least=0))
-    check_choice("schedule", schedule, SCHEDULES)
 
 
-def target_at(epoch: int, amount: float, start_epoch: int, end_epoch: int, schedule: str = "cubic") -> float:
+def target_at(epoch: int, amount: float, start_epoch: int, end_epoch: int) -> float:
     """Return the share of units to mask at the end of an epoch, counted from 0; 0 before ``start_epoch``.
 
-    With the progress p, from ``1 / (end_epoch - start_epoch + 1)`` at the end of ``start_epoch`` to 1 at the end of ``end_epoch``:
-    ``linear`` is ``amount * p``, and ``cubic`` is ``amount * (1 - (1 - p) ** 3)``, which masks most units early (Zhu and Gupta
-    2017, "To prune, or not to prune", equation 1, with initial sparsity 0).
+    With the progress p, from ``1 / (end_epoch - start_epoch + 1)`` at the end of ``start_epoch`` to 1 at the end of ``end_epoch``,
+    it is ``amount * (1 - (1 - p) ** 3)``, which masks most units early (Zhu and Gupta 2017, "To prune, or not to prune",
+    equation 1, with initial sparsity 0).
     """
     if epoch < start_epoch:
         return 0.0
     part = min(1.0, (epoch - start_epoch + 1) / (end_epoch - start_epoch + 1))
-    return amount * (part if schedule == "linear" else 1.0 - (1.0 - part) ** 3)
+    return amount * (1.0 - (1.0 - part) ** 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +174,12 @@ class UnitSite(Listener):
         self.kept = kept
         self.dropped = None if bool(kept.all()) else (~kept).to(device, non_blocking=True)
 
-    def decide(self, means: Tensor, target: float, regrow: bool, device: torch.device) -> None:
+    def decide(self, means: Tensor, target: float, device: torch.device) -> None:
         """Mask the ``target`` share of units with the lowest mean activity, ``(units,)``, ties by index.
 
-        At least one unit stays. A unit with nonfinite activity is never masked: that would hide a fault. Without ``regrow`` masked
-        units stay masked.
+        At least one unit stays. A unit with nonfinite activity is never masked: that would hide a fault. Masked units stay masked.
         """
-        held = torch.zeros(len(means), dtype=torch.bool) if self.kept is None or regrow else ~self.kept
+        held = torch.zeros(len(means), dtype=torch.bool) if self.kept is None else ~self.kept
         number = max(min(round(target * len(means)), len(means) - 1), int(held.sum()))
         means = torch.where(held, -1.0, means)
         weakest = means.argsort(stable=True)[:number]
@@ -248,24 +242,17 @@ class UnitSites:
                 sums, count = found[site.name]["sums"], found[site.name]["count"]
                 site.activity = Activity(sums.to(self.device, row_dtype(self.device)), count)
 
-    def decide(self, found: Mapping[str, Activity], target: float, regrow: bool) -> dict[str, PrunedUnits]:
-        """Make new masks by the activity ``found``, the same on every rank: see :meth:`UnitSite.decide`; and start a new epoch.
+    def end_epoch(self, epoch: int, step: int, target: float) -> PruningReport:
+        """Make new masks by the epoch's activity, the same on every rank, and report them: a collective.
 
         A site that was not called keeps its mask.
-
-        Returns:
-            The units of the sites that have a mask.
         """
+        found = self.merged()
         for site in self.sites:
             if site.name in found:
-                site.decide(found[site.name].means, target, regrow, self.device)
+                site.decide(found[site.name].means, target, self.device)
             site.activity = None
-        return {site.name: site.report(found.get(site.name)) for site in self.sites if site.kept is not None}
-
-    def end_epoch(self, epoch: int, step: int, target: float, regrow: bool) -> PruningReport:
-        """Make new masks by the epoch's activity, and report them: a collective."""
-        found = self.merged()
-        pruned = self.decide(found, target, regrow)
+        pruned = {site.name: site.report(found.get(site.name)) for site in self.sites if site.kept is not None}
         units, masked = sum(entry.units for entry in pruned.values()), sum(entry.masked for entry in pruned.values())
         silent = tuple(site.name for site in self.sites if site.name not in found)
         return PruningReport(epoch, step, target, masked / units if units else 0.0, pruned, silent)

@@ -22,16 +22,6 @@ Factor: TypeAlias = float | Mapping[int, float] | Callable[[int], float | None]
 """A number; a mapping from first epochs to numbers; or a function of the epoch (None: no number)."""
 
 
-def scale_gradient(gradient: Tensor, factor: float) -> Tensor:
-    """Return the gradient times a factor; -1 reverses it, as in Ganin and Lempitsky (2015), arXiv:1409.7495."""
-    return gradient * factor
-
-
-def zero_gradient(gradient: Tensor) -> Tensor:
-    """Return zeros, also for elements that are not finite."""
-    return torch.zeros_like(gradient)
-
-
 def clamp_gradient(gradient: Tensor, bound: float, loss_scale: Tensor | None = None) -> Tensor:
     """Return the gradient with each element clamped to ±``bound``.
 
@@ -153,13 +143,13 @@ class Schedule:
         return float(value)
 
 
-_CHANGES: dict[str, Callable[[Tensor, float, str, Tensor | None], Tensor]] = {
-    "scale": lambda gradient, factor, *_: scale_gradient(gradient, factor),
-    "zero": lambda gradient, *_: zero_gradient(gradient),
+CHANGES: dict[str, Callable[[Tensor, float, str, Tensor | None], Tensor]] = {
+    "scale": lambda gradient, factor, *_: gradient * factor,  # -1 reverses it: Ganin and Lempitsky (2015), arXiv:1409.7495
+    "zero": lambda gradient, *_: torch.zeros_like(gradient),  # also where it is not finite
     "clamp": lambda gradient, factor, _, loss_scale: clamp_gradient(gradient, factor, loss_scale),
     "noise": noisy_gradient,
 }
-TRANSFORMS = tuple(_CHANGES)
+TRANSFORMS = tuple(CHANGES)
 """The named transforms."""
 
 
@@ -194,8 +184,7 @@ class ChangeGradient(Listener):
 
     def __init__(self, state: GradientState, site: str, stream: str = "") -> None:
         self.state, self.site, self.stream = state, site, stream
-        self.calls = 0  # gradients changed
-        self.received = 0  # gradients that reached the site
+        self.reached = False  # by a gradient
         self._step, self._draws = "", -1
 
     def __call__(self, gradient: Tensor) -> Tensor | None:
@@ -203,19 +192,16 @@ class ChangeGradient(Listener):
         state = self.state
         if not state.active:
             return None
-        self.received += 1
+        self.reached = True
         self._draws = self._draws + 1 if self._step == state.step else 0  # which gradient of this backward pass
         self._step = state.step
         if state.needs_factor and state.factor is None:
             return None
         loss_scale = None if state.loss_scale is None else state.loss_scale()
         if callable(state.transform):
-            changed = apply_function(state.transform, gradient, state.factor, loss_scale, self.site)
-        else:
-            key = f"{state.seed}/{self.site}/{self.stream}/{self._step}/{self._draws}"
-            changed = _CHANGES[state.transform](gradient, state.factor or 0.0, key, loss_scale)
-        self.calls += changed is not None
-        return changed
+            return apply_function(state.transform, gradient, state.factor, loss_scale, self.site)
+        key = f"{state.seed}/{self.site}/{self.stream}/{self._step}/{self._draws}"
+        return CHANGES[state.transform](gradient, state.factor or 0.0, key, loss_scale)
 
 
 class HookOutput(Listener):

@@ -1,14 +1,17 @@
-"""Normalisation of one tensor by channel, with given, learned or measured statistics, and the selection of a module's argument."""
+"""Normalisation of the inputs of modules by channel, with given or learned statistics, and the hooks that do it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.extraction.batches import to_host
+from lightning_hooks.extraction.extracted import gather_by_name
+from lightning_hooks.hooks import Gate, Listener
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import pool
 
@@ -159,63 +162,6 @@ class Normalization:
             self.frozen = state["frozen"]
 
 
-class Argument:
-    """Finds a tensor among a module's arguments, and replaces it.
-
-    Args:
-        module: The module; no reference to it is kept.
-        site: Its name, for messages.
-        name: The name of the parameter of its ``forward``; None for the first floating-point tensor.
-
-    Raises:
-        ValueError: If ``forward`` has no such parameter.
-    """
-
-    def __init__(self, module: nn.Module, site: str, name: str | None) -> None:
-        self.site, self.name = site, name
-        self.position = -1  # of the parameter among the positional ones
-        if name is None:
-            return
-        parameters = list(inspect.signature(module.forward).parameters.values())
-        positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        if name in positional:
-            self.position = positional.index(name)
-        elif not any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters):
-            known = ", ".join(repr(p.name) for p in parameters) or "nothing"
-            raise ValueError(f"argument={name!r}: the forward of {site!r} takes {known}.")
-
-    def replace(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with the tensor replaced by ``change`` of it.
-
-        Raises:
-            TypeError: If there is no such tensor.
-        """
-        values: dict[int | str, Any] = dict(enumerate(args))
-        values.update(kwargs)
-        place = self._place(values)
-        values[place] = change(values[place])
-        return tuple(values[index] for index in range(len(args))), {key: values[key] for key in kwargs}
-
-    def _place(self, values: dict[int | str, Any]) -> int | str:
-        if self.name is not None:
-            place = self.position if self.position in values and self.name not in values else self.name
-            found = values.get(place)
-            if isinstance(found, Tensor):
-                return place
-            came = "nothing" if found is None else type(found).__name__
-            raise TypeError(f"argument={self.name!r} of {self.site!r} must be a tensor; got {came}.")
-        for place, value in values.items():
-            if isinstance(value, Tensor) and value.is_floating_point():
-                return place
-        came = ", ".join(f"{key}=" * isinstance(key, str) + type(value).__name__ for key, value in values.items())
-        raise TypeError(
-            f"{self.site!r} was called without a floating-point tensor to normalise; got ({came}). Name the parameter of its "
-            "forward with argument=; integers, such as images in uint8, are normalised only if named."
-        )
-
-
 def given_numbers(mean: object, std: object) -> tuple[Tensor, Tensor] | None:
     """Check a given mean and standard deviation, numbers or sequences of numbers.
 
@@ -257,3 +203,128 @@ def _narrow(changed: Tensor, x: Tensor) -> Tensor:
 
 def _wide(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+class NormalizedInputs:
+    """The normalised inputs of several modules.
+
+    Args:
+        mean: A number or one per channel; None to learn.
+        std: A number or one per channel, above 0; None to learn.
+        dim: The dimension of the channels; None for one mean and one standard deviation over all values.
+
+    Attributes:
+        given: The mean and the standard deviation, ``(channels,)``; None where they are learned.
+        of: The normalisation of each module's input, by the module's name.
+
+    Raises:
+        TypeError: As :func:`given_numbers`.
+        ValueError: Also if there are several means without a dimension.
+    """
+
+    def __init__(self, mean: object, std: object, dim: int | None) -> None:
+        self.given, self._dim = given_numbers(mean, std), dim
+        if self.given is not None and dim is None and self.given[0].numel() > 1:
+            raise ValueError(f"dim=None takes one mean and one std over all values; got {self.given[0].numel()} of each.")
+        self.of: dict[str, Normalization] = {}
+
+    def add(self, module: str) -> Normalization:
+        """The normalisation of a module's input, a new one at first."""
+        return self.of.setdefault(module, Normalization(module, self._dim, *(self.given or ())))
+
+    def named(self, module: str | None) -> Normalization:
+        """The normalisation of a module that a user names; None for the only one."""
+        if module is None and len(self.of) == 1:
+            return next(iter(self.of.values()))
+        if module is None and not self.of and self.given:
+            return Normalization("x", self._dim, *self.given)
+        if module is None or module not in self.of:
+            known = ", ".join(self.of) or "none yet: fit, load a checkpoint, or apply_to() a model first"
+            raise ValueError(f"module must name one whose input is normalised ({known}); got {module!r}.")
+        return self.of[module]
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the statistics are final."""
+        return self.given is not None or (bool(self.of) and all(site.frozen for site in self.of.values()))
+
+    def freeze(self, moments: Mapping[str, Tensor | None] | None = None) -> None:
+        """Stop learning, and normalise with these moments, or with those learned here."""
+        for name, site in self.of.items():
+            site.freeze(None if moments is None else moments[name])
+
+    def merged(self, rank_zero: bool) -> dict[str, Tensor | None]:
+        """Return the moments of all ranks by module, ``(3, channels)`` each. A collective: every rank must call it."""
+        # Moments of a checkpoint are those of all ranks: only one rank adds them.
+        own = {name: site.everything if rank_zero else site.moments for name, site in self.of.items()}
+        ranks = gather_by_name(to_host({name: known for name, known in own.items() if known is not None}))
+        merged = {name: merge_moments(found) if len(found) > 1 else found[0] for name, found in ranks.items()}
+        return {name: merged.get(name) for name in own}  # a module may run on some ranks only
+
+
+class NormalizeInput(Listener):
+    """Forward pre-hook of one module: finds a tensor among its arguments, and normalises it.
+
+    Args:
+        site: The normalisation of the module's input.
+        module: The module; no reference to it is kept.
+        argument: The name of the parameter of its ``forward``; None for the first floating-point tensor.
+        gate: While it is open, the statistics are learned, unless they are final.
+
+    Raises:
+        ValueError: If ``forward`` has no such parameter.
+    """
+
+    def __init__(self, site: Normalization, module: nn.Module, argument: str | None, gate: Gate) -> None:
+        self.site, self.argument, self.gate, self.called = site, argument, gate, False
+        self.position = -1  # of the parameter among the positional ones
+        if argument is None:
+            return
+        parameters = list(inspect.signature(module.forward).parameters.values())
+        positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if argument in positional:
+            self.position = positional.index(argument)
+        elif not any(p.name == argument or p.kind is p.VAR_KEYWORD for p in parameters):
+            known = ", ".join(repr(p.name) for p in parameters) or "nothing"
+            raise ValueError(f"argument={argument!r}: the forward of {site.site!r} takes {known}.")
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the arguments, one of them normalised; raise TypeError if there is no such tensor."""
+        self.called = True
+        values: dict[int | str, Any] = dict(enumerate(args))
+        values.update(kwargs)
+        place = self._place(values)
+        if self.gate.open:
+            self.site.learn(values[place])
+        values[place] = self.site.normalize(values[place])
+        return tuple(values[index] for index in range(len(args))), {key: values[key] for key in kwargs}
+
+    def _place(self, values: dict[int | str, Any]) -> int | str:
+        if self.argument is not None:
+            place = self.position if self.position in values and self.argument not in values else self.argument
+            found = values.get(place)
+            if isinstance(found, Tensor):
+                return place
+            came = "nothing" if found is None else type(found).__name__
+            raise TypeError(f"argument={self.argument!r} of {self.site.site!r} must be a tensor; got {came}.")
+        for place, value in values.items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                return place
+        came = ", ".join(f"{key}=" * isinstance(key, str) + type(value).__name__ for key, value in values.items())
+        raise TypeError(
+            f"{self.site.site!r} was called without a floating-point tensor to normalise; got ({came}). Name the parameter of its "
+            "forward with argument=; integers, such as images in uint8, are normalised only if named."
+        )
+
+
+class InvertOutput(Listener):
+    """Forward hook of a module: maps its output back to the units of the input."""
+
+    def __init__(self, site: Normalization, name: str) -> None:
+        self.site, self.name = site, name
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor:
+        """Return the output in the units of the input."""
+        if not isinstance(output, Tensor):
+            raise TypeError(f"inverse_modules: the output of {self.name!r} must be a tensor; got {type(output).__name__}.")
+        return self.site.inverse(output)

@@ -126,7 +126,7 @@ def test_two_launches_a_tensor() -> None:
 def test_features_wait_for_nothing_and_come_to_the_host() -> None:
     found = []
     for accelerator in ("cpu", "gpu"):
-        keep = FeatureExtractor(max_samples=30, sampling="reservoir", fields={"label": 1})
+        keep = FeatureExtractor(max_samples=30, fields={"label": 1})
         fit("cnn", accelerator, [keep] if accelerator == "cpu" else [NoSync(), keep])
         assert not keep.faults.errors
         found.append(keep.report)

@@ -74,9 +74,6 @@ def test_parameters_train_as_if_changed_by_hand(case: str) -> None:
     assert ours.losses == hand.losses
     assert same_state(ours, hand)
     assert not any(hook_counts(ours).values())
-    assert transform.report.epoch == 2
-    assert set(transform.report.calls.values()) == {7}
-    assert transform.report.silent == ()
 
 
 @pytest.mark.parametrize("net", [mlp, ResidualCNN])
@@ -274,7 +271,6 @@ def test_the_factor_is_logged_each_epoch(tmp_path: Path, caplog: pytest.LogCaptu
     header, *rows = next(tmp_path.rglob("metrics.csv")).read_text().splitlines()
     column = header.split(",").index("gradient_transform/scale/factor")
     assert [value for row in rows if (value := row.split(",")[column])] == ["nan", "0.5"]
-    assert ours[0].report.factor == 0.5
 
 
 BAD = [
@@ -291,8 +287,6 @@ BAD = [
     ({"transform": "scale", "factor": "1", "parameters": "*"}, TypeError, "factor must be a number.*got '1'"),
     ({"transform": "zero", "parameters": 3}, TypeError, "parameters must be a glob pattern.*got 3"),
     ({"transform": "zero", "modules": 3}, TypeError, "modules must be a glob pattern.*got 3"),
-    ({"transform": "zero", "parameters": "*", "seed": 0.5}, TypeError, "seed must be an integer; got 0.5"),
-    ({"transform": "zero", "parameters": "*", "name": 1}, TypeError, "name must be text or None; got 1"),
 ]
 
 

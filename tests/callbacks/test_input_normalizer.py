@@ -77,7 +77,7 @@ def test_what_is_learned_is_exact_and_frozen(learn: int | None, rows: int) -> No
     numbers = normalizer.statistics["net.0"]
     torch.testing.assert_close(torch.tensor(numbers.mean, dtype=torch.float64), seen.mean(0), rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(torch.tensor(numbers.std, dtype=torch.float64), seen.std(0, correction=0), rtol=1e-6, atol=0)
-    assert (numbers.frozen, normalizer.frozen, numbers.count) == (True, True, (rows,) * 8)
+    assert (normalizer.frozen, numbers.count) == (True, (rows,) * 8)
     first = everything(found)[:8]
     # the first batch is normalised with itself
     torch.testing.assert_close(inputs.train[0].double(), (first - first.mean(0)) / first.std(0, correction=0), rtol=1e-4, atol=1e-5)
@@ -104,13 +104,12 @@ def test_evaluation_is_normalised_too_and_a_checkpoint_brings_the_numbers(tmp_pa
         inputs = Inputs()
         getattr(trainer([fresh, inputs]), stage)(model, data(), verbose=False)
         torch.testing.assert_close(torch.cat(inputs.other), normalizer.normalize(x))
-    alone = InputNormalizer.from_checkpoint(tmp_path / "learned.ckpt", modules="net")
+    alone = InputNormalizer(modules="net")
+    alone.load_state_dict(torch.load(tmp_path / "learned.ckpt", weights_only=True)["callbacks"][alone.state_key])
     with torch.no_grad(), alone.apply_to(model) as hooks:
         assert len(hooks) == 1
         torch.testing.assert_close(model.net(x), expected, rtol=0, atol=0)
     assert not any(hook_counts(model).values())
-    with pytest.raises(ValueError, match=r"holds no state of InputNormalizer\{.*of this kind it has: InputNormalizer"):
-        InputNormalizer.from_checkpoint(tmp_path / "learned.ckpt", modules="net.0")
 
 
 @pytest.mark.parametrize("at", [(0, 2), (1, 3)])

@@ -16,8 +16,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor
 
 from lightning_hooks import TrainingMonitor
-from lightning_hooks.checkpoints import CheckedCheckpoint, check_checkpoint
-from lightning_hooks.checkpoints.check import read_numbers
+from lightning_hooks.checkpoints import CheckedCheckpoint, check_checkpoint, read_numbers
 from tests.support.models import Classifier, loader, mlp, trainer
 
 Check = Callable[[Any], CheckedCheckpoint]
@@ -122,7 +121,7 @@ def test_weights(name: str, tensor: Tensor, severity: str | None, check: Check) 
 @pytest.mark.parametrize("shape", [(5,), (7, 3), (3, 2, 2), (2, 5), ()])
 @pytest.mark.parametrize("chunk", [1, 4, 7, 1 << 22])
 def test_numbers_are_those_of_numpy_in_any_parts(shape: tuple[int, ...], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_hooks.checkpoints.check.CHUNK", chunk)
+    monkeypatch.setattr("lightning_hooks.checkpoints.CHUNK", chunk)
     generator = np.random.default_rng(0)
     for share in (0.0, 0.2):
         values = generator.normal(size=shape)

@@ -162,7 +162,6 @@ def test_global_norm_holds_its_promise_and_is_idempotent(lists, max_norm):
     gradients = [torch.tensor(values, dtype=DOUBLE) for values in lists]
     policy = GlobalNorm(max_norm)
     once, _ = clip(policy, gradients)
-    assert policy.limit == max_norm
     assert total(once) <= max_norm * (1 + 1e-9)
     twice, _ = clip(policy, once)
     assert total(twice) == pytest.approx(total(once), rel=2e-6 / max_norm + 1e-9)

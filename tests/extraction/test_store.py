@@ -2,126 +2,86 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from lightning_hooks.extraction.extracted import ExtractedFeatures, choose, join
-from lightning_hooks.extraction.store import FeatureStore, Reservoir
+from lightning_hooks.extraction.extracted import ExtractedFeatures, FeatureStore, join
 
 
-def stream(reservoir: Reservoir, sizes: list[int]) -> list[int]:
-    """Arrival numbers in the slots, kept as a dumb list would be."""
-    slots: dict[int, int] = {}
-    start = 0
-    for size in sizes:
-        slots |= {slot: start + row for slot, row in reservoir.admit(size).items()}
-        start += size
-    return [slots[slot] for _, _, slot in reservoir.kept()]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 9), max_size=8), st.integers(1, 12), st.integers(0, 3))
-def test_the_first_are_the_first_and_a_reservoir_is_the_bottom_of_the_keys(sizes: list[int], capacity: int, seed: int) -> None:
-    total = sum(sizes)
-    first = Reservoir(capacity)
-    assert stream(first, sizes) == list(range(min(total, capacity)))
-    assert first.seen == total
-    found = stream(Reservoir(capacity, "reservoir", seed), sizes)
-    keys = Reservoir(total or 1, "reservoir", seed)
-    keys.admit(total)
-    smallest = sorted(sorted(keys.kept())[:capacity], key=lambda entry: entry[1])
-    assert found == [arrival for _, arrival, _ in smallest]
-
-
-def test_every_sample_of_the_stream_is_as_likely_to_be_kept() -> None:
-    counts = Counter(index for seed in range(600) for index in stream(Reservoir(5, "reservoir", seed), [3, 4, 8, 5]))
-    expected = 600 * 5 / 20
-    assert set(counts) == set(range(20))
-    # Each count is binomial(600, 1/4): standard deviation 10.6. Chi-squared with 19 degrees of freedom: 43.8 is the 0.999 quantile.
-    assert sum((count - expected) ** 2 / (600 * 0.25 * 0.75) for count in counts.values()) < 43.8
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 4), st.integers(0, 20), st.integers(1, 30))
-def test_first_over_ranks_is_first_over_one_process(world: int, each: int, capacity: int) -> None:
-    """Samples dealt in turn, as a distributed sampler does."""
-    ranks = [Reservoir(capacity, rank=rank, world=world) for rank in range(world)]
-    for reservoir in ranks:
-        reservoir.admit(each)
-    chosen = choose([reservoir.kept() for reservoir in ranks], capacity)
-    assert [slot * world + rank for rank, slot in chosen] == list(range(min(capacity, each * world)))
-
-
-def test_a_reservoir_over_ranks_keeps_the_smallest_keys_of_all() -> None:
-    ranks = [Reservoir(4, "reservoir", rank=rank, world=2) for rank in range(2)]
-    for reservoir in ranks:
-        reservoir.admit(9)
-    whole = sorted((key, arrival) for reservoir in ranks for key, arrival, _ in reservoir.kept())[:4]
-    chosen = choose([reservoir.kept() for reservoir in ranks], 4)
-    arrivals = [{other: arrival for _, arrival, other in ranks[rank].kept()}[slot] for rank, slot in chosen]
-    assert arrivals == sorted(arrival for _, arrival in whole)
-
-
-def run(sampling: Any, faults: list[Any], capacity: int = 5, skip: int = -1) -> tuple[FeatureStore, list[tuple[Any, ...]]]:
+def run(faults: list[Any], capacity: int = 5, skip: int = -1) -> FeatureStore:
     """Batches of 4, 3, 4 of samples 0, 1, …: each site gives its numbers; ``skip`` is the batch in which "b" is silent."""
-    store = FeatureStore(Reservoir(capacity, sampling), {"label": 1, "name": lambda batch: batch[2]}, lambda *f: faults.append(f))
-    start, batches = 0, []
+    store = FeatureStore(capacity, {"label": 1, "name": lambda batch: batch[2]}, lambda *f: faults.append(f))
+    start = 0
     for index, size in enumerate([4, 3, 4]):
         numbers = torch.arange(start, start + size)
-        batch = (numbers.float(), numbers * 10, [f"s{number}" for number in numbers])
         start += size
-        batches.append(batch)
-        if store.start(batch, torch.device("cpu")):
+        if store.start((numbers.float(), numbers * 10, [f"s{number}" for number in numbers])):
             store.outputs.append(("a", store.take("a", numbers.float()[:, None] + 0.5)))
             if index != skip:
                 store.outputs.append(("b", store.take("b", numbers.double())))
                 store.outputs.append(("b", store.take("b", -numbers.double())))
         store.commit()
-    return store, batches
+    return store
 
 
-@pytest.mark.parametrize("sampling", ["first", "reservoir"])
-def test_rows_of_all_sites_and_fields_belong_together(sampling: str) -> None:
-    store, _ = run(sampling, [])
-    kept = store.reservoir.kept()
-    arrivals = [arrival for _, arrival, _ in kept]
-    assert len(arrivals) == 5
-    sites, fields = store.collect([slot for _, _, slot in kept])
-    expected = torch.tensor(arrivals)
+@pytest.mark.parametrize("capacity", [3, 4, 5, 7, 11, 20])
+@pytest.mark.parametrize("count", [2, 5, 11])
+def test_the_first_rows_of_all_sites_and_fields_belong_together(capacity: int, count: int) -> None:
+    store = run([], capacity)
+    count = min(count, capacity)
+    assert (store.kept, store.seen) == (min(capacity, 11), 11)
+    sites, fields = store.collect(count)
+    expected = torch.arange(count)
     assert list(sites) == ["a", "b", "b#2"]
     assert torch.equal(sites["a"], expected.float()[:, None] + 0.5)
     assert torch.equal(sites["b"], expected.double())
     assert torch.equal(sites["b#2"], -expected.double())
     assert torch.equal(fields["label"], expected * 10)
-    assert fields["name"] == [f"s{arrival}" for arrival in arrivals]
+    assert fields["name"] == [f"s{number}" for number in range(count)]
 
 
 @pytest.mark.parametrize("skip", [0, 1, 2])
-@pytest.mark.parametrize("sampling", ["first", "reservoir"])
-def test_a_module_that_was_not_called_leaves_nan(sampling: str, skip: int) -> None:
-    """Also where the slot held another sample before, which a reservoir replaced."""
-    store, _ = run(sampling, [], skip=skip)
-    kept = store.reservoir.kept()
-    sites, _ = store.collect([slot for _, _, slot in kept])
-    silent = [range(4), range(4, 7), range(7, 11)][skip]
-    for value, (_, arrival, _) in zip(sites["b"].tolist(), kept, strict=True):
-        assert (value != value) if arrival in silent else (value == arrival)
+def test_a_module_that_was_not_called_leaves_nan(skip: int) -> None:
+    sites, _ = run([], 9, skip).collect(9)
+    silent = [range(4), range(4, 7), range(7, 9)][skip]
+    for number, value in enumerate(sites["b"].tolist()):
+        assert (value != value) if number in silent else (value == number)
+
+
+def test_a_pooling_may_give_integers() -> None:
+    store = FeatureStore(3, {}, print)
+    assert store.start(torch.zeros(2, 3))
+    store.outputs.append(("a", store.take("a", torch.tensor([3, 4]))))
+    store.commit()
+    assert store.start(torch.zeros(2, 3))
+    store.commit()
+    assert store.collect(3)[0]["a"].tolist() == [3, 4, 0]
+
+
+@pytest.mark.parametrize("pooled", [torch.tensor(1.0), torch.zeros(3)])
+def test_a_pooling_without_a_row_for_each_sample_is_reported_and_left_out(pooled: torch.Tensor) -> None:
+    faults: list[Any] = []
+    store = FeatureStore(5, {}, lambda *fault: faults.append(fault))
+    store.start(torch.zeros(2, 3))
+    store.outputs.append(("a", pooled))
+    store.commit()
+    assert store.collect(2) == ({}, {})
+    ((site, error),) = faults
+    assert site == "a"
+    assert str(error) == f"'a' is pooled to shape {tuple(pooled.shape)}, which has no row for each sample"
 
 
 def test_a_site_that_changes_shape_is_reported_and_left_out() -> None:
     faults: list[Any] = []
-    store = FeatureStore(Reservoir(10), {}, lambda *fault: faults.append(fault))
+    store = FeatureStore(10, {}, lambda *fault: faults.append(fault))
     for width in (3, 4, 3):
-        store.start(torch.zeros(2, 3), torch.device("cpu"))
+        store.start(torch.zeros(2, 3))
         store.outputs += [("a", store.take("a", torch.zeros(2, width))), ("b", store.take("b", torch.ones(2)))]
         store.commit()
-    sites, _ = store.collect([slot for _, _, slot in store.reservoir.kept()])
+    sites, _ = store.collect(6)
     assert list(sites) == ["b"]
     assert len(sites["b"]) == 6
     ((site, error),) = faults
@@ -144,7 +104,7 @@ def test_a_site_that_changes_shape_is_reported_and_left_out() -> None:
 )
 def test_messages_about_fields(field: Any, batch: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        FeatureStore(Reservoir(2), {"f": field}, print).start(batch, torch.device("cpu"))
+        FeatureStore(2, {"f": field}, print).start(batch)
 
 
 def test_ranks_are_joined_in_order_with_nan_where_one_has_no_site() -> None:

@@ -47,18 +47,6 @@ def test_sampled_every(every, ran):
     assert seen == ran
 
 
-def test_sampled_while_a_gate_is_open():
-    gate, seen = Gate(), []
-    hook = sampled(seen.append, every=5, when=gate)
-    hook("closed")
-    gate.start(sampled=True)
-    hook("one")
-    hook("two")
-    gate.stop()
-    hook("closed")
-    assert seen == ["one", "two"]
-
-
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, "2"])
 def test_sampled_refuses(every):
     with pytest.raises(ValueError, match=f"every must be an integer of at least 1; got {every!r}"):

@@ -10,13 +10,18 @@ import statistics
 import pytest
 
 from lightning_hooks.profiling.clock import FORWARD, OTHER, Place
-from lightning_hooks.profiling.report import StepSamples, Tally, TracedStep
+from lightning_hooks.profiling.report import Tally, TracedStep, profile_report
 
 
-def fill(found: StepSamples, times: list[float], place: Place) -> None:
-    for index, value in enumerate(times):
-        tallies = {0: Tally(calls=1 + index % 2, output_bytes=8)}
-        found.add(TracedStep(tallies, accounts={(place, FORWARD): value, ((), OTHER): 1.0}, overhead=0.5))
+def steps(times: list[float], place: Place) -> list[TracedStep]:
+    return [
+        TracedStep(
+            {0: Tally(calls=1 + index % 2, output_bytes=8)},
+            accounts={(place, FORWARD): value, ((), OTHER): 1.0},
+            overhead=0.5,
+        )
+        for index, value in enumerate(times)
+    ]
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -30,9 +35,7 @@ def percentile(values: list[float], share: float) -> float:
 def test_the_spread_is_that_of_the_steps() -> None:
     rng = random.Random(0)
     times = [rng.expovariate(0.1) for _ in range(37)]
-    found = StepSamples(["a", "b"], "cpu")
-    fill(found, times, (0,))
-    report = found.report(epoch=4, step=37, batches=50)
+    report = profile_report(["a", "b"], steps(times, (0,)), {}, epoch=4, step=37, batches=50, device="cpu")
     spread = report.sites["a"].forward_self
     assert spread.mean == pytest.approx(statistics.fmean(times))
     assert spread.std == pytest.approx(statistics.pstdev(times))

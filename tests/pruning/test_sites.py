@@ -59,7 +59,7 @@ def test_activity_is_the_mean_magnitude_of_each_unit_and_masks_zero_it(kind: str
     found = sites.merged()
     (activity,) = found.values()
     np.testing.assert_allclose(activity.means, expected, rtol=1e-6)
-    sites.decide(found, target=0.4, regrow=False)
+    sites.end_epoch(0, 0, target=0.4)
     weakest = set(np.argsort(expected)[:2].tolist())
     output = module(random(*shape))
     masked = hook(module, (), output)
@@ -68,13 +68,15 @@ def test_activity_is_the_mean_magnitude_of_each_unit_and_masks_zero_it(kind: str
         assert torch.equal(now, torch.zeros_like(was) if unit in weakest else was)
 
 
-def decide(means: list[float], target: float, kept: list[bool] | None = None, regrow: bool = False) -> tuple[list[bool], Any]:
+def decide(means: list[float], target: float, kept: list[bool] | None = None) -> tuple[list[bool], Any]:
     module = nn.ReLU()
     sites, _ = one(module)
+    (site,) = sites.sites
     if kept is not None:
-        sites.sites[0].mask(torch.tensor(kept), torch.device("cpu"))
-    units = sites.decide({"0": Activity(torch.tensor(means, dtype=torch.float64) * 4, 4)}, target, regrow)
-    return sites.sites[0].kept.tolist(), units["0"]
+        site.mask(torch.tensor(kept), torch.device("cpu"))
+    site.activity = Activity(torch.tensor(means, dtype=torch.float64) * 4, 4)
+    report = sites.end_epoch(0, 0, target)
+    return site.kept.tolist(), report.sites["0"]
 
 
 def test_the_weakest_go_and_ties_go_by_index() -> None:
@@ -84,10 +86,9 @@ def test_the_weakest_go_and_ties_go_by_index() -> None:
     assert decide([1, 1, 1, 1], 0.25)[0] == [False, True, True, True]
 
 
-def test_masked_units_stay_masked_unless_they_may_regrow() -> None:
+def test_masked_units_stay_masked() -> None:
     assert decide([9, 1, 2, 3], 0.25, kept=[False, True, True, True])[0] == [False, True, True, True]
     assert decide([9, 1, 2, 3], 0.5, kept=[False, True, True, True])[0] == [False, False, True, True]
-    assert decide([9, 1, 2, 3], 0.25, kept=[False, True, True, True], regrow=True)[0] == [True, False, True, True]
     assert decide([9, 1, 2, 3], 0.0, kept=[False, False, True, True])[0] == [False, False, True, True]
 
 

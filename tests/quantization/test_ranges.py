@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.ao.quantization import MinMaxObserver, MovingAverageMinMaxObserver
 
-from lightning_hooks.quantization import RangeTable, quantization_parameters
-from lightning_hooks.quantization import scales as rh
-from lightning_hooks.quantization.ranges import finite_extremes
+from lightning_hooks import quantization as rh
+from lightning_hooks.quantization import RangeTable, finite_extremes, quantization_parameters
 from lightning_hooks.statistics.reduction import merge_ranks
 
 AO_DTYPES = {"int8": torch.qint8, "uint8": torch.quint8}

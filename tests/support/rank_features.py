@@ -34,7 +34,6 @@ def extracted(world: int, rank: int, folder: Path) -> dict[str, Any]:
     for name, case, options in (
         ("all", "uneven", {}),
         ("first", "uneven", {"max_samples": 9}),
-        ("reservoir", "uneven", {"max_samples": 9, "sampling": "reservoir"}),
         ("one_rank_only", "one_rank_only", {}),
     ):
         keep = FeatureExtractor(modules=["net.first", "net.act", "net.sometimes"], fields={"input": 0, "label": 1}, **options)

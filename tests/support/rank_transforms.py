@@ -26,7 +26,7 @@ def fit(callbacks: list[Any], world: int, rank: int = 0, case: str = "even", **k
 def ranges(world: int, rank: int = 0) -> dict[str, Any]:
     found = {}
     for method in ("minmax", "moving_average", "percentile"):
-        observer = ActivationRangeObserver(method=method, averaging_constant=0.1, summary=False, bins=512)
+        observer = ActivationRangeObserver(method=method, summary=False)
         fit([observer], world, rank, case="one_rank_only" if method == "minmax" and world == 2 else "even")
         found[method] = observer.report
     return found

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from lightning_hooks.hooks import Gate
 from lightning_hooks.transforms.normalization import (
-    Argument,
     Normalization,
+    NormalizeInput,
     channel_moments,
     given_numbers,
     mean_and_std,
@@ -151,28 +152,32 @@ class TakesAnything(nn.Module):
     def forward(self, **inputs: Tensor) -> None: ...
 
 
+def doubled(module: nn.Module, argument: str | None) -> NormalizeInput:
+    """A hook that doubles an argument."""
+    site = Normalization("net", None, torch.zeros(1), torch.full((1,), 0.5))
+    return NormalizeInput(site, module, argument, Gate())
+
+
 def test_the_argument_is_found_by_place_and_by_name() -> None:
     ids, x, mask = torch.tensor([1]), torch.tensor([2.0]), torch.tensor([3.0])
-    double = torch.Tensor.double
-    first = Argument(Takes(), "net", None)
-    assert first.replace((ids, x), {"mask": mask}, double) == ((ids, x.double()), {"mask": mask})
-    assert first.replace((ids,), {"x": None, "mask": mask}, double)[1]["mask"].dtype == torch.float64
-    named = Argument(Takes(), "net", "x")
-    assert named.replace((ids, x), {}, double)[0][1].dtype == torch.float64
-    assert named.replace((ids,), {"x": x}, double)[1]["x"].dtype == torch.float64
-    assert Argument(Takes(), "net", "ids").replace((ids,), {}, double)[0][0].dtype == torch.float64
-    keyword = Argument(Takes(), "net", "mask")
-    assert keyword.replace((ids, x), {"mask": mask}, double)[1]["mask"].dtype == torch.float64
-    assert Argument(TakesAnything(), "net", "pixels").replace((), {"pixels": x}, double)[1]["pixels"].dtype == torch.float64
+    first = doubled(Takes(), None)
+    assert first(None, (ids, x), {"mask": mask}) == ((ids, 2 * x), {"mask": mask})
+    assert first(None, (ids,), {"x": None, "mask": mask})[1]["mask"] == 6
+    named = doubled(Takes(), "x")
+    assert named(None, (ids, x), {})[0][1] == 4
+    assert named(None, (ids,), {"x": x})[1]["x"] == 4
+    assert doubled(Takes(), "ids")(None, (ids,), {})[0][0] == 2
+    assert doubled(Takes(), "mask")(None, (ids, x), {"mask": mask})[1]["mask"] == 6
+    assert doubled(TakesAnything(), "pixels")(None, (), {"pixels": x})[1]["pixels"] == 4
 
 
 def test_a_missing_argument_raises() -> None:
     with pytest.raises(ValueError, match="argument='y': the forward of 'net' takes 'ids', 'x', 'mask'"):
-        Argument(Takes(), "net", "y")
-    named, first = Argument(Takes(), "net", "x"), Argument(Takes(), "net", None)
+        doubled(Takes(), "y")
+    named, first = doubled(Takes(), "x"), doubled(Takes(), None)
     with pytest.raises(TypeError, match="argument='x' of 'net' must be a tensor; got nothing"):
-        named.replace((torch.tensor([1]),), {}, torch.Tensor.double)
+        named(None, (torch.tensor([1]),), {})
     with pytest.raises(TypeError, match="argument='x' of 'net' must be a tensor; got list"):
-        named.replace((torch.tensor([1]), [2]), {}, torch.Tensor.double)
+        named(None, (torch.tensor([1]), [2]), {})
     with pytest.raises(TypeError, match=r"'net' was called without a floating-point tensor.*got \(Tensor, mask=list\)"):
-        first.replace((torch.tensor([1]),), {"mask": []}, torch.Tensor.double)
+        first(None, (torch.tensor([1]),), {"mask": []})

@@ -103,7 +103,7 @@ trainer:
   enable_model_summary: false
   callbacks:
     - class_path: lightning_hooks.FeatureExtractor
-      init_args: {modules: "net.?", pool: mean, max_samples: 20, sampling: reservoir, fields: {label: 1}, stage: train}
+      init_args: {modules: "net.?", pool: mean, max_samples: 20, fields: {label: 1}, stage: train}
     - class_path: lightning_hooks.FeatureMapVisualizer
       init_args: {modules: [net.0], n_samples: 2, forward: net, folder: FOLDER}
     - class_path: lightning_hooks.GradCAM
@@ -160,9 +160,9 @@ trainer:
     - class_path: lightning_hooks.GradientTransform
       init_args: {transform: noise, factor: 0.001, modules: net.2, seed: 3, name: shaken}
     - class_path: lightning_hooks.ActivationPruner
-      init_args: {modules: torch.nn.ReLU, amount: 0.5, start_epoch: 0, end_epoch: 2, schedule: linear, summary: false}
+      init_args: {modules: torch.nn.ReLU, amount: 0.5, start_epoch: 0, end_epoch: 2, summary: false}
     - class_path: lightning_hooks.ActivationRangeObserver
-      init_args: {modules: "net.?", method: percentile, bins: 64, dtype: uint8, scheme: symmetric, summary: false}
+      init_args: {modules: "net.?", method: percentile, dtype: uint8, scheme: symmetric, summary: false}
     - class_path: lightning_hooks.HookDebugger
       init_args: {modules: net.0, steps: [0, 2], statistics: true, break_when: nonfinite, on_break: raise, show: false}
 """
@@ -181,8 +181,7 @@ def test_yaml_says_the_rest_of_the_toolbox(tmp_path: Path, monkeypatch: pytest.M
     assert (profiler.report.measured_steps, given.std[1], given.frozen) == (4, 2, True)
     assert (len(learned.statistics["net.2"].mean), learned.batches, learned.frozen) == (16, 3, True)
     assert [scale.factor_at(epoch) for epoch in range(3)] == [0.0, 0.5, 0.5]
-    assert scale.report.calls == {"net.0.weight": 7, "net.0.bias": 7}
-    assert (noise.report.factor, noise.report.calls) == (0.001, {"net.2": 7})
+    assert noise.factor_at(0) == 0.001
     assert (pruner.report.sites.keys(), pruner.report.target) == ({"net.1"}, 0.5)
     assert (ranges.dtype, ranges.report.sites["net.1"].zero_point) == ("uint8", 128)
     assert debugger.trace.title == "Step 2 (epoch 0, batch 2)"

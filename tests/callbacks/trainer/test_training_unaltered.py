@@ -34,9 +34,9 @@ OBSERVERS: dict[str, Callable[[Path], list[Any]]] = {
     "checks": lambda folder: monitors(every_n_steps=3, check_every_n_steps=2, summary=False),
     "a record": lambda folder: [TrainingMonitor(**QUIET, histograms=True, report_dir=folder)],
     "windows": lambda folder: monitors(every_n_steps=2, report_every_n_steps=3, histograms=True, report_dir=folder, summary=False),
-    "ranges": lambda folder: [ActivationRangeObserver(method="percentile", bins=64, summary=False)],
+    "ranges": lambda folder: [ActivationRangeObserver(method="percentile", summary=False)],
     "average ranges": lambda folder: [ActivationRangeObserver(method="moving_average", summary=False)],
-    "features": lambda folder: [FeatureExtractor(max_samples=50, sampling="reservoir", pool="mean", fields={"label": 1})],
+    "features": lambda folder: [FeatureExtractor(max_samples=50, pool="mean", fields={"label": 1})],
     "features in validation": lambda folder: [FeatureExtractor(stage="validate", max_samples=7)],
     "debugger": lambda folder: [
         HookDebugger(steps=[1, 2], statistics=True, break_when=lambda call: False, break_in="both", show=False)

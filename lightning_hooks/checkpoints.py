@@ -1,4 +1,4 @@
-"""What is wrong in a checkpoint, for a run that died and left one.
+"""Checks of a checkpoint: what is wrong in one that a run left, and which of its names fit a model.
 
 It is loaded without running what is in it, and read a part at a time: a checkpoint may be larger than the memory.
 """
@@ -9,17 +9,27 @@ import math
 import re
 import warnings
 import zipfile
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_hooks.declare.kinds import Severity, gravity
 from lightning_hooks.hooks.tensors import read_number
+from lightning_hooks.trackers.console import some
+
+__all__ = ["CheckedCheckpoint", "LoadedNames", "check_checkpoint", "check_loaded"]
+
+CHUNK = 1 << 22  # numbers that are looked at together
+MOST_SHOWN = 30
+LONGEST_NAME = 120
+# What an optimizer adds gradients up in, by its name in the optimizers of torch.
+SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum", "momentum_buffer")
 
 
 def load_checkpoint(path: Path) -> Any:
@@ -59,9 +69,6 @@ def load_checkpoint(path: Path) -> Any:
         raise ValueError(f"{path} cannot be read as a checkpoint: {text}. Expected a file that torch.save wrote.") from error
 
 
-CHUNK = 1 << 22  # numbers that are looked at together
-
-
 @dataclass(frozen=True, slots=True)
 class TensorNumbers:
     """What is in a tensor."""
@@ -73,15 +80,11 @@ class TensorNumbers:
     zero_rows: int  # how many rows (along the first dimension) are zero; 0 for a tensor of fewer than two dimensions
 
 
-def unread(tensor: Tensor) -> str:
-    """Why a tensor is not looked at; empty if it is."""
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        return "it is sparse or quantized"
-    if tensor.is_meta:
-        return "it has no numbers"
-    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        return "it repeats the numbers that the file holds"
-    return ""
+def unread(tensor: Tensor) -> bool:
+    """Whether a tensor is not looked at, since it does not hold each of its numbers in the file."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        return True
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 @torch.no_grad()
@@ -111,13 +114,6 @@ def _real(part: Tensor) -> Tensor:
     if part.is_complex():
         return torch.view_as_real(part.to(torch.complex128)).abs().amax(-1)
     return part.to(torch.float64 if part.dtype == torch.float64 else torch.float32)
-
-
-MOST_SHOWN = 30
-LONGEST_NAME = 120
-# What an optimizer adds gradients up in, by its name in the optimizers of torch.
-SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum", "momentum_buffer")
-_STATE_DICT = "state_dict."
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +178,8 @@ def check_checkpoint(path: Path) -> CheckedCheckpoint:
         raise ValueError(f"{path} holds no weights: expected a mapping of names to tensors, as it is or under 'state_dict'.")
     problems = [problem for name, tensor in weights.items() for problem in _of_weight(name, tensor)]
     problems += [problem for name, state in optimizers for problem in _of_optimizer(name, state)]
-    numbers = sum(tensor.numel() for tensor in weights.values())
     about = [f"{key} {content[key]}" for key in ("epoch", "global_step") if isinstance(content.get(key), int)]
-    about.append(f"{_count(len(weights), 'tensor')} with {numbers:,} numbers")
+    about.append(f"{_count(len(weights), 'tensor')} with {sum(map(Tensor.numel, weights.values())):,} numbers")
     about.append(_count(len(optimizers), "optimizer"))
     return CheckedCheckpoint(path, ", ".join(about), tuple(sorted(problems, key=lambda problem: gravity(problem.severity))))
 
@@ -197,7 +192,7 @@ def weights_in(content: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
         for prefix, value in {"": content, **inner}.items()
         if any(isinstance(entry, Tensor) for entry in value.values())
     }
-    whole = holders.get("", holders.get(_STATE_DICT))
+    whole = holders.get("", holders.get("state_dict."))
     for prefix, holder in (holders if whole is None else {"": whole}).items():
         yield from ((f"{prefix}{name}", value) for name, value in holder.items() if isinstance(value, Tensor))
 
@@ -218,9 +213,8 @@ def _is_optimizer(value: Any) -> bool:
 def _of_weight(name: str, tensor: Tensor) -> Iterator[CheckpointProblem]:
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.numel() == 0:
         return
-    skipped = unread(tensor)
-    if skipped:
-        yield CheckpointProblem("info", name, f"{skipped}, and is not checked")
+    if unread(tensor):
+        yield CheckpointProblem("info", name, "it is sparse, quantized, or repeats numbers, and is not checked")
         return
     found = read_numbers(tensor)
     last = name.rpartition(".")[2]
@@ -241,10 +235,9 @@ def _of_optimizer(name: str, content: Mapping[str, Any]) -> Iterator[CheckpointP
     for parameter, entries in state.items():
         for key, value in entries.items() if isinstance(entries, Mapping) else ():
             where = _cut(f"{name}: {key} of parameter {parameter}")
-            if not isinstance(value, Tensor):
-                if isinstance(value, float) and not math.isfinite(value):
-                    yield CheckpointProblem("critical", where, f"it is {value}")
-            elif value.is_floating_point() and value.numel() and not unread(value):
+            if isinstance(value, float) and not math.isfinite(value):
+                yield CheckpointProblem("critical", where, f"it is {value}")
+            elif isinstance(value, Tensor) and value.is_floating_point() and value.numel() and not unread(value):
                 found = read_numbers(value)
                 if found.nans or found.infinite:
                     yield CheckpointProblem("critical", where, _nonfinite(found, value.numel()))
@@ -277,3 +270,80 @@ def _cut(name: str) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedNames:
+    """How the names of a checkpoint fit those of a model.
+
+    Attributes:
+        fits: The names that both have, with tensors of one shape.
+        missing: Those of the model that the checkpoint does not have: what they name stays as it is.
+        unexpected: Those of the checkpoint that the model does not have: they are passed over.
+        shapes: Those that both have with other shapes, to that of the model and that of the checkpoint.
+        prefix: What unexpected names begin with, and what they must begin with in its place to fit; None where that helps none.
+        renamed: How many of them fit then.
+    """
+
+    fits: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    prefix: tuple[str, str] | None = None
+    renamed: int = 0
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a name of the model is missing, or has another shape."""
+        return bool(self.missing or self.shapes)
+
+    def lines(self) -> list[str]:
+        """It as lines for a terminal."""
+        lines = [f"{len(self.fits)} of the model's {len(self.fits) + len(self.missing) + len(self.shapes)} names fit."]
+        for what, names in (("Missing", self.missing), ("Passed over", self.unexpected)):
+            lines += [f"{what} ({len(names)}): {some(names, 5)}."] * bool(names)
+        lines += [f"{name} is {list(ours)} in the model and {list(theirs)} here." for name, (ours, theirs) in self.shapes.items()]
+        if self.prefix is not None:
+            old, new = self.prefix
+            how = f"'{old}' is to be '{new}'" if old and new else f"'{old}' is too much" if old else f"'{new}' is missing"
+            new_name = f"{new!r} + " * bool(new) + f"name.removeprefix({old!r})"
+            lines.append(f"{self.renamed} more fit if names begin otherwise: {how}. {{{new_name}: value for name, value in …}}")
+        return lines
+
+
+def check_loaded(model: nn.Module, state_dict: Mapping[str, Any]) -> LoadedNames:
+    """Compare the names and shapes of a checkpoint with those of a model. Nothing is loaded.
+
+    Args:
+        model: The model.
+        state_dict: What ``load_state_dict`` is given, or a whole checkpoint that holds it.
+
+    Returns:
+        Which names fit, which do not, and what prefix is too much or missing.
+    """
+    ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if hasattr(tensor, "shape")}
+    theirs = {name: tuple(tensor.shape) for name, tensor in weights_in(state_dict)}
+    missing, unexpected = (tuple(name for name in one if name not in other) for one, other in ((ours, theirs), (theirs, ours)))
+    ends = defaultdict[str, list[str]](list)  # of missing names, by each of their ends
+    for name in missing:
+        for end in _ends(name):
+            ends[end].append(name)
+    votes: Counter[tuple[str, str]] = Counter()
+    for name in unexpected:
+        end = next((end for end in _ends(name) if end in ends), "")
+        fitting = [other for other in ends.get(end, ()) if ours[other] == theirs[name]]
+        votes.update((name.removesuffix(end), other.removesuffix(end)) for other in fitting)
+    prefix, renamed = next(iter(votes.most_common(1)), (None, 0))
+    known = {name: (shape, theirs[name]) for name, shape in ours.items() if name in theirs}
+    return LoadedNames(
+        tuple(name for name, (one, other) in known.items() if one == other),
+        missing,
+        unexpected,
+        {name: shapes for name, shapes in known.items() if shapes[0] != shapes[1]},
+        *((prefix, renamed) if renamed > 1 else ()),
+    )
+
+
+def _ends(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts))]
