@@ -153,7 +153,7 @@ def with_causes(alert: Alert, facts: Facts, on_fault: Callable[[str, Exception],
 
 
 def _unexplained(alert: Alert, best: Cause | None) -> str:
-    """What is said of a loss that nothing explains; nothing of a symptom, which says enough."""
+    """The words for a loss that nothing explains; none for a symptom, whose own words are enough."""
     kind = kind_of(alert.kind)
     if kind.states != "outcome" or not kind.causes:
         return ""
