@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from lightning_hooks.declare.kinds import KINDS, STATES
@@ -10,7 +11,7 @@ from lightning_hooks.declare.rulebook import reports_of
 from lightning_hooks.diagnostics import modules
 
 FILES = modules("rules")
-"""The files of rules, each with its ``KINDS`` and ``RULES``."""
+"""The files of rules, each with its ``KINDS``."""
 
 _kinds = sorted((kind for file in FILES for kind in file.KINDS), key=lambda kind: STATES.index(kind.states))
 KINDS.update((kind.name, kind) for kind in _kinds)
@@ -21,7 +22,14 @@ ALERT_KINDS: tuple[str, ...] = tuple(KINDS)
 RULES: dict[type[Any], tuple[Rule, ...]] = {}
 """By the report that they read, in the order of their kinds."""
 
-for _rule in sorted((rule for file in FILES for rule in file.RULES), key=lambda rule: ALERT_KINDS.index(rule.kind)):
+
+def declared_in(file: ModuleType) -> list[Rule]:
+    """The rules that a file declares, in order."""
+    classes = [found for found in vars(file).values() if isinstance(found, type) and issubclass(found, Rule)]
+    return [rule() for rule in classes if rule.__module__ == file.__name__]
+
+
+for _rule in sorted((rule for file in FILES for rule in declared_in(file)), key=lambda rule: ALERT_KINDS.index(rule.kind)):
     for _report in reports_of(_rule):
         RULES[_report] = (*RULES.get(_report, ()), _rule)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
+from typing_extensions import dataclass_transform
+
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import SEVERITIES, Severity, kind_of
 from lightning_hooks.trackers.console import some
@@ -19,14 +21,16 @@ V = TypeVar("V")
 Alerts = Iterator[Alert]
 
 
+@dataclass_transform(frozen_default=True, eq_default=False)
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Rule:
     """Base class of the built-in rules, and of your own if they are to be chosen by site and tuned in YAML.
 
     A rule is a pure function of a report: ``rule(report)`` yields alerts. The report knows those of earlier windows:
     ``report.first``, ``report.previous()`` and ``report.earlier``, which is also given as a second argument where ``__call__``
-    takes one. The annotation of the first argument decides which reports it gets; without one, all. Its thresholds are fields;
-    its ``kind``, and what else holds for the whole class, may be given with the base: ``class Quiet(Rule, kind="quiet")``.
+    takes one. The annotation of the first argument decides which reports it gets; without one, all. A subclass is a frozen
+    dataclass, whose thresholds are fields; its ``kind``, and what else holds for the whole class, may be given with the base:
+    ``class Quiet(Rule, kind="quiet")``.
 
     Attributes:
         sites: Glob patterns of the sites it applies to. The earlier rule of the same class applies to the others.
@@ -56,6 +60,8 @@ class Rule:
             raise TypeError(f"{cls.__name__}: a rule declares no {', '.join(sorted(unknown))}; got class {cls.__name__}(Rule, …).")
         for name, value in declared.items():
             setattr(cls, name, value)
+        if "__dataclass_fields__" not in vars(cls):  # as it is in the copy that slots=True makes of a class
+            dataclass(frozen=True, eq=False)(cls)
 
     def __post_init__(self) -> None:
         check_patterns(self.sites, type(self).__name__)

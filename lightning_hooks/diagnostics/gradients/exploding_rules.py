@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
@@ -55,7 +54,6 @@ class GradientCourse:
         return f"from a norm of {ends}, mostly in the backward pass through {culprit}", culprit
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Exploding(Rule, kind="exploding"):
     """Gradients that grow in the backward pass, or are very large everywhere.
 
@@ -114,7 +112,6 @@ class Exploding(Rule, kind="exploding"):
         return bool(own) and all(rms < self.spares * report.modules[name.rpartition(".")[0]].rms for name, rms in own.items())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Stretching(Rule, kind="exploding"):
     """A module through which, or inside which, gradients grow much more than in healthy runs: a recurrent one with large weights.
 
@@ -179,5 +176,3 @@ KINDS = (
         advice=("Try a lower learning rate", "Use a smaller initialisation or normalisation layers"),
     ),
 )  # fmt: skip
-
-RULES = (Exploding(), Stretching())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import ClassVar
@@ -18,7 +17,6 @@ from lightning_hooks.diagnostics.setup.initial import role_of
 from lightning_hooks.diagnostics.training_state import had_gradient, is_scale_free, only_the_first_step, unused_tensors
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Vanishing(Rule, kind="vanishing"):
     """Gradients that vanish in the backward pass.
 
@@ -113,7 +111,6 @@ def _unused(report: GradientFlowReport, site: str) -> bool:
     return site in report.setups and bool(report.setups[site].spare)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Zero(Rule, kind="zero", judges="epoch", shares=("threshold",)):
     """Gradients that arrive and are exactly zero everywhere.
 
@@ -163,7 +160,6 @@ def _by_module(names: tuple[str, ...]) -> dict[str, list[str]]:
     return {**found, "": [*names]}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Missing(Rule, kind="missing", judges="epoch"):
     """Parameters that require gradients and never get one.
 
@@ -224,5 +220,3 @@ KINDS = (
             "Freeze it with requires_grad_(False) if it is not to learn"),
     ),
 )  # fmt: skip
-
-RULES = (Vanishing(), Zero(), Missing())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.cause import PROOF, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.declare.rule import Alerts, Rule, percent
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.remedies import SOON
 from lightning_hooks.diagnostics.reports import FeatureReport
@@ -33,8 +31,7 @@ def target_in_input(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     return f"The labels of {alert.site} are not shifted by one position.", [remedy]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TargetLeak(Rule):
+class TargetLeak(Rule, kind="target_leak"):
     """A loss whose target is a column of the model's input, or whose labels are the tokens that the model is given.
 
     Labels that are the tokens at the same positions are usual where a decoder shifts them itself, or where text goes through a
@@ -46,13 +43,11 @@ class TargetLeak(Rule):
         windows: In which of the first windows that counts.
     """
 
-    kind: ClassVar[str] = "target_leak"
-
     targets: ClassVar[int] = 24
     accuracy: ClassVar[float] = 0.98
     windows: ClassVar[int] = 4
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, copies in report.copies.items():
             enough, early = copies.targets >= self.targets, len(report.earlier) < self.windows
             if enough and 0 < copies.calls == copies.in_column:
@@ -86,5 +81,3 @@ KINDS = (
         advice=("Take the target out of the inputs", "Where the target is to be passed on, mute this with rules=['-target_leak']"),
     ),
 )  # fmt: skip
-
-RULES = (TargetLeak(),)

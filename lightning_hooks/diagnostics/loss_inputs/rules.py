@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, Severity
-from lightning_hooks.declare.rule import Rule, percent, where
+from lightning_hooks.declare.rule import Alerts, Rule, percent, where
 from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss, blank_label, labels_of_zero, viewed_classes
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
 from lightning_hooks.diagnostics.loss_inputs.predictions import CERTAIN, EDGE, FEWEST_LOGITS, MANY_ZEROS
@@ -16,8 +13,7 @@ from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OutputRange(Rule):
+class OutputRange(Rule, kind="output_range"):
     """Logits that cross entropy does not expect: probabilities, what a ReLU or tanh leaves, logarithms of probabilities.
 
     Cross entropy takes any real numbers and applies a softmax to them. Of ``C`` numbers in [-1, 1] that softmax gives a class at
@@ -30,14 +26,13 @@ class OutputRange(Rule):
         mixed: Share of the rows with numbers of both signs from which on ``nll_loss`` is given logits.
     """
 
-    kind: ClassVar[str] = "output_range"
     share: ClassVar[float] = CERTAIN
     zeros: ClassVar[float] = MANY_ZEROS
     bound: ClassVar[float] = EDGE
     min_logits: ClassVar[int] = FEWEST_LOGITS
     mixed: ClassVar[float] = 0.25
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in report.outputs.items():
             of_logarithms = site.rpartition("/")[2].startswith("nll_loss")
             for measured, limit, severity, message, advice in _FORMS.get((of_logarithms, stats.form), ()):
@@ -84,8 +79,7 @@ _FORMS: dict[tuple[bool, str], list[tuple[str, float, Severity, str, tuple[str, 
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TargetSums(Rule):
+class TargetSums(Rule, kind="output_range"):
     """A cross entropy whose targets are rows of numbers that do not sum to 1, as those of several labels.
 
     Attributes:
@@ -93,12 +87,10 @@ class TargetSums(Rule):
         min_rows: Fewer rows are not judged.
     """
 
-    kind: ClassVar[str] = "output_range"
-
     share: ClassVar[float] = 0.25
     min_rows: ClassVar[int] = 32
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in where(report.outputs, lambda stats: stats.rows >= self.min_rows and stats.unnormalized >= self.share):
             yield self.alert(
                 report, site, stats.unnormalized, self.share, "warning",
@@ -109,16 +101,13 @@ class TargetSums(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PairedTargets(Rule):
+class PairedTargets(Rule, kind="output_range"):
     """A loss of outputs of shape ``(n, 1)`` and targets of shape ``(n,)``: both are expanded, and every output meets every target.
 
     What is compared in pairs on purpose is not reduced by the loss itself, as in quantile regression.
     """
 
-    kind: ClassVar[str] = "output_range"
-
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in where(report.targets, lambda stats: stats.paired):
             yield self.alert(
                 report, site, stats.pairs, max(stats.inputs, stats.targets), "warning",
@@ -129,8 +118,7 @@ class PairedTargets(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class UnreachableTargets(Rule):
+class UnreachableTargets(Rule, kind="output_range"):
     """Targets that the function before the loss cannot put out: a sigmoid for prices, a tanh for scores up to 10.
 
     A binary cross entropy has no lowest value for targets below 0 or above 1, and ``kl_div`` none where its input is above 0, as no
@@ -141,12 +129,10 @@ class UnreachableTargets(Rule):
         min_targets: Fewer numbers are not judged.
     """
 
-    kind: ClassVar[str] = "output_range"
-
     share: ClassVar[float] = 0.05
     min_targets: ClassVar[int] = 64
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in report.targets.items():
             limit = self.share * (stats.bound != BLANK)
             if stats.bounded >= self.min_targets and stats.outside > limit * stats.bounded:
@@ -181,13 +167,10 @@ _UNREACHABLE: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DoubleSoftmax(Rule):
+class DoubleSoftmax(Rule, kind="double_softmax"):
     """A softmax (or sigmoid) before a loss that applies one itself."""
 
-    kind: ClassVar[str] = "double_softmax"
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         if report.squashed_twice:
             yield self.alert(
                 report, report.squashed_twice, 2.0, 1.0, "warning",
@@ -196,17 +179,14 @@ class DoubleSoftmax(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TargetLearns(Rule):
+class TargetLearns(Rule, kind="output_range"):
     """Layers whose only gradient says that the target of a loss be nearer to its input.
 
     A teacher that an optimizer holds, and whose outputs are not detached, comes to meet its student. Layers that another loss
     trains too, and rows of a table that are compared as centres are, do not count.
     """
 
-    kind: ClassVar[str] = "output_range"
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         if report.target_layer:
             yield self.alert(
                 report, report.target_layer, 1.0, 0.0, "warning",
@@ -216,16 +196,13 @@ class TargetLearns(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ViewedClasses(Rule):
+class ViewedClasses(Rule, kind="output_range"):
     """A cross entropy whose classes, the last dimension of a layer's output, were brought to the second one by a view.
 
     A view keeps the numbers in their order, so that a class gets those of other places; ``transpose`` moves the dimension.
     """
 
-    kind: ClassVar[str] = "output_range"
-
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in where(report.outputs, lambda stats: stats.viewed):
             yield self.alert(
                 report, site, float(stats.viewed), 0.0, "warning",
@@ -286,5 +263,3 @@ KINDS = (
         advice=("Remove it before the loss, or use nll_loss of log_softmax, or binary_cross_entropy",),
     ),
 )  # fmt: skip
-
-RULES = (OutputRange(), TargetSums(), PairedTargets(), UnreachableTargets(), TargetLearns(), DoubleSoftmax(), ViewedClasses())

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, graded
+from lightning_hooks.declare.rule import Alerts, Rule, graded
 from lightning_hooks.diagnostics.causes.code import half_overflow
 from lightning_hooks.diagnostics.causes.rates import rate_too_high
 from lightning_hooks.diagnostics.causes.weights import initial_scale, offset_bias, scaled_shortcut
@@ -59,8 +57,7 @@ def first_of(blocks: Mapping[str, ResidualStats]) -> tuple[str, str]:
     return next(iter(blocks)), ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ActivationOutliers(Rule):
+class ActivationOutliers(Rule, kind="activation_outliers"):
     """One channel of the residual stream that is far larger than the others.
 
     Trained language models have such channels, and rely on them (Sun et al., "Massive Activations in Large Language Models", 2024,
@@ -71,11 +68,9 @@ class ActivationOutliers(Rule):
         threshold: RMS of the largest channel over that of the median one, above which it counts.
     """
 
-    kind: ClassVar[str] = "activation_outliers"
-
     threshold: float = 100.0
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for blocks in streams(report):
             found = {name: stats for name, stats in blocks.items() if stats.channel_ratio > self.threshold}
             if found:
@@ -90,8 +85,7 @@ class ActivationOutliers(Rule):
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ResidualGrowth(Rule):
+class ResidualGrowth(Rule, kind="residual_growth"):
     """A residual stream that is far larger behind the last blocks than behind the first.
 
     Each block of a pre-norm model adds something of about the same size, so that the stream grows as the root of the depth; a
@@ -103,12 +97,10 @@ class ResidualGrowth(Rule):
         min_blocks: Blocks below which a stack is not judged.
     """
 
-    kind: ClassVar[str] = "residual_growth"
-
     threshold: float = 100.0
     min_blocks: ClassVar[int] = 3
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for blocks in streams(report):
             first, last = next(iter(blocks.values())), next(reversed(blocks.values()))
             found = {name: stats for name, stats in blocks.items() if stats.rms > self.threshold * first.rms > 0}
@@ -123,8 +115,7 @@ class ResidualGrowth(Rule):
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ResidualDoubling(Rule):
+class ResidualDoubling(Rule, kind="residual_growth"):
     """What blocks are given grows by about the same factor from each block to the next.
 
     A block that adds something of its own makes the stream longer by it: with He's initialisation and no norm by a factor of
@@ -136,13 +127,11 @@ class ResidualDoubling(Rule):
         min_blocks: Blocks below which a stack is not judged.
     """
 
-    kind: ClassVar[str] = "residual_growth"
-
     factor: ClassVar[float] = 1.8
     threshold: ClassVar[float] = 100.0
     min_blocks: ClassVar[int] = 6
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for stack in stacks(report):
             blocks = {name: stats.entered_rms for name, stats in stack.items() if stats.entered_rms is not None}
             sizes = [size for size in blocks.values() if 0 < size < math.inf]
@@ -191,5 +180,3 @@ KINDS = (
             "Before quantising, give such channels a scale of their own"),
     ),
 )  # fmt: skip
-
-RULES = (ActivationOutliers(), ResidualGrowth(), ResidualDoubling())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
@@ -17,7 +16,6 @@ from lightning_hooks.trackers import some
 THE_MODEL = "the model"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class EvalMode(Rule, kind="eval_mode"):
     """Dropout, batch norm or spectral norm in eval mode while the part around it trains.
 
@@ -71,7 +69,6 @@ class EvalMode(Rule, kind="eval_mode"):
         return trained[around] >= max(self.trains * elements[around], 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class FrozenStatistics(Rule, kind="frozen_statistics"):
     """Batch norm whose running statistics change in a part that is frozen: requires_grad does not stop them.
 
@@ -156,5 +153,3 @@ KINDS = (
             "Set track_running_stats=False on its batch norms, as Lightning's BaseFinetuning does"),
     ),
 )  # fmt: skip
-
-RULES = (EvalMode(), FrozenStatistics())

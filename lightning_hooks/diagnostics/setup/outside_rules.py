@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
@@ -18,7 +17,6 @@ from lightning_hooks.diagnostics.training_state import had_gradient
 from lightning_hooks.trackers.console import shared_prefix, some
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class SetOutside(Rule, kind="set_outside", shares=("restored",)):
     """Weights that something else than an optimizer sets while training pauses, so that what was learned is lost.
 
@@ -52,7 +50,6 @@ class SetOutside(Rule, kind="set_outside", shares=("restored",)):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class CopyFollows(Rule, kind="module_copy"):
     """A copy of a module that moves away from it, hardly averages or hardly follows, is the module itself, or stands still.
 
@@ -96,7 +93,6 @@ class CopyFollows(Rule, kind="module_copy"):
             yield self.alert(report, copy, value, limit, graded(stats.changed or stats.shares_memory), message)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class NotLoaded(Rule, kind="not_loaded"):
     """A body that is frozen, or trained slowly, as it is in fine-tuning, and that is as PyTorch initialised it.
 
@@ -198,5 +194,3 @@ KINDS = (
             "Compare the names: lightning-hooks check CHECKPOINT --model package.module:factory"),
     ),
 )  # fmt: skip
-
-RULES = (SetOutside(), CopyFollows(), NotLoaded())

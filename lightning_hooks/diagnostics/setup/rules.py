@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
@@ -13,7 +12,22 @@ from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowRepor
 from lightning_hooks.trackers import some
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class LinearNetwork(Rule, kind="settings"):
+    """Layers one after another with nothing between them that is not linear: together they are one linear layer.
+
+    A layer that is narrower than those around it is a choice (a linear autoencoder, an adapter of low rank) and not named.
+    """
+
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        if report.linear_layers is not None:
+            first, last, layers = report.linear_layers
+            yield self.alert(
+                report, first, layers, 1, "warning",
+                f"from here to {last} there is nothing but linear maps: its {layers} layers are together one linear layer.",
+                advice=("Put an activation such as nn.ReLU between them",),
+            )  # fmt: skip
+
+
 class ModuleSettings(Rule, kind="settings"):
     """Settings with which a module hardly lets anything through, or whose statistics mean nothing.
 
@@ -64,24 +78,6 @@ _EXTREME: dict[str, tuple[str, tuple[str, ...]]] = {
 """Setting to the message and the advice where it is extreme."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LinearNetwork(Rule, kind="settings"):
-    """Layers one after another with nothing between them that is not linear: together they are one linear layer.
-
-    A layer that is narrower than those around it is a choice (a linear autoencoder, an adapter of low rank) and not named.
-    """
-
-    def __call__(self, report: GradientFlowReport) -> Alerts:
-        if report.linear_layers is not None:
-            first, last, layers = report.linear_layers
-            yield self.alert(
-                report, first, layers, 1, "warning",
-                f"from here to {last} there is nothing but linear maps: its {layers} layers are together one linear layer.",
-                advice=("Put an activation such as nn.ReLU between them",),
-            )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class OptimizerChoices(Rule, kind="settings"):
     """Weight decay on biases and norms, and parameters that several optimizers hold: infos.
 
@@ -118,7 +114,6 @@ class OptimizerChoices(Rule, kind="settings"):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ClassWeights(Rule, kind="settings"):
     """Weights of classes that are upside down: of a rare class they make even less.
 
@@ -179,5 +174,3 @@ KINDS = (
         advice=("Set it to the value that the message gives", "Where it is on purpose, mute this with rules=['-settings']"),
     ),
 )  # fmt: skip
-
-RULES = (LinearNetwork(), ModuleSettings(), OptimizerChoices(), ClassWeights())
