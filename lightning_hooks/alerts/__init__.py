@@ -9,8 +9,8 @@ from lightning_hooks.diagnostics.attention.rules import *
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats, HeadStats
 from lightning_hooks.diagnostics.batches.hashes import BatchCounts
 from lightning_hooks.diagnostics.batches.rules import *
-from lightning_hooks.diagnostics.calls.rules import *
-from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
+from lightning_hooks.diagnostics.call_rules import *
+from lightning_hooks.diagnostics.calls import DropoutUse, PrecisionStats, SoftmaxUse
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.clipping_events.rules import *
 from lightning_hooks.diagnostics.features.rules import *
@@ -23,7 +23,6 @@ from lightning_hooks.diagnostics.learning.rules import *
 from lightning_hooks.diagnostics.loss.learning_rules import *
 from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss.rules import *
-from lightning_hooks.diagnostics.loss_inputs.leak_rules import *
 from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopies
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.rules import *
@@ -36,17 +35,16 @@ from lightning_hooks.diagnostics.optimizer.rules import *
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from lightning_hooks.diagnostics.ranges import RangeReport
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
-from lightning_hooks.diagnostics.representations.rules import *
-from lightning_hooks.diagnostics.representations.table import RepresentationStats
+from lightning_hooks.diagnostics.representation_rules import *
+from lightning_hooks.diagnostics.representations import RepresentationStats
 from lightning_hooks.diagnostics.residual_stream.rules import *
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 from lightning_hooks.diagnostics.routers.routing import RouterReport
 from lightning_hooks.diagnostics.routers.rules import *
 from lightning_hooks.diagnostics.setup.checks import ModelSetup, UnregisteredModules, VectorDecay
 from lightning_hooks.diagnostics.setup.initial_rules import *
-from lightning_hooks.diagnostics.setup.mode_rules import *
+from lightning_hooks.diagnostics.setup.module_rules import *
 from lightning_hooks.diagnostics.setup.outside import CopyStats, WeightsSet
-from lightning_hooks.diagnostics.setup.outside_rules import *
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup, Unloaded
 from lightning_hooks.diagnostics.setup.registration_rules import *
 from lightning_hooks.diagnostics.setup.rules import *

@@ -12,7 +12,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import BACKWARD, FORWARD, STEP
 from lightning_hooks.declare.window import Moment, Report, batch_of
 from lightning_hooks.diagnostics.batches.inputs import FeatureScales, MissedRow
-from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
+from lightning_hooks.diagnostics.calls import DropoutUse, PrecisionStats, SoftmaxUse
 from lightning_hooks.diagnostics.features.table import FeatureStats
 from lightning_hooks.diagnostics.gradients.tables import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
@@ -23,7 +23,7 @@ from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.metrics.use import MetricUse
 from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
 from lightning_hooks.diagnostics.ranks import RankDifference
-from lightning_hooks.diagnostics.representations.table import RepresentationStats
+from lightning_hooks.diagnostics.representations import RepresentationStats
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 from lightning_hooks.diagnostics.setup.checks import ModelSetup
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup

@@ -16,8 +16,7 @@ import numpy as np
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.declare.plain import NONFINITE
-from lightning_hooks.declare.section import Panel, Section
-from lightning_hooks.diagnostics.sections import SECTIONS
+from lightning_hooks.diagnostics.sections import SECTIONS, Panel, Section
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.blocks import (
     Block,
