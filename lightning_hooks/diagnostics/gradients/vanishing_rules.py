@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
+from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent
 from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
 from lightning_hooks.diagnostics.gradients.exploding_rules import GradientCourse
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -153,10 +153,7 @@ def _weight_learns(report: GradientFlowReport, site: str) -> bool:
 @lru_cache(maxsize=8)
 def _by_module(names: tuple[str, ...]) -> dict[str, list[str]]:
     """The parameters in each module."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        for module in accumulate(name.split(".")[:-1], "{}.{}".format):
-            found.setdefault(module, []).append(name)
+    found = grouped((module, name) for name in names for module in accumulate(name.split(".")[:-1], "{}.{}".format))
     return {**found, "": [*names]}
 
 

@@ -9,7 +9,7 @@ from statistics import median
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded
+from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped
 from lightning_hooks.diagnostics.causes.code import half_overflow
 from lightning_hooks.diagnostics.causes.rates import rate_too_high
 from lightning_hooks.diagnostics.causes.weights import initial_scale, offset_bias, scaled_shortcut
@@ -17,18 +17,13 @@ from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 
 NEAR = 0.25  # share of the largest number of its type above which a stream is about to overflow: two bits are left
-
-
 # How much of its input a block's output holds at least, as the median of its blocks, where there is a residual stream.
 CARRIED = 0.25
 
 
 def stacks(report: FeatureReport) -> list[dict[str, ResidualStats]]:
     """The blocks of each stack, in the order of depth."""
-    found: dict[str, dict[str, ResidualStats]] = {}
-    for name, stats in report.residual.items():
-        found.setdefault(stats.stream, {})[name] = stats
-    return [*found.values()]
+    return [*map(dict, grouped((stats.stream, (name, stats)) for name, stats in report.residual.items()).values())]
 
 
 def streams(report: FeatureReport) -> Iterator[dict[str, ResidualStats]]:
