@@ -30,17 +30,13 @@ class RepresentationCollapse(Rule, kind="representation_collapse", judges="epoch
 
     Attributes:
         threshold: Variance over the samples of a batch over that within a sample, at or below which samples are the same.
-        started: The ratio of some batch of an earlier report that it must have fallen from.
-        at_once: At or below it in ``batches`` sampled batches, all of them, one report is enough.
-        batches: The fewest for that.
-        rises: The ratio over that of the report before above which samples part again.
     """
 
     threshold: float = 5e-4
-    started: ClassVar[float] = 0.01
-    at_once: ClassVar[float] = 1e-7
-    batches: ClassVar[int] = 3
-    rises: ClassVar[float] = 1.5
+    started: ClassVar[float] = 0.01  # the ratio of some batch of an earlier report that it must have fallen from
+    at_once: ClassVar[float] = 1e-7  # at or below it in ``batches`` sampled batches, all of them, one report is enough
+    batches: ClassVar[int] = 3  # the fewest for that
+    rises: ClassVar[float] = 1.5  # the ratio over that of the report before above which samples part again
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for part in _parts([site for site in report.sites if site not in report.functions]):
@@ -77,11 +73,10 @@ class SameOutputs(Rule, kind="representation_collapse"):
     mean 0, a mask that hides all of it.
 
     Attributes:
-        calls: The fewest sampled calls, all of which must be so.
         ratio: Variance over the samples of a batch over that within a sample, at or below which a layer before is named.
     """
 
-    calls: ClassVar[int] = 3
+    calls: ClassVar[int] = 3  # the fewest sampled calls, all of which must be so
     ratio: ClassVar[float] = 1e-9
 
     def __call__(self, report: FeatureReport) -> Alerts:

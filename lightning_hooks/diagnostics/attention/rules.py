@@ -74,12 +74,11 @@ class AttentionLogits(Rule, kind="attention_logits"):
     Attributes:
         threshold: Largest logit in bfloat16 or float16 above which it counts.
         growth: How many times the largest logit of the window's first call that of its last call is, where that counts.
-        least: Largest logit below which growth is harmless: logits of 1 or 2 are usual when training starts.
     """
 
     threshold: float = 50.0
     growth: ClassVar[float] = 3.0
-    least: ClassVar[float] = 30.0
+    least: ClassVar[float] = 30.0  # largest logit below which growth is harmless: logits of 1 or 2 are usual when training starts
 
     def __call__(self, report: AttentionReport) -> Alerts:
         for site, stats in sorted(report.sites.items(), key=lambda item: -item[1].max_logit):
@@ -107,16 +106,13 @@ class AttentionCollapse(Rule, kind="attention_collapse", shares=("threshold",)):
 
     Attributes:
         threshold: Mean entropy over its maximum below which a head has collapsed, in [0, 1].
-        share: Share of the heads that must have, in [0, 1].
-        sink: Mean share of the first token above which a head is a sink, in [0, 1].
-        least: Largest logit below which a layer is not judged: attention to one key on purpose needs few.
         everywhere: The threshold where all layers, two or more, are below it: some layer of a healthy model looks further.
     """
 
     threshold: float = 0.05
-    share: ClassVar[float] = 0.5
-    sink: ClassVar[float] = 0.5
-    least: ClassVar[float] = 30.0
+    share: ClassVar[float] = 0.5  # share of the heads that must have collapsed, in [0, 1]
+    sink: ClassVar[float] = 0.5  # mean share of the first token above which a head is a sink, in [0, 1]
+    least: ClassVar[float] = 30.0  # largest logit below which a layer is not judged: attention to one key on purpose needs few
     everywhere: ClassVar[float] = 0.2
 
     def __call__(self, report: AttentionReport) -> Alerts:
@@ -141,11 +137,10 @@ class AttentionUniform(Rule, kind="attention_uniform", judges="epoch", shares=("
 
     Attributes:
         threshold: Mean entropy over its maximum above which a head counts, in [0, 1].
-        min_steps: Optimizer steps before which nothing is judged.
     """
 
     threshold: float = 0.999
-    min_steps: ClassVar[int] = 1000
+    min_steps: ClassVar[int] = 1000  # optimizer steps before which nothing is judged
 
     def __call__(self, report: AttentionReport) -> Alerts:
         for site, stats in report.sites.items():

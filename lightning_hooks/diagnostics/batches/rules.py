@@ -60,11 +60,10 @@ class BatchRepeated(Rule, kind="batch_repeated", shares=("threshold",)):
 
     Attributes:
         threshold: Share of the sampled batches whose next batch is the same.
-        min_batches: Sampled batches below which a window is not judged.
     """
 
     threshold: float = 0.3
-    min_batches: ClassVar[int] = 3
+    min_batches: ClassVar[int] = 3  # sampled batches below which a window is not judged
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         batches = report.model_setup.batches
@@ -143,12 +142,9 @@ class RanksSameBatch(Rule, kind="ranks_same_batch"):
 
     PyTorch's documentation of ``DistributedSampler``: each process loads a subset of the data that is exclusive to it. Ranks that
     share a batch under tensor parallelism are not compared, nor are data that are one batch only.
-
-    Attributes:
-        min_batches: Different batches that must be the same on all ranks.
     """
 
-    min_batches: ClassVar[int] = 3
+    min_batches: ClassVar[int] = 3  # different batches that must be the same on all ranks
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         batches = report.model_setup.batches

@@ -42,14 +42,12 @@ class Spike(Rule, kind="spike"):
     the step must also exceed all before it by ``ratio``.
 
     Attributes:
-        sigmas: Standard deviations above the mean of the window.
         ratio: Norm over the largest norm of all steps before.
-        min_steps: Steps there must have been before.
     """
 
-    sigmas: ClassVar[float] = 6.0
+    sigmas: ClassVar[float] = 6.0  # standard deviations above the mean of the window
     ratio: float = 10.0
-    min_steps: ClassVar[int] = 16
+    min_steps: ClassVar[int] = 16  # steps there must have been before
 
     def __call__(self, report: ClipReport) -> Alerts:
         for site, events in where(
@@ -75,14 +73,12 @@ class AlwaysClipped(Rule, kind="always_clipped", judges="epoch", shares=("thresh
 
     Attributes:
         threshold: Share of clipped steps, in [0, 1].
-        min_steps: An epoch with fewer steps is not judged.
-        left: Share of the norm that clipping leaves on average, below which hardly anything is left.
         growth: Norm before clipping over the larger one of training's first two epochs, above which it has grown.
     """
 
     threshold: float = 0.95
-    min_steps: ClassVar[int] = 20
-    left: ClassVar[float] = 0.1
+    min_steps: ClassVar[int] = 20  # an epoch with fewer steps is not judged
+    left: ClassVar[float] = 0.1  # share of the norm that clipping leaves on average, below which hardly anything is left
     growth: ClassVar[float] = 10.0
 
     def __call__(self, report: ClipReport) -> Alerts:
@@ -103,13 +99,9 @@ class AlwaysClipped(Rule, kind="always_clipped", judges="epoch", shares=("thresh
 
 
 class ClipIneffective(Rule, kind="clip_ineffective", judges="epoch"):
-    """Configured clipping that did not hold.
+    """Configured clipping that did not hold."""
 
-    Attributes:
-        tolerance: Relative excess of the norm after clipping over the configured limit that is still rounding.
-    """
-
-    tolerance: ClassVar[float] = 1e-3
+    tolerance: ClassVar[float] = 1e-3  # relative excess of the norm after clipping over the configured limit that is still rounding
 
     def __call__(self, report: ClipReport) -> Alerts:
         for site, stats in report.optimizers.items():
@@ -122,13 +114,9 @@ class ClipIneffective(Rule, kind="clip_ineffective", judges="epoch"):
 
 
 class WastedClip(Rule, kind="clip_ineffective"):
-    """Gradients that are changed after the step and zeroed before the next: clipping at the wrong place.
+    """Gradients that are changed after the step and zeroed before the next: clipping at the wrong place."""
 
-    Attributes:
-        threshold: Steps of the epoch.
-    """
-
-    threshold: ClassVar[int] = 2
+    threshold: ClassVar[int] = 2  # steps of the epoch
 
     def __call__(self, report: ClipReport) -> Alerts:
         for site, events in where(report.events, lambda events: events.wasted_clips >= self.threshold):
@@ -141,13 +129,9 @@ class WastedClip(Rule, kind="clip_ineffective"):
 
 
 class NotZeroed(Rule, kind="not_zeroed"):
-    """Gradients that are never zeroed, and so add up from step to step.
+    """Gradients that are never zeroed, and so add up from step to step."""
 
-    Attributes:
-        threshold: Steps of the epoch with gradients that were not zeroed.
-    """
-
-    threshold: ClassVar[int] = 2
+    threshold: ClassVar[int] = 2  # steps of the epoch with gradients that were not zeroed
 
     def __call__(self, report: ClipReport) -> Alerts:
         for site, events in where(report.events, lambda events: events.unzeroed_steps >= self.threshold):
@@ -163,14 +147,10 @@ class Discarded(Rule, kind="not_zeroed"):
 
     Where there are several optimizers, as in a GAN, one throws away what the loss of the other leaves behind: such a training is
     not judged. Several backward passes of one batch do not count.
-
-    Attributes:
-        share: Share of the batches, in [0, 1].
-        min_batches: Fewer batches than this are never an alert.
     """
 
-    share: ClassVar[float] = 0.4
-    min_batches: ClassVar[int] = 5
+    share: ClassVar[float] = 0.4  # share of the batches, in [0, 1]
+    min_batches: ClassVar[int] = 5  # fewer batches than this are never an alert
 
     def __call__(self, report: ClipReport) -> Alerts:
         for site, events in report.events.items():
@@ -189,11 +169,10 @@ class StepsSkipped(Rule, kind="steps_skipped", shares=("threshold",)):
 
     Attributes:
         threshold: Share of steps, in [0, 1]. A few at the start, while the scale settles, are how it works.
-        min_skipped: Fewer skipped steps than this are never an alert.
     """
 
     threshold: float = 0.1
-    min_skipped: ClassVar[int] = 5
+    min_skipped: ClassVar[int] = 5  # fewer skipped steps than this are never an alert
 
     def __call__(self, report: ClipReport) -> Alerts:
         for site, stats in report.optimizers.items():

@@ -40,16 +40,11 @@ class TargetLeak(Rule, kind="target_leak"):
 
     Labels that are the tokens at the same positions are usual where a decoder shifts them itself, or where text goes through a
     bottleneck. They count where the model soon names them without an error, as neither does.
-
-    Attributes:
-        targets: The fewest targets that must be so: those of all calls that were compared.
-        accuracy: Share of the labels that are tokens and are predicted right, from which on they are copied.
-        windows: In which of the first windows that counts.
     """
 
-    targets: ClassVar[int] = 24
-    accuracy: ClassVar[float] = 0.98
-    windows: ClassVar[int] = 4
+    targets: ClassVar[int] = 24  # the fewest targets that must be so: those of all calls that were compared
+    accuracy: ClassVar[float] = 0.98  # share of the labels that are tokens and are predicted right, from which on they are copied
+    windows: ClassVar[int] = 4  # in which of the first windows that counts
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for site, copies in report.copies.items():
@@ -78,16 +73,13 @@ class OutputRange(Rule, kind="output_range"):
 
     ``nll_loss`` takes logarithms of probabilities and applies nothing. Logits that it is given have numbers of both signs in a row,
     while logarithms that are weighted (a focal loss, a reward) have one sign there.
-
-    Attributes:
-        mixed: Share of the rows with numbers of both signs from which on ``nll_loss`` is given logits.
     """
 
     share: ClassVar[float] = CERTAIN
     zeros: ClassVar[float] = MANY_ZEROS
     bound: ClassVar[float] = EDGE
     min_logits: ClassVar[int] = FEWEST_LOGITS
-    mixed: ClassVar[float] = 0.25
+    mixed: ClassVar[float] = 0.25  # share of the rows with numbers of both signs from which on ``nll_loss`` is given logits
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in report.outputs.items():
@@ -137,15 +129,10 @@ _FORMS: dict[tuple[bool, str], list[tuple[str, float, Severity, str, tuple[str, 
 
 
 class TargetSums(Rule, kind="output_range"):
-    """A cross entropy whose targets are rows of numbers that do not sum to 1, as those of several labels.
+    """A cross entropy whose targets are rows of numbers that do not sum to 1, as those of several labels."""
 
-    Attributes:
-        share: Share of the rows from which it counts.
-        min_rows: Fewer rows are not judged.
-    """
-
-    share: ClassVar[float] = 0.25
-    min_rows: ClassVar[int] = 32
+    share: ClassVar[float] = 0.25  # share of the rows from which it counts
+    min_rows: ClassVar[int] = 32  # fewer rows are not judged
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in where(report.outputs, lambda stats: stats.rows >= self.min_rows and stats.unnormalized >= self.share):
@@ -183,11 +170,10 @@ class UnreachableTargets(Rule, kind="output_range"):
 
     Attributes:
         share: Share of the targets outside of its values, above which it counts; of ``kl_div`` that of its input above 0.
-        min_targets: Fewer numbers are not judged.
     """
 
     share: ClassVar[float] = 0.05
-    min_targets: ClassVar[int] = 64
+    min_targets: ClassVar[int] = 64  # fewer numbers are not judged
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in report.targets.items():

@@ -45,14 +45,10 @@ class MetricMisused(Rule, kind="metric_misused"):
 
     One number that is joined by a maximum, minimum or sum is a record or a total of the whole training, and is never reset on
     purpose. Metrics that wrap others are not judged.
-
-    Attributes:
-        epochs: Epochs whose updates a metric may hold at once.
-        megabytes: Size that its list states may have.
     """
 
-    epochs: ClassVar[int] = 1
-    megabytes: ClassVar[float] = 100.0
+    epochs: ClassVar[int] = 1  # epochs whose updates a metric may hold at once
+    megabytes: ClassVar[float] = 100.0  # size that its list states may have
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         made: dict[str, list[str]] = {}

@@ -52,14 +52,12 @@ class LrZero(Rule, kind="lr_zero"):
     in its last 0.6 %.
 
     Attributes:
-        left: Share of the planned steps that must be left when the rate has been low for ``held``.
-        held: Share of the planned steps for which the rate must have been below 1e-4 of its peak.
         initial: Share of ``initial_lr``, or of the ``max_lr`` of a cycle, that a warm-up must have reached after half of the
             planned steps.
     """
 
-    left: ClassVar[float] = 0.1
-    held: ClassVar[float] = 0.05
+    left: ClassVar[float] = 0.1  # share of the planned steps that must be left when the rate has been low for ``held``
+    held: ClassVar[float] = 0.05  # share of the planned steps for which the rate must have been below 1e-4 of its peak
     initial: ClassVar[float] = 0.1
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
@@ -103,17 +101,11 @@ class LrZero(Rule, kind="lr_zero"):
 
 
 class ScheduleLength(Rule, kind="lr_zero"):
-    """A schedule that is made for steps and stepped per epoch, or a cosine that rises again since it is shorter than the training.
+    """A schedule made for steps that is stepped per epoch, or a cosine that rises again since it is shorter than the training."""
 
-    Attributes:
-        periods: How many times its ``T_max`` a cosine must have been stepped: at 2 it is back at its peak.
-        near: Share of the planned steps by which a length may differ from them to be meant for them.
-        steps: Planned steps over planned epochs from which on the two cannot be taken for one another.
-    """
-
-    periods: ClassVar[float] = 1.5
-    near: ClassVar[float] = 0.1
-    steps: ClassVar[int] = 4
+    periods: ClassVar[float] = 1.5  # how many times its ``T_max`` a cosine must have been stepped: at 2 it is back at its peak
+    near: ClassVar[float] = 0.1  # share of the planned steps by which a length may differ from them to be meant for them
+    steps: ClassVar[int] = 4  # planned steps over planned epochs from which on the two cannot be taken for one another
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         planned, epochs = report.planned_steps or 0, report.epoch + 1
@@ -151,13 +143,12 @@ class OptimizerSettings(Rule, kind="optimizer_settings"):
     Attributes:
         eps: eps of an Adam-like optimizer from which it counts (torch's default is 1e-8). Large ones are published practice too
             (TensorFlow's Inception has 1.0 in RMSprop): it is a warning only where second moments are seen to be below eps².
-        stale: Share of the second moments below eps² from which it is a warning.
         momentum: Momentum from which it counts: at 0.999 a step adds up a thousand gradients, and is as much larger.
         lr_decay: The decay of Adagrad's rate from which it counts: at 0.1 half of the rate is left after ten steps.
     """
 
     eps: float = 1e-2
-    stale: ClassVar[float] = 0.5
+    stale: ClassVar[float] = 0.5  # share of the second moments below eps² from which it is a warning
     momentum: ClassVar[float] = 0.999
     lr_decay: ClassVar[float] = 0.1
 
@@ -204,12 +195,11 @@ class DecayDominates(Rule, kind="optimizer_settings"):
     Hutter 2019, "Decoupled weight decay regularization").
 
     Attributes:
-        decay: A smaller weight decay is not judged: gradients that vanish are another fault.
         factor: Weight decay times the root mean square of a weight, over that of its gradient, as the median of the matrices that
             an optimizer holds, above which it counts.
     """
 
-    decay: ClassVar[float] = 0.01
+    decay: ClassVar[float] = 0.01  # a smaller weight decay is not judged: gradients that vanish are another fault
     factor: ClassVar[float] = 2.0
 
     def __call__(self, report: GradientFlowReport) -> Alerts:

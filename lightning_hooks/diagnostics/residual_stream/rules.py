@@ -89,11 +89,10 @@ class ResidualGrowth(Rule, kind="residual_growth"):
 
     Attributes:
         threshold: RMS behind a block over the RMS behind the first one, above which it counts.
-        min_blocks: Blocks below which a stack is not judged.
     """
 
     threshold: float = 100.0
-    min_blocks: ClassVar[int] = 3
+    min_blocks: ClassVar[int] = 3  # blocks below which a stack is not judged
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for blocks in streams(report):
@@ -118,13 +117,11 @@ class ResidualDoubling(Rule, kind="residual_growth"):
 
     Attributes:
         factor: Median over the blocks of the RMS of a block's input over that of the block before, above which it counts.
-        threshold: RMS of the last block's input over the first one's, above which it counts.
-        min_blocks: Blocks below which a stack is not judged.
     """
 
     factor: ClassVar[float] = 1.8
-    threshold: ClassVar[float] = 100.0
-    min_blocks: ClassVar[int] = 6
+    threshold: ClassVar[float] = 100.0  # RMS of the last block's input over the first one's, above which it counts
+    min_blocks: ClassVar[int] = 6  # blocks below which a stack is not judged
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for stack in stacks(report):

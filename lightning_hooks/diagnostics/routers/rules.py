@@ -26,7 +26,6 @@ class DeadExperts(Rule, kind="dead_experts", judges="epoch", shares=("threshold"
     Attributes:
         threshold: Load of an expert at or below which it is dead, as a share of an even load, in [0, 1].
         share: Share of the experts from which it is a warning; of fewer it is an info, as the others have room for what they do.
-        min_choices: Choices that each expert would have had at an even load, below which a router is not judged.
         min_batches: Training batches, in windows in a row, in all of which they got so little, where they are half of the experts
             or more.
         of_few: The same where they are fewer: in a healthy training one expert of four gets nothing for 24 batches, and is found
@@ -35,7 +34,7 @@ class DeadExperts(Rule, kind="dead_experts", judges="epoch", shares=("threshold"
 
     threshold: float = 0.01
     share: float = 0.25
-    min_choices: ClassVar[int] = 100
+    min_choices: ClassVar[int] = 100  # choices that each expert would have had at an even load, below which a router is not judged
     min_batches: ClassVar[int] = 20
     of_few: ClassVar[int] = 40
 
@@ -70,18 +69,16 @@ class RouterCollapse(Rule, kind="router_collapse", judges="epoch", shares=("thre
 
     Attributes:
         threshold: Where a router's effective number of experts lies, in [0, 1], at or below which it has collapsed.
-        codes: The same of a codebook, of which few codes are used in health too.
         min_choices: Choices that each expert would have had at an even load, or that are made of codes in all, below which nothing
             is judged.
-        least_codes: Codes below which a codebook is not judged.
         min_batches: Training batches, in windows in a row, in all of which it must have collapsed: a router may start from few
             choices.
     """
 
     threshold: float = 0.1
-    codes: ClassVar[float] = 0.01
+    codes: ClassVar[float] = 0.01  # the same of a codebook, of which few codes are used in health too
     min_choices: ClassVar[int] = 100
-    least_codes: ClassVar[int] = 16
+    least_codes: ClassVar[int] = 16  # codes below which a codebook is not judged
     min_batches: ClassVar[int] = 20
 
     def __call__(self, report: RouterReport) -> Alerts:
