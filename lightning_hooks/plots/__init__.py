@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lightning_hooks.diagnostics.clipping_events.report import clip_history
     from lightning_hooks.diagnostics.features.collector import dead_units
     from lightning_hooks.diagnostics.gradients.view import gradient_flow, update_ratios
-    from lightning_hooks.diagnostics.residual_stream.figure import residual_stream
+    from lightning_hooks.diagnostics.residual_stream.rules import residual_stream
     from lightning_hooks.diagnostics.routers.collector import expert_load
     from lightning_hooks.plots.heat import heatmap
     from lightning_hooks.plots.maps import cam_figure, feature_map
@@ -38,7 +38,7 @@ __getattr__ = names_from(
         "..diagnostics.clipping_events.report": ("clip_history",),
         "..diagnostics.features.collector": ("dead_units",),
         "..diagnostics.gradients.view": ("gradient_flow", "update_ratios"),
-        "..diagnostics.residual_stream.figure": ("residual_stream",),
+        "..diagnostics.residual_stream.rules": ("residual_stream",),
         "..diagnostics.routers.collector": ("expert_load",),
         ".heat": ("heatmap",),
         ".maps": ("cam_figure", "feature_map"),

@@ -12,7 +12,7 @@ from lightning_hooks.diagnostics.causes.steps import LARGE_STEP, STEP_SIZE, clip
 from lightning_hooks.diagnostics.causes.weights import stretching_recurrence
 from lightning_hooks.diagnostics.causes.wiring import clipped_while_scaled
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
-from lightning_hooks.diagnostics.training_state import is_scale_free
+from lightning_hooks.diagnostics.reports import is_scale_free
 
 
 class Diverging(Rule, kind="exploding"):

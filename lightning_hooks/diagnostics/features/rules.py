@@ -9,8 +9,7 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, in_batch, percent
 from lightning_hooks.diagnostics.causes import code, data, steps, weights, wiring
 from lightning_hooks.diagnostics.loss.report import NO_LOSS
-from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
-from lightning_hooks.diagnostics.training_state import loss_falls, only_the_first_step
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport, loss_falls, only_the_first_step
 
 
 class Constant(Rule, kind="constant", judges="epoch"):

@@ -11,8 +11,7 @@ from typing import ClassVar
 from lightning_hooks.declare.kinds import Kind, Severity
 from lightning_hooks.declare.rule import Alerts, Rule, graded
 from lightning_hooks.diagnostics.causes import data, steps, weights
-from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.diagnostics.training_state import is_free_of_scale, surely_falls
+from lightning_hooks.diagnostics.reports import GradientFlowReport, is_free_of_scale, surely_falls
 
 HUGE = 1e3  # the default of `Exploding.absolute`
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent
 from lightning_hooks.diagnostics.causes import code, steps, wiring
-from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.diagnostics.training_state import (
+from lightning_hooks.diagnostics.reports import (
+    GradientFlowReport,
     falls_within,
     has_converged,
     is_scale_free,

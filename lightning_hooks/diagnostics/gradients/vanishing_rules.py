@@ -12,9 +12,8 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent
 from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
 from lightning_hooks.diagnostics.gradients.exploding_rules import GradientCourse
-from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.diagnostics.reports import GradientFlowReport, had_gradient, is_scale_free, only_the_first_step, unused_tensors
 from lightning_hooks.diagnostics.setup.initial import role_of
-from lightning_hooks.diagnostics.training_state import had_gradient, is_scale_free, only_the_first_step, unused_tensors
 
 
 class Vanishing(Rule, kind="vanishing"):

@@ -12,8 +12,7 @@ from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent
 from lightning_hooks.diagnostics.causes import code, rates, steps, wiring
 from lightning_hooks.diagnostics.loss.report import BLOCK
 from lightning_hooks.diagnostics.loss.rules import rises, rising
-from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.diagnostics.training_state import has_converged, is_scale_free
+from lightning_hooks.diagnostics.reports import GradientFlowReport, has_converged, is_scale_free
 from lightning_hooks.hooks.selection import outwards
 from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE
 

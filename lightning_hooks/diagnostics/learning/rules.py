@@ -14,8 +14,7 @@ from lightning_hooks.diagnostics.attention.rules import inverted_mask
 from lightning_hooks.diagnostics.causes import code, data, rates, steps, weights, wiring
 from lightning_hooks.diagnostics.loss.report import BLOCK, NO_LOSS
 from lightning_hooks.diagnostics.loss.rules import SITE
-from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.diagnostics.training_state import weight_ratios
+from lightning_hooks.diagnostics.reports import GradientFlowReport, weight_ratios
 
 FLAT = 0.005  # fall of the loss over that of the best constant answer, from one window to the next, above which it falls
 

@@ -11,8 +11,7 @@ from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
 from lightning_hooks.diagnostics.causes.rates import unusual_setting, wrong_schedule
 from lightning_hooks.diagnostics.causes.steps import loss_divided
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
-from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.diagnostics.training_state import has_converged, is_scale_free
+from lightning_hooks.diagnostics.reports import GradientFlowReport, has_converged, is_scale_free
 
 
 class SecondMomentStale(Rule, kind="second_moment_stale", shares=("threshold",)):

@@ -12,8 +12,7 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent, subject
 from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.causes.facts import Facts
-from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.diagnostics.training_state import had_gradient
+from lightning_hooks.diagnostics.reports import GradientFlowReport, had_gradient
 from lightning_hooks.hooks.selection import outwards
 from lightning_hooks.trackers.console import shared_prefix, some
 

@@ -8,9 +8,8 @@ from typing import ClassVar
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent, subject
 from lightning_hooks.diagnostics.causes import code, wiring
-from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport, had_gradient, unused_tensors
 from lightning_hooks.diagnostics.setup.module_rules import around
-from lightning_hooks.diagnostics.training_state import had_gradient, unused_tensors
 from lightning_hooks.trackers import some
 
 
