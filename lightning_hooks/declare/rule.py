@@ -5,8 +5,8 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 from typing_extensions import dataclass_transform
 
@@ -62,6 +62,7 @@ class Rule:
             setattr(cls, name, value)
         if "__dataclass_fields__" not in vars(cls):  # as it is in the copy that slots=True makes of a class
             dataclass(frozen=True, eq=False)(cls)
+            del cls.__setattr__, cls.__delattr__  # Rule has them; a decorator of the user's would not write over them
 
     def __post_init__(self) -> None:
         check_patterns(self.sites, type(self).__name__)
@@ -108,6 +109,13 @@ class Rule:
             self.kind, site, value, threshold, report.epoch, report.step, self.severity or severity,
             message, since_step, batch=batch, advice=advice or kind_of(self.kind).advice,
         )  # fmt: skip
+
+
+def _frozen(_: Rule, name: str, *__: object) -> NoReturn:
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+Rule.__setattr__ = Rule.__delattr__ = _frozen  # type: ignore[assignment,method-assign]
 
 
 def where(found: Mapping[str, S], holds: Callable[[S], object]) -> list[tuple[str, S]]:
