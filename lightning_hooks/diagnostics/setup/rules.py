@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent, subject
+from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent, subject, where
 from lightning_hooks.diagnostics.causes import code, rates, weights, wiring
 from lightning_hooks.diagnostics.loss_inputs.targets import RARE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
@@ -91,14 +91,13 @@ class OptimizerChoices(Rule, kind="settings"):
     weight_decay: float = 0.01
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
-        for optimizer, decay in report.model_setup.vector_decay.items():
-            if decay.weight_decay > self.weight_decay:
-                yield self.alert(
-                    report, optimizer, decay.weight_decay, self.weight_decay, "info",
-                    f"its weight decay of {decay.weight_decay:.2g} also applies to {decay.parameters} biases and scales of norms, "
-                    "which most recipes leave out.",
-                    advice=("Put parameters of one dimension into a group with weight_decay=0",),
-                )  # fmt: skip
+        for optimizer, decay in where(report.model_setup.vector_decay, lambda decay: decay.weight_decay > self.weight_decay):
+            yield self.alert(
+                report, optimizer, decay.weight_decay, self.weight_decay, "info",
+                f"its weight decay of {decay.weight_decay:.2g} also applies to {decay.parameters} biases and scales of norms, "
+                "which most recipes leave out.",
+                advice=("Put parameters of one dimension into a group with weight_decay=0",),
+            )  # fmt: skip
         held = {name: tuple(dict.fromkeys(setup.optimizers)) for name, setup in report.setups.items()}
         shared = {name: optimizers for name, optimizers in held.items() if len(optimizers) > 1}
         if shared:
@@ -130,22 +129,20 @@ class ClassWeights(Rule, kind="settings"):
 
     def __call__(self, report: FeatureReport) -> Alerts:
         advice = ("Weigh each class by one over its number: the rarer it is, the more",)
-        for site, outputs in report.outputs.items():
-            if outputs.frequent_weight >= self.ratio:
-                yield self.alert(
-                    report, site, outputs.frequent_weight, self.ratio, "warning",
-                    f"its labels weigh {outputs.frequent_weight:.3g} times as much as its classes do (limit {self.ratio:g}): "
-                    "frequent classes have the large weights, and rare ones count for even less.",
-                    advice=advice,
-                )  # fmt: skip
-        for site, targets in report.targets.items():
-            if targets.weighted_down >= self.share:
-                yield self.alert(
-                    report, site, targets.weighted_down, self.share, "warning",
-                    f"its positive targets are rare (below {percent(RARE)}), and pos_weight makes them count for less than half "
-                    f"(in {percent(targets.weighted_down)} of its columns; limit {percent(self.share)}).",
-                    advice=("Pass pos_weight = negatives / positives", *advice),
-                )  # fmt: skip
+        for site, outputs in where(report.outputs, lambda outputs: outputs.frequent_weight >= self.ratio):
+            yield self.alert(
+                report, site, outputs.frequent_weight, self.ratio, "warning",
+                f"its labels weigh {outputs.frequent_weight:.3g} times as much as its classes do (limit {self.ratio:g}): "
+                "frequent classes have the large weights, and rare ones count for even less.",
+                advice=advice,
+            )  # fmt: skip
+        for site, targets in where(report.targets, lambda targets: targets.weighted_down >= self.share):
+            yield self.alert(
+                report, site, targets.weighted_down, self.share, "warning",
+                f"its positive targets are rare (below {percent(RARE)}), and pos_weight makes them count for less than half "
+                f"(in {percent(targets.weighted_down)} of its columns; limit {percent(self.share)}).",
+                advice=("Pass pos_weight = negatives / positives", *advice),
+            )  # fmt: skip
 
 
 __all__ = ["ClassWeights", "LinearNetwork", "ModuleSettings", "OptimizerChoices"]
