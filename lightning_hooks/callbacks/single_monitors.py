@@ -247,7 +247,6 @@ class RouterMonitor(Monitor[RouterReport]):
     Args:
         routers: The modules that put out a router's logits or choices, such as ``"*.gate"``; None for those that are found.
         codebooks: The modules that return the codes of a vector quantiser, such as ``"quantize"``; None for none.
-        capacity_factor: What an expert's even share of a call is multiplied by; choices beyond count as overflow. At least 1.
         every_n_steps: As for :class:`~lightning_hooks.TrainingMonitor`, and so are the others.
 
     Attributes:
@@ -271,7 +270,6 @@ class RouterMonitor(Monitor[RouterReport]):
         *,
         routers: ModuleSelector | None = None,
         codebooks: ModuleSelector | None = None,
-        capacity_factor: float = 1.25,
         every_n_steps: int = 10,
         report_every_n_steps: ReportEvery = "auto",
         on_alert: OnAlert = "log",
@@ -284,15 +282,10 @@ class RouterMonitor(Monitor[RouterReport]):
         figures: bool | int = False,
         progress_bar: bool = False,
     ) -> None:
-        settings = Settings(modules=routers, **arguments_in(locals(), "routers", "codebooks", "capacity_factor"))
+        settings = Settings(modules=routers, **arguments_in(locals(), "routers", "codebooks"))
         check_selector(codebooks)
-        if isinstance(capacity_factor, bool) or not isinstance(capacity_factor, int | float):
-            raise TypeError(f"capacity_factor must be a number of at least 1, such as 1.25; got {capacity_factor!r}.")
-        if not capacity_factor >= 1:
-            raise ValueError(f"capacity_factor must be at least 1: an even share fits; got {capacity_factor!r}.")
-        self.routers, self.codebooks, self.capacity_factor = routers, codebooks, capacity_factor
-        new = partial(RouterCollector, routers=routers, codebooks=codebooks, capacity_factor=float(capacity_factor))
-        super().__init__(settings, new)
+        self.routers, self.codebooks = routers, codebooks
+        super().__init__(settings, partial(RouterCollector, routers=routers, codebooks=codebooks))
 
 
 def monitors(

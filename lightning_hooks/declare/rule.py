@@ -5,8 +5,10 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
+
+from typing_extensions import dataclass_transform
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import SEVERITIES, Severity, kind_of
@@ -19,13 +21,15 @@ V = TypeVar("V")
 Alerts = Iterator[Alert]
 
 
+@dataclass_transform(frozen_default=True, eq_default=False)
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Rule:
     """Base class of the built-in rules, and of your own if they are to be chosen by site and tuned in YAML.
 
     A rule is a pure function of a report: ``rule(report)`` yields alerts. The report knows those of earlier windows:
     ``report.first``, ``report.previous()`` and ``report.earlier``. The annotation of the argument decides which reports it gets;
-    without one, all. Its thresholds are fields; its ``kind``, and what else holds for the whole class, may be given with the base:
+    without one, all. A subclass is a frozen dataclass, whose thresholds are fields; its ``kind``, and what else holds for the whole
+    class, may be given with the base:
     ``class Quiet(Rule, kind="quiet")``.
 
     Attributes:
@@ -56,6 +60,9 @@ class Rule:
             raise TypeError(f"{cls.__name__}: a rule declares no {', '.join(sorted(unknown))}; got class {cls.__name__}(Rule, …).")
         for name, value in declared.items():
             setattr(cls, name, value)
+        if "__dataclass_fields__" not in vars(cls):  # as it is in the copy that slots=True makes of a class
+            dataclass(frozen=True, eq=False)(cls)
+            del cls.__setattr__, cls.__delattr__  # Rule has them; a decorator of the user's would not write over them
 
     def __post_init__(self) -> None:
         check_patterns(self.sites, type(self).__name__)
@@ -102,6 +109,13 @@ class Rule:
             self.kind, site, value, threshold, report.epoch, report.step, self.severity or severity,
             message, since_step, batch=batch, advice=advice or kind_of(self.kind).advice,
         )  # fmt: skip
+
+
+def _frozen(_: Rule, name: str, *__: object) -> NoReturn:
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+Rule.__setattr__ = Rule.__delattr__ = _frozen  # type: ignore[assignment,method-assign]
 
 
 def where(found: Mapping[str, S], holds: Callable[[S], object]) -> list[tuple[str, S]]:

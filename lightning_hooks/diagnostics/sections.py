@@ -8,19 +8,12 @@ from typing import Any, Literal, NamedTuple
 
 
 class Panel(NamedTuple):
-    """Curves over the windows.
+    """Curves over the windows."""
 
-    Attributes:
-        curves: What, to its statistic, and that of its largest value or nothing.
-        limit: The statistic of the last window that is a limit of the curves; empty without.
-        rule: The kind of alert whose limit is one; empty without.
-        kind: The scale of numbers that are no shares: ``log`` or ``linear``.
-    """
-
-    curves: Mapping[str, tuple[str, str]]
-    limit: str = ""
-    rule: str = ""
-    kind: Literal["log", "linear"] = "log"
+    curves: Mapping[str, tuple[str, str]]  # what, to its statistic, and that of its largest value or nothing
+    limit: str = ""  # the statistic of the last window that is a limit of the curves; empty without
+    rule: str = ""  # the kind of alert whose limit is one; empty without
+    kind: Literal["log", "linear"] = "log"  # the scale of numbers that are no shares: ``log`` or ``linear``
 
 
 class Section(NamedTuple):

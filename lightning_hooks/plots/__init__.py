@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lightning_hooks.diagnostics.clipping_events.report import clip_history
     from lightning_hooks.diagnostics.features.collector import dead_units
     from lightning_hooks.diagnostics.gradients.view import gradient_flow, update_ratios
-    from lightning_hooks.diagnostics.residual_stream.figure import residual_stream
+    from lightning_hooks.diagnostics.residual_stream.rules import residual_stream
     from lightning_hooks.diagnostics.routers.collector import expert_load
 
 __all__ = [
@@ -36,7 +36,7 @@ _DRAWN_BY = {
     "clipping_events.report": ("clip_history",),
     "features.collector": ("dead_units",),
     "gradients.view": ("gradient_flow", "update_ratios"),
-    "residual_stream.figure": ("residual_stream",),
+    "residual_stream.rules": ("residual_stream",),
     "routers.collector": ("expert_load",),
 }
 """The figures that capabilities declare: they are imported when they are first asked for, since they import this package."""

@@ -42,17 +42,11 @@ Merge = Callable[[Tensor, TableIndex], Merging]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive numbers of a packed table that merge alike.
+    """Consecutive numbers of a packed table that merge alike."""
 
-    Attributes:
-        length: How many, along the last dimension; ``REST`` for what the others leave.
-        over_ranks: How those of several ranks merge.
-        over_windows: How those of consecutive windows merge; None for the same way.
-    """
-
-    length: int
-    over_ranks: Merge
-    over_windows: Merge | None = None
+    length: int  # how many, along the last dimension; ``REST`` for what the others leave
+    over_ranks: Merge  # how those of several ranks merge
+    over_windows: Merge | None = None  # how those of consecutive windows merge; None for the same way
 
 
 REST = -1

@@ -108,11 +108,6 @@ class Tables(Mapping[str, PackedTable]):
         """How the packed numbers of ranks and of windows merge."""
         return tuple(span for table in self._tables.values() for span in table.spans)
 
-    @property
-    def length(self) -> int:
-        """How many numbers :meth:`pack` returns, where no table has a span of the length ``REST``."""
-        return sum(span.length for span in self.spans)
-
     def pack(self) -> Tensor:
         """Return the numbers of all tables as one vector, of :func:`row_dtype`."""
         packed = [table.pack().to(self._device, self._dtype, non_blocking=True) for table in self._tables.values()]

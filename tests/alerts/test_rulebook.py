@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import FrozenInstanceError, dataclass, fields
+from typing import Any, ClassVar
 
 import pytest
 
@@ -192,3 +193,26 @@ def test_a_rule_declares_only_what_rules_have() -> None:
     assert (Own.kind, Own.judges) == ("own", "epoch")
     with pytest.raises(TypeError, match="Wrong: a rule declares no knid; got"):
         type("Wrong", (Rule,), {}, knid="own")
+
+
+@pytest.mark.parametrize(
+    "decorate",
+    [lambda rule: rule, dataclass(frozen=True), dataclass(frozen=True, slots=True, eq=False), dataclass(frozen=True, kw_only=True)],
+)
+def test_a_rule_is_a_frozen_dataclass_with_a_decorator_and_without(decorate: Any) -> None:
+    @decorate
+    class Own(Rule, kind="own"):
+        limit: float = 1.0
+        fixed: ClassVar[int] = 3
+
+    @decorate
+    class Stricter(Own):
+        limit: float = 0.5
+        least: int = 2
+
+    assert [field.name for field in fields(Stricter)][-2:] == ["limit", "least"]
+    assert (Own(limit=2.0, sites="a.*").limit, Stricter().limit, Stricter(least=4).least, Stricter.kind) == (2.0, 0.5, 4, "own")
+    for rule in (Own(), Stricter()):
+        for name in ("limit", "sites"):
+            with pytest.raises(FrozenInstanceError, match=f"cannot assign to field '{name}'"):
+                setattr(rule, name, 3.0)

@@ -19,7 +19,7 @@ from lightning_hooks.alerts import (
 from lightning_hooks.diagnostics.gradients.tables import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.gradients.weight_rules import NotUpdated
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
-from lightning_hooks.diagnostics.training_state import weight_ratios
+from lightning_hooks.diagnostics.reports import weight_ratios
 from tests.support.judged import judged
 
 MEASURED = ParameterGradientStats(

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from lightning_hooks import monitors
+from lightning_hooks.diagnostics import calls
 from lightning_hooks.diagnostics.attention.collector import AttentionCollector
 from lightning_hooks.diagnostics.batches import hashes
-from lightning_hooks.diagnostics.calls import table as calls
 from lightning_hooks.diagnostics.features import collector as features
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures
 from lightning_hooks.diagnostics.gradients import sampled_steps as measured_step
 from lightning_hooks.diagnostics.loss_inputs import leaks, predictions, targets
 from lightning_hooks.diagnostics.loss_inputs import targets as labels
 from lightning_hooks.diagnostics.optimizer import watch as optimizer_watch
-from lightning_hooks.diagnostics.representations.table import RepresentationTable
+from lightning_hooks.diagnostics.representations import RepresentationTable
 from lightning_hooks.diagnostics.residual_stream.table import ResidualTable
 from lightning_hooks.diagnostics.setup import checks as setup_checks
 from lightning_hooks.diagnostics.setup.initial import FirstWeights

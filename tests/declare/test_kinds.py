@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from lightning_hooks import alerts
-from lightning_hooks.alerts import ALERT_KINDS, FILES, RULES, Rule
+from lightning_hooks.alerts import ALERT_KINDS, FILES, RULES, Rule, declared_in
 from lightning_hooks.alerts.explain import rules_that_raise, thresholds_of
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.rulebook import reports_of
@@ -30,21 +30,22 @@ def test_the_table_holds_every_kind_and_no_other():
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.__name__.rpartition(".")[2])
 def test_a_kind_stands_with_its_rules(file):
-    """One file holds all of a kind: what there is in the package beyond it is made from its KINDS and RULES.
+    """One file holds all of a kind: what there is in the package beyond it is made from its KINDS and rules.
 
     A rule that finds the same in another report stands where that is measured.
     """
-    own = {kind.name for kind in file.KINDS}
-    assert own <= {rule.kind for rule in file.RULES}
-    for rule in [rule for rule in file.RULES if rule.kind not in own]:
+    own, rules = {kind.name for kind in file.KINDS}, declared_in(file)
+    assert own <= {rule.kind for rule in rules}
+    for rule in [rule for rule in rules if rule.kind not in own]:
         (home,) = (other for other in FILES if KINDS[rule.kind] in other.KINDS)
-        assert not {*reports_of(rule)} & {read for other in home.RULES if other.kind == rule.kind for read in reports_of(other)}
-    assert {type(rule).__name__ for rule in file.RULES} == set(file.__all__)
-    for rule in file.RULES:
+        others = [other for other in declared_in(home) if other.kind == rule.kind]
+        assert not {*reports_of(rule)} & {read for other in others for read in reports_of(other)}
+    assert {type(rule).__name__ for rule in rules} == set(file.__all__)
+    for rule in rules:
         assert type(rule).__module__ == file.__name__
         assert getattr(alerts, type(rule).__name__) is type(rule)
         assert type(rule).__name__ in alerts.__all__
-        assert all(rule in RULES[report] for report in reports_of(rule))
+        assert all(type(rule) in map(type, RULES[report]) for report in reports_of(rule))
     for kind in file.KINDS:
         assert KINDS[kind.name] is kind
         assert sum(kind in other.KINDS for other in FILES) == 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.diagnostics.calls.table import (
+from lightning_hooks.diagnostics.calls import (
     CheckedCalls,
     DropoutUse,
     PrecisionStats,

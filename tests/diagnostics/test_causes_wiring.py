@@ -21,7 +21,7 @@ from lightning_hooks.diagnostics.gradients.tables import ParameterGradientStats
 from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, ScheduleStats
-from lightning_hooks.diagnostics.representations.table import RepresentationStats
+from lightning_hooks.diagnostics.representations import RepresentationStats
 from tests.support.bad_steps import failed
 from tests.support.causes import judged
 from tests.support.models import Classifier, loader, trainer

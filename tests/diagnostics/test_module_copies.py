@@ -14,8 +14,8 @@ from lightning_hooks import Alert, watch
 from lightning_hooks.alerts import GradientFlowReport
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.setup.checks import ModelSetup
+from lightning_hooks.diagnostics.setup.module_rules import CopyFollows
 from lightning_hooks.diagnostics.setup.outside import CopyStats
-from lightning_hooks.diagnostics.setup.outside_rules import CopyFollows
 from lightning_hooks.judge.diagnosis import with_causes
 from tests.support.judged import judged
 

@@ -16,6 +16,7 @@ from lightning_hooks.diagnostics.loss_inputs.predictions import (
     LossInputs,
     OutputStats,
     is_across,
+    measure,
     output_stats,
 )
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
@@ -73,7 +74,8 @@ def reference(calls: list[tuple[Tensor, Tensor]], ignore_index: int = -100) -> d
 def measured(calls: list[tuple[Tensor, Tensor]], ignore_index: int = -100) -> OutputStats:
     table = call_table(LossInputs)
     for logits, target in calls:
-        table.add(1, logits, target, ignore_index)
+        if logits.numel():
+            table.add(1, measure(logits, target, ignore_index))
     rows = table.lines(table.pack())
     assert not rows[0][0]
     return output_stats(rows[1])
@@ -146,7 +148,8 @@ def test_along_which_dimension_logarithms_are_normalised(shape: tuple[int, ...],
     assert not is_across(logits[0].flatten().log_softmax(0))  # one sample
     table = call_table(LossInputs)
     for of_logarithms in (False, True):
-        table.add(0, logits.log_softmax(0), torch.zeros(shape[0], *shape[2:], dtype=torch.long), of_logarithms=of_logarithms)
+        labels = torch.zeros(shape[0], *shape[2:], dtype=torch.long)
+        table.add(0, measure(logits.log_softmax(0), labels, of_logarithms=of_logarithms))
     assert output_stats(table.pack().tolist()).across == (shape[0] > 1)
 
 
@@ -154,8 +157,8 @@ def test_ranks_and_windows_merge_as_one() -> None:
     calls = case("samples", torch.float32) + case("pixels", torch.float32)
     tables = [call_table(LossInputs) for _ in range(5)]
     for table, (logits, target) in zip(tables, calls, strict=False):  # the last has none
-        table.add(2, logits, target)
-        tables[-2].add(1, logits, target)
+        table.add(2, measure(logits, target))
+        tables[-2].add(1, measure(logits, target))
     packed = [table.pack() for table in tables]
     for merged in (merge_ranks(tables[0].spans, packed), _in_a_row(tables[0], packed)):
         rows = tables[0].lines(merged)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_hooks.diagnostics.representations.table import (
+from lightning_hooks.diagnostics.representations import (
     RepresentationStats,
     RepresentationTable,
     representation_stats,

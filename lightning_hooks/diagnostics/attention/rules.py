@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.cause import EXCLUDES, PROOF, STRONG, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.declare.rule import Alerts, Rule, percent
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high
@@ -65,8 +63,7 @@ def inverted_mask(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"{hidden[0]} attends to other keys than the first one, which its mask hides in all samples.", [remedy]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AttentionLogits(Rule):
+class AttentionLogits(Rule, kind="attention_logits"):
     """Attention logits that are too large for half precision, or that grow fast.
 
     Logits that grow come before the divergence of large transformers (Wortsman et al., "Small-scale proxies for large-scale
@@ -77,16 +74,13 @@ class AttentionLogits(Rule):
     Attributes:
         threshold: Largest logit in bfloat16 or float16 above which it counts.
         growth: How many times the largest logit of the window's first call that of its last call is, where that counts.
-        least: Largest logit below which growth is harmless: logits of 1 or 2 are usual when training starts.
     """
-
-    kind: ClassVar[str] = "attention_logits"
 
     threshold: float = 50.0
     growth: ClassVar[float] = 3.0
-    least: ClassVar[float] = 30.0
+    least: ClassVar[float] = 30.0  # largest logit below which growth is harmless: logits of 1 or 2 are usual when training starts
 
-    def __call__(self, report: AttentionReport) -> Iterator[Alert]:
+    def __call__(self, report: AttentionReport) -> Alerts:
         for site, stats in sorted(report.sites.items(), key=lambda item: -item[1].max_logit):
             begin, end = stats.begin_max_logit, stats.end_max_logit
             limit = max(self.growth * max(begin, 1.0), self.least)
@@ -103,8 +97,7 @@ class AttentionLogits(Rule):
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AttentionCollapse(Rule):
+class AttentionCollapse(Rule, kind="attention_collapse", shares=("threshold",)):
     """Most heads of a layer attend to a single key, and not to the first one.
 
     The softmax is saturated then, and queries and keys get no gradient (Zhai et al., "Stabilizing Transformer Training by
@@ -113,22 +106,16 @@ class AttentionCollapse(Rule):
 
     Attributes:
         threshold: Mean entropy over its maximum below which a head has collapsed, in [0, 1].
-        share: Share of the heads that must have, in [0, 1].
-        sink: Mean share of the first token above which a head is a sink, in [0, 1].
-        least: Largest logit below which a layer is not judged: attention to one key on purpose needs few.
         everywhere: The threshold where all layers, two or more, are below it: some layer of a healthy model looks further.
     """
 
-    kind: ClassVar[str] = "attention_collapse"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
     threshold: float = 0.05
-    share: ClassVar[float] = 0.5
-    sink: ClassVar[float] = 0.5
-    least: ClassVar[float] = 30.0
+    share: ClassVar[float] = 0.5  # share of the heads that must have collapsed, in [0, 1]
+    sink: ClassVar[float] = 0.5  # mean share of the first token above which a head is a sink, in [0, 1]
+    least: ClassVar[float] = 30.0  # largest logit below which a layer is not judged: attention to one key on purpose needs few
     everywhere: ClassVar[float] = 0.2
 
-    def __call__(self, report: AttentionReport) -> Iterator[Alert]:
+    def __call__(self, report: AttentionReport) -> Alerts:
         all_do = len(report.sites) > 1 and all(self._collapsed(stats, self.everywhere) for stats in report.sites.values())
         limit = max(self.threshold, self.everywhere * all_do)
         for site, stats in sorted(report.sites.items(), key=lambda item: item[1].entropy):
@@ -145,23 +132,17 @@ class AttentionCollapse(Rule):
         return found * (len(found) > self.share * len(stats.heads) and stats.max_logit > self.least)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AttentionUniform(Rule):
+class AttentionUniform(Rule, kind="attention_uniform", judges="epoch", shares=("threshold",)):
     """All heads of a layer attend to all keys alike, long after training began: the layer takes a mean.
 
     Attributes:
         threshold: Mean entropy over its maximum above which a head counts, in [0, 1].
-        min_steps: Optimizer steps before which nothing is judged.
     """
 
-    kind: ClassVar[str] = "attention_uniform"
-    judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
     threshold: float = 0.999
-    min_steps: ClassVar[int] = 1000
+    min_steps: ClassVar[int] = 1000  # optimizer steps before which nothing is judged
 
-    def __call__(self, report: AttentionReport) -> Iterator[Alert]:
+    def __call__(self, report: AttentionReport) -> Alerts:
         for site, stats in report.sites.items():
             lowest = min((head.entropy for head in stats.heads), default=0.0)
             if lowest > self.threshold and report.step >= self.min_steps:
@@ -172,33 +153,27 @@ class AttentionUniform(Rule):
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MaskedRows(Rule):
+class MaskedRows(Rule, kind="masked_rows"):
     """Queries that may attend to no key.
 
     Padding before a causal sequence makes such rows, which do no harm where their outputs are not used. A sample none of whose
     queries has a key has an inverted or an empty mask.
     """
 
-    kind: ClassVar[str] = "masked_rows"
-
-    def __call__(self, report: AttentionReport) -> Iterator[Alert]:
+    def __call__(self, report: AttentionReport) -> Alerts:
         for site, stats in report.sites.items():
             rows = f"{percent(stats.masked_rows)} of its queries may attend to no key"
             for severity, value, more in stats.masked[:1]:
                 yield self.alert(report, site, value, 0.0, severity, f"{rows}{more.format(percent(value))}.")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TargetShown(Rule):
+class TargetShown(Rule, kind="masked_rows"):
     """Attention of each token to the next one, where the next one is the target.
 
     A model that has another attention which hides it, as a decoder has behind an encoder, is not judged.
     """
 
-    kind: ClassVar[str] = "masked_rows"
-
-    def __call__(self, report: AttentionReport) -> Iterator[Alert]:
+    def __call__(self, report: AttentionReport) -> Alerts:
         for site in report.target_shown[:1]:
             yield self.alert(
                 report, site, 1.0, 0.0, "warning",
@@ -264,5 +239,3 @@ KINDS = (
             "Leave out samples that are all padding"),
     ),
 )  # fmt: skip
-
-RULES = (AttentionLogits(), AttentionCollapse(), AttentionUniform(), MaskedRows(), TargetShown())

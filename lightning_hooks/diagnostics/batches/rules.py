@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, graded, percent, where
+from lightning_hooks.declare.rule import Alerts, Rule, graded, percent, where
 from lightning_hooks.diagnostics.causes.code import LABELS_LOST, SAME_BATCHES
 from lightning_hooks.diagnostics.causes.data import large_inputs, placeholder
 from lightning_hooks.diagnostics.ranks import TOLERANCE
@@ -17,8 +15,7 @@ from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowRepor
 THE_DATA = "the data"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LabelsIgnored(Rule):
+class LabelsIgnored(Rule, kind="labels_ignored", shares=("threshold",)):
     """Targets that are all ``ignore_index``: cross entropy has nothing to average, and gives NaN.
 
     PyTorch's documentation of ``CrossEntropyLoss``: the mean is over the targets that are not ignored. Counted are batches as the
@@ -29,12 +26,9 @@ class LabelsIgnored(Rule):
         threshold: Share of the sampled batches, or calls, that must be ignored as a whole, unless a loss was not finite.
     """
 
-    kind: ClassVar[str] = "labels_ignored"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
     threshold: float = 0.5
 
-    def __call__(self, report: FeatureReport | GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport | GradientFlowReport) -> Alerts:
         for site, ignored, of, what, targets, lost in _ignored(report):
             if ignored:
                 many = ignored / of >= self.threshold
@@ -57,8 +51,7 @@ def _ignored(report: FeatureReport | GradientFlowReport) -> Iterator[tuple[str, 
         yield THE_DATA, labels.ignored_batches, labels.batches, what, labels.ignored / labels.targets, lost
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchRepeated(Rule):
+class BatchRepeated(Rule, kind="batch_repeated", shares=("threshold",)):
     """The same batch twice and more in a row, within an epoch, or a tensor of it that is drawn at random.
 
     A data set of one batch has one per epoch and is not judged, nor are batches that come again in the next epoch. PyTorch's
@@ -67,16 +60,12 @@ class BatchRepeated(Rule):
 
     Attributes:
         threshold: Share of the sampled batches whose next batch is the same.
-        min_batches: Sampled batches below which a window is not judged.
     """
 
-    kind: ClassVar[str] = "batch_repeated"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
     threshold: float = 0.3
-    min_batches: ClassVar[int] = 3
+    min_batches: ClassVar[int] = 3  # sampled batches below which a window is not judged
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         batches = report.model_setup.batches
         if batches.compared >= self.min_batches and batches.repeated >= self.threshold * batches.compared:
             one_sample = batches.repeated == batches.compared and report.learning is not None and report.learning.batch_size == 1
@@ -87,8 +76,7 @@ class BatchRepeated(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FeatureScale(Rule):
+class FeatureScale(Rule, kind="feature_scale"):
     """A linear layer that is given raw data of which one feature is many times as large as the others.
 
     What comes out is a function of that feature alone, and the weights of the others get next to no gradient.
@@ -97,11 +85,9 @@ class FeatureScale(Rule):
         ratio: Root mean square of the largest feature over the median of all, above which it counts.
     """
 
-    kind: ClassVar[str] = "feature_scale"
-
     ratio: float = 1e5
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, scales in where(report.feature_scales, lambda scales: scales.ratio > self.ratio):
             yield self.alert(
                 report, site, scales.ratio, self.ratio, "warning",
@@ -110,14 +96,10 @@ class FeatureScale(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IdOutOfRange(Rule):
+class IdOutOfRange(Rule, kind="id_out_of_range", urgent=True):
     """An id that an embedding has no row for, with which training ended. It is looked for on the CPU, in one process."""
 
-    kind: ClassVar[str] = "id_out_of_range"
-    urgent: ClassVar[bool] = True
-
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         found = report.id_out_of_range
         if found is not None:
             yield self.alert(
@@ -127,8 +109,7 @@ class IdOutOfRange(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RanksDiffer(Rule):
+class RanksDiffer(Rule, kind="ranks_differ", shares=("threshold",)):
     """Parameters that differ between ranks under DDP, or whose gradients do after the reduction.
 
     "Parameters are never broadcast between processes. The module performs an all-reduce step on gradients and assumes that they
@@ -139,12 +120,9 @@ class RanksDiffer(Rule):
         threshold: Relative difference.
     """
 
-    kind: ClassVar[str] = "ranks_differ"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
     threshold: float = TOLERANCE
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         found = report.ranks_differ
         if found is not None and found.difference > self.threshold:
             number, limit = getattr(found, found.what), percent(self.threshold)
@@ -159,22 +137,16 @@ _DIFFERENCES = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RanksSameBatch(Rule):
+class RanksSameBatch(Rule, kind="ranks_same_batch"):
     """All ranks get the same batches: several devices do the work of one.
 
     PyTorch's documentation of ``DistributedSampler``: each process loads a subset of the data that is exclusive to it. Ranks that
     share a batch under tensor parallelism are not compared, nor are data that are one batch only.
-
-    Attributes:
-        min_batches: Different batches that must be the same on all ranks.
     """
 
-    kind: ClassVar[str] = "ranks_same_batch"
+    min_batches: ClassVar[int] = 3  # different batches that must be the same on all ranks
 
-    min_batches: ClassVar[int] = 3
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         batches = report.model_setup.batches
         if batches.ranks > 1 and batches.same_on_ranks == batches.rank_batches and batches.different >= self.min_batches:
             yield self.alert(
@@ -253,5 +225,3 @@ KINDS = (
         advice=("Leave use_distributed_sampler=True, or pass a DistributedSampler", "Split the data by rank in an IterableDataset"),
     ),
 )  # fmt: skip
-
-RULES = (LabelsIgnored(), BatchRepeated(), FeatureScale(), IdOutOfRange(), RanksDiffer(), RanksSameBatch())

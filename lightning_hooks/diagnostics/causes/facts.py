@@ -20,9 +20,8 @@ from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep
 from lightning_hooks.diagnostics.nonfinite.operations import overflows
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, ScheduleStats
-from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport, weight_ratios
 from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
-from lightning_hooks.diagnostics.training_state import weight_ratios
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from lightning_hooks.declare.cause import (
 )
 from lightning_hooks.diagnostics.causes.facts import Facts, Rate
 from lightning_hooks.diagnostics.causes.remedies import SOON, rounded
+from lightning_hooks.diagnostics.reports import is_scale_free
 from lightning_hooks.diagnostics.setup.parameters import L2
-from lightning_hooks.diagnostics.training_state import is_scale_free
 
 
 class Range(NamedTuple):

@@ -27,7 +27,7 @@ from lightning_hooks.diagnostics.causes.rates import (
     wrong_schedule,
 )
 from lightning_hooks.diagnostics.causes.remedies import SOON, replace, rounded
-from lightning_hooks.diagnostics.training_state import is_scale_free
+from lightning_hooks.diagnostics.reports import is_scale_free
 
 # Clipping.
 

@@ -10,7 +10,7 @@ from lightning_hooks.declare.cause import EXCLUDES, PROOF, SLIGHT, SOME, STRONG,
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import usual
 from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace
-from lightning_hooks.diagnostics.training_state import unused_tensors
+from lightning_hooks.diagnostics.reports import unused_tensors
 
 
 @possible_cause("add them to the optimizer", "create the optimizer after the layers")

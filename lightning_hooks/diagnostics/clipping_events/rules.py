@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Judges, Rule, graded, percent, where
+from lightning_hooks.declare.rule import Alerts, Rule, graded, percent, where
 from lightning_hooks.diagnostics.causes.code import bad_batch, fact, half_overflow
 from lightning_hooks.diagnostics.causes.rates import rate_too_high
 from lightning_hooks.diagnostics.causes.steps import LARGE_STEP, STEP_SIZE, clip_too_low
 from lightning_hooks.diagnostics.causes.weights import stretching_recurrence
 from lightning_hooks.diagnostics.causes.wiring import clipped_while_scaled
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
-from lightning_hooks.diagnostics.training_state import is_scale_free
+from lightning_hooks.diagnostics.reports import is_scale_free
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Diverging(Rule):
+class Diverging(Rule, kind="exploding"):
     """Gradients that are much larger than in the first steps of training.
 
     Attributes:
         threshold: Norm over the largest norm of the first steps.
     """
 
-    kind: ClassVar[str] = "exploding"
-
     threshold: float = 1e3
 
-    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+    def __call__(self, report: ClipReport) -> Alerts:
         for site, events in where(report.events, lambda events: events.growth > self.threshold):
             yield self.alert(
                 report, site, events.growth, self.threshold, "critical",
@@ -40,8 +34,7 @@ class Diverging(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Spike(Rule):
+class Spike(Rule, kind="spike"):
     """A step whose gradient is much larger than any before it.
 
     OLMo-core's ``SkipStepOptimizer`` calls a step an outlier if its norm is more than 6 standard deviations above the mean of the
@@ -49,18 +42,14 @@ class Spike(Rule):
     the step must also exceed all before it by ``ratio``.
 
     Attributes:
-        sigmas: Standard deviations above the mean of the window.
         ratio: Norm over the largest norm of all steps before.
-        min_steps: Steps there must have been before.
     """
 
-    kind: ClassVar[str] = "spike"
-
-    sigmas: ClassVar[float] = 6.0
+    sigmas: ClassVar[float] = 6.0  # standard deviations above the mean of the window
     ratio: float = 10.0
-    min_steps: ClassVar[int] = 16
+    min_steps: ClassVar[int] = 16  # steps there must have been before
 
-    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+    def __call__(self, report: ClipReport) -> Alerts:
         for site, events in where(
             report.events,
             lambda events: events.jump > self.ratio and events.jump_sigmas > self.sigmas and events.jump_before >= self.min_steps,
@@ -75,8 +64,7 @@ class Spike(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AlwaysClipped(Rule):
+class AlwaysClipped(Rule, kind="always_clipped", judges="epoch", shares=("threshold",)):
     """Clipping at nearly every step: it sets the step size instead of the learning rate.
 
     Some recipes do this on purpose, and it is harmless where the step does not depend on the size of the gradient, as Adam's. It is
@@ -85,21 +73,15 @@ class AlwaysClipped(Rule):
 
     Attributes:
         threshold: Share of clipped steps, in [0, 1].
-        min_steps: An epoch with fewer steps is not judged.
-        left: Share of the norm that clipping leaves on average, below which hardly anything is left.
         growth: Norm before clipping over the larger one of training's first two epochs, above which it has grown.
     """
 
-    kind: ClassVar[str] = "always_clipped"
-    judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
     threshold: float = 0.95
-    min_steps: ClassVar[int] = 20
-    left: ClassVar[float] = 0.1
+    min_steps: ClassVar[int] = 20  # an epoch with fewer steps is not judged
+    left: ClassVar[float] = 0.1  # share of the norm that clipping leaves on average, below which hardly anything is left
     growth: ClassVar[float] = 10.0
 
-    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+    def __call__(self, report: ClipReport) -> Alerts:
         for site, stats in where(report.optimizers, lambda stats: stats.steps >= self.min_steps and stats.rate > self.threshold):
             top, first = next((name for name, _ in stats.top_parameters), "?"), report.first_norm(site)
             grown = stats.norm_before > self.growth * first
@@ -116,20 +98,12 @@ class AlwaysClipped(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClipIneffective(Rule):
-    """Configured clipping that did not hold.
+class ClipIneffective(Rule, kind="clip_ineffective", judges="epoch"):
+    """Configured clipping that did not hold."""
 
-    Attributes:
-        tolerance: Relative excess of the norm after clipping over the configured limit that is still rounding.
-    """
+    tolerance: ClassVar[float] = 1e-3  # relative excess of the norm after clipping over the configured limit that is still rounding
 
-    kind: ClassVar[str] = "clip_ineffective"
-    judges: ClassVar[Judges] = "epoch"
-
-    tolerance: ClassVar[float] = 1e-3
-
-    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+    def __call__(self, report: ClipReport) -> Alerts:
         for site, stats in report.optimizers.items():
             if stats.limit is not None and stats.norm_after_max > stats.limit * (1 + self.tolerance):
                 yield self.alert(
@@ -139,19 +113,12 @@ class ClipIneffective(Rule):
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WastedClip(Rule):
-    """Gradients that are changed after the step and zeroed before the next: clipping at the wrong place.
+class WastedClip(Rule, kind="clip_ineffective"):
+    """Gradients that are changed after the step and zeroed before the next: clipping at the wrong place."""
 
-    Attributes:
-        threshold: Steps of the epoch.
-    """
+    threshold: ClassVar[int] = 2  # steps of the epoch
 
-    kind: ClassVar[str] = "clip_ineffective"
-
-    threshold: ClassVar[int] = 2
-
-    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+    def __call__(self, report: ClipReport) -> Alerts:
         for site, events in where(report.events, lambda events: events.wasted_clips >= self.threshold):
             yield self.alert(
                 report, site, events.wasted_clips, self.threshold, "warning",
@@ -161,19 +128,12 @@ class WastedClip(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NotZeroed(Rule):
-    """Gradients that are never zeroed, and so add up from step to step.
+class NotZeroed(Rule, kind="not_zeroed"):
+    """Gradients that are never zeroed, and so add up from step to step."""
 
-    Attributes:
-        threshold: Steps of the epoch with gradients that were not zeroed.
-    """
+    threshold: ClassVar[int] = 2  # steps of the epoch with gradients that were not zeroed
 
-    kind: ClassVar[str] = "not_zeroed"
-
-    threshold: ClassVar[int] = 2
-
-    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+    def __call__(self, report: ClipReport) -> Alerts:
         for site, events in where(report.events, lambda events: events.unzeroed_steps >= self.threshold):
             yield self.alert(
                 report, site, events.unzeroed_steps, self.threshold, "warning",
@@ -182,24 +142,17 @@ class NotZeroed(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Discarded(Rule):
+class Discarded(Rule, kind="not_zeroed"):
     """Batches whose gradients are zeroed before a step uses them: an accumulation that keeps only the last of them.
 
     Where there are several optimizers, as in a GAN, one throws away what the loss of the other leaves behind: such a training is
     not judged. Several backward passes of one batch do not count.
-
-    Attributes:
-        share: Share of the batches, in [0, 1].
-        min_batches: Fewer batches than this are never an alert.
     """
 
-    kind: ClassVar[str] = "not_zeroed"
+    share: ClassVar[float] = 0.4  # share of the batches, in [0, 1]
+    min_batches: ClassVar[int] = 5  # fewer batches than this are never an alert
 
-    share: ClassVar[float] = 0.4
-    min_batches: ClassVar[int] = 5
-
-    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+    def __call__(self, report: ClipReport) -> Alerts:
         for site, events in report.events.items():
             lost, batches = events.discarded_batches, events.discarded_batches + report.optimizers[site].steps
             if lost >= self.min_batches and lost >= self.share * batches and len(report.events) == 1:
@@ -211,22 +164,17 @@ class Discarded(Rule):
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepsSkipped(Rule):
+class StepsSkipped(Rule, kind="steps_skipped", shares=("threshold",)):
     """Optimizer steps that a loss scaler skipped because gradients overflowed.
 
     Attributes:
         threshold: Share of steps, in [0, 1]. A few at the start, while the scale settles, are how it works.
-        min_skipped: Fewer skipped steps than this are never an alert.
     """
 
-    kind: ClassVar[str] = "steps_skipped"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
     threshold: float = 0.1
-    min_skipped: ClassVar[int] = 5
+    min_skipped: ClassVar[int] = 5  # fewer skipped steps than this are never an alert
 
-    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+    def __call__(self, report: ClipReport) -> Alerts:
         for site, stats in report.optimizers.items():
             attempted = stats.steps + stats.skipped_steps
             share = stats.skipped_steps / max(attempted, 1)
@@ -296,5 +244,3 @@ KINDS = (
         advice=("Try precision='bf16-mixed' or a lower learning rate", "Find the layer with the largest outputs"),
     ),
 )  # fmt: skip
-
-RULES = (Diverging(), Spike(), AlwaysClipped(), ClipIneffective(), WastedClip(), NotZeroed(), Discarded(), StepsSkipped())

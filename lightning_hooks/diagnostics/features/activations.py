@@ -29,21 +29,13 @@ def is_activation(module: nn.Module) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """Where an activation counts as saturated.
+    """Where an activation counts as saturated."""
 
-    Attributes:
-        low: Entries at or below it are saturated; None for none.
-        high: Entries at or above it are saturated; None for none.
-        reads: Whether the bounds are on the activation's output or on its input.
-        dim: For a softmax, the dimension of its distributions: one is saturated when an entry passes ``high``.
-        masks: Whether an output of exactly 0 is that of a masked input (minus infinity), and does not count.
-    """
-
-    low: float | None
-    high: float | None
-    reads: Literal["input", "output"] = "output"
-    dim: int | None = None
-    masks: bool = False
+    low: float | None  # entries at or below it are saturated; None for none
+    high: float | None  # entries at or above it are saturated; None for none
+    reads: Literal["input", "output"] = "output"  # whether the bounds are on the activation's output or on its input
+    dim: int | None = None  # for a softmax, the dimension of its distributions: one is saturated when an entry passes ``high``
+    masks: bool = False  # whether an output of exactly 0 is that of a masked input (minus infinity), and does not count
 
     def bounds(self, values: Tensor) -> Bounds:
         """The bounds of the activation's output or input, whichever it reads."""

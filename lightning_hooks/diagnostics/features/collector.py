@@ -21,7 +21,7 @@ from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, Out
 from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureStats, FeatureTable
 from lightning_hooks.diagnostics.nonfinite.checks import BatchChecks
 from lightning_hooks.diagnostics.reports import FeatureReport
-from lightning_hooks.diagnostics.residual_stream.figure import residual_stream
+from lightning_hooks.diagnostics.residual_stream.rules import residual_stream
 from lightning_hooks.diagnostics.residual_stream.table import BlockRecorder, ResidualTable, blocks_around
 from lightning_hooks.diagnostics.setup.initial import initial_scales, roles, shared_modules
 from lightning_hooks.hooks import OutputRecorder

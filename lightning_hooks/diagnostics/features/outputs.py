@@ -10,13 +10,13 @@ from torch import nn
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall, FunctionalSite
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors
-from lightning_hooks.diagnostics.calls.table import CheckedCalls, PrecisionTable
+from lightning_hooks.diagnostics.calls import CheckedCalls, PrecisionTable
 from lightning_hooks.diagnostics.features.activations import is_activation, saturation_of_call
 from lightning_hooks.diagnostics.features.table import FeatureTable
 from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopyTable
 from lightning_hooks.diagnostics.loss_inputs.predictions import LossInputs
 from lightning_hooks.diagnostics.loss_inputs.targets import LossTargets
-from lightning_hooks.diagnostics.representations.table import RepresentationTable, batch_size_of
+from lightning_hooks.diagnostics.representations import RepresentationTable, batch_size_of
 from lightning_hooks.hooks.functions import FUNCTIONS, UNMEASURED
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.statistics.tables import ReportedTable

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, in_batch, percent
 from lightning_hooks.diagnostics.causes import code, data, steps, weights, wiring
 from lightning_hooks.diagnostics.loss.report import NO_LOSS
-from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
-from lightning_hooks.diagnostics.training_state import loss_falls, only_the_first_step
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport, loss_falls, only_the_first_step
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Constant(Rule, kind="constant", judges="epoch"):
     """A module whose output is the same value for every input.
 
@@ -39,7 +36,6 @@ class Constant(Rule, kind="constant", judges="epoch"):
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class SameSamples(Rule, kind="constant"):
     """Batches that hold one sample again and again."""
 
@@ -53,7 +49,6 @@ class SameSamples(Rule, kind="constant"):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class TinyInput(Rule, kind="constant"):
     """Images of bytes that were divided by 255 twice: next to zero, and to the same against what a first layer adds to them."""
 
@@ -73,7 +68,6 @@ class TinyInput(Rule, kind="constant"):
 FULL = 1.1  # the most that samples can agree, with what rounding and the means of a window add
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ConstantTargets(Rule, kind="constant", shares=("threshold",)):
     """A last layer whose gradient has the same direction for every sample: the targets do not vary.
 
@@ -119,7 +113,6 @@ class ConstantTargets(Rule, kind="constant", shares=("threshold",)):
         return [(site, agreement, cancels)] * (samples >= self.min_samples and self.threshold < agreement <= FULL)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class SameTargets(Rule, kind="constant"):
     """A loss all of whose targets are one and the same, sample by sample and batch by batch, though the samples differ.
 
@@ -144,7 +137,6 @@ class SameTargets(Rule, kind="constant"):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Dead(Rule, kind="dead", judges="epoch", shares=("threshold", "dying", "of_few")):
     """Units of a rectifier that never fired in the epoch.
 
@@ -184,7 +176,6 @@ class Dead(Rule, kind="dead", judges="epoch", shares=("threshold", "dying", "of_
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Saturated(Rule, kind="saturated", judges="epoch", shares=("threshold", "learned")):
     """A bounded activation that sits at its bounds.
 
@@ -214,7 +205,6 @@ class Saturated(Rule, kind="saturated", judges="epoch", shares=("threshold", "le
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Silent(Rule, kind="silent", judges="epoch"):
     """A selected module whose hook never ran, or whose output holds no number."""
 
@@ -291,5 +281,3 @@ KINDS = (
             "Call torch.compiler.reset() before fit if the model was compiled earlier"),
     ),
 )  # fmt: skip
-
-RULES = (Constant(), SameSamples(), TinyInput(), ConstantTargets(), SameTargets(), Dead(), Saturated(), Silent())

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind, Severity
 from lightning_hooks.declare.rule import Alerts, Rule, graded
 from lightning_hooks.diagnostics.causes import data, steps, weights
-from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.diagnostics.training_state import is_free_of_scale, surely_falls
+from lightning_hooks.diagnostics.reports import GradientFlowReport, is_free_of_scale, surely_falls
 
 HUGE = 1e3  # the default of `Exploding.absolute`
 
@@ -55,7 +53,6 @@ class GradientCourse:
         return f"from a norm of {ends}, mostly in the backward pass through {culprit}", culprit
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Exploding(Rule, kind="exploding"):
     """Gradients that grow in the backward pass, or are very large everywhere.
 
@@ -114,7 +111,6 @@ class Exploding(Rule, kind="exploding"):
         return bool(own) and all(rms < self.spares * report.modules[name.rpartition(".")[0]].rms for name, rms in own.items())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Stretching(Rule, kind="exploding"):
     """A module through which, or inside which, gradients grow much more than in healthy runs: a recurrent one with large weights.
 
@@ -179,5 +175,3 @@ KINDS = (
         advice=("Try a lower learning rate", "Use a smaller initialisation or normalisation layers"),
     ),
 )  # fmt: skip
-
-RULES = (Exploding(), Stretching())

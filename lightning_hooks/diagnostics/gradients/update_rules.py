@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent
 from lightning_hooks.diagnostics.causes import code, steps, wiring
-from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.diagnostics.training_state import (
+from lightning_hooks.diagnostics.reports import (
+    GradientFlowReport,
     falls_within,
     has_converged,
     is_scale_free,
@@ -22,7 +21,6 @@ from lightning_hooks.diagnostics.training_state import (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class UpdateTooSmall(Rule, kind="update_too_small", judges="epoch"):
     """Updates so small that nothing is learned, although there is a gradient.
 
@@ -70,7 +68,6 @@ def _of_usual_size(report: GradientFlowReport, ratios: dict[str, float]) -> dict
     return {name: ratio * sizes[name] / usual if name in small else ratio for name, ratio in ratios.items()}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class UpdateTooLarge(Rule, kind="update_too_large"):
     """Weights that one step almost replaces.
 
@@ -130,7 +127,6 @@ def _without_largest(report: GradientFlowReport, name: str, ratio: float, least:
     return max((ratio * stats.steps - largest) / (stats.steps - 1), 0.0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class UpdateSpike(Rule, kind="update_spike"):
     """One step that changes a weight far more than all others do, although its learning rate has not risen.
 
@@ -214,5 +210,3 @@ KINDS = (
         advice=("Check the data of this window",),
     ),
 )  # fmt: skip
-
-RULES = (UpdateTooSmall(), UpdateTooLarge(), UpdateSpike())

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
+from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent
 from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
 from lightning_hooks.diagnostics.gradients.exploding_rules import GradientCourse
-from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.diagnostics.reports import GradientFlowReport, had_gradient, is_scale_free, only_the_first_step, unused_tensors
 from lightning_hooks.diagnostics.setup.initial import role_of
-from lightning_hooks.diagnostics.training_state import had_gradient, is_scale_free, only_the_first_step, unused_tensors
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Vanishing(Rule, kind="vanishing"):
     """Gradients that vanish in the backward pass.
 
@@ -113,7 +110,6 @@ def _unused(report: GradientFlowReport, site: str) -> bool:
     return site in report.setups and bool(report.setups[site].spare)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Zero(Rule, kind="zero", judges="epoch", shares=("threshold",)):
     """Gradients that arrive and are exactly zero everywhere.
 
@@ -156,14 +152,10 @@ def _weight_learns(report: GradientFlowReport, site: str) -> bool:
 @lru_cache(maxsize=8)
 def _by_module(names: tuple[str, ...]) -> dict[str, list[str]]:
     """The parameters in each module."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        for module in accumulate(name.split(".")[:-1], "{}.{}".format):
-            found.setdefault(module, []).append(name)
+    found = grouped((module, name) for name in names for module in accumulate(name.split(".")[:-1], "{}.{}".format))
     return {**found, "": [*names]}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Missing(Rule, kind="missing", judges="epoch"):
     """Parameters that require gradients and never get one.
 
@@ -224,5 +216,3 @@ KINDS = (
             "Freeze it with requires_grad_(False) if it is not to learn"),
     ),
 )  # fmt: skip
-
-RULES = (Vanishing(), Zero(), Missing())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
@@ -13,13 +12,11 @@ from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent
 from lightning_hooks.diagnostics.causes import code, rates, steps, wiring
 from lightning_hooks.diagnostics.loss.report import BLOCK
 from lightning_hooks.diagnostics.loss.rules import rises, rising
-from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.diagnostics.training_state import has_converged, is_scale_free
+from lightning_hooks.diagnostics.reports import GradientFlowReport, has_converged, is_scale_free
 from lightning_hooks.hooks.selection import outwards
 from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class NotUpdated(Rule, kind="not_updated"):
     """Weights that do not change although they have a gradient, while others do.
 
@@ -69,7 +66,6 @@ class NotUpdated(Rule, kind="not_updated"):
         return bool(judged and seen_whole and step > self.rounding)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class NeverStepped(Rule, kind="not_updated", judges="epoch"):
     """Gradients are computed in every batch, and no optimizer takes a step, or one of several takes none.
 
@@ -112,7 +108,6 @@ def _by_module(still: Collection[str], weights: Iterable[str]) -> dict[str, list
     return {site if len(names) > 1 else names[0]: names for site, names in found.items()}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class UpdatesLost(Rule, kind="updates_lost", shares=("threshold",)):
     """Weights in half precision that hardly any update changes, since it is smaller than their rounding.
 
@@ -144,7 +139,6 @@ class UpdatesLost(Rule, kind="updates_lost", shares=("threshold",)):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class WeightsGrowing(Rule, kind="weights_growing"):
     """Weights whose norm doubles from one window to the next, no more slowly than before, when the first windows are over.
 
@@ -179,7 +173,6 @@ class WeightsGrowing(Rule, kind="weights_growing"):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class GrowthWithoutGain(Rule, kind="weights_growing"):
     """Weights that grow by the same factor from window to window, or faster, while the loss rises.
 
@@ -269,5 +262,3 @@ KINDS = (
         advice=("Try a lower learning rate", "Add weight decay, or a normalisation layer"),
     ),
 )  # fmt: skip
-
-RULES = (NotUpdated(), NeverStepped(), UpdatesLost(), WeightsGrowing(), GrowthWithoutGain())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import ClassVar
 
@@ -15,13 +14,11 @@ from lightning_hooks.diagnostics.attention.rules import inverted_mask
 from lightning_hooks.diagnostics.causes import code, data, rates, steps, weights, wiring
 from lightning_hooks.diagnostics.loss.report import BLOCK, NO_LOSS
 from lightning_hooks.diagnostics.loss.rules import SITE
-from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.diagnostics.training_state import weight_ratios
+from lightning_hooks.diagnostics.reports import GradientFlowReport, weight_ratios
 
 FLAT = 0.005  # fall of the loss over that of the best constant answer, from one window to the next, above which it falls
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")):
     """A loss that stands still at that of the best constant answer, or whose steps lower the loss of their own batches alone.
 
@@ -122,7 +119,6 @@ def factor_to_best(step_ratio: float) -> float:
     return min(1.0 / (2.0 * (1.0 - step_ratio)), MOST_LONGER) if step_ratio < 1.0 else MOST_LONGER
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class StepTooLong(Rule, kind="step_too_long", shares=("size",)):
     """Steps that end about as high as they began, or higher; or that nearly replace weights, and ruin the loss.
 
@@ -184,7 +180,6 @@ def _largest_steps(report: GradientFlowReport) -> float:
     return statistics.median([ratio or 0.0 for ratio in known] or [0.0])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class StepTooShort(Rule, kind="step_too_short"):
     """Steps that gain exactly what their gradients predict, always in the same direction, and next to nothing.
 
@@ -212,7 +207,6 @@ class StepTooShort(Rule, kind="step_too_short"):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class PartNotLearning(Rule, kind="part_not_learning", shares=("threshold", "size")):
     """A module with many parameters from which next to nothing of the loss's fall comes.
 
@@ -304,5 +298,3 @@ KINDS = (
         advice=("Check the gradient flow before it", "Check its learning rate", "Add residual connections or normalisation"),
     ),
 )  # fmt: skip
-
-RULES = (NoProgress(), StepTooLong(), StepTooShort(), PartNotLearning())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
@@ -17,7 +16,6 @@ from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowRepor
 VALIDATION_SITE = "validation loss"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class LossPlateau(Rule, kind="loss_plateau", judges="epoch", shares=("threshold",)):
     """A loss that stays near where it began.
 
@@ -47,7 +45,6 @@ class LossPlateau(Rule, kind="loss_plateau", judges="epoch", shares=("threshold"
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Overfitting(Rule, kind="overfitting", judges="epoch"):
     """A validation loss that rises while the training loss falls.
 
@@ -75,7 +72,6 @@ class Overfitting(Rule, kind="overfitting", judges="epoch"):
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class LearnedByHeart(Rule, kind="overfitting", judges="epoch", shares=("better",)):
     """A validation loss that was never better than guessing, while the training loss is.
 
@@ -113,7 +109,6 @@ class LearnedByHeart(Rule, kind="overfitting", judges="epoch", shares=("better",
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ValidationShift(Rule, kind="validation_shift", judges="epoch"):
     """Validation data whose size differs from that of the training data.
 
@@ -137,7 +132,6 @@ class ValidationShift(Rule, kind="validation_shift", judges="epoch"):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ValidationApart(Rule, kind="validation_shift", judges="epoch"):
     """Two validation losses in a row that are worse than guessing, early in training, while those of training are clearly better.
 
@@ -210,5 +204,3 @@ KINDS = (
         advice=("Use the same transforms and units for training and validation",),
     ),
 )  # fmt: skip
-
-RULES = (LossPlateau(), Overfitting(), LearnedByHeart(), ValidationShift(), ValidationApart())

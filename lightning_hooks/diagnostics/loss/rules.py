@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import ClassVar
 
@@ -19,7 +18,6 @@ SITE = "loss"  # the site of alerts on the training loss
 MEANS = 16  # means of losses in a row of which the trend is tested
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class LossNonfinite(Rule, kind="loss_nonfinite"):
     """A loss that is NaN or infinite.
 
@@ -43,7 +41,6 @@ class LossNonfinite(Rule, kind="loss_nonfinite"):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class LossSpiking(Rule, kind="loss_spike"):
     """A loss that leaps far above that of the batches before, and stays there for several batches.
 
@@ -82,7 +79,6 @@ class LossSpiking(Rule, kind="loss_spike"):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class LossDiverging(Rule, kind="loss_diverging", shares=("lost",)):
     """A loss that had fallen and rises again.
 
@@ -116,7 +112,6 @@ class LossDiverging(Rule, kind="loss_diverging", shares=("lost",)):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class LossMaximized(Rule, kind="loss_diverging"):
     """A distance of outputs from targets, such as a cross entropy, that is maximized: ``maximize=True``, or a minus before it.
 
@@ -149,7 +144,6 @@ def _noise(losses: Sequence[float]) -> float:
     return 1.4826 * statistics.median(steps) / math.sqrt(2)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class LossWithoutBound(Rule, kind="loss_diverging"):
     """A loss that falls far below 0 while the distance of outputs from targets in it is no better than a constant's.
 
@@ -243,5 +237,3 @@ KINDS = (
             "Check the sign and the weight of each term of the loss"),
     ),
 )  # fmt: skip
-
-RULES = (LossNonfinite(), LossSpiking(), LossDiverging(), LossMaximized(), LossWithoutBound())

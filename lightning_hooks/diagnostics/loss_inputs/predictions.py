@@ -147,27 +147,18 @@ class LossInputs(CallTable):
             ignored = call.arguments.get("ignore_index", -100)
             first = not self._begun and self._context.host.position.global_step == 0  # not of a resumed run
             self._begun = True
-            self.add(index, plain_values(given), plain_values(target), ignored, call.output, call.function == "nll_loss", first)
+            logits = plain_values(given)
+            if logits.numel() and logits.is_floating_point():
+                self.add(index, measure(logits, plain_values(target), ignored, call.output, call.function == "nll_loss", first))
             weights = class_weights(call.arguments.get("weight"), target, ignored)
             if weights is not None:
                 self.rows[index, OutputColumn.WEIGHT : OutputColumn.VIEWED] += weights.to(self.rows)
             if viewed_from_last(given):
                 self.rows[index, OutputColumn.VIEWED] += 1
 
-    def add(
-        self,
-        index: int,
-        logits: Tensor,
-        target: Tensor,
-        ignore_index: int = -100,
-        loss: Tensor | None = None,
-        of_logarithms: bool = False,
-        first: bool = False,
-    ) -> None:
-        """Record a call, of which :func:`measure` takes the rest. No host sync; no tensor is kept."""
-        if not logits.numel() or not logits.is_floating_point():
-            return
-        found = measure(logits, target, ignore_index, loss, of_logarithms, first).to(self.rows)
+    def add(self, index: int, row: Tensor) -> None:
+        """Record what :func:`measure` gives of a call. No host sync; no tensor is kept."""
+        found = row.to(self.rows)
         (sums, maxima, minimum), new = torch.split(self.rows[index], _SIZES), torch.split(found, _SIZES)
         sums += new[0]
         torch.maximum(maxima, new[1], out=maxima)
@@ -181,7 +172,7 @@ class LossInputs(CallTable):
 def measure(
     logits: Tensor,
     target: Tensor,
-    ignore_index: int,
+    ignore_index: int = -100,
     loss: Tensor | None = None,
     of_logarithms: bool = False,
     first: bool = False,

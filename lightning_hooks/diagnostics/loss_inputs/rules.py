@@ -1,23 +1,71 @@
-"""What losses are given: numbers that are no logits, targets out of reach, pairs, a second softmax."""
+"""What losses are given: numbers that are no logits, targets out of reach or in the inputs, pairs, a second softmax."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.cause import PROOF, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind, Severity
-from lightning_hooks.declare.rule import Rule, percent, where
+from lightning_hooks.declare.rule import Alerts, Rule, percent, where
 from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss, blank_label, labels_of_zero, viewed_classes
+from lightning_hooks.diagnostics.causes.facts import Facts
+from lightning_hooks.diagnostics.causes.remedies import SOON
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
 from lightning_hooks.diagnostics.loss_inputs.predictions import CERTAIN, EDGE, FEWEST_LOGITS, MANY_ZEROS
 from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BLANK, KL_DIVERGENCE, SIGNS
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OutputRange(Rule):
+@possible_cause("set that column to 0, or take it out", "compare the logits with the tokens that follow")
+def target_in_input(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """The model is given what it is to predict."""
+    copies = facts.features.copies.get(alert.site)
+    if copies is None:
+        return None
+    if copies.in_column:
+        place = f"column {copies.column} of what {copies.site} is given"
+        found.add(True, PROOF, f"{place} follows the targets of all {copies.targets} samples that were compared")
+        code = f"x.view(len(x), -1)[:, {copies.column}] = 0"
+        remedy = Remedy("fill", place, None, 0, "", "a loss that says what the model knows of new data", SOON, code)
+        return f"{place[:1].upper()}{place[1:]} is the target of {alert.site}.", [remedy]
+    found.add(True, PROOF, "labels are the tokens at the same positions")
+    code = "cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())"
+    remedy = Remedy("replace", f"the labels of {alert.site}", None, "the tokens that follow", "", "", SOON, code)
+    return f"The labels of {alert.site} are not shifted by one position.", [remedy]
+
+
+class TargetLeak(Rule, kind="target_leak"):
+    """A loss whose target is a column of the model's input, or whose labels are the tokens that the model is given.
+
+    Labels that are the tokens at the same positions are usual where a decoder shifts them itself, or where text goes through a
+    bottleneck. They count where the model soon names them without an error, as neither does.
+    """
+
+    targets: ClassVar[int] = 24  # the fewest targets that must be so: those of all calls that were compared
+    accuracy: ClassVar[float] = 0.98  # share of the labels that are tokens and are predicted right, from which on they are copied
+    windows: ClassVar[int] = 4  # in which of the first windows that counts
+
+    def __call__(self, report: FeatureReport) -> Alerts:
+        for site, copies in report.copies.items():
+            enough, early = copies.targets >= self.targets, len(report.earlier) < self.windows
+            if enough and 0 < copies.calls == copies.in_column:
+                yield self.alert(
+                    report, site, 1.0, 1.0, "warning",
+                    f"its target is column {copies.column} of what {copies.site} is given, but for the unit, in all {copies.calls} "
+                    "batches that were compared.",
+                )  # fmt: skip
+            accuracy = max((stats.accuracy for name, stats in report.outputs.items() if name == site), default=0.0)
+            if enough and early and 0 < copies.token_calls == copies.as_tokens and accuracy >= self.accuracy:
+                yield self.alert(
+                    report, site, accuracy, self.accuracy, "warning",
+                    "its labels are the tokens that the model is given, at the same positions, in all "
+                    f"{copies.token_calls} batches that were compared, and {percent(accuracy)} of them are predicted right.",
+                    advice=("Compare logits[:, :-1] with tokens[:, 1:]",),
+                )  # fmt: skip
+
+
+class OutputRange(Rule, kind="output_range"):
     """Logits that cross entropy does not expect: probabilities, what a ReLU or tanh leaves, logarithms of probabilities.
 
     Cross entropy takes any real numbers and applies a softmax to them. Of ``C`` numbers in [-1, 1] that softmax gives a class at
@@ -25,19 +73,15 @@ class OutputRange(Rule):
 
     ``nll_loss`` takes logarithms of probabilities and applies nothing. Logits that it is given have numbers of both signs in a row,
     while logarithms that are weighted (a focal loss, a reward) have one sign there.
-
-    Attributes:
-        mixed: Share of the rows with numbers of both signs from which on ``nll_loss`` is given logits.
     """
 
-    kind: ClassVar[str] = "output_range"
     share: ClassVar[float] = CERTAIN
     zeros: ClassVar[float] = MANY_ZEROS
     bound: ClassVar[float] = EDGE
     min_logits: ClassVar[int] = FEWEST_LOGITS
-    mixed: ClassVar[float] = 0.25
+    mixed: ClassVar[float] = 0.25  # share of the rows with numbers of both signs from which on ``nll_loss`` is given logits
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in report.outputs.items():
             of_logarithms = site.rpartition("/")[2].startswith("nll_loss")
             for measured, limit, severity, message, advice in _FORMS.get((of_logarithms, stats.form), ()):
@@ -84,21 +128,13 @@ _FORMS: dict[tuple[bool, str], list[tuple[str, float, Severity, str, tuple[str, 
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TargetSums(Rule):
-    """A cross entropy whose targets are rows of numbers that do not sum to 1, as those of several labels.
+class TargetSums(Rule, kind="output_range"):
+    """A cross entropy whose targets are rows of numbers that do not sum to 1, as those of several labels."""
 
-    Attributes:
-        share: Share of the rows from which it counts.
-        min_rows: Fewer rows are not judged.
-    """
+    share: ClassVar[float] = 0.25  # share of the rows from which it counts
+    min_rows: ClassVar[int] = 32  # fewer rows are not judged
 
-    kind: ClassVar[str] = "output_range"
-
-    share: ClassVar[float] = 0.25
-    min_rows: ClassVar[int] = 32
-
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in where(report.outputs, lambda stats: stats.rows >= self.min_rows and stats.unnormalized >= self.share):
             yield self.alert(
                 report, site, stats.unnormalized, self.share, "warning",
@@ -109,16 +145,13 @@ class TargetSums(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PairedTargets(Rule):
+class PairedTargets(Rule, kind="output_range"):
     """A loss of outputs of shape ``(n, 1)`` and targets of shape ``(n,)``: both are expanded, and every output meets every target.
 
     What is compared in pairs on purpose is not reduced by the loss itself, as in quantile regression.
     """
 
-    kind: ClassVar[str] = "output_range"
-
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in where(report.targets, lambda stats: stats.paired):
             yield self.alert(
                 report, site, stats.pairs, max(stats.inputs, stats.targets), "warning",
@@ -129,8 +162,7 @@ class PairedTargets(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class UnreachableTargets(Rule):
+class UnreachableTargets(Rule, kind="output_range"):
     """Targets that the function before the loss cannot put out: a sigmoid for prices, a tanh for scores up to 10.
 
     A binary cross entropy has no lowest value for targets below 0 or above 1, and ``kl_div`` none where its input is above 0, as no
@@ -138,15 +170,12 @@ class UnreachableTargets(Rule):
 
     Attributes:
         share: Share of the targets outside of its values, above which it counts; of ``kl_div`` that of its input above 0.
-        min_targets: Fewer numbers are not judged.
     """
 
-    kind: ClassVar[str] = "output_range"
-
     share: ClassVar[float] = 0.05
-    min_targets: ClassVar[int] = 64
+    min_targets: ClassVar[int] = 64  # fewer numbers are not judged
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in report.targets.items():
             limit = self.share * (stats.bound != BLANK)
             if stats.bounded >= self.min_targets and stats.outside > limit * stats.bounded:
@@ -181,13 +210,10 @@ _UNREACHABLE: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DoubleSoftmax(Rule):
+class DoubleSoftmax(Rule, kind="double_softmax"):
     """A softmax (or sigmoid) before a loss that applies one itself."""
 
-    kind: ClassVar[str] = "double_softmax"
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         if report.squashed_twice:
             yield self.alert(
                 report, report.squashed_twice, 2.0, 1.0, "warning",
@@ -196,17 +222,14 @@ class DoubleSoftmax(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TargetLearns(Rule):
+class TargetLearns(Rule, kind="output_range"):
     """Layers whose only gradient says that the target of a loss be nearer to its input.
 
     A teacher that an optimizer holds, and whose outputs are not detached, comes to meet its student. Layers that another loss
     trains too, and rows of a table that are compared as centres are, do not count.
     """
 
-    kind: ClassVar[str] = "output_range"
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         if report.target_layer:
             yield self.alert(
                 report, report.target_layer, 1.0, 0.0, "warning",
@@ -216,16 +239,13 @@ class TargetLearns(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ViewedClasses(Rule):
+class ViewedClasses(Rule, kind="output_range"):
     """A cross entropy whose classes, the last dimension of a layer's output, were brought to the second one by a view.
 
     A view keeps the numbers in their order, so that a class gets those of other places; ``transpose`` moves the dimension.
     """
 
-    kind: ClassVar[str] = "output_range"
-
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in where(report.outputs, lambda stats: stats.viewed):
             yield self.alert(
                 report, site, float(stats.viewed), 0.0, "warning",
@@ -236,9 +256,29 @@ class ViewedClasses(Rule):
             )  # fmt: skip
 
 
-__all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "TargetLearns", "TargetSums", "UnreachableTargets", "ViewedClasses"]
+__all__ = [
+    "DoubleSoftmax",
+    "OutputRange",
+    "PairedTargets",
+    "TargetLeak",
+    "TargetLearns",
+    "TargetSums",
+    "UnreachableTargets",
+    "ViewedClasses",
+]
 
 KINDS = (
+    Kind(
+        "target_leak", "Targets that the inputs hold", group="Data", states="fact", measures="share",
+        causes=(target_in_input,),
+        meaning="What a loss compares outputs with is part of the model's input: one of its columns, or the tokens at the same "
+        "positions. The loss falls fast, and says nothing of data whose targets are not known.",
+        formula="r = correlation of the target with a column of what the first module is given, over the samples of a batch\n\n"
+        "alert if r² = 1 but for roundings in all batches that are compared, of at least {TargetLeak.targets} targets in all\n"
+        "or if the labels of a cross entropy are the tokens that the model is given, but for ignored ones, of as many, and\n"
+        "      {TargetLeak.accuracy} of them are predicted right in one of the first {TargetLeak.windows} windows",
+        advice=("Take the target out of the inputs", "Where the target is to be passed on, mute this with rules=['-target_leak']"),
+    ),
     Kind(
         "output_range", "A loss given what it does not expect", group="Loss", states="fact",
         causes=(compared_in_pairs, viewed_classes, blank_label, labels_of_zero, activation_before_loss, NO_LOGITS),
@@ -286,5 +326,3 @@ KINDS = (
         advice=("Remove it before the loss, or use nll_loss of log_softmax, or binary_cross_entropy",),
     ),
 )  # fmt: skip
-
-RULES = (OutputRange(), TargetSums(), PairedTargets(), UnreachableTargets(), TargetLearns(), DoubleSoftmax(), ViewedClasses())

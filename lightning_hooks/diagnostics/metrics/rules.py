@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.cause import PossibleCause
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule
+from lightning_hooks.declare.rule import Alerts, Rule
 from lightning_hooks.diagnostics.causes.code import fact
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.trackers import some
@@ -42,24 +40,17 @@ _MISTAKES: dict[str, tuple[str, str, Callable[..., PossibleCause]]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MetricMisused(Rule):
+class MetricMisused(Rule, kind="metric_misused"):
     """Metrics of torchmetrics whose values are not what their names say, or whose states grow. Nothing of them is computed.
 
     One number that is joined by a maximum, minimum or sum is a record or a total of the whole training, and is never reset on
     purpose. Metrics that wrap others are not judged.
-
-    Attributes:
-        epochs: Epochs whose updates a metric may hold at once.
-        megabytes: Size that its list states may have.
     """
 
-    kind: ClassVar[str] = "metric_misused"
+    epochs: ClassVar[int] = 1  # epochs whose updates a metric may hold at once
+    megabytes: ClassVar[float] = 100.0  # size that its list states may have
 
-    epochs: ClassVar[int] = 1
-    megabytes: ClassVar[float] = 100.0
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         made: dict[str, list[str]] = {}
         for site, use in report.metrics.items():
             values = ((field, getattr(use, field), getattr(self, field, 0)) for field in _MISTAKES)
@@ -94,5 +85,3 @@ KINDS = (
             "Where it is on purpose, mute this with rules=['-metric_misused']"),
     ),
 )  # fmt: skip
-
-RULES = (MetricMisused(),)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, graded, in_batch, percent
+from lightning_hooks.declare.rule import Alerts, Rule, graded, in_batch, percent
 from lightning_hooks.declare.window import batch_of
 from lightning_hooks.diagnostics.causes.code import NONFINITE
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
@@ -17,21 +15,16 @@ from lightning_hooks.diagnostics.features.table import FeatureStats
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NonfiniteFeatures(Rule):
+class NonfiniteFeatures(Rule, kind="nonfinite", shares=("threshold",), urgent=True):
     """NaN or infinite outputs.
 
     Attributes:
         threshold: Share of a module's values above which it counts, in [0, 1].
     """
 
-    kind: ClassVar[str] = "nonfinite"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-    urgent: ClassVar[bool] = True
-
     threshold: float = 0.0
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         sampled = f" (one batch in {report.every_n_steps} is sampled)" * (report.every_n_steps > 1)
         found = {site: stats for site, stats in report.sites.items() if stats.nonfinite_fraction > self.threshold}
         for site, stats in found.items():
@@ -53,18 +46,15 @@ def _in_data(report: FeatureReport, stats: FeatureStats) -> str:
     return f", as are values of {in_batch(report.input_place)}{at}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NonfiniteWeights(Rule):
+class NonfiniteWeights(Rule, kind="nonfinite", urgent=True):
     """Weights that are NaN or infinite before the first step. Where loss and gradients are finite, nothing uses them: an info."""
 
-    kind: ClassVar[str] = "nonfinite"
     _ADVICE: ClassVar[tuple[str, ...]] = (
         "Initialise or load it again",
         "Look for torch.empty without an initialisation, a division by 0 in one, or a broken checkpoint",
     )
-    urgent: ClassVar[bool] = True
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         found = [stats.nonfinite_fraction for stats in report.modules.values()]
         steps = [stats.nonfinite_steps for stats in (*report.parameters.values(), report.loss) if stats is not None]
         bad = any(found) or any(steps)
@@ -79,14 +69,10 @@ class NonfiniteWeights(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NonfiniteGradients(Rule):
+class NonfiniteGradients(Rule, kind="nonfinite", urgent=True):
     """NaN or infinite gradients at steps that were taken (steps that a loss scaler skipped do not count)."""
 
-    kind: ClassVar[str] = "nonfinite"
-    urgent: ClassVar[bool] = True
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         found = {site: stats for site, stats in report.modules.items() if stats.nonfinite_fraction > 0}
         for site, stats in found.items():
             batch, what = stats.first_nonfinite_batch, f"{percent(stats.nonfinite_fraction)} of the gradient"
@@ -108,14 +94,10 @@ class NonfiniteGradients(Rule):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NonfiniteSteps(Rule):
+class NonfiniteSteps(Rule, kind="nonfinite", urgent=True):
     """Steps that were taken with a NaN or infinite gradient; every step is checked, so the batch is exact."""
 
-    kind: ClassVar[str] = "nonfinite"
-    urgent: ClassVar[bool] = True
-
-    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+    def __call__(self, report: ClipReport) -> Alerts:
         """Yield an alert per optimizer that took such a step.
 
         Where only some gradients were finite, the backward pass fails between the last parameter that is not and those after it:
@@ -161,5 +143,3 @@ KINDS = (
         advice=("Check the inputs of that batch and this module's operation", "Try a lower learning rate or gradient clipping"),
     ),
 )  # fmt: skip
-
-RULES = (NonfiniteFeatures(), NonfiniteWeights(), NonfiniteGradients(), NonfiniteSteps())

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, graded, percent
+from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
 from lightning_hooks.diagnostics.causes.rates import unusual_setting, wrong_schedule
 from lightning_hooks.diagnostics.causes.steps import loss_divided
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
-from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.diagnostics.training_state import has_converged, is_scale_free
+from lightning_hooks.diagnostics.reports import GradientFlowReport, has_converged, is_scale_free
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SecondMomentStale(Rule):
+class SecondMomentStale(Rule, kind="second_moment_stale", shares=("threshold",)):
     """Second moments so small that Adam's eps, not the gradient, decides the size of its steps.
 
     Then it is plain gradient descent with the learning rate over eps. Updates vanish as the gradient's root mean square comes near
@@ -29,13 +25,10 @@ class SecondMomentStale(Rule):
         at_once: The same in training's first window: behind a layer scale of 1e-5 gradients grow as the scale does.
     """
 
-    kind: ClassVar[str] = "second_moment_stale"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
     threshold: float = 0.5
     at_once: ClassVar[float] = 0.9
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         limit = (self.at_once, self.threshold)[bool(report.earlier)]
         for name, stats in report.optimizers.items():
             stale = stats.stale_fraction or 0.0
@@ -48,8 +41,7 @@ class SecondMomentStale(Rule):
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LrZero(Rule):
+class LrZero(Rule, kind="lr_zero"):
     """Learning rates of zero, or next to it, long before training ends.
 
     All parameter groups of an optimizer must have one: a single group may be frozen by its schedule. A low point of a cycle is
@@ -59,19 +51,15 @@ class LrZero(Rule):
     in its last 0.6 %.
 
     Attributes:
-        left: Share of the planned steps that must be left when the rate has been low for ``held``.
-        held: Share of the planned steps for which the rate must have been below 1e-4 of its peak.
         initial: Share of ``initial_lr``, or of the ``max_lr`` of a cycle, that a warm-up must have reached after half of the
             planned steps.
     """
 
-    kind: ClassVar[str] = "lr_zero"
-
-    left: ClassVar[float] = 0.1
-    held: ClassVar[float] = 0.05
+    left: ClassVar[float] = 0.1  # share of the planned steps that must be left when the rate has been low for ``held``
+    held: ClassVar[float] = 0.05  # share of the planned steps for which the rate must have been below 1e-4 of its peak
     initial: ClassVar[float] = 0.1
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         planned, first = report.planned_steps or 0, report.first
         for name, stats in report.optimizers.items():
             groups = stats.rated
@@ -111,23 +99,14 @@ class LrZero(Rule):
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScheduleLength(Rule):
-    """A schedule that is made for steps and stepped per epoch, or a cosine that rises again since it is shorter than the training.
+class ScheduleLength(Rule, kind="lr_zero"):
+    """A schedule made for steps that is stepped per epoch, or a cosine that rises again since it is shorter than the training."""
 
-    Attributes:
-        periods: How many times its ``T_max`` a cosine must have been stepped: at 2 it is back at its peak.
-        near: Share of the planned steps by which a length may differ from them to be meant for them.
-        steps: Planned steps over planned epochs from which on the two cannot be taken for one another.
-    """
+    periods: ClassVar[float] = 1.5  # how many times its ``T_max`` a cosine must have been stepped: at 2 it is back at its peak
+    near: ClassVar[float] = 0.1  # share of the planned steps by which a length may differ from them to be meant for them
+    steps: ClassVar[int] = 4  # planned steps over planned epochs from which on the two cannot be taken for one another
 
-    kind: ClassVar[str] = "lr_zero"
-
-    periods: ClassVar[float] = 1.5
-    near: ClassVar[float] = 0.1
-    steps: ClassVar[int] = 4
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         planned, epochs = report.planned_steps or 0, report.epoch + 1
         for name, stats in report.optimizers.items():
             for schedule in stats.schedules:
@@ -155,8 +134,7 @@ class ScheduleLength(Rule):
                     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OptimizerSettings(Rule):
+class OptimizerSettings(Rule, kind="optimizer_settings"):
     """Settings of an optimizer that are hardly meant.
 
     Weight decay that removes too much of a weight at each step is :class:`UpdateTooLarge`'s.
@@ -164,19 +142,16 @@ class OptimizerSettings(Rule):
     Attributes:
         eps: eps of an Adam-like optimizer from which it counts (torch's default is 1e-8). Large ones are published practice too
             (TensorFlow's Inception has 1.0 in RMSprop): it is a warning only where second moments are seen to be below eps².
-        stale: Share of the second moments below eps² from which it is a warning.
         momentum: Momentum from which it counts: at 0.999 a step adds up a thousand gradients, and is as much larger.
         lr_decay: The decay of Adagrad's rate from which it counts: at 0.1 half of the rate is left after ten steps.
     """
 
-    kind: ClassVar[str] = "optimizer_settings"
-
     eps: float = 1e-2
-    stale: ClassVar[float] = 0.5
+    stale: ClassVar[float] = 0.5  # share of the second moments below eps² from which it is a warning
     momentum: ClassVar[float] = 0.999
     lr_decay: ClassVar[float] = 0.1
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         for name, stats in report.optimizers.items():
             eps, stale = stats.largest("eps"), stats.stale_fraction or 0.0
             if eps >= self.eps and is_scale_free(name):
@@ -212,25 +187,21 @@ class OptimizerSettings(Rule):
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DecayDominates(Rule):
+class DecayDominates(Rule, kind="optimizer_settings"):
     """Weight decay that Adam adds to the gradient (L2), many times as large as the gradient of the loss.
 
     Adam divides both by their size, so that a large decay does not shrink weights faster: it takes the loss's place (Loshchilov and
     Hutter 2019, "Decoupled weight decay regularization").
 
     Attributes:
-        decay: A smaller weight decay is not judged: gradients that vanish are another fault.
         factor: Weight decay times the root mean square of a weight, over that of its gradient, as the median of the matrices that
             an optimizer holds, above which it counts.
     """
 
-    kind: ClassVar[str] = "optimizer_settings"
-
-    decay: ClassVar[float] = 0.01
+    decay: ClassVar[float] = 0.01  # a smaller weight decay is not judged: gradients that vanish are another fault
     factor: ClassVar[float] = 2.0
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Alerts:
         for name in report.optimizers:
             held = {site: setup.l2 for site, setup in report.setups.items() if setup.optimizers == (name,) and setup.dimensions > 1}
             decayed = {site: decay for site, decay in held.items() if decay >= self.decay and site in report.parameters}
@@ -289,5 +260,3 @@ KINDS = (
         advice=("Check the arguments of the optimizer",),
     ),
 )  # fmt: skip
-
-RULES = (SecondMomentStale(), LrZero(), ScheduleLength(), OptimizerSettings(), DecayDominates())

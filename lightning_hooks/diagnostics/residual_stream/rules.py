@@ -1,36 +1,35 @@
-"""The residual stream: channels far larger than the others, and a stream that grows from block to block."""
+"""The residual stream: channels far larger than the others, a stream that grows from block to block, and its figure by depth."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import median
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from lightning_hooks.declare.alert import Alert
+import numpy as np
+
+import lightning_hooks.plots.canvas as canvas
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, graded
+from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped
 from lightning_hooks.diagnostics.causes.code import half_overflow
 from lightning_hooks.diagnostics.causes.rates import rate_too_high
 from lightning_hooks.diagnostics.causes.weights import initial_scale, offset_bias, scaled_shortcut
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
+from lightning_hooks.plots.canvas import Figure
+from lightning_hooks.plots.curves import layer_sheet, mark_affected, numbers_of, with_names
+from lightning_hooks.plots.series import check_report
 
 NEAR = 0.25  # share of the largest number of its type above which a stream is about to overflow: two bits are left
-
-
 # How much of its input a block's output holds at least, as the median of its blocks, where there is a residual stream.
 CARRIED = 0.25
 
 
 def stacks(report: FeatureReport) -> list[dict[str, ResidualStats]]:
     """The blocks of each stack, in the order of depth."""
-    found: dict[str, dict[str, ResidualStats]] = {}
-    for name, stats in report.residual.items():
-        found.setdefault(stats.stream, {})[name] = stats
-    return [*found.values()]
+    return [*map(dict, grouped((stats.stream, (name, stats)) for name, stats in report.residual.items()).values())]
 
 
 def streams(report: FeatureReport) -> Iterator[dict[str, ResidualStats]]:
@@ -59,8 +58,7 @@ def first_of(blocks: Mapping[str, ResidualStats]) -> tuple[str, str]:
     return next(iter(blocks)), ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ActivationOutliers(Rule):
+class ActivationOutliers(Rule, kind="activation_outliers"):
     """One channel of the residual stream that is far larger than the others.
 
     Trained language models have such channels, and rely on them (Sun et al., "Massive Activations in Large Language Models", 2024,
@@ -71,11 +69,9 @@ class ActivationOutliers(Rule):
         threshold: RMS of the largest channel over that of the median one, above which it counts.
     """
 
-    kind: ClassVar[str] = "activation_outliers"
-
     threshold: float = 100.0
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for blocks in streams(report):
             found = {name: stats for name, stats in blocks.items() if stats.channel_ratio > self.threshold}
             if found:
@@ -90,8 +86,7 @@ class ActivationOutliers(Rule):
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ResidualGrowth(Rule):
+class ResidualGrowth(Rule, kind="residual_growth"):
     """A residual stream that is far larger behind the last blocks than behind the first.
 
     Each block of a pre-norm model adds something of about the same size, so that the stream grows as the root of the depth; a
@@ -100,15 +95,12 @@ class ResidualGrowth(Rule):
 
     Attributes:
         threshold: RMS behind a block over the RMS behind the first one, above which it counts.
-        min_blocks: Blocks below which a stack is not judged.
     """
 
-    kind: ClassVar[str] = "residual_growth"
-
     threshold: float = 100.0
-    min_blocks: ClassVar[int] = 3
+    min_blocks: ClassVar[int] = 3  # blocks below which a stack is not judged
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for blocks in streams(report):
             first, last = next(iter(blocks.values())), next(reversed(blocks.values()))
             found = {name: stats for name, stats in blocks.items() if stats.rms > self.threshold * first.rms > 0}
@@ -123,8 +115,7 @@ class ResidualGrowth(Rule):
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ResidualDoubling(Rule):
+class ResidualDoubling(Rule, kind="residual_growth"):
     """What blocks are given grows by about the same factor from each block to the next.
 
     A block that adds something of its own makes the stream longer by it: with He's initialisation and no norm by a factor of
@@ -132,17 +123,13 @@ class ResidualDoubling(Rule):
 
     Attributes:
         factor: Median over the blocks of the RMS of a block's input over that of the block before, above which it counts.
-        threshold: RMS of the last block's input over the first one's, above which it counts.
-        min_blocks: Blocks below which a stack is not judged.
     """
 
-    kind: ClassVar[str] = "residual_growth"
-
     factor: ClassVar[float] = 1.8
-    threshold: ClassVar[float] = 100.0
-    min_blocks: ClassVar[int] = 6
+    threshold: ClassVar[float] = 100.0  # RMS of the last block's input over the first one's, above which it counts
+    min_blocks: ClassVar[int] = 6  # blocks below which a stack is not judged
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for stack in stacks(report):
             blocks = {name: stats.entered_rms for name, stats in stack.items() if stats.entered_rms is not None}
             sizes = [size for size in blocks.values() if 0 < size < math.inf]
@@ -156,6 +143,50 @@ class ResidualDoubling(Rule):
                     "on.",
                     advice=("Add the input of a block once", "Normalise the input of each block"),
                 )  # fmt: skip
+
+
+# The statistics of the residual stream that are drawn: name, text, colour and dashes.
+STREAM = (
+    ("rms", "all values", canvas.BLUE, "-"),
+    ("channel_rms", "largest channel", canvas.ORANGE, "--"),
+    ("median_channel_rms", "median channel", canvas.GREY, ":"),
+)
+OF_STREAM = ("activation_outliers", "residual_growth")  # the kinds of alerts that are marked there
+
+
+@canvas.style()
+def residual_stream(report: FeatureReport) -> Figure:
+    """Draw the RMS of the residual stream by depth, on a log axis: all values, the largest channel and the median one.
+
+    A line ends where another stack of blocks begins. Blocks with an alert are marked.
+
+    Args:
+        report: One window's.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        TypeError: If ``report`` is not a FeatureReport.
+    """
+    check_report(report, FeatureReport, "FeatureStatsMonitor")
+    title, names = f"Residual stream, {report.when}", list(report.residual)
+    if not names:
+        return canvas.nothing(title, "The model is no stack of blocks that keep the shape of their input.")
+    values = {stat: numbers_of(report.residual, stat) for stat, *_ in STREAM}
+    known = np.concatenate(list(values.values()))
+    if not canvas.positive(known).any():
+        return canvas.nothing(title, f"The output of none of the {len(names)} blocks has a finite value above zero.")
+    figure, axes = layer_sheet(names, title, "RMS of what each block hands on to the next", per_layer=0.25)
+    canvas.decades(axes, known)
+    stacks = [list(stack) for _, stack in groupby(range(len(names)), lambda at: report.residual[names[at]].stream)]
+    handles: list[Any] = []
+    for stat, text, color, dashes in STREAM:
+        y = np.where(canvas.positive(values[stat]), values[stat], np.nan)
+        drawn = [axes.plot(at, y[at], color=color, ls=dashes, marker="o", ms=3.5, lw=1.3)[0] for at in stacks]
+        drawn[-1].set_label(text)
+        handles.append(drawn[-1])
+    handles += mark_affected(axes, names, values["rms"], [alert for alert in report.alerts if alert.kind in OF_STREAM])
+    axes.set_ylabel("root mean square")
+    return with_names(figure, axes, names, "block", handles)
 
 
 __all__ = ["ActivationOutliers", "ResidualDoubling", "ResidualGrowth"]
@@ -191,5 +222,3 @@ KINDS = (
             "Before quantising, give such channels a scale of their own"),
     ),
 )  # fmt: skip
-
-RULES = (ActivationOutliers(), ResidualGrowth(), ResidualDoubling())

@@ -15,7 +15,7 @@ from lightning_hooks.declare.collector import Collector, Figures, LoggedStatisti
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.window import Report
-from lightning_hooks.diagnostics.routers.routing import RouterColumn, RouterReport, RoutingTable
+from lightning_hooks.diagnostics.routers.routing import RouterReport, RoutingTable
 from lightning_hooks.hooks import ModuleSelector, select_modules
 from lightning_hooks.hooks.attributes import stored, stored_count
 from lightning_hooks.hooks.listener import OutputTo
@@ -23,16 +23,11 @@ from lightning_hooks.hooks.selection import named_sites, outwards
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.curves import MOST_PANELS, Stack, stack_figure
 from lightning_hooks.plots.series import as_reports
+from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.trackers.console import Table, listed
 
 _EXPERTS = (
-    "num_experts",
-    "n_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "num_routed_experts",
-    "moe_num_experts",
-    "n_expert",
+    *("num_experts", "n_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts", "n_expert"),
 )
 _TOP_K = (
     *("top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "num_selected_experts", "top_k_experts"),
@@ -170,7 +165,6 @@ class RouterCollector(Collector[RouterReport]):
         state: As for :class:`Collector`.
         routers: Which modules are routers; None for those that are found.
         codebooks: Which modules return codes; None for none.
-        capacity_factor: What an expert's even share of a call is multiplied by; choices beyond overflow.
 
     Raises:
         ValueError: If a pattern matches nothing or a module without a known size, or there is nothing to observe.
@@ -190,7 +184,6 @@ class RouterCollector(Collector[RouterReport]):
         *,
         routers: ModuleSelector | None = None,
         codebooks: ModuleSelector | None = None,
-        capacity_factor: float = 1.25,
     ) -> None:
         super().__init__(context, state)
         model = context.host.model
@@ -202,7 +195,7 @@ class RouterCollector(Collector[RouterReport]):
             )
         sites = [*chosen, *books]
         sizes = [(site.name, site.size, site.top_k) for site in sites]
-        self.table = RoutingTable(sizes, capacity_factor, context.host.setup.device)
+        self.table = RoutingTable(sizes, context.host.setup.device)
         self._router_names, self._codebook_names = [site.name for site in chosen], [site.name for site in books]
         for index, site in enumerate(sites):
             context.listen(site.name, site.module, OutputTo(self.table.record, index))
@@ -220,8 +213,7 @@ class RouterCollector(Collector[RouterReport]):
 
     @override
     def silent_sites(self) -> list[str]:
-        calls = self.table.rows[:, RouterColumn.CALLS].tolist()
-        return [name for name, n in zip(self.names, calls, strict=True) if not n]
+        return never_recorded(self.names, self.table.rows)
 
     @override
     def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> RouterReport:

@@ -25,12 +25,13 @@ class RouterColumn(Columns):
     TOKENS = SUM
     CHOICES = SUM  # experts that were to be chosen: tokens times top_k
     DROPPED = SUM  # those that no expert got
-    OVERFLOW = SUM  # those beyond a capacity, call by call
+    OVERFLOW = SUM  # those beyond the capacity, call by call
     MEASURED = SUM  # tokens with finite logits
     ENTROPY = SUM  # over them
     MARGIN = SUM  # over them
 
 
+CAPACITY = 1.25  # of an expert in a call, over its even share: choices beyond overflow
 CHOSEN = len(RouterColumn)  # where the counts of the choices begin in a row
 
 
@@ -54,7 +55,7 @@ class RouterStats:
             of one expert. None where the router does not return logits.
         margin: Mean over the tokens of the probability of the last expert that is among the ``top_k`` likeliest minus that of the
             next, in [0, 1]. None without logits, and where every expert is chosen.
-        overflow_fraction: Share of the choices beyond a capacity, a factor times an expert's even share of a call, as GShard and
+        overflow_fraction: Share of the choices beyond a capacity, 1.25 times an expert's even share of a call, as GShard and
             Switch Transformer drop them (arXiv 2006.16668, 2101.03961); whether or not this router drops any.
         dropped_fraction: Share of the choices that no expert got, as the router's output says, in [0, 1].
     """
@@ -139,18 +140,13 @@ def _is_integer(x: Tensor) -> bool:
 class RoutingTable(RowTable):
     """A row for each router and codebook, given by name, number of experts or codes, and how many a token gets: 0 of codes.
 
-    Choices beyond an expert's even share of a call times ``capacity_factor`` overflow. Nothing waits for the device.
+    Nothing waits for the device.
     """
 
     columns = RouterColumn
 
-    def __init__(
-        self,
-        sites: Sequence[tuple[str, int, int]],
-        capacity_factor: float = 1.25,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self._sites, self._factor = tuple(sites), capacity_factor
+    def __init__(self, sites: Sequence[tuple[str, int, int]], device: torch.device | str = "cpu") -> None:
+        self._sites = tuple(sites)
         self.more = max(size for _, size, _ in sites)
         super().__init__(len(sites), device)
 
@@ -175,7 +171,7 @@ class RoutingTable(RowTable):
         row[RouterColumn.TOKENS] += tokens
         row[RouterColumn.CHOICES] += choices
         row[RouterColumn.DROPPED] += choices - load.sum()
-        row[RouterColumn.OVERFLOW] += (load - math.ceil(self._factor * choices / experts)).clamp(min=0).sum()
+        row[RouterColumn.OVERFLOW] += (load - math.ceil(CAPACITY * choices / experts)).clamp(min=0).sum()
         if routing.logits is not None and tokens:
             row[RouterColumn.MEASURED : CHOSEN] += _measured(routing.logits, top_k, row)
         row[CHOSEN : CHOSEN + experts] += load

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import takewhile
 from typing import ClassVar, TypeVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Judges, Rule, graded, percent
+from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
 from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high
 from lightning_hooks.diagnostics.causes.steps import wrong_sign
 from lightning_hooks.diagnostics.causes.weights import offset_bias
@@ -19,8 +17,7 @@ from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterRep
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DeadExperts(Rule):
+class DeadExperts(Rule, kind="dead_experts", judges="epoch", shares=("threshold", "share")):
     """Experts of a mixture that get next to no tokens: their weights do not train.
 
     Shazeer et al. (arXiv 1701.06538) describe how a router without a loss for balance comes to favour a few experts, which then
@@ -29,24 +26,19 @@ class DeadExperts(Rule):
     Attributes:
         threshold: Load of an expert at or below which it is dead, as a share of an even load, in [0, 1].
         share: Share of the experts from which it is a warning; of fewer it is an info, as the others have room for what they do.
-        min_choices: Choices that each expert would have had at an even load, below which a router is not judged.
         min_batches: Training batches, in windows in a row, in all of which they got so little, where they are half of the experts
             or more.
         of_few: The same where they are fewer: in a healthy training one expert of four gets nothing for 24 batches, and is found
             again.
     """
 
-    kind: ClassVar[str] = "dead_experts"
-    judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "share")
-
     threshold: float = 0.01
     share: float = 0.25
-    min_choices: ClassVar[int] = 100
+    min_choices: ClassVar[int] = 100  # choices that each expert would have had at an even load, below which a router is not judged
     min_batches: ClassVar[int] = 20
     of_few: ClassVar[int] = 40
 
-    def __call__(self, report: RouterReport) -> Iterator[Alert]:
+    def __call__(self, report: RouterReport) -> Alerts:
         for site, stats in report.routers.items():
             dead = self._dead(report, site)
             needed = (self.of_few, self.min_batches)[2 * len(dead) >= stats.experts]
@@ -68,8 +60,7 @@ class DeadExperts(Rule):
         return {n for stats in judged for n, share in enumerate(stats.load) if share * stats.experts <= self.threshold}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RouterCollapse(Rule):
+class RouterCollapse(Rule, kind="router_collapse", judges="epoch", shares=("threshold",)):
     """A router, or a quantiser, that makes the same few choices for everything.
 
     The effective number of choices is the exponential of the entropy of their shares. A router's is at least ``top_k``, as each
@@ -78,25 +69,19 @@ class RouterCollapse(Rule):
 
     Attributes:
         threshold: Where a router's effective number of experts lies, in [0, 1], at or below which it has collapsed.
-        codes: The same of a codebook, of which few codes are used in health too.
         min_choices: Choices that each expert would have had at an even load, or that are made of codes in all, below which nothing
             is judged.
-        least_codes: Codes below which a codebook is not judged.
         min_batches: Training batches, in windows in a row, in all of which it must have collapsed: a router may start from few
             choices.
     """
 
-    kind: ClassVar[str] = "router_collapse"
-    judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
     threshold: float = 0.1
-    codes: ClassVar[float] = 0.01
+    codes: ClassVar[float] = 0.01  # the same of a codebook, of which few codes are used in health too
     min_choices: ClassVar[int] = 100
-    least_codes: ClassVar[int] = 16
+    least_codes: ClassVar[int] = 16  # codes below which a codebook is not judged
     min_batches: ClassVar[int] = 20
 
-    def __call__(self, report: RouterReport) -> Iterator[Alert]:
+    def __call__(self, report: RouterReport) -> Alerts:
         for site, stats in report.routers.items():
             if _batches_in_a_row(report, partial(self._has_collapsed, site)) >= self.min_batches:
                 yield self.alert(
@@ -178,5 +163,3 @@ KINDS = (
             "Start the router from smaller weights, or with a lower learning rate", "Use fewer experts"),
     ),
 )  # fmt: skip
-
-RULES = (DeadExperts(), RouterCollapse())

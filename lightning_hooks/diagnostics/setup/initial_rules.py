@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
@@ -15,7 +14,6 @@ from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowRepor
 from lightning_hooks.diagnostics.setup.initial import TEXTBOOK, is_textbook
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class PoorInit(Rule, kind="poor_init"):
     """A layer whose initial weights are much larger, or smaller, than those of all layers of the same role.
 
@@ -65,7 +63,6 @@ class PoorInit(Rule, kind="poor_init"):
         return [site for site in far if sum(1 / self.near < gain / gains[site] < self.near for gain in gains.values()) == 1]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ConstantWeights(Rule, kind="poor_init"):
     """Layers that start with one number, other than 0, in all their weights.
 
@@ -95,7 +92,6 @@ class ConstantWeights(Rule, kind="poor_init"):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class OneSignWeights(Rule, kind="poor_init"):
     """Layers whose initial weights are all above 0, or all below.
 
@@ -124,7 +120,6 @@ class OneSignWeights(Rule, kind="poor_init"):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class FirstLossHigh(Rule, kind="poor_init"):
     """A first cross entropy far above that of equal probabilities: the model is sure of wrong answers before it has seen a sample.
 
@@ -155,7 +150,6 @@ class FirstLossHigh(Rule, kind="poor_init"):
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class FirstLossFar(Rule, kind="poor_init"):
     """A loss that begins far above that of the best constant answer, as a squared error of inputs or targets in other units does.
 
@@ -210,5 +204,3 @@ KINDS = (
         advice=("Use the initialisation of the other layers",),
     ),
 )  # fmt: skip
-
-RULES = (PoorInit(), ConstantWeights(), OneSignWeights(), FirstLossHigh(), FirstLossFar())

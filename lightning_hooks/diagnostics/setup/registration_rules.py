@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent, subject
 from lightning_hooks.diagnostics.causes import code, wiring
-from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
-from lightning_hooks.diagnostics.setup.outside_rules import around
-from lightning_hooks.diagnostics.training_state import had_gradient, unused_tensors
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport, had_gradient, unused_tensors
+from lightning_hooks.diagnostics.setup.module_rules import around
 from lightning_hooks.trackers import some
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class NotOptimized(Rule, kind="not_optimized"):
     """Parameters that get a gradient and are in no optimizer, optimizers of frozen parameters, no optimizer, and a frozen new head.
 
@@ -122,7 +119,6 @@ def _trained_elements(report: GradientFlowReport) -> int:
     return sum(setup.elements for setup in report.setups.values() if setup.trains)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Unregistered(Rule, kind="unregistered"):
     """Modules and tensors that the loss reaches, and that the model does not know: in a plain list, or created in ``forward``.
 
@@ -153,7 +149,6 @@ class Unregistered(Rule, kind="unregistered"):
             yield self.alert(report, site, float(held.elements), 0.0, severity, message, advice=advice)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Shared(Rule, kind="shared"):
     """One layer under several names, as ``[layer] * 4`` makes it: an info where it has several names, as by design."""
 
@@ -219,5 +214,3 @@ KINDS = (
             "Where weights are shared on purpose, mute this with rules=['-shared']"),
     ),
 )  # fmt: skip
-
-RULES = (NotOptimized(), Unregistered(), Shared())

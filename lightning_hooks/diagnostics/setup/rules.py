@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent, subject
+from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent, subject, where
 from lightning_hooks.diagnostics.causes import code, rates, weights, wiring
 from lightning_hooks.diagnostics.loss_inputs.targets import RARE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.trackers import some
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class LinearNetwork(Rule, kind="settings"):
+    """Layers one after another with nothing between them that is not linear: together they are one linear layer.
+
+    A layer that is narrower than those around it is a choice (a linear autoencoder, an adapter of low rank) and not named.
+    """
+
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        if report.linear_layers is not None:
+            first, last, layers = report.linear_layers
+            yield self.alert(
+                report, first, layers, 1, "warning",
+                f"from here to {last} there is nothing but linear maps: its {layers} layers are together one linear layer.",
+                advice=("Put an activation such as nn.ReLU between them",),
+            )  # fmt: skip
+
+
 class ModuleSettings(Rule, kind="settings"):
     """Settings with which a module hardly lets anything through, or whose statistics mean nothing.
 
@@ -64,24 +78,6 @@ _EXTREME: dict[str, tuple[str, tuple[str, ...]]] = {
 """Setting to the message and the advice where it is extreme."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LinearNetwork(Rule, kind="settings"):
-    """Layers one after another with nothing between them that is not linear: together they are one linear layer.
-
-    A layer that is narrower than those around it is a choice (a linear autoencoder, an adapter of low rank) and not named.
-    """
-
-    def __call__(self, report: GradientFlowReport) -> Alerts:
-        if report.linear_layers is not None:
-            first, last, layers = report.linear_layers
-            yield self.alert(
-                report, first, layers, 1, "warning",
-                f"from here to {last} there is nothing but linear maps: its {layers} layers are together one linear layer.",
-                advice=("Put an activation such as nn.ReLU between them",),
-            )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class OptimizerChoices(Rule, kind="settings"):
     """Weight decay on biases and norms, and parameters that several optimizers hold: infos.
 
@@ -95,14 +91,13 @@ class OptimizerChoices(Rule, kind="settings"):
     weight_decay: float = 0.01
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
-        for optimizer, decay in report.model_setup.vector_decay.items():
-            if decay.weight_decay > self.weight_decay:
-                yield self.alert(
-                    report, optimizer, decay.weight_decay, self.weight_decay, "info",
-                    f"its weight decay of {decay.weight_decay:.2g} also applies to {decay.parameters} biases and scales of norms, "
-                    "which most recipes leave out.",
-                    advice=("Put parameters of one dimension into a group with weight_decay=0",),
-                )  # fmt: skip
+        for optimizer, decay in where(report.model_setup.vector_decay, lambda decay: decay.weight_decay > self.weight_decay):
+            yield self.alert(
+                report, optimizer, decay.weight_decay, self.weight_decay, "info",
+                f"its weight decay of {decay.weight_decay:.2g} also applies to {decay.parameters} biases and scales of norms, "
+                "which most recipes leave out.",
+                advice=("Put parameters of one dimension into a group with weight_decay=0",),
+            )  # fmt: skip
         held = {name: tuple(dict.fromkeys(setup.optimizers)) for name, setup in report.setups.items()}
         shared = {name: optimizers for name, optimizers in held.items() if len(optimizers) > 1}
         if shared:
@@ -118,7 +113,6 @@ class OptimizerChoices(Rule, kind="settings"):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ClassWeights(Rule, kind="settings"):
     """Weights of classes that are upside down: of a rare class they make even less.
 
@@ -135,22 +129,20 @@ class ClassWeights(Rule, kind="settings"):
 
     def __call__(self, report: FeatureReport) -> Alerts:
         advice = ("Weigh each class by one over its number: the rarer it is, the more",)
-        for site, outputs in report.outputs.items():
-            if outputs.frequent_weight >= self.ratio:
-                yield self.alert(
-                    report, site, outputs.frequent_weight, self.ratio, "warning",
-                    f"its labels weigh {outputs.frequent_weight:.3g} times as much as its classes do (limit {self.ratio:g}): "
-                    "frequent classes have the large weights, and rare ones count for even less.",
-                    advice=advice,
-                )  # fmt: skip
-        for site, targets in report.targets.items():
-            if targets.weighted_down >= self.share:
-                yield self.alert(
-                    report, site, targets.weighted_down, self.share, "warning",
-                    f"its positive targets are rare (below {percent(RARE)}), and pos_weight makes them count for less than half "
-                    f"(in {percent(targets.weighted_down)} of its columns; limit {percent(self.share)}).",
-                    advice=("Pass pos_weight = negatives / positives", *advice),
-                )  # fmt: skip
+        for site, outputs in where(report.outputs, lambda outputs: outputs.frequent_weight >= self.ratio):
+            yield self.alert(
+                report, site, outputs.frequent_weight, self.ratio, "warning",
+                f"its labels weigh {outputs.frequent_weight:.3g} times as much as its classes do (limit {self.ratio:g}): "
+                "frequent classes have the large weights, and rare ones count for even less.",
+                advice=advice,
+            )  # fmt: skip
+        for site, targets in where(report.targets, lambda targets: targets.weighted_down >= self.share):
+            yield self.alert(
+                report, site, targets.weighted_down, self.share, "warning",
+                f"its positive targets are rare (below {percent(RARE)}), and pos_weight makes them count for less than half "
+                f"(in {percent(targets.weighted_down)} of its columns; limit {percent(self.share)}).",
+                advice=("Pass pos_weight = negatives / positives", *advice),
+            )  # fmt: skip
 
 
 __all__ = ["ClassWeights", "LinearNetwork", "ModuleSettings", "OptimizerChoices"]
@@ -179,5 +171,3 @@ KINDS = (
         advice=("Set it to the value that the message gives", "Where it is on purpose, mute this with rules=['-settings']"),
     ),
 )  # fmt: skip
-
-RULES = (LinearNetwork(), ModuleSettings(), OptimizerChoices(), ClassWeights())

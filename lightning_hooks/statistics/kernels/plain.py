@@ -15,19 +15,12 @@ from lightning_hooks.statistics.rows import Clock, Column, ParameterColumn, empt
 
 
 class Bounds(NamedTuple):
-    """Where values count as saturated.
+    """Where values count as saturated."""
 
-    Attributes:
-        values: What is compared: the output that is recorded, or the input that it was computed from.
-        low: Values at or below it are saturated; None for none.
-        high: Values at or above it are saturated; None for none.
-        total: How many values (or distributions) could be saturated.
-    """
-
-    values: Tensor
-    low: float | None
-    high: float | None
-    total: int
+    values: Tensor  # what is compared: the output that is recorded, or the input that it was computed from
+    low: float | None  # values at or below it are saturated; None for none
+    high: float | None  # values at or above it are saturated; None for none
+    total: int  # how many values (or distributions) could be saturated
 
 
 class Units(NamedTuple):

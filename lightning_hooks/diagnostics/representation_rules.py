@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Judges, Rule
+from lightning_hooks.declare.rule import Alerts, Rule
 from lightning_hooks.diagnostics.causes.data import constant_data, destroyed_inputs, large_inputs, nothing_repels
 from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
 from lightning_hooks.diagnostics.causes.weights import constant_weights, large_start, offset_bias, small_start, squashing_chain
@@ -20,8 +18,7 @@ from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.trackers.console import shared_prefix
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RepresentationCollapse(Rule):
+class RepresentationCollapse(Rule, kind="representation_collapse", judges="epoch"):
     """Outputs that have become the same for all samples of a batch, though they differed when training started.
 
     Samples are compared by their direction (:class:`~lightning_hooks.alerts.RepresentationStats`). Only the end of the model, or of
@@ -33,22 +30,15 @@ class RepresentationCollapse(Rule):
 
     Attributes:
         threshold: Variance over the samples of a batch over that within a sample, at or below which samples are the same.
-        started: The ratio of some batch of an earlier report that it must have fallen from.
-        at_once: At or below it in ``batches`` sampled batches, all of them, one report is enough.
-        batches: The fewest for that.
-        rises: The ratio over that of the report before above which samples part again.
     """
 
-    kind: ClassVar[str] = "representation_collapse"
-    judges: ClassVar[Judges] = "epoch"
-
     threshold: float = 5e-4
-    started: ClassVar[float] = 0.01
-    at_once: ClassVar[float] = 1e-7
-    batches: ClassVar[int] = 3
-    rises: ClassVar[float] = 1.5
+    started: ClassVar[float] = 0.01  # the ratio of some batch of an earlier report that it must have fallen from
+    at_once: ClassVar[float] = 1e-7  # at or below it in ``batches`` sampled batches, all of them, one report is enough
+    batches: ClassVar[int] = 3  # the fewest for that
+    rises: ClassVar[float] = 1.5  # the ratio over that of the report before above which samples part again
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for part in _parts([site for site in report.sites if site not in report.functions]):
             end, measured = part[-1], [site for site in reversed(part) if site in report.representations]
             collapsed = list(takewhile(lambda site: self._collapsed(report, site), measured))
@@ -75,8 +65,7 @@ class RepresentationCollapse(Rule):
         return max(r.representations[site].largest_ratio for r in report.windows if site in r.representations)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SameOutputs(Rule):
+class SameOutputs(Rule, kind="representation_collapse"):
     """A loss that is given the same numbers for all samples, though the samples differ, and their targets.
 
     A classifier that first learns how frequent the labels are, or that starts at zero, comes near to it. Exactly the same numbers
@@ -84,16 +73,13 @@ class SameOutputs(Rule):
     mean 0, a mask that hides all of it.
 
     Attributes:
-        calls: The fewest sampled calls, all of which must be so.
         ratio: Variance over the samples of a batch over that within a sample, at or below which a layer before is named.
     """
 
-    kind: ClassVar[str] = "representation_collapse"
-
-    calls: ClassVar[int] = 3
+    calls: ClassVar[int] = 3  # the fewest sampled calls, all of which must be so
     ratio: ClassVar[float] = 1e-9
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         given: list[tuple[str, OutputStats | TargetStats]] = [*report.outputs.items(), *report.targets.items()]
         measured = [site for site in reversed(report.sites) if site in report.representations]
         same = list(takewhile(lambda site: report.representations[site].largest_ratio <= self.ratio, measured))
@@ -152,5 +138,3 @@ KINDS = (
             "Check that the part reads its input, and lower the weight of a divergence or penalty", "Try a lower learning rate"),
     ),
 )  # fmt: skip
-
-RULES = (RepresentationCollapse(), SameOutputs())

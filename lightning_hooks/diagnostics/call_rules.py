@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Rule, percent, where
+from lightning_hooks.declare.rule import Alerts, Rule, percent, where
 from lightning_hooks.diagnostics.causes.code import DROPS_IN_EVAL, NOT_CAST, WRONG_DIMENSION
 from lightning_hooks.diagnostics.reports import FeatureReport
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SoftmaxDim(Rule):
+class SoftmaxDim(Rule, kind="softmax_dim"):
     """A softmax along the wrong dimension: over the samples of a batch, or against the mask of its scores.
 
     Attributes:
         share: Share of what ``nll_loss`` is given above which its rows are logarithms of probabilities, along whatever else.
     """
 
-    kind: ClassVar[str] = "softmax_dim"
-
     share: ClassVar[float] = 0.01
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, use in report.softmax.items():
             if use.over_batch == use.calls:
                 yield self.alert(
@@ -50,17 +44,14 @@ class SoftmaxDim(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DropoutInEval(Rule):
+class DropoutInEval(Rule, kind="dropout_in_eval"):
     """Dropout that drops in a module in eval mode: ``F.dropout(x, p)`` does unless it is given ``training=self.training``.
 
     So does ``scaled_dot_product_attention`` with a ``dropout_p`` above 0, in any mode of the module. In training it is as
     wrong as in validation: nobody puts a part into eval mode to have it drop.
     """
 
-    kind: ClassVar[str] = "dropout_in_eval"
-
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         for site, use in where(report.dropout, lambda use: use.in_eval_mode or use.in_validation):
             is_sdpa = "sdpa" in site.rpartition("/")[2]
             yield self.alert(
@@ -73,8 +64,7 @@ class DropoutInEval(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PrecisionNotApplied(Rule):
+class PrecisionNotApplied(Rule, kind="precision_not_applied", shares=("threshold",)):
     """Half precision was asked for, and most of the model computes in float32 all the same.
 
     Heads, routers and losses may be kept in float32 on purpose: the share is of the numbers in the layers' weights.
@@ -83,12 +73,9 @@ class PrecisionNotApplied(Rule):
         threshold: Share of the weights of linear and convolution layers whose outputs are in float32.
     """
 
-    kind: ClassVar[str] = "precision_not_applied"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
     threshold: float = 0.5
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Alerts:
         precision = report.precision
         if precision is not None and precision.full_share > self.threshold:
             layers, more = ", ".join(precision.full[:3]), ", …" * (len(precision.full) > 3)
@@ -140,5 +127,3 @@ KINDS = (
             "Call the model within training_step, or under trainer.precision_plugin.forward_context()"),
     ),
 )  # fmt: skip
-
-RULES = (SoftmaxDim(), DropoutInEval(), PrecisionNotApplied())

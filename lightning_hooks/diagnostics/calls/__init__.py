@@ -1,1 +1,0 @@
-"""Calls of softmax and dropout, and the precision of matrix products."""

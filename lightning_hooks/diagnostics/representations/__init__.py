@@ -1,1 +1,0 @@
-"""How much samples of a batch differ in the outputs of a model."""
