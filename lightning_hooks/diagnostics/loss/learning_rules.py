@@ -126,7 +126,7 @@ class ValidationShift(Rule, kind="validation_shift", judges="epoch"):
         ratio = validation / training if training > 0 and validation > 0 else 1.0
         if max(ratio, 1 / ratio) > self.factor and report.first_called:
             yield self.alert(
-                report, report.first_called, ratio, self.factor if ratio > 1 else 1 / self.factor, "warning",
+                report, report.first_called, ratio, (1 / self.factor, self.factor)[ratio > 1], "warning",
                 f"its input ({in_batch(report.input_place)}) has a root mean square of {validation:.3g} in validation and "
                 f"{training:.3g} in training (limit: a factor of {self.factor:.3g}): the two are prepared differently.",
             )  # fmt: skip

@@ -139,14 +139,13 @@ class SetOutside(Rule, kind="set_outside", shares=("restored",)):
         if found is None:
             return
         again, often = found.restored >= self.restored, found.undone_pauses >= self.pauses
-        value, limit, now, lost = found.share, 0.0, f"those of {found.source}" if found.source else "others", ""
+        value, limit, now = found.share, 0.0, f"those of {found.source}" if found.source else "others"
+        lost = f", and {percent(found.undone)} of what they had learned is gone" * (found.undone > 0)
+        lost += f" (so it is after {found.undone_pauses} of the last pauses)" * often
         if again:
-            value, limit, now = found.restored, self.restored, "what training started with again"
-        else:
-            lost = f", and {percent(found.undone)} of what they had learned is gone" * (found.undone > 0)
-        if often and not again:
+            value, limit, now, lost = found.restored, self.restored, "what training started with again", ""
+        elif often:
             value, limit = float(found.undone_pauses), float(self.pauses)
-            lost += f" (so it is after {found.undone_pauses} of the last pauses)"
         yield self.alert(
             report, around(found.parameters), value, limit, graded(again or often),
             f"something else than the optimizer set {some(found.parameters, 3)} {found.moment}, after step {found.step}: "
@@ -166,18 +165,12 @@ class SetBack(Rule, kind="set_outside"):
     def __call__(self, report: GradientFlowReport) -> Alerts:
         found, still = report.model_setup.weights_returned, report.model_setup.weights_still
         updates = [report.parameters[name] for name in still if name in report.parameters]
-        change = min(((stats.zero_fraction < HALF) * (stats.update_ratio or 0.0) for stats in updates), default=0.0)
-        if change > 0:
+        held = min(((stats.zero_fraction < HALF) * (stats.update_ratio or 0.0) for stats in updates), default=0.0) > 0
+        if held or found >= self.returns:
             yield self.alert(
-                report, THE_MODEL, change, 0.0, "warning",
-                f"its weights are to the bit the same at all sampled steps, although each update changes them by {percent(change)} "
-                "and more of their size: something sets them back.",
-            )  # fmt: skip
-        elif found >= self.returns:
-            yield self.alert(
-                report, THE_MODEL, float(found), float(self.returns), "warning",
-                f"at {found} sampled steps its weights were to the bit what they had been at an earlier one, with others in "
-                f"between (limit {self.returns}): something sets them back.",
+                report, THE_MODEL, float(max(found, held * self.returns)), float(self.returns), "warning",
+                f"at {(found, 'all')[held]} sampled steps its weights were to the bit those of an earlier one, although updates "
+                f"had changed them (limit {self.returns}): something sets them back.",
             )  # fmt: skip
 
 
@@ -217,21 +210,16 @@ class CopyFollows(Rule, kind="module_copy"):
                 message = f"it is an average of {of} that keeps {stats.decay:.5g} of itself at a step: after all {planned} planned "
                 message += f"steps only {percent(value)} of it will come from training (limit {percent(limit)})."
             elif not stats.changed and stats.distance > 0:
-                message = f"it has the weights that {of} had when training started, and {of} has changed since: nothing updates "
-                message += "the copy."
+                message = f"it has the weights that {of} had when training started, and {of} has changed since: it is not updated."
             else:
                 continue
             yield self.alert(report, copy, value, limit, graded(stats.changed or stats.shares_memory), message)
 
 
 class NotLoaded(Rule, kind="not_loaded"):
-    """A body that is frozen, or trained slowly, as it is in fine-tuning, and that is as PyTorch initialised it.
+    """A body that is frozen, or trained slowly, as it is in fine-tuning, and that is as PyTorch initialised it."""
 
-    Attributes:
-        slow: Its learning rate over the head's, above which it is an info: such rates are set in trainings from scratch too.
-    """
-
-    slow: ClassVar[float] = 0.02
+    slow: ClassVar[float] = 0.02  # its rate over the head's, above which it is an info: so it is set in trainings from scratch
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         found = report.model_setup.unloaded
@@ -315,8 +303,7 @@ KINDS = (
         "         where they were after the last pause that set them, or at the start\n\n"
         "alert if {SetOutside.restored} of the trained elements are exactly what training started with\n"
         "      or undone >= 0.5 for half of the trained elements at {SetOutside.pauses} of the last four pauses\n"
-        "      or {SetBack.returns} sampled steps found a few parameters to the bit as at an earlier one, with others in between\n"
-        "      or all found them the same, and each has updates\n"
+        "      or {SetBack.returns} sampled steps, or all, begin with the weights of an earlier one, to the bit, after updates\n"
         "not for parameters behind a pruning mask, and those of which values became 0",
         severities="warning; info where it was set once, or most of what was learned stays",
         advice=("Find what writes weights at that moment: load_state_dict, copy_, .data = in a hook or callback",
