@@ -29,8 +29,7 @@ class Rule:
     A rule is a pure function of a report: ``rule(report)`` yields alerts. The report knows those of earlier windows:
     ``report.first``, ``report.previous()`` and ``report.earlier``. The annotation of the argument decides which reports it gets;
     without one, all. A subclass is a frozen dataclass, whose thresholds are fields; its ``kind``, and what else holds for the whole
-    class, may be given with the base:
-    ``class Quiet(Rule, kind="quiet")``.
+    class, may be given with the base: ``class Quiet(Rule, kind="quiet")``.
 
     Attributes:
         sites: Glob patterns of the sites it applies to. The earlier rule of the same class applies to the others.
