@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from lightning_hooks.declare.rule import grouped
 from lightning_hooks.hooks.attributes import contents, stored, stored_count
-from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.selection import clean_name, cleaned
 from lightning_hooks.hooks.tensors import has_values, is_computed, is_distributed, stored_tensor, weights_of
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)  # a row of an embedding is looked up, not summed over: it has no gain
@@ -229,7 +229,7 @@ class NonfiniteWeight:
 
 def nonfinite_weights(model: nn.Module) -> dict[str, NonfiniteWeight]:
     """The parameters with numbers that are NaN or infinite, by name. One copy from the device where there are none."""
-    weights = {clean_name(name): p.detach() for name, p in model.named_parameters() if is_known(p) and p.is_floating_point()}
+    weights = {name: p.detach() for name, p in cleaned(model.named_parameters()) if is_known(p) and p.is_floating_point()}
     norms = _norms([*weights.values()])
     suspects = [name for name, norm in zip(weights, norms, strict=True) if not math.isfinite(norm)]
     found = {name: weights[name].isfinite().logical_not().nonzero() for name in suspects}

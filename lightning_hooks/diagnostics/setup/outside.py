@@ -15,7 +15,7 @@ from lightning_hooks.declare.collector import EPOCH_END, VALIDATION
 from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.setup.initial import is_known
 from lightning_hooks.diagnostics.setup.parameters import ModuleCopy, ParameterSetup
-from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.selection import clean_name, cleaned
 
 VALUES = 16  # values of each parameter that are compared
 FEW, MOMENTS = 4, 24  # parameters at which is looked in more batches, and the most of these in a window
@@ -113,7 +113,7 @@ class WeightsWatch:
 
     def _follow(self) -> None:
         known = [] if self._context.steps.shards is not None else self._context.host.model.named_parameters()
-        self._known = {clean_name(name): p for name, p in known if is_known(p) and p.is_floating_point() and p.numel()}
+        self._known = {name: p for name, p in cleaned(known) if is_known(p) and p.is_floating_point() and p.numel()}
         trained = [name for name, parameter in self._known.items() if parameter.requires_grad]
         self._few = {name: self._known[name] for name in trained[:: -(-len(trained) // FEW) or 1]}
         self._moments: list[Tensor] = []

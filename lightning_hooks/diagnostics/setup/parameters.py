@@ -17,7 +17,7 @@ from lightning_hooks.declare.rule import grouped
 from lightning_hooks.declare.step import EarlierOptimizers, OptimizerGroups, Step, groups_of
 from lightning_hooks.diagnostics.setup.initial import is_known, starting_at_zero
 from lightning_hooks.hooks.parameters import of_libraries, unused_parts
-from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.selection import clean_name, cleaned
 from lightning_hooks.hooks.tensors import as_number, has_values, is_computed
 
 DECOUPLED = ("AdamW", "SGD", "Lion", "Muon", "NAdamW", "LAMB")
@@ -86,7 +86,7 @@ class SetupWatch:
     def __init__(self, names: Sequence[str], model: nn.Module, optimizers: Sequence[Any], resumed: bool) -> None:
         self._names, self.setups = names, dict[str, ParameterSetup]()
         self._raw: dict[str, str] = {}  # the name in the model, where it is another
-        named = [(clean_name(name), parameter) for name, parameter in model.named_parameters()]
+        named = cleaned(model.named_parameters())
         self._at_zero: Set[str] = starting_at_zero([] if resumed else named)
         states = [getattr(optimizer, "state", ()) for optimizer in optimizers]
         self._stepped = {name for name, p in named if not p.requires_grad and any(p in state for state in states)}
@@ -293,7 +293,7 @@ def unloaded(model: nn.Module, optimizers: Iterable[Any], made: Mapping[str, boo
         for group in groups:
             rate = as_number(group.get("initial_lr", group.get("lr"))) or 0.0
             rates |= {id(parameter): (optimizer, rate) for parameter in group["params"] if parameter.requires_grad}
-    parameters = {clean_name(name): p for name, p in model.named_parameters() if is_known(p) and p.numel()}
+    parameters = {name: p for name, p in cleaned(model.named_parameters()) if is_known(p) and p.numel()}
     matrices = {name.rpartition(".")[0]: parameter for name, parameter in parameters.items() if parameter.dim() > 1}
     trained = {name.rpartition(".")[0]: rates[id(parameter)] for name, parameter in parameters.items() if id(parameter) in rates}
     highest = {of: max(rate for other, rate in rates.values() if other == of) for of, _ in rates.values()}
