@@ -16,6 +16,7 @@ import torch.distributed
 from torch import Tensor
 
 T = TypeVar("T")
+Numbers = TypeVar("Numbers", float, Tensor)
 Reduction = Literal["max", "sum"]
 
 REDUCTIONS: tuple[Reduction, ...] = ("max", "sum", "sum")
@@ -94,14 +95,14 @@ def latest(own: Tensor, among: TableIndex) -> Merging:
     return (yield from added(own if among.number == among.count - 1 else torch.zeros_like(own), among))
 
 
-def moved(count: Tensor, by: Tensor, sums: Sequence[Tensor]) -> list[Tensor]:
+def moved(count: Numbers, by: Numbers, sums: Sequence[Numbers]) -> list[Numbers]:
     """Take sums of powers of deviations from another centre.
 
     After Pébay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order statistical moments" (2008):
     ``Σ (x - c)^p = Σ_k C(p, k) (mean - c)^k Σ (x - mean)^(p - k)``.
 
     Args:
-        count: How many values each table has.
+        count: How many values each table has; numbers or tensors.
         by: How far their mean lies above the new centre.
         sums: Their sums of squared deviations from their mean; then of third powers, and so on.
 

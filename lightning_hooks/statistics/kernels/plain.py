@@ -270,7 +270,8 @@ def summarize(values: Tensor, moments: bool = False) -> Tensor:
     norm = torch.linalg.vector_norm(kept, dtype=dtype)
     row[Column.COUNT] = count
     row[Column.MEAN] = pivot.to(dtype) + shift / safe_count
-    row[Column.M2] = (spread * spread - shift * shift / safe_count).clamp(min=0)
+    by = shift / safe_count  # how far the mean is above the pivot
+    row[Column.M2] = (spread * spread - by * shift).clamp(min=0)
     row[Column.MIN] = torch.where(finite, x, math.inf).amin()
     row[Column.MAX] = torch.where(finite, x, -math.inf).amax()
     row[Column.ZEROS] = (x == 0).sum(dtype=dtype)
@@ -278,14 +279,30 @@ def summarize(values: Tensor, moments: bool = False) -> Tensor:
     row[Column.NORM] = norm
     row[Column.NORM_MAX] = norm
     if moments:
-        third, fourth = _third_and_fourth(deviation, dtype)
-        by = shift / safe_count  # how far the mean is above the pivot
         row[Column.MOMENT_COUNT] = count
         row[Column.MOMENT_MEAN] = row[Column.MEAN]
         row[Column.MOMENT_M2] = row[Column.M2]
-        row[Column.MOMENT_M3] = third - by * (3 * spread * spread - 2 * by * shift)
-        row[Column.MOMENT_M4] = (fourth - by * (4 * third - by * (6 * spread * spread - 3 * by * shift))).clamp(min=0)
+        _, third, fourth = about_the_mean(by, shift, spread * spread, *_third_and_fourth(deviation, dtype))
+        row[Column.MOMENT_M3] = third
+        row[Column.MOMENT_M4] = fourth.clamp(min=0)
     return row
+
+
+def about_the_mean(by: Any, first: Any, second: Any, third: Any, fourth: Any) -> tuple[Any, Any, Any]:
+    """Sums of squared, third and fourth powers of deviations from the mean.
+
+    Args:
+        by: How far the mean lies above a pivot.
+        first: The sum of deviations from that pivot; numbers or tensors.
+        second: The sum of their squares.
+        third: Of third powers.
+        fourth: Of fourth powers.
+    """
+    return (
+        second - by * first,
+        third - by * (3 * second - 2 * by * first),
+        fourth - by * (4 * third - by * (6 * second - 3 * by * first)),
+    )
 
 
 def _third_and_fourth(deviation: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
