@@ -76,12 +76,18 @@ class PlainReport:
         return report
 
 
+_PLAIN = (int, str, bool, type(None))
+
+
 def to_plain(value: Any) -> Any:
     """Turn dataclasses, mappings, sequences and numbers into plain JSON types."""
+    kind: Any = type(value)
+    if kind in _PLAIN:
+        return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if dataclasses.is_dataclass(value):
-        return {key_of(field.name): to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if hasattr(kind, "__dataclass_fields__"):
+        return {key: to_plain(getattr(value, name)) for name, key in _keys(kind)}
     if isinstance(value, Mapping):
         return {str(key): to_plain(inner) for key, inner in value.items()}
     if isinstance(value, (tuple, list)):
@@ -128,6 +134,12 @@ def key_of(field: str) -> str:
 def _is_count(plain: Any) -> bool:
     """Whether a value is an integer that 64 bits hold, as all are that are counted."""
     return type(plain) is int and -(1 << 63) <= plain < 1 << 63
+
+
+@cache
+def _keys(kind: Any) -> list[tuple[str, str]]:
+    """The names of a dataclass's fields, with the key of each."""
+    return [(field.name, key_of(field.name)) for field in dataclasses.fields(kind)]
 
 
 @cache

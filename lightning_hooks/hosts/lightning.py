@@ -184,7 +184,7 @@ class LightningMetrics(TrainerReference, Metrics):
     @override
     def available(self) -> Mapping[str, Any]:
         logs = [value for callback in lightning_api.callbacks_of(self.trainer) for value in vars(callback).values()]
-        own = {tag for log in (*logs, self._of_fit.epoch_log) if type(log) is lightning_api.EpochLog for tag in log._tags}
+        own = set[str]().union(*(log._tags for log in (*logs, self._of_fit.epoch_log) if type(log) is lightning_api.EpochLog))
         return {name: value for name, value in lightning_api.known_metrics(self.trainer)[0].items() if name not in own}
 
     @override

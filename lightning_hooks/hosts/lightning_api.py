@@ -263,7 +263,7 @@ class EpochLog:
     ) -> None:
         """Log numbers by tag, the same for all of ``trainer.callback_metrics`` and, if they are ``logged``, the loggers."""
         known, shown, names = known_metrics(trainer)
-        taken = ((known.keys() - self._tags) | (names - self._tags)) & scalars.keys()
+        taken = {tag for tag in scalars if tag not in self._tags and (tag in known or tag in names)}
         if taken:
             named = ", ".join(map(repr, sorted(taken)[:3])) + " and others" * (len(taken) > 3)
             self._warn_once(
@@ -279,7 +279,7 @@ class EpochLog:
             tensors[tag] = tensors[tag].clone()  # it may be saved in a checkpoint, without all the others
         self._tags.update(tensors)
         known.update(tensors)
-        logged = {tag: value for tag, value in logged.items() if tag in tensors}
+        logged = {tag: value for tag, value in logged.items() if tag in tensors} if taken else logged
         shown.update({tag: tensors[tag] for tag in logged})
         trackers.scalars(logged, log_step(trainer))
         trackers.save()

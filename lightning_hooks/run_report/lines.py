@@ -177,7 +177,7 @@ def _column(values: list[Any], field: str) -> str:
 
 def _all_equal(values: Sequence[Any]) -> bool:
     first = values[0]
-    return all(value == first for value in values) or all(value != value for value in values)
+    return all(value == first for value in values) or (first != first and all(value != value for value in values))
 
 
 _SINGLE = {float, int, bool, str, type(None)}
