@@ -20,8 +20,8 @@ from lightning_hooks.hooks.tensors import all_values, as_real, is_distributed, i
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.kernels import kernels_for
 
+# Up to so many elements of a parameter are all compared for its update ratio; of a larger one a quarter as many.
 UPDATE_SAMPLE = 1 << 14
-"""Up to so many elements of a parameter are all compared for its update ratio; of a larger one a quarter as many."""
 
 
 class WeightSample:
@@ -116,11 +116,9 @@ def spacing(numel: int, columns: int, sample: int = UPDATE_SAMPLE) -> tuple[int,
     return -(-numel // stride), stride
 
 
-SPREAD = 1 << 20
-"""Up to so many elements of a table with a dense gradient are all compared; of a larger one a quarter as many."""
+SPREAD = 1 << 20  # up to so many elements of a table with a dense gradient are all compared; of a larger one a quarter as many
 
-ROWS = 1 << 16
-"""Elements of the rows with the largest gradients that are compared besides."""
+ROWS = 1 << 16  # elements of the rows with the largest gradients that are compared besides
 
 
 class RowSample:

@@ -82,7 +82,8 @@ class OptimizerWatch:
             return []
         groups = [group for group in optimizer.param_groups if as_number(group.get("lr")) == 0.0]
         still = {id(parameter) for group in groups for parameter in group["params"]}
-        return [place for place in places if id(parameters[place]) not in still and _is_dense(parameters[place].grad)]
+        dense = [place for place in places if getattr(parameters[place].grad, "layout", None) == torch.strided]
+        return [place for place in dense if id(parameters[place]) not in still]
 
     def follow(self, kept: EarlierOptimizers) -> None:
         """There are other optimizers than before."""
@@ -160,7 +161,3 @@ def schedules_of(scheduled: Scheduled) -> list[ScheduleStats]:
         taken = taken if isinstance(taken, int) and scheduled.every == 1 else 0
         found.append(ScheduleStats(type(scheduler).__name__, argument, length, argument == "T_max", taken, scheduled.by_epoch))
     return found
-
-
-def _is_dense(gradient: Tensor | None) -> bool:
-    return gradient is not None and gradient.layout == torch.strided
