@@ -22,7 +22,7 @@ from lightning_hooks.hooks.attributes import exchange
 _NO_MODES = nullcontext()
 _push: Callable[[TorchFunctionMode], None] = torch.overrides._push_mode  # a mode that leaves before later ones has no public name
 _pop: Callable[[], TorchFunctionMode] = torch.overrides._pop_mode
-# Return how many modes of each kind are in force in this thread.
+# They return how many modes of each kind are in force in this thread.
 function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 
 

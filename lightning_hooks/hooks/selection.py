@@ -166,9 +166,8 @@ def named_sites(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     Wrappers are left out, and so are ``torch.jit`` modules, which take no hooks.
     """
     for name, module in root.named_modules():
-        jitted = bool(name) and isinstance(module, torch.jit.ScriptModule)
         # Of a wrapper the wrapped module itself comes next, under the same clean name.
-        if not jitted and module._modules.keys().isdisjoint(_WRAPPER_PREFIXES):
+        if not (name and isinstance(module, torch.jit.ScriptModule)) and module._modules.keys().isdisjoint(_WRAPPER_PREFIXES):
             yield clean_name(name), module
 
 

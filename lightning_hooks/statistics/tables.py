@@ -91,7 +91,8 @@ class Tables:
     """
 
     def __init__(self, device: torch.device | str, **named: PackedTable) -> None:
-        self._device, self._dtype, self.named = device, row_dtype(torch.device(device)), named
+        self._device, self._dtype = device, row_dtype(torch.device(device))
+        self.named = named
 
     @property
     def spans(self) -> Spans:
@@ -246,11 +247,8 @@ def positions(called: Iterable[int], n_sites: int) -> list[float]:
     Returns:
         For each site its position from 0, or ``NEVER``.
     """
-    found = [NEVER] * n_sites
-    for position, site in enumerate(called):
-        if site < n_sites:
-            found[site] = position
-    return found
+    places = {site: position for position, site in enumerate(called)}
+    return [places.get(site, NEVER) for site in range(n_sites)]
 
 
 def sites_in_order(numbers: Iterable[float], backward: bool = False) -> list[int]:

@@ -278,19 +278,16 @@ class FeatureTable:
         units = packed[split:].view(torch.uint8).view(len(self.rectifiers), -1).numpy() if self.rectifiers else None
         lines = {index: line for line, index in enumerate(self.rectifiers)}
         sites: dict[str, FeatureStats] = {}
-        silent: list[str] = []
-        for index, name in self.named.items():
+        called = {index: name for index, name in self.named.items() if rows[index][Column.CALLS]}
+        for index, name in called.items():
             row = rows[index]
-            if not row[Column.CALLS]:
-                silent += [name] if index < self.n_modules else []
-                continue
             dead = None
             n_units = int(row[Column.UNITS])
             if units is not None and 0 < n_units <= units.shape[1]:
                 dead = 1.0 - int(units[lines[index], :n_units].sum()) / n_units
             spec = self.saturation.get(index)
             sites[name] = feature_stats(row, dead, bounded=spec is not None, masks=spec is not None and spec.masks)
-        return sites, tuple(silent)
+        return sites, tuple(name for index, name in self.named.items() if index < self.n_modules and index not in called)
 
     def reset(self) -> None:
         """Start a new epoch."""

@@ -46,7 +46,8 @@ class GradientCollector(GradientSites):
         super().__init__(context, state)
         host, steps = context.host, context.steps
         model, device, loss_scaled = host.model, host.setup.device, host.loss_scaling.scaler is not None
-        self._steps, self._sites, self._known = steps, context.select(), {}
+        self._steps, self._sites = steps, context.select()
+        self._known = {}
         self.modules = GradientTable([name for name, _ in self._sites], device, loss_scaled)
         self._loss, self._sampled = LossWatch(context), SampledSteps(context)
         self.parameters = self._sampled.parameters

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.host import Scheduled
+from lightning_hooks.declare.rule import grouped
 from lightning_hooks.declare.step import EarlierOptimizers, OptimizerGroups, Step, groups_of
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, OptimizerTable, ScheduleStats, second_moments
 from lightning_hooks.hooks.attributes import stored
@@ -106,11 +107,12 @@ class OptimizerWatch:
                 groups.setdefault(place, []).append(dataclasses.replace(settings, lr_peak=rate.peak, low_steps=low))
         self._settings = [tuple(groups.get(place, ())) for place in range(len(self._names))]
         places = {id(optimizer): place for place, optimizer in enumerate(self._host.optimizers)}
-        self._schedules = {}
-        for scheduled in self._host.schedulers:
-            place = places.get(id(stored(scheduled.scheduler, "optimizer")), -1)
-            found = schedules_of(scheduled) if scheduled.every == 1 else []
-            self._schedules.setdefault(place, []).extend(each for each in found if each.length)
+        self._schedules = grouped(
+            (places.get(id(stored(one.scheduler, "optimizer")), -1), stats)
+            for one in self._host.schedulers
+            for stats in schedules_of(one)
+            if one.every == 1 and stats.length
+        )
 
     def read(self, packed: Tensor) -> dict[str, OptimizerStats]:
         """Name the numbers of a packed table, next to the settings at the window's end."""

@@ -203,7 +203,7 @@ def blocks_around(model: nn.Module, sites: Sequence[tuple[str, nn.Module]]) -> l
 
 
 class BlockRecorder(OutputTo):
-    """Gives the inputs and outputs of a block to a function of its number, these and those."""
+    """Forward hook of one block: gives what it was called with and what it put out to a function, behind its number."""
 
     reads_input = True
 
