@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -86,7 +87,7 @@ class CheckedCalls(CallTable):
         self._samples: int | None = None
         context.on_call(("softmax", "log_softmax"), self._softmax, layers=True)
         context.on_call(("dropout", "sdpa"), self._dropout, layers=True)
-        context.on_call(("dropout", "sdpa"), self._in_validation, in_validation=True)
+        context.on_call(("dropout", "sdpa"), partial(self._dropout, in_validation=True), in_validation=True)
 
     def batch_start(self, batch: BatchTensors, size: int | None) -> None:
         """A sampled batch starts, of so many samples."""
@@ -114,14 +115,10 @@ class CheckedCalls(CallTable):
         if values.dim() > 1 and along != values.dim() - 1 and values.numel():
             self.rows[index, CallColumn.AGAINST_MASK] += is_against_mask(values, along)
 
-    def _dropout(self, call: FunctionalCall) -> None:
-        if (index := self.index_of(call)) is not None:
-            self.dropout(index, dropped(call.function, call.arguments), in_training_mode(call.module))
-
-    def _in_validation(self, call: FunctionalCall) -> None:
-        p, index = dropped(call.function, call.arguments), self.index_of(call)
-        if p and index is not None and not in_training_mode(call.module):
-            self.dropout(index, p, training=False, in_validation=True)
+    def _dropout(self, call: FunctionalCall, in_validation: bool = False) -> None:
+        p, training, index = dropped(call.function, call.arguments), in_training_mode(call.module), self.index_of(call)
+        if index is not None and not (in_validation and (training or not p)):
+            self.dropout(index, p, training, in_validation)
 
     def dropout(self, index: int, p: float, training: bool, in_validation: bool = False) -> None:
         """Record a call that drops a share, by a module in training mode or not.

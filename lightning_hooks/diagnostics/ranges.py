@@ -20,7 +20,6 @@ from lightning_hooks.statistics.tables import Tables
 from lightning_hooks.trackers.console import Table, listed
 
 LOGGED = ("min", "max", "scale", "zero_point")
-NewTable = Callable[[Sequence[str], torch.device], RangeTable]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -58,7 +57,7 @@ class RangeCollector(Collector[RangeReport]):
         context: Context,
         state: Mapping[str, Any],
         *,
-        new_table: NewTable,
+        new_table: Callable[[Sequence[str], torch.device], RangeTable],
         levels: tuple[str, str],
         method: str,
     ) -> None:

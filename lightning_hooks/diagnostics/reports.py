@@ -210,11 +210,6 @@ def is_scale_free(optimizer: str) -> bool:
     return _SCALE_FREE.search(optimizer) is not None
 
 
-def takes_many_steps(optimizer: str) -> bool:
-    """Whether one step of an optimizer is a search of many, as LBFGS's of up to 20 is by default: by its name."""
-    return "lbfgs" in optimizer.lower()
-
-
 def is_free_of_scale(report: GradientFlowReport) -> bool:
     """Whether the size of the gradient does no harm: it cancels in the steps of all optimizers, and the loss falls."""
     names = {name for setup in report.setups.values() for name in setup.optimizers}

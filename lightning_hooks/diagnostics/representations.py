@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -112,13 +113,8 @@ class RepresentationTable(RowTable):
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
         named = zip(self._names, self.lines(packed), strict=True)
-        return {"representations": {name: representation_stats(row) for name, row in named if row[0]}}
-
-
-def representation_stats(row: list[float]) -> RepresentationStats:
-    """Name the numbers of a row whose CALLS are not 0."""
-    calls, between, within, most = row
-    return RepresentationStats(int(calls), between / within, most)
+        stats = {name: RepresentationStats(int(n), over / within, most) for name, (n, over, within, most) in named if n}
+        return {"representations": stats}
 
 
 @functools.lru_cache(maxsize=256)
@@ -143,10 +139,5 @@ def sample_grid(shape: tuple[int, ...], batch_size: int) -> tuple[slice, ...] | 
 
 def batch_size_of(batch: BatchTensors) -> int | None:
     """The number of samples in a batch: the size of the first dimension of all its tensors; None where they differ, or are 0."""
-    size = None
-    for _, tensor in batch:
-        if tensor.dim():
-            if size is not None and tensor.shape[0] != size:
-                return None
-            size = tensor.shape[0]
-    return size or None
+    sizes = {*map(len, filter(Tensor.dim, map(itemgetter(1), batch)))}
+    return sizes.pop() or None if len(sizes) == 1 else None

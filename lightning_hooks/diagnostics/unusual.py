@@ -19,8 +19,8 @@ MOST = 5  # how many batches are kept
 MOST_SAMPLES = 64  # how many samples of a batch are named
 
 Found = tuple[float, int, int]  # the value of a batch, its index in the epoch, and the global step before it
+# Returns the samples of a batch, by its epoch and its index; empty where they are not known.
 SamplesOf = Callable[[int, int], Sequence[int | str]]
-"""Returns the samples of a batch, by its epoch and its index; empty where they are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,10 @@ class LargestBatches:
             if math.isfinite(value):
                 batches.setdefault((epoch, batch), UnusualBatch(value, epoch, batch, step))
         largest = sorted(batches.values(), key=lambda one: (-one.value, one.epoch, one.batch))[:MOST]
-        self._latest = tuple(one if one in self._known else _with_samples(one, samples_of) for one in largest)
+        self._latest = tuple(
+            one if one in self._known else dataclasses.replace(one, samples=tuple(samples_of(one.epoch, one.batch)[:MOST_SAMPLES]))
+            for one in largest
+        )
         return self._latest
 
     def reset(self) -> None:
@@ -71,10 +74,6 @@ class LargestBatches:
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the :meth:`state` of an earlier run."""
         self._known = self._latest = tuple(from_plain(UnusualBatch, one) for one in state.get("batches", ()))
-
-
-def _with_samples(one: UnusualBatch, samples_of: SamplesOf) -> UnusualBatch:
-    return dataclasses.replace(one, samples=tuple(samples_of(one.epoch, one.batch)[:MOST_SAMPLES]))
 
 
 SLOTS = 4096  # batches whose step is remembered, the last ones, as many as those whose loss a window holds one by one

@@ -27,12 +27,12 @@ from lightning_hooks.hooks.listener import Listener
 from lightning_hooks.hooks.modes import Exchange, Show, insert_mode, lowest_place, remove_mode
 from lightning_hooks.hooks.selection import named_sites
 
+# Calls of one function in one module's forward that are distinguished; those of a longer loop count for the last of them.
 MOST_CALLS = 8
-"""Calls of one function in one module's forward that are distinguished; those of a longer loop count for the last of them."""
 
 
+# What multi_head_attention_forward calls outside of the mode that sees its own call.
 _INSIDE = Exchange({"scaled_dot_product_attention": F.scaled_dot_product_attention, "softmax": F.softmax})
-"""What ``multi_head_attention_forward`` calls outside of the mode that sees its own call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +119,7 @@ class CallObserver:
         left: The forward hook by which each of them says that it is over.
     """
 
-    def __init__(
-        self,
-        root: nn.Module,
-        record: Callable[[FunctionCall], None],
-        wanted: Callable[[str], bool],
-    ) -> None:
+    def __init__(self, root: nn.Module, record: Callable[[FunctionCall], None], wanted: Callable[[str], bool]) -> None:
         self._root, self._record, self._wanted = root, record, wanted
         self._mode = _Mode(self._shown)
         self.left = _Leave(self)
@@ -270,8 +265,6 @@ class CallObserver:
 class _Leave(Listener):
     """Forward hook of a module that may call functions, which is called also when the forward raises."""
 
-    __slots__ = ("calls",)
-
     def __init__(self, calls: CallObserver) -> None:
         self.calls = calls
 
@@ -291,8 +284,6 @@ class _ForwardHooks(Listener):
         name: Its name.
         sees: Whether its calls are seen.
     """
-
-    __slots__ = ("_calls", "_handles", "_module", "_name", "_sees")
 
     def __init__(self, calls: CallObserver, module: nn.Module, name: str, sees: bool) -> None:
         self._calls, self._module, self._name, self._sees = calls, module, name, sees

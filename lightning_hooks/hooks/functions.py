@@ -55,22 +55,18 @@ for _name in ("relu", "sigmoid", "tanh"):
         KNOWN[getattr(_owner, _name)] = (_name, ("input",))
         KNOWN[getattr(_owner, f"{_name}_")] = (_name, ("input", "inplace"))
 
-FUNCTIONS = tuple(dict.fromkeys(name for name, _ in KNOWN.values()))
-"""The names of the functions whose calls are seen."""
+FUNCTIONS = tuple(dict.fromkeys(name for name, _ in KNOWN.values()))  # the names of the functions whose calls are seen
 
+# Those of them that compare probabilities, or their logits, with targets from 0 to 1.
 BINARY = ("binary_cross_entropy", "bce_with_logits")
-"""Those of them that compare probabilities, or their logits, with targets from 0 to 1."""
-REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
-"""Those of them that are losses between numbers."""
-DIVERGENCE = "kl_div"
-"""That of them that compares logarithms of probabilities with probabilities."""
-ALIGNED = "ctc_loss"
-"""That of them that sums over alignments of labels with outputs."""
+REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")  # those of them that are losses between numbers
+DIVERGENCE = "kl_div"  # that of them that compares logarithms of probabilities with probabilities
+ALIGNED = "ctc_loss"  # that of them that sums over alignments of labels with outputs
+# Those of them whose targets are -1 and 1.
 SIGNED = ("cosine_embedding_loss", "margin_ranking_loss", "hinge_embedding_loss", "soft_margin_loss")
-"""Those of them whose targets are -1 and 1."""
+# Those of them whose outputs have no statistics: dropout returns what it was given, but for what it leaves out, and what a loss
+# is given is another site's output.
 UNMEASURED = ("dropout", "log_softmax", "cross_entropy", "nll_loss", ALIGNED, DIVERGENCE, *BINARY, *REGRESSION, *SIGNED)
-"""Those of them whose outputs have no statistics: dropout returns what it was given, but for what it leaves out, and what a loss is
-given is another site's output."""
 
 _LOSSES = (
     *(nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss, nn.CTCLoss),
@@ -120,10 +116,8 @@ def dropped(function: str, arguments: Mapping[str, Any]) -> float:
 
 
 _STEPS = ("forward", "training_step", "validation_step")
-_DEEPEST = 3
-"""Calls from function to function that are followed."""
-_LIBRARIES = ("torch", "lightning", "pytorch_lightning")
-"""Packages whose functions are not searched."""
+_DEEPEST = 3  # calls from function to function that are followed
+_LIBRARIES = ("torch", "lightning", "pytorch_lightning")  # packages whose functions are not searched
 
 
 def modules_with_compiled_calls(modules: Mapping[str, nn.Module]) -> list[str]:

@@ -31,8 +31,7 @@ class Generators:
     python: Any = None
 
 
-_Twister = ctypes.c_char * 2500
-"""The memory of a Mersenne twister: its 624 numbers, and its place among them."""
+_Twister = ctypes.c_char * 2500  # the memory of a Mersenne twister: its 624 numbers, and its place among them
 
 
 class GeneratorWatch:

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 
 T = TypeVar("T")
 
-NEAR = 64
-"""How many operations of a graph are inspected, nearest to the loss first."""
-MOST = 20_000
-"""How many are where its parameters are looked for."""
+NEAR = 64  # how many operations of a graph are inspected, nearest to the loss first
+MOST = 20_000  # how many are where its parameters are looked for
 
 _DIGITS = "0123456789"  # after the operation and "Backward" in the name of a node
 

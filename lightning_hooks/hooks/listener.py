@@ -73,8 +73,7 @@ class Gate:
         _UNDER_WAY.pop(id(self), None)
 
 
-_UNDER_WAY: dict[int, Gate] = {}
-"""The gates of the batches under way."""
+_UNDER_WAY: dict[int, Gate] = {}  # the gates of the batches under way
 
 
 @contextmanager
@@ -98,8 +97,6 @@ class Listener:
     and pickled as a function of the standard library that takes any arguments and returns None: a saved model loads where this
     package is not installed.
     """
-
-    __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return no_hook()
@@ -163,8 +160,6 @@ _hooks: WeakValueDictionary[int, Callable[..., Any]] = WeakValueDictionary()
 class Recorder(Listener, ABC):
     """A hook that only records, inside a compiled graph too."""
 
-    __slots__ = ()
-
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Record: what PyTorch calls, and a compiled graph when it runs."""
@@ -192,8 +187,6 @@ class OutputRecorder(Recorder):
         reads_input: Whether it reads the first floating-point tensor of the input.
     """
 
-    __slots__ = ()
-
     reads_input: bool = False
 
     def trace(self, number: Tensor, *args: Any) -> None:  # noqa: D102
@@ -210,7 +203,7 @@ class OutputTo(OutputRecorder):
         index: The module's number.
     """
 
-    def __init__(self, record: Callable[[int, Any], None], index: int) -> None:
+    def __init__(self, record: Callable[..., None], index: int) -> None:
         self.record, self.index = record, index
 
     def __call__(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
@@ -220,8 +213,6 @@ class OutputTo(OutputRecorder):
 
 class GradientRecorder(Recorder):
     """A tensor hook that records a gradient."""
-
-    __slots__ = ()
 
     def trace(self, number: Tensor, *args: Any) -> None:  # noqa: D102
         torch.ops.lightning_hooks.record_gradient(number, args[0].detach())
@@ -267,8 +258,7 @@ def _registered() -> torch.library.Library | None:
 
 
 _library = _registered()  # the operators live as long as this does
-IN_GRAPHS = _library is not None
-"""Whether a compiled graph can record through an operator."""
+IN_GRAPHS = _library is not None  # whether a compiled graph can record through an operator
 
 
 class TraceHook(Listener):
@@ -320,5 +310,4 @@ class CallStack(list[tuple[Any, C]]):
 
 def in_backward() -> bool:
     """Whether a backward pass runs in this thread, by the private function that activation checkpointing uses."""
-    current = getattr(torch._C, "_current_graph_task_id", None)
-    return current is not None and current() != -1
+    return torch._C._current_graph_task_id() != -1

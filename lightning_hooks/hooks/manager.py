@@ -6,7 +6,6 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import wraps
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -137,9 +136,6 @@ class HookManager:
     def __reduce__(self) -> tuple[type[HookManager], tuple[()]]:
         return (type(self), ())
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} hooks in place)"
-
 
 def remove_hooks(model: nn.Module, ours: Callable[[Any], bool]) -> None:
     """Remove every forward and forward pre-hook of a model for which ``ours`` is true, by whomever it was registered."""
@@ -157,10 +153,7 @@ def _in_place(handle: RemovableHandle) -> bool:
 
 
 def with_hooks(
-    target: nn.Module | Callable[..., nn.Module],
-    hook: Callable[..., Any],
-    kind: str = "forward",
-    **options: bool,
+    target: nn.Module | Callable[..., nn.Module], hook: Callable[..., Any], kind: str = "forward", **options: bool
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function or method so that a hook is registered exactly while it runs.
 
@@ -211,29 +204,6 @@ def with_hooks(
     return decorate
 
 
-@dataclass(frozen=True, slots=True)
-class _Suspended:
-    """A removed hook.
-
-    Attributes:
-        handle: Its handle.
-        hook: The hook.
-        flags: PyTorch's dictionaries of options (``with_kwargs``, ``always_call``) that contain it.
-        ahead: The hooks before it.
-        behind: The hooks after it.
-    """
-
-    handle: RemovableHandle
-    hook: Any
-    flags: Sequence[Any]
-    ahead: Sequence[int]
-    behind: Sequence[int]
-
-    def comes_after(self, other: int) -> bool:
-        """Whether it belongs after another hook, given by its number. Hooks registered since come after it."""
-        return other in self.ahead or (other < self.handle.id and other not in self.behind)
-
-
 class Suspension:
     """Removes hooks from their modules, and registers them again.
 
@@ -251,7 +221,9 @@ class Suspension:
         self._resting = self._compiles = False
         self._handler: Any = None  # of torch.compile's callbacks, once it is asked for them
         self._hooks: list[RemovableHandle] = []
-        self._out: list[_Suspended] = []
+        # Of each removed hook: its handle, itself, PyTorch's dictionaries of options that contained it, the numbers of the hooks
+        # before it, and those after it.
+        self._out: list[tuple[RemovableHandle, Any, Sequence[Any], Collection[int], Collection[int]]] = []
         self._compiled: Collection[int] = ()
 
     def add(self, handle: RemovableHandle) -> None:
@@ -281,7 +253,7 @@ class Suspension:
                     flags.append(options)
             order = [*hooks]
             place = order.index(handle.id)
-            self._out.append(_Suspended(handle, hooks.pop(handle.id), flags, order[:place], order[place + 1 :]))
+            self._out.append((handle, hooks.pop(handle.id), flags, order[:place], order[place + 1 :]))
 
     def rest(self) -> None:
         """Remove the hooks in a batch in which none records, as long as nothing is compiled: what is has to find them in place."""
@@ -304,18 +276,18 @@ class Suspension:
         """Register the hooks again. Idempotent."""
         self._resting = False
         out, self._out, self.suspended = self._out, [], False
-        for suspended in out:
-            handle = suspended.handle
+        for handle, hook, options, ahead, behind in out:
             hooks = handle.hooks_dict_ref()
             if hooks is None:
                 continue
             later: list[int] = []
-            for other in hooks:
-                later = [] if suspended.comes_after(other) else [*later, other]
-            hooks[handle.id] = suspended.hook
+            for other in hooks:  # those registered since come after it
+                comes_before = other in ahead or (other < handle.id and other not in behind)
+                later = [] if comes_before else [*later, other]
+            hooks[handle.id] = hook
             for other in later:
                 hooks.move_to_end(other)
-            for flags in suspended.flags:
+            for flags in options:
                 flags[handle.id] = True
 
     def forget(self) -> None:

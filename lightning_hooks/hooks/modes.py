@@ -17,11 +17,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes  # has no public name
 
+from lightning_hooks.hooks.attributes import exchange
+
 _NO_MODES = nullcontext()
 _push: Callable[[TorchFunctionMode], None] = torch.overrides._push_mode  # a mode that leaves before later ones has no public name
 _pop: Callable[[], TorchFunctionMode] = torch.overrides._pop_mode
+# They return how many modes of each kind are in force in this thread.
 function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-"""Return how many modes of each kind are in force in this thread."""
 
 
 def outside_modes() -> AbstractContextManager[None]:
@@ -68,8 +70,8 @@ def insert_mode(mode: TorchFunctionMode, below: int) -> None:
         _push(other)
 
 
+# Called with a function, its arguments and what it returned.
 Show = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], None]
-"""Called with a function, its arguments and what it returned."""
 
 
 class Exchange:
@@ -86,7 +88,7 @@ class Exchange:
         self._functions = functions
         self._lock = threading.Lock()
         self._local = threading.local()
-        self._exchanged: dict[str, tuple[Any, Any]] = {}  # name -> what was there, what is there instead
+        self._put_back: Callable[[], None]
         self._users = 0
 
     @contextmanager
@@ -95,20 +97,16 @@ class Exchange:
         outer, self._local.show = getattr(self._local, "show", None), show
         with self._lock:
             self._users += 1
-            for name in self._functions if self._users == 1 else ():
-                own = getattr(F, name)
-                self._exchanged[name] = own, self._showing(name, own)
-                setattr(F, name, self._exchanged[name][1])
+            if self._users == 1:
+                self._put_back = exchange(F, **{name: self._showing(name, getattr(F, name)) for name in self._functions})
         try:
             yield
         finally:
             self._local.show = outer
             with self._lock:
                 self._users -= 1
-                for name in () if self._users else self._functions:
-                    own, ours = self._exchanged.pop(name)
-                    if getattr(F, name) is ours:  # else somebody has exchanged it since
-                        setattr(F, name, own)
+                if not self._users:
+                    self._put_back()
 
     def _showing(self, name: str, own: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

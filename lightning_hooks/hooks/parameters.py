@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks.attributes import contents, entries_of, stored
 from lightning_hooks.hooks.graph import parameters_behind
-from lightning_hooks.hooks.selection import clean_name, cleaned, closest_names, fits, outwards
+from lightning_hooks.hooks.selection import check_entries, clean_name, cleaned, closest_names, fits, outwards
 from lightning_hooks.hooks.tensors import has_values, is_computed
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
@@ -31,16 +31,8 @@ def check_parameter_selector(parameters: object) -> None:
         ValueError: If it is empty.
     """
     expected = "parameters must be a glob pattern on parameter names (str), several of these, or a predicate of (name, parameter)"
-    if callable(parameters) and not isinstance(parameters, type):
-        return
-    if not isinstance(parameters, Sequence):
-        raise TypeError(f"{expected}; got {parameters!r}.")
-    entries: list[Any] = [parameters] if isinstance(parameters, str) else list(parameters)
-    wrong = [entry for entry in entries if not isinstance(entry, str)]
-    if wrong:
-        raise TypeError(f"{expected}; got {wrong[0]!r} in {parameters!r}.")
-    if not entries or "" in entries:
-        raise ValueError(f"{expected}; got {parameters!r}, which names nothing.")
+    if isinstance(parameters, type) or not callable(parameters):
+        check_entries(parameters, expected, lambda entry: isinstance(entry, str))
 
 
 def select_parameters(root: nn.Module, parameters: ParameterSelector) -> list[tuple[str, nn.Parameter]]:
@@ -83,8 +75,7 @@ def select_parameters(root: nn.Module, parameters: ParameterSelector) -> list[tu
     return [(name, parameter) for name, parameter in named if any(fits(name, pattern) for pattern in patterns)]
 
 
-MOST = 256
-"""Entries of a container that are inspected."""
+MOST = 256  # entries of a container that are inspected
 
 _OF_TORCH = frozenset(vars(nn.Module()))
 
@@ -162,10 +153,8 @@ def _held_in(container: Any, depth: int = 2) -> Iterator[nn.Module | Tensor]:
             yield from _held_in(value, depth - 1)
 
 
-BODY_SHARE = 0.5
-"""Of the numbers of a model that require a gradient, the share of a body that is cut off, at least."""
-SMALL = 0.01
-"""Share of what trains up to which a part that nothing calls is small."""
+BODY_SHARE = 0.5  # of the numbers of a model that require a gradient, the share of a body that is cut off, at least
+SMALL = 0.01  # share of what trains up to which a part that nothing calls is small
 
 
 def unused_parts(
@@ -197,18 +186,14 @@ def unused_parts(
     sizes = {name: p.numel() for name, p in root.named_parameters() if p.requires_grad and has_values(p)}
     training = {around for name in trained for around in outwards(name)[1:]}
     body = _body(root, training, called, recording)
-    found: dict[str, str] = {}
+    parts = {parameter: _largest(parameter, training) for parameter in without}
     reasons: dict[str, str] = {}
-    for parameter in without:
-        part = _largest(parameter, training)
-        if part not in reasons:
-            runs = _runs_blocks(part, modules, [site for site in called if site in recording])
-            runs = runs or any(f"{site}.".startswith(f"{clean_name(part)}.") for site in body)
-            unused = "" if runs else _by_library(part, modules)
-            reasons[part] = unused or _copy_of(part, modules, training) or _small_part(part, sizes, called)
-        if reasons[part]:
-            found[parameter] = reasons[part]
-    return found
+    for part in set(parts.values()):
+        runs = _runs_blocks(part, modules, [site for site in called if site in recording])
+        runs = runs or any(f"{site}.".startswith(f"{clean_name(part)}.") for site in body)
+        unused = "" if runs else _by_library(part, modules)
+        reasons[part] = unused or _copy_of(part, modules, training) or _small_part(part, sizes, called)
+    return {parameter: reasons[part] for parameter, part in parts.items() if reasons[part]}
 
 
 def _small_part(part: str, sizes: Mapping[str, int], called: Sequence[str]) -> str:

@@ -48,16 +48,25 @@ def check_selector(modules: object) -> None:
     )
     if isinstance(modules, nn.Module):
         raise TypeError(f"{expected}; got the module {type(modules).__name__} itself: give its name.")
-    if modules is None or callable(modules):
-        return
-    if not isinstance(modules, Sequence):
-        raise TypeError(f"{expected}; got {modules!r}.")
-    entries = [modules] if isinstance(modules, str) else list(modules)
-    if not entries or any(entry == "" for entry in entries):
-        raise ValueError(f"{expected}; got {modules!r}, which names nothing.")
-    wrong = [entry for entry in entries if not isinstance(entry, str) and not _is_module_type(entry)]
+    if modules is not None and not callable(modules):
+        check_entries(modules, expected, lambda entry: isinstance(entry, str) or _is_module_type(entry))
+
+
+def check_entries(selector: object, expected: str, is_entry: Callable[[object], bool]) -> None:
+    """Raise if ``selector`` is neither an entry, such as a pattern, nor a sequence of these; ``expected`` says what it is to be.
+
+    Raises:
+        TypeError: If it is something else.
+        ValueError: If it is an empty sequence or pattern.
+    """
+    if not isinstance(selector, Sequence):
+        raise TypeError(f"{expected}; got {selector!r}.")
+    entries = [selector] if isinstance(selector, str) else list(selector)
+    if not entries or "" in entries:
+        raise ValueError(f"{expected}; got {selector!r}, which names nothing.")
+    wrong = [entry for entry in entries if not is_entry(entry)]
     if wrong:
-        raise TypeError(f"{expected}; got {wrong[0]!r} in {modules!r}.")
+        raise TypeError(f"{expected}; got {wrong[0]!r} in {selector!r}.")
 
 
 def describe_selector(modules: ModuleSelector | None) -> str:
@@ -157,9 +166,8 @@ def named_sites(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     Wrappers are left out, and so are ``torch.jit`` modules, which take no hooks.
     """
     for name, module in root.named_modules():
-        jitted = bool(name) and isinstance(module, torch.jit.ScriptModule)
         # Of a wrapper the wrapped module itself comes next, under the same clean name.
-        if not jitted and module._modules.keys().isdisjoint(_WRAPPER_PREFIXES):
+        if not (name and isinstance(module, torch.jit.ScriptModule)) and module._modules.keys().isdisjoint(_WRAPPER_PREFIXES):
             yield clean_name(name), module
 
 

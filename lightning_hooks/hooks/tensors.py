@@ -17,17 +17,16 @@ from lightning_hooks.hooks.attributes import entries_of, stored
 
 _PLAIN = (Tensor, Parameter)
 _FUNCTIONS = (Tensor.__torch_function__.__func__, Parameter.__torch_function__)  # type: ignore[attr-defined]  # of no class of others
+# Not floats and integers of 8 bits and less that are only stored, complex halves, bits and quantised numbers.
 _COMPUTED = frozenset(
     {
         *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
     }
 )
-"""Not floats and integers of 8 bits and less that are only stored, complex halves, bits and quantised numbers."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-MAX_DEPTH = 8
-"""Containers nested deeper than this are not searched; this also ends the search of a container that contains itself."""
+MAX_DEPTH = 8  # containers nested deeper than this are not searched; this also ends the search of a container that contains itself
 
 
 def tensors_in(output: Any, depth: int = 0) -> Iterator[Tensor]:

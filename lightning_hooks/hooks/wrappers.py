@@ -35,8 +35,6 @@ def _callable(hook: Hook) -> Hook:
 class Meter:
     """Adds up what hooks take: ``seconds`` of host time."""
 
-    __slots__ = ("seconds",)
-
     def __init__(self) -> None:
         self.seconds = 0.0
 
@@ -53,8 +51,6 @@ class sampled:  # noqa: N801  used as a function, like functools.partial
         TypeError: If ``hook`` is not callable.
     """
 
-    __slots__ = ("calls", "every", "hook")
-
     def __init__(self, hook: Hook, every: int = 1) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be an integer of at least 1; got {every!r}.")
@@ -70,8 +66,6 @@ class sampled:  # noqa: N801  used as a function, like functools.partial
 class counted:  # noqa: N801
     """Count how often a hook is called, in ``calls``."""
 
-    __slots__ = ("calls", "hook")
-
     def __init__(self, hook: Hook) -> None:
         self.hook, self.calls = _callable(hook), 0
 
@@ -83,8 +77,6 @@ class counted:  # noqa: N801
 
 class timed:  # noqa: N801
     """Measure what a hook itself costs: ``calls``, total ``seconds`` and ``mean_seconds`` of host time."""
-
-    __slots__ = ("calls", "hook", "seconds")
 
     def __init__(self, hook: Hook) -> None:
         self.hook, self.calls, self.seconds = _callable(hook), 0, 0.0
@@ -106,8 +98,6 @@ class timed:  # noqa: N801
 
 class synchronized:  # noqa: N801
     """Let one thread at a time into a hook, for models that run in several threads (``nn.DataParallel``, servers)."""
-
-    __slots__ = ("hook", "lock")
 
     def __init__(self, hook: Hook) -> None:
         self.hook, self.lock = _callable(hook), threading.RLock()
@@ -140,8 +130,6 @@ class guarded:  # noqa: N801
     Attributes:
         error: The error that switched the hook off, or None.
     """
-
-    __slots__ = ("__weakref__", "error", "hook", "meter", "number", "observes", "on_fault", "passes", "site", "when")
 
     def __init__(
         self,
@@ -221,8 +209,6 @@ def is_transformed() -> bool:
 
 class skipping(guarded):  # noqa: N801  as guarded
     """A guard that skips the calls whose tensors cannot be read: ``on_fault`` counts them, and the hook stays enabled."""
-
-    __slots__ = ()
 
     def skip(self) -> None:
         """A call of this site is not recorded."""

@@ -129,7 +129,7 @@ def load_window(
         return batches, 0
     windows.load_state_dict(state["windows"])
     histograms = [] if collector.histograms is None else collector.histograms.names
-    for name, table in collector.tables.items() if is_global_zero else ():
+    for name, table in collector.tables.named.items() if is_global_zero else ():
         if name in state["tables"] and (name != "histograms" or histograms == state["histograms"]):
             table.unpack(state["tables"][name])
     return batches, int(state["sampled_batches"])

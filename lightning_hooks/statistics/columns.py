@@ -6,10 +6,10 @@ in a checkpoint. Recording into a row is written by hand.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache, partial
 from itertools import groupby
 
 import torch
@@ -47,24 +47,14 @@ class Reduction:
     empty: float = 0.0
     over_windows: Merge | None = None
 
-    def of_rows(self, rows: Tensor) -> Tensor:
-        """Merge rows along the first dimension."""
-        return merge_tables(self.merge, rows) if self.stacked is None else self.stacked(rows)
-
-
-def _pooled_rows(rows: Tensor) -> Tensor:
-    return torch.stack(pool(*rows.unbind(-1)), -1)
-
 
 SUM = Reduction(added, lambda rows: rows.sum(0))
-MAXIMUM = Reduction(largest, lambda rows: rows.amax(0))
-"""The largest number; 0 while nothing is recorded."""
-MAXIMUM_OR_NONE = Reduction(largest, MAXIMUM.stacked, -torch.inf)
-"""The largest number; minus infinity while nothing is recorded."""
+MAXIMUM = Reduction(largest, lambda rows: rows.amax(0))  # the largest number; 0 while nothing is recorded
+MAXIMUM_OR_NONE = Reduction(largest, MAXIMUM.stacked, -torch.inf)  # the largest number; minus infinity while nothing is recorded
+# The smallest number; infinity while nothing is recorded.
 MINIMUM_OR_NONE = Reduction(smallest, lambda rows: rows.amin(0), torch.inf)
-"""The smallest number; infinity while nothing is recorded."""
-POOLED = Reduction(pooled, _pooled_rows)
-"""Columns next to each other: a count, a mean, and sums of powers of deviations from it, of all values together."""
+# Columns next to each other: a count, a mean, and sums of powers of deviations from it, of all values together.
+POOLED = Reduction(pooled, lambda rows: torch.stack(pool(*rows.unbind(-1)), -1))
 
 
 class Columns(IntEnum):
@@ -109,7 +99,7 @@ class Columns(IntEnum):
         return rows
 
     @classmethod
-    @functools.cache
+    @cache
     def groups(cls) -> list[tuple[Reduction, slice]]:
         """The columns that merge together, but for those that add."""
         runs = [(reduction, [*run]) for reduction, run in groupby(cls, lambda column: column.reduction)]
@@ -134,7 +124,8 @@ class Columns(IntEnum):
         """Merge rows along the first dimension, the earliest first: ``(k, …, columns)`` to ``(…, columns)``."""
         merged = rows.sum(0)
         for reduction, columns in cls.groups():
-            merged[..., columns] = reduction.of_rows(rows[..., columns])
+            of_rows = reduction.stacked or partial(merge_tables, reduction.merge)
+            merged[..., columns] = of_rows(rows[..., columns])
         return merged
 
 
@@ -152,8 +143,7 @@ class RowTable:
     """
 
     columns: type[Columns]
-    more: int = 0
-    """Columns behind the declared ones, which add."""
+    more: int = 0  # columns behind the declared ones, which add
     alike_on_ranks: bool = False
 
     def __init__(
@@ -197,8 +187,7 @@ class RowTable:
 
     def grow(self, n_rows: int) -> None:
         """Make room for rows that came later."""
-        more = self.columns.empty(n_rows - len(self.rows), self.rows.device, self.more)
-        self.rows = torch.cat((self.rows, more))
+        self.rows = torch.cat((self.rows, self.columns.empty(n_rows - len(self.rows), self.rows.device, self.more)))
 
     def reset(self) -> None:
         """Start a new window."""

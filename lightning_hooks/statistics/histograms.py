@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import Span, Spans, added
+from lightning_hooks.statistics.reduction import Span, added
 from lightning_hooks.statistics.rows import PendingRecords
 
 QUARTERS = 4
+# Powers of two between which magnitudes are distinguished: 1e-12 to 1.7e7. Less counts as zero, more as the most.
 LOWEST, HIGHEST = -40, 24
-"""Powers of two between which magnitudes are distinguished: 1e-12 to 1.7e7. Less counts as zero, more as the most."""
 N_SIDE = (HIGHEST - LOWEST) * QUARTERS
 N_BINS = 2 * N_SIDE + 1
 
@@ -30,8 +30,7 @@ _NONFINITE = 255 * QUARTERS  # NaN and infinity have the largest exponent
 _FIRST = (_EXPONENT_BIAS + LOWEST) * QUARTERS
 _CHUNK = 1 << 22  # values placed at a time on an accelerator: their int64 places take eight bytes each
 
-Histogram = tuple[list[float], list[int]]
-"""Edges, rising, and one count less."""
+Histogram = tuple[list[float], list[int]]  # edges, rising, and one count less
 
 
 @cache
@@ -58,6 +57,7 @@ class HistogramTable:
         self.lines = {site: line for line, site in enumerate(sites)}
         self.names = [names[site] for site in sites]
         self.counts = torch.zeros((len(sites), N_BINS), dtype=torch.int64, device=device)
+        self.spans = (Span(self.counts.numel(), added),)
         self.pending = PendingRecords(partial(torch.zeros_like, self.counts), torch.add) if loss_scaled else None
 
     def add(self, site: int, values: Tensor) -> None:
@@ -82,11 +82,6 @@ class HistogramTable:
         """The step was skipped."""
         if self.pending is not None:
             self.pending.take(optimizer)
-
-    @property
-    def spans(self) -> Spans:
-        """How packed counts merge: they add."""
-        return (Span(self.counts.numel(), added),)
 
     def pack(self) -> Tensor:
         """Return the counts as one vector of the row's dtype."""

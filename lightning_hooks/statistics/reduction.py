@@ -19,14 +19,13 @@ T = TypeVar("T")
 Numbers = TypeVar("Numbers", float, Tensor)
 Reduction = Literal["max", "sum"]
 
+# In this order: a second sum can use the result of the first, as that of squared deviations does the mean.
 REDUCTIONS: tuple[Reduction, ...] = ("max", "sum", "sum")
-"""In this order: a second sum can use the result of the first, as that of squared deviations does the mean."""
 
-AllReduce = Callable[[Tensor, Reduction], Any]
-"""Replaces a tensor by the maximum or the sum of those of all ranks, in place."""
+AllReduce = Callable[[Tensor, Reduction], Any]  # replaces a tensor by the maximum or the sum of those of all ranks, in place
 
+# Yields what goes into the first, second and third of REDUCTIONS, gets the result of each, and returns the merged numbers.
 Merging = Generator[Tensor, Tensor, Tensor]
-"""Yields what goes into the first, second and third of ``REDUCTIONS``, gets the result of each, and returns the merged numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,8 @@ class TableIndex:
     count: int
 
 
+# Merges one table's numbers with those of the others; they have the same shape in each.
 Merge = Callable[[Tensor, TableIndex], Merging]
-"""Merges one table's numbers with those of the others; they have the same shape in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,9 @@ class Span:
     over_windows: Merge | None = None  # how those of consecutive windows merge; None for the same way
 
 
-REST = -1
-"""The length of one span of a table: what the others leave."""
+REST = -1  # the length of one span of a table: what the others leave
 
-Spans = tuple[Span, ...]
-"""The spans of a packed table, in order."""
+Spans = tuple[Span, ...]  # the spans of a packed table, in order
 
 
 # How numbers merge.

@@ -13,16 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.columns import (
-    MAXIMUM,
-    MAXIMUM_OR_NONE,
-    MINIMUM_OR_NONE,
-    POOLED,
-    SUM,
-    Columns,
-    Reduction,
-    row_dtype,
-)
+from lightning_hooks.statistics.columns import MAXIMUM, MAXIMUM_OR_NONE, MINIMUM_OR_NONE, POOLED, SUM, Columns, Reduction, row_dtype
 from lightning_hooks.statistics.reduction import Merging, TableIndex
 
 
@@ -50,8 +41,8 @@ class Column(Columns):
     MOMENT_M4 = POOLED  # sum of fourth powers
 
 
+# The columns of the higher moments: of some calls only, with their own count and mean.
 MOMENTS = slice(Column.MOMENT_COUNT, Column.MOMENT_M4 + 1)
-"""The columns of the higher moments: of some calls only, with their own count and mean."""
 N_COLUMNS = len(Column)
 
 
@@ -62,10 +53,8 @@ def fixed(values: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(values, dtype=dtype)
 
 
-empty_table = Column.empty
-"""Returns a table of identity rows, of shape ``(n_sites, n_columns)``."""
-merge = Column.merged
-"""Merges rows along the first dimension: shape ``(k, …, n_columns)`` to ``(…, n_columns)``."""
+empty_table = Column.empty  # returns a table of identity rows, of shape (n_sites, n_columns)
+merge = Column.merged  # merges rows along the first dimension: shape (k, …, n_columns) to (…, n_columns)
 
 
 class Clock:
@@ -92,13 +81,13 @@ def never_recorded(names: Sequence[str], *tables: Tensor) -> list[str]:
     return [name for name, count in zip(names, calls, strict=True) if not count]
 
 
+# With which power of a factor the columns of scaled values grow.
 _POWERS = {
     1: (Column.MEAN, Column.MIN, Column.MAX, Column.NORM, Column.NORM_MAX, Column.MOMENT_MEAN),
     2: (Column.M2, Column.MOMENT_M2),
     3: (Column.MOMENT_M3,),
     4: (Column.MOMENT_M4,),
 }
-"""With which power of a factor the columns of scaled values grow."""
 
 
 def scaled(rows: Tensor, factor: Tensor | float) -> Tensor:

@@ -79,38 +79,29 @@ class HostNumbers:
         """Start a new window: whoever knows the numbers does."""
 
 
-class Tables(Mapping[str, PackedTable]):
+class Tables:
     """Tables that travel together: one merge over ranks and one copy to the host for all of them.
 
     Args:
         device: Of the packed vector.
-        tables: By name. One of them may have a span of the length ``REST``.
+        named: By name. One of them may have a span of the length ``REST``.
+
+    Attributes:
+        named: The tables by name.
     """
 
-    def __init__(self, device: torch.device | str, **tables: PackedTable) -> None:
+    def __init__(self, device: torch.device | str, **named: PackedTable) -> None:
         self._device, self._dtype = device, row_dtype(torch.device(device))
-        self._tables = tables
-
-    def __getitem__(self, name: str) -> PackedTable:
-        """Return a table."""
-        return self._tables[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names, in order."""
-        return iter(self._tables)
-
-    def __len__(self) -> int:
-        """Return the number of tables."""
-        return len(self._tables)
+        self.named = named
 
     @property
     def spans(self) -> Spans:
         """How the packed numbers of ranks and of windows merge."""
-        return tuple(span for table in self._tables.values() for span in table.spans)
+        return tuple(span for table in self.named.values() for span in table.spans)
 
     def pack(self) -> Tensor:
         """Return the numbers of all tables as one vector, of :func:`row_dtype`."""
-        packed = [table.pack().to(self._device, self._dtype, non_blocking=True) for table in self._tables.values()]
+        packed = [table.pack().to(self._device, self._dtype, non_blocking=True) for table in self.named.values()]
         return torch.cat(packed or [torch.empty(0, dtype=self._dtype, device=self._device)])
 
     def split(self, packed: Tensor) -> dict[str, Tensor]:
@@ -119,15 +110,15 @@ class Tables(Mapping[str, PackedTable]):
         Args:
             packed: What :meth:`pack` or a merge returned.
         """
-        lengths = [[span.length for span in table.spans] for table in self._tables.values()]
+        lengths = [[span.length for span in table.spans] for table in self.named.values()]
         rest = packed.shape[-1] - sum(length for each in lengths for length in each if length != REST)
         sizes = [sum(rest if length == REST else length for length in each) for each in lengths]
-        return dict(zip(self._tables, torch.split(packed, sizes, -1), strict=True))
+        return dict(zip(self.named, torch.split(packed, sizes, -1), strict=True))
 
     def unpack(self, packed: Tensor) -> None:
         """Load what :meth:`pack` or a merge returned."""
         for name, numbers in self.split(packed).items():
-            self._tables[name].unpack(numbers)
+            self.named[name].unpack(numbers)
 
     def merge_windows(self, earlier: Tensor, later: Tensor) -> Tensor:
         """Merge two windows in a row; ``later`` alone where parameters or optimizers are others since."""
@@ -135,7 +126,7 @@ class Tables(Mapping[str, PackedTable]):
 
     def reset(self) -> None:
         """Start a new window."""
-        for table in self._tables.values():
+        for table in self.named.values():
             table.reset()
 
 
@@ -161,18 +152,14 @@ class HostCopies:
             values: Outside autograd.
             note: Comes back with the copy.
         """
-        there, event = self.post(values)
-        self._under_way.append((there, event, note))
-
-    def post(self, values: Tensor) -> tuple[Tensor, Any]:
-        """Start one copy; return where it will be, and the event after which it is there (None if it is there now)."""
         if not values.is_cuda:
-            return values.to("cpu", copy=True), None
+            self._under_way.append((values.to("cpu", copy=True), None, note))
+            return
         there = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         there.copy_(values, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(values.device))
-        return there, event
+        self._under_way.append((there, event, note))
 
     def arrived(self, wait: bool = False) -> list[tuple[np.ndarray[Any, Any], Any]]:
         """Return the copies that are there, oldest first, each with its note; each is returned once.
@@ -197,8 +184,7 @@ class HostCopies:
         self._under_way.clear()
 
 
-NEVER = -1.0
-"""The position of a site that was not called."""
+NEVER = -1.0  # the position of a site that was not called
 
 T = TypeVar("T")
 
@@ -261,11 +247,8 @@ def positions(called: Iterable[int], n_sites: int) -> list[float]:
     Returns:
         For each site its position from 0, or ``NEVER``.
     """
-    found = [NEVER] * n_sites
-    for position, site in enumerate(called):
-        if site < n_sites:
-            found[site] = position
-    return found
+    places = {site: position for position, site in enumerate(called)}
+    return [places.get(site, NEVER) for site in range(n_sites)]
 
 
 def sites_in_order(numbers: Iterable[float], backward: bool = False) -> list[int]:
@@ -283,11 +266,9 @@ def first_calls(calls: FirstCalls, n_sites: int) -> HostNumbers:
 
     Of several ranks the last position of each site counts: what only some of them called comes between the others.
     """
-
-    def load(numbers: list[float]) -> None:
-        calls.load(sites_in_order(numbers))
-
-    return HostNumbers(lambda: positions(calls, n_sites), largest, latest, load, lambda: n_sites)
+    return HostNumbers(
+        lambda: positions(calls, n_sites), largest, latest, lambda numbers: calls.load(sites_in_order(numbers)), lambda: n_sites
+    )
 
 
 def in_order(table: Mapping[str, T], order: Iterable[str]) -> dict[str, T]:

@@ -46,11 +46,6 @@ def layouts(root: nn.Module) -> Mapping[int, bool | None]:
     return found
 
 
-def most_units(root: nn.Module) -> int:
-    """The most units any module of a model can have, as far as its parameters show: the same number on every rank."""
-    return max(map(units_of, root.modules()), default=0)
-
-
 def units_of(module: nn.Module) -> int:
     """The most units a rectifier after this module can have, as far as its parameters show."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):

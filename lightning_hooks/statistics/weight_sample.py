@@ -20,8 +20,8 @@ from lightning_hooks.hooks.tensors import all_values, as_real, is_distributed, i
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.kernels import kernels_for
 
+# Up to so many elements of a parameter are all compared for its update ratio; of a larger one a quarter as many.
 UPDATE_SAMPLE = 1 << 14
-"""Up to so many elements of a parameter are all compared for its update ratio; of a larger one a quarter as many."""
 
 
 class WeightSample:
@@ -63,24 +63,20 @@ class WeightSample:
             Shape ``(2, len(places))``, in the row's dtype: such elements, and all with a gradient, of those that were taken.
         """
         now = [every(as_real(parameters[place]), self._strides[place]) for place in places]
-        gradients = [every(as_real(_gradient(parameters[place])), self._strides[place]) for place in places]
+        found = [(parameters[place].grad, self._strides[place]) for place in places]
+        gradients = [every(as_real(gradient), stride) for gradient, stride in found if gradient is not None]  # each has one
         counts = [part.numel() for part in now]
         then = [self._taken[place].reshape(-1) for place in places]
         had = torch.cat(gradients) != 0
         flags = torch.stack((had & (torch.cat(then) == torch.cat(now)), had)).float()
         # A norm of order 1 of flags counts them, of all tensors in one call.
-        found = torch.stack(torch._foreach_norm([part for row in flags for part in row.split(counts)], 1))
-        return found.to(row_dtype(found.device)).view(2, -1)
+        lost = torch.stack(torch._foreach_norm([part for row in flags for part in row.split(counts)], 1))
+        return lost.to(row_dtype(lost.device)).view(2, -1)
 
 
 def _real(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
     """Complex ones as pairs of real numbers."""
     return [as_real(parameter) for parameter in parameters] if any(map(torch.is_complex, parameters)) else parameters
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
 
 
 def every(parameter: Tensor, stride: int) -> Tensor:
@@ -116,11 +112,9 @@ def spacing(numel: int, columns: int, sample: int = UPDATE_SAMPLE) -> tuple[int,
     return -(-numel // stride), stride
 
 
-SPREAD = 1 << 20
-"""Up to so many elements of a table with a dense gradient are all compared; of a larger one a quarter as many."""
+SPREAD = 1 << 20  # up to so many elements of a table with a dense gradient are all compared; of a larger one a quarter as many
 
-ROWS = 1 << 16
-"""Elements of the rows with the largest gradients that are compared besides."""
+ROWS = 1 << 16  # elements of the rows with the largest gradients that are compared besides
 
 
 class RowSample:

@@ -12,7 +12,6 @@ from torch import Tensor
 from lightning_hooks.diagnostics.representations import (
     RepresentationStats,
     RepresentationTable,
-    representation_stats,
     sample_grid,
 )
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
@@ -49,7 +48,7 @@ def measured(calls: list[Tensor]) -> RepresentationStats:
         table.size = len(call)
         table.take(1, call)
     table.finish()
-    return representation_stats(table.pack().view(2, -1)[1].tolist())
+    return table.read(table.pack())["representations"]["b"]
 
 
 def check(stats: RepresentationStats, calls: list[Tensor]) -> None:
@@ -89,7 +88,7 @@ def test_ranks_and_windows_merge_as_one() -> None:
     for later in packed[1:]:
         windows = merge_windows(tables[0].spans, windows, later)
     for merged in (merge_ranks(tables[0].spans, packed), windows):
-        check(representation_stats(merged.view(2, -1)[1].tolist()), calls)
+        check(tables[0].read(merged)["representations"]["b"], calls)
     back = RepresentationTable(["a", "b"])
     back.unpack(packed[0])
     assert torch.equal(back.rows, tables[0].rows)

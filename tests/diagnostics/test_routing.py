@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterStats, Routing, RoutingTable, routing_of
+from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterStats, RoutingTable, routing_of
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 
 EXPERTS, TOP_K = 5, 2
@@ -70,10 +70,10 @@ def logits_of(tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32, ex
     return values.to(dtype)
 
 
-def table_of(*routings: Routing, experts: int = EXPERTS, top_k: int = TOP_K, **options: Any) -> RoutingTable:
+def table_of(*outputs: Any, experts: int = EXPERTS, top_k: int = TOP_K, **options: Any) -> RoutingTable:
     table = RoutingTable([("gate", experts, top_k)], **options)
-    for routing in routings:
-        table.add(0, routing)
+    for output in outputs:
+        table.record(0, output)
     return table
 
 
@@ -87,7 +87,7 @@ def test_the_largest_logits_are_the_choices(dtype: torch.dtype) -> None:
     expected = reference([(logits, logits.topk(TOP_K).indices) for logits in calls], EXPERTS, TOP_K)
     assert expected["dead_fraction"] == 0.2
     assert expected["overflow_fraction"] > 0
-    stats = read(table_of(*(Routing(logits) for logits in calls)))
+    stats = read(table_of(*calls))
     check(stats, expected)
     assert stats is not None
     assert stats.load.index(0.0) == 3
@@ -96,7 +96,7 @@ def test_the_largest_logits_are_the_choices(dtype: torch.dtype) -> None:
 def test_a_dispatch_mask_says_what_was_dropped() -> None:
     mask = torch.eye(EXPERTS, dtype=torch.int64)[[0, 0, 1, 2]]
     mask[1] = 0
-    stats = read(table_of(Routing(None, None, mask), top_k=1))
+    stats = read(table_of(mask, top_k=1))
     assert stats is not None
     assert stats.load == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0, 0])
     assert (stats.dropped_fraction, stats.tokens) == (0.25, 4)
@@ -108,12 +108,12 @@ def test_logits_that_are_not_finite_are_counted_and_left_out() -> None:
     logits[3] = -math.inf
     chosen = torch.zeros((12, TOP_K), dtype=torch.int64)
     expected = reference([(logits, chosen)], EXPERTS, TOP_K)
-    check(read(table_of(Routing(logits, chosen))), expected)
+    check(read(table_of((logits, chosen))), expected)
 
 
 def test_what_never_ran_has_no_statistics_and_no_tokens_are_no_error() -> None:
     table = RoutingTable([("never", 4, 1), ("empty", 4, 2), ("book", 8, 0)])
-    table.add(1, Routing(torch.empty(0, 4)))
+    table.record(1, torch.empty(0, 4))
     routers, books = table.read(table.pack())
     assert list(routers) == ["empty"]
     assert not books
@@ -136,7 +136,7 @@ def test_codes_are_counted() -> None:
 
 
 def test_tables_of_ranks_and_windows_merge_into_that_of_all_calls() -> None:
-    calls = [Routing(logits_of(tokens, seed)) for seed, tokens in enumerate((9, 4, 11))]
+    calls = [logits_of(tokens, seed) for seed, tokens in enumerate((9, 4, 11))]
     tables = [table_of(call) for call in calls]
     whole = read(table_of(*calls))
     merged = merge_ranks(tables[0].spans, [table.pack() for table in tables])
@@ -166,7 +166,7 @@ WIDE, WEIGHTS, NUMBERS = torch.randn(6, 4), torch.rand(6, 2), torch.randint(0, 4
 def test_logits_and_choices_are_found_in_an_output(tensors: Any, top_k: int, logits: Any, chosen: Any, dispatched: Any) -> None:
     found = routing_of(tensors, 4, top_k)
     assert found is not None
-    for tensor, expected in ((found.logits, logits), (found.chosen, chosen), (found.dispatched, dispatched)):
+    for tensor, expected in zip(found, (logits, chosen, dispatched), strict=True):
         assert (tensor is None) is (expected is None)
         assert tensor is None or torch.equal(tensor.double(), expected.double())
 

@@ -19,12 +19,13 @@ from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.attention.heads import is_half, product_heads, written_out_heads
 from lightning_hooks.diagnostics.attention.table import (
     ATTENTION,
+    FEWEST_HEADS,
+    MOST_HEADS,
     MOST_SITES,
     AttentionReport,
     AttentionTable,
     NextTokens,
     heads_of,
-    most_heads,
 )
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.heat import cell_figure
@@ -59,7 +60,8 @@ class AttentionCollector(Collector[AttentionReport]):
         self._sites = CallSites(functional, ATTENTION)
         self._ever: dict[str, None] = {}  # sites with a number in any window
         sites = 0 if functional is None else min(functional.capacity, MOST_SITES)
-        self.table = AttentionTable(sites, most_heads(context.host.model), context.host.setup.device)
+        heads = min(max(FEWEST_HEADS, *map(heads_of, context.host.model.modules())), MOST_HEADS)  # the same on every rank
+        self.table = AttentionTable(sites, heads, context.host.setup.device)
         if functional is not None and "functional" in state:
             with context.loading():
                 functional.restore(state["functional"])
@@ -145,16 +147,14 @@ class AttentionCollector(Collector[AttentionReport]):
     def summary_lines(self, report: AttentionReport) -> list[str]:
         if not report.sites:
             return []
-        lines = [
-            f"Attention, epoch {report.epoch}: {len(report.sites)} sites, in {report.sampled_batches} of {report.batches} batches."
-        ]
+        batches = f"{report.sampled_batches} of {report.batches} batches"
         header = ("attention", "heads", "largest logit", "entropy", "first token", "masked rows", "NaN, inf")
         unusual = sorted(report.sites.items(), key=lambda item: abs(item[1].entropy - 0.5), reverse=True)[:5]
         rows = [
             (name, len(s.heads), s.max_logit, s.entropy, s.first_token_share, s.masked_rows, s.nonfinite_rows)
             for name, s in unusual
         ]
-        return [*lines, Table(header, rows)]
+        return [f"Attention, epoch {report.epoch}: {len(report.sites)} sites, in {batches}.", Table(header, rows)]
 
 
 def is_attention(call: FunctionalCall) -> bool:
@@ -183,17 +183,9 @@ def heads_of_call(call: FunctionalCall) -> tuple[Tensor, bool]:
     if call.function == "softmax":
         logits = arguments["input"]
         return written_out_heads(logits, _heads_in(logits, call.module)), is_half(logits)
-    query = arguments["query"]
-    heads = product_heads(
-        query,
-        arguments["key"],
-        arguments.get("attn_mask"),
-        bool(arguments.get("is_causal")),
-        arguments.get("scale"),
-        call.output,
-        _heads_in(query, call.module),
-    )
-    return heads, is_half(query, call.output)
+    query, key, mask = arguments["query"], arguments["key"], arguments.get("attn_mask")
+    causal, heads = bool(arguments.get("is_causal")), _heads_in(query, call.module)
+    return product_heads(query, key, mask, causal, arguments.get("scale"), call.output, heads), is_half(query, call.output)
 
 
 def _is_plain(values: Any) -> TypeGuard[Tensor]:
@@ -240,8 +232,7 @@ def attention_heads(report: AttentionReport, stat: str = "entropy") -> Figure:
     if stat not in _MEANING:
         raise ValueError(f"stat must be one of {', '.join(_MEANING)}; got {stat!r}.")
     heads = {name: [getattr(head, stat) for head in stats.heads] for name, stats in report.sites.items()}
-    title, line = f"Attention {stat} by head", f"{report.when}; {_MEANING[stat]}"
-    limits = None if stat == "max_logit" else (0.0, 1.0)
     return cell_figure(
-        title, line, heads, part="head", scale=_SCALES.get(stat, stat), limits=limits, missing="No attention was seen."
-    )
+        f"Attention {stat} by head", f"{report.when}; {_MEANING[stat]}", heads, part="head", scale=_SCALES.get(stat, stat),
+        limits=None if stat == "max_logit" else (0.0, 1.0), missing="No attention was seen.",
+    )  # fmt: skip

@@ -151,7 +151,7 @@ class AttentionReport(Report):
 
 # Attributes that hold the number of heads of a layer.
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "n_local_heads")
-FEWEST_HEADS = 16
+FEWEST_HEADS = 16  # lines that a site gets at least; as many as any module names heads, where these are more
 MOST_HEADS = 128  # heads of a site with a line of their own; where a site has more, the others are left out
 MOST_SITES = 256  # sites of attention that are measured: the first ones
 
@@ -184,11 +184,6 @@ class AttentionTable(RowTable):
         called = (lines[..., Head.CALLS] > 0).sum(-1).tolist()
         known = zip(names, lines, called, strict=False)
         return {name: attention_stats(of_site[:heads].tolist()) for name, of_site, heads in known if heads}
-
-
-def most_heads(model: nn.Module) -> int:
-    """How many lines a site gets: the most heads that any module names, at least 16 and at most 128; the same on every rank."""
-    return min(max(FEWEST_HEADS, *map(heads_of, model.modules())), MOST_HEADS)
 
 
 def heads_of(module: nn.Module) -> int:
@@ -254,14 +249,12 @@ class NextTokens(CallTable):
         row = self.host_row(index)
         row[NextColumn.CALLS] += 1
         row[NextColumn.OF_TOKENS] += of_tokens
-        if causal:
-            return
         if mask is None:
-            row[NextColumn.FOUND] += 1
-            return
-        lines = mask.detach()[(0,) * (mask.dim() - 2)] if mask.dim() > 1 else mask.detach()[None]
-        shown = lines[-2 if len(lines) > 1 else 0, -1]
-        self._count(index, shown if shown.dtype == torch.bool else shown > MASKED)
+            row[NextColumn.FOUND] += not causal
+        elif not causal:
+            lines = mask.detach()[(0,) * (mask.dim() - 2)] if mask.dim() > 1 else mask.detach()[None]
+            shown = lines[-2 if len(lines) > 1 else 0, -1]
+            self._count(index, shown if shown.dtype == torch.bool else shown > MASKED)
 
     def _loss(self, call: FunctionalCall) -> None:
         index, target = self.index_of(call), call.arguments.get("target")
@@ -272,14 +265,13 @@ class NextTokens(CallTable):
         """Record a loss with its labels, of which one is ignored, and the tokens known in its batch. No host sync."""
         for tokens in known:
             samples, length = tokens.shape
-            if length < SHORTEST or target.numel() not in (samples * length, samples * (length - 1)):
-                continue
-            self.host_row(index)[NextColumn.CALLS] += 1
-            labels, later = target.detach().reshape(samples, -1)[:, : length - 1], tokens.detach()[:, 1:].to(target.device)
-            counts = labels != ignored
-            same = ((labels == later) | ~counts).all() & counts.any() & (later[:, 1:] != later[:, :-1]).any()
-            self._count(index, same)
-            return
+            if length >= SHORTEST and target.numel() in (samples * length, samples * (length - 1)):
+                self.host_row(index)[NextColumn.CALLS] += 1
+                labels, later = target.detach().reshape(samples, -1)[:, : length - 1], tokens.detach()[:, 1:].to(target.device)
+                counts = labels != ignored
+                same = ((labels == later) | ~counts).all() & counts.any() & (later[:, 1:] != later[:, :-1]).any()
+                self._count(index, same)
+                return
 
     def _count(self, index: int, found: Tensor) -> None:
         self.rows[index, NextColumn.FOUND] += found.to(self.rows.device, self.rows.dtype)

@@ -196,12 +196,13 @@ class ClipCollector(Collector[ClipReport]):
 
     @override
     def summary_lines(self, report: ClipReport) -> list[str]:
-        lines = [f"Gradient clipping, epoch {report.epoch}:", Table.of("optimizer", SUMMARY, report.optimizers.items())]
-        for name, stats in report.optimizers.items():
-            if stats.top_parameters:
-                causes = ", ".join(f"{parameter} {share:.0%}" for parameter, share in stats.top_parameters[:3])
-                lines.append(f"  Clips of {name} caused by: {causes}")
-        return lines
+        top = {name: stats.top_parameters[:3] for name, stats in report.optimizers.items() if stats.top_parameters}
+        causes = {name: ", ".join(f"{parameter} {share:.0%}" for parameter, share in found) for name, found in top.items()}
+        return [
+            f"Gradient clipping, epoch {report.epoch}:",
+            Table.of("optimizer", SUMMARY, report.optimizers.items()),
+            *(f"  Clips of {name} caused by: {text}" for name, text in causes.items()),
+        ]
 
 
 def _of_first(own: Tensor, among: TableIndex) -> Merging:

@@ -36,11 +36,11 @@ from lightning_hooks.statistics.tables import HostNumbers, ReportedTable, first_
 from lightning_hooks.trackers.console import Table, listed
 
 LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction", "kurtosis")
+# The columns of the table in the terminal, each with its statistic.
 SUMMARY = {
     "mean": "mean", "std": "std", "zeros": "zero_fraction", "dead": "dead_fraction", "saturated": "saturated_fraction",
     "NaN, inf": "nonfinite_fraction",
 }  # fmt: skip
-"""The columns of the table in the terminal, each with its statistic."""
 VALIDATION_BATCHES = 4  # validation batches of an epoch whose inputs are compared with those of training: the first ones
 STEADY = 0.01  # standard deviation over root mean square up to which a rule may call an output constant
 
@@ -80,9 +80,9 @@ class FeatureCollector(Collector[FeatureReport]):
         self._reported: dict[str, ReportedTable] = {"inputs": self._inputs, "scales": scales, **self._outputs.tables}
         blocks = blocks_around(host.model, sites)
         if blocks:
-            residual = self._reported["residual"] = ResidualTable(blocks, host.setup.device, self.table.clock)
+            self._reported["residual"] = residual = ResidualTable(blocks, host.setup.device, self.table.clock)
             for index, (name, block) in enumerate(blocks):
-                context.listen(name, block, BlockRecorder(residual, index))
+                context.listen(name, block, BlockRecorder(residual.add, index))
         self._train_input = context.guard(self._inputs.train, "the batch")
         self._validation_input = context.guard(self._inputs.validate, "the batch")
         self._gains, self._rms = initial_scales([] if host.position.global_step else sites)
@@ -100,7 +100,7 @@ class FeatureCollector(Collector[FeatureReport]):
         self.set_tables(
             rectifiers=HostNumbers(lambda: [len(self.table.rectifiers)], largest),
             unmeasured=HostNumbers(
-                self.table.unmeasured_flags,
+                lambda: [float(self.table.named.get(line) in self.table.unmeasured) for line in range(len(self.table.rows))],
                 flagged,
                 load=lambda flags: self.table.unmeasured.update(self._named(flags)),
                 size=lambda: len(self.table.rows),
@@ -263,8 +263,6 @@ class FeatureCollector(Collector[FeatureReport]):
 
 class _FeatureRecorder(OutputRecorder):
     """Forward hook of one site; ``line`` is that of the layer among the scales, if it is one whose inputs are looked at."""
-
-    __slots__ = ("index", "line", "outputs", "reads_input", "scales", "table")
 
     def __init__(self, table: FeatureTable, outputs: OutputParts, index: int, scales: ScaleTable, line: int | None) -> None:
         self.table, self.outputs, self.index = table, outputs, index

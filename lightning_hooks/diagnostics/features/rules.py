@@ -27,7 +27,7 @@ class Constant(Rule, kind="constant", judges="epoch"):
     def __call__(self, report: FeatureReport) -> Alerts:
         varies = only_the_first_step(report)  # as far as one batch shows
         for site, stats in report.sites.items():
-            if stats.spread <= self.threshold and stats.count >= 2 and stats.fires and not varies:
+            if stats.spread <= self.threshold and stats.count >= 2 and stats.dead_fraction != 1.0 and not varies:
                 of_library = all(site in window.of_libraries for window in report.windows)  # it was so from the start
                 yield self.alert(
                     report, site, stats.spread, self.threshold, graded(not of_library),
@@ -210,15 +210,15 @@ class Silent(Rule, kind="silent", judges="epoch"):
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for site in report.silent:
-            message = "it was not called in any sampled training batch, so it was not measured (it is not zero and not dead)."
-            advice: tuple[str, ...] = ()
-            if site in report.unmeasured:
-                message = (
-                    "it was called, but its output holds no floating-point tensor (integers, None, or another object), or only "
-                )
-                message += "one that has no values of its own (under torch.func): there is nothing to measure."
-                advice = ("Leave it out with modules=, or mute this with rules=['-silent']",)
-            yield self.alert(report, site, 0.0, 1.0, "info", message, advice=advice)
+            called = site in report.unmeasured
+            yield self.alert(
+                report, site, 0.0, 1.0, "info",
+                "it was called, but its output holds no floating-point tensor (integers, None, or another object), or only one "
+                "that has no values of its own (under torch.func): there is nothing to measure."
+                if called
+                else "it was not called in any sampled training batch, so it was not measured (it is not zero and not dead).",
+                advice=("Leave it out with modules=, or mute this with rules=['-silent']",) * called,
+            )  # fmt: skip
 
 
 __all__ = ["Constant", "ConstantTargets", "Dead", "SameSamples", "SameTargets", "Saturated", "Silent", "TinyInput"]

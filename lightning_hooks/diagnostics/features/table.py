@@ -15,14 +15,14 @@ from lightning_hooks.diagnostics.features.activations import Saturation, is_rect
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import Bounds, Units, kernels_for
-from lightning_hooks.statistics.reduction import REST, Merging, Span, Spans, TableIndex, flagged
+from lightning_hooks.statistics.reduction import REST, Merging, Span, TableIndex, flagged
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table
 from lightning_hooks.statistics.tables import FirstCalls
-from lightning_hooks.statistics.units import features_last, layouts, most_units, unit_dimension, units_of
+from lightning_hooks.statistics.units import features_last, layouts, unit_dimension, units_of
 
+# Of the sampled batches of a window the first, fifth, ninth, … give third and fourth moments: on the CPU these cost a quarter
+# more than all the rest of a row. Whole batches, not some of their values: the few largest ones often have fixed positions.
 KURTOSIS_EVERY = 4
-"""Of the sampled batches of a window the first, fifth, ninth, … give third and fourth moments: on the CPU these cost a quarter more
-than all the rest of a row. Whole batches, not some of their values: the few largest ones often have fixed positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,6 @@ class FeatureStats:
     first_nonfinite_batch: int | None = None
     kurtosis: float | None = None
     unit_samples: int | None = None
-
-    @property
-    def fires(self) -> bool:
-        """Whether any of its units gave something other than zero; True for what is no rectifier."""
-        return self.dead_fraction != 1.0
 
     @property
     def units(self) -> float:
@@ -139,6 +134,7 @@ class FeatureTable:
         self.named = {index: name for index, (name, _) in enumerate(sites)}
         self.n_modules = len(sites)
         self.rows = empty_table(len(sites) + spare, device)
+        self.spans = Span(self.rows.numel(), Column.merge()), Span(REST, _fired_anywhere)
         self._kernels = kernels_for(self.rows.device.type)
         self.clock = Clock(device)
         self.records_moments = True  # in the batch under way: see KURTOSIS_EVERY
@@ -155,9 +151,9 @@ class FeatureTable:
         self.fired: dict[int, Tensor] = {}
         self._all_fired: set[int] = set()  # rectifiers whose units have all fired in this epoch, as far as the host knows
         self.histograms: HistogramTable | None = None
-        self.capacity = most_units(root)
         self.reserved: int | None = None  # bytes per rectifier in a packed table; None for as many as this process needs
         self._widths = {units_of(module) for module in root.modules()}
+        self.capacity = max(self._widths)  # the same number on every rank
 
     @property
     def names(self) -> list[str]:
@@ -238,10 +234,6 @@ class FeatureTable:
             self._all_fired.discard(index)
         return known
 
-    def unmeasured_flags(self) -> list[float]:
-        """1 for each line whose site was called and put out no number."""
-        return [float(self.named.get(line) in self.unmeasured) for line in range(len(self.rows))]
-
     def pack(self) -> Tensor:
         """Return everything as one vector, of the dtype and device of the rows; of one length on ranks that reserve as much."""
         needed = max((len(fired) for fired in self.fired.values()), default=0) if self.reserved is None else self.reserved
@@ -262,11 +254,6 @@ class FeatureTable:
                 if n_units:
                     fired = units[line, :n_units].to(self.rows.device)
                     self._known(index, n_units, fired.device)[: fired.shape[0]].logical_or_(fired)
-
-    @property
-    def spans(self) -> Spans:
-        """How the packed tables of ranks and of windows merge."""
-        return Span(self.rows.numel(), Column.merge()), Span(REST, _fired_anywhere)
 
     def widened(self, packed: Tensor, size: int, rectifiers: int) -> Tensor:
         """A packed table with room for more rectifiers, and more units of each."""
@@ -291,25 +278,20 @@ class FeatureTable:
         units = packed[split:].view(torch.uint8).view(len(self.rectifiers), -1).numpy() if self.rectifiers else None
         lines = {index: line for line, index in enumerate(self.rectifiers)}
         sites: dict[str, FeatureStats] = {}
-        silent: list[str] = []
-        for index, name in self.named.items():
+        called = {index: name for index, name in self.named.items() if rows[index][Column.CALLS]}
+        for index, name in called.items():
             row = rows[index]
-            if not row[Column.CALLS]:
-                silent += [name] if index < self.n_modules else []
-                continue
             dead = None
             n_units = int(row[Column.UNITS])
             if units is not None and 0 < n_units <= units.shape[1]:
                 dead = 1.0 - int(units[lines[index], :n_units].sum()) / n_units
             spec = self.saturation.get(index)
             sites[name] = feature_stats(row, dead, bounded=spec is not None, masks=spec is not None and spec.masks)
-        return sites, tuple(silent)
+        return sites, tuple(name for index, name in self.named.items() if index < self.n_modules and index not in called)
 
     def reset(self) -> None:
         """Start a new epoch."""
         self.rows.copy_(empty_table(len(self.rows), self.rows.device))
-        if self.histograms is not None:
-            self.histograms.reset()
         self._all_fired.clear()
         self.unmeasured.clear()
         for fired in self.fired.values():

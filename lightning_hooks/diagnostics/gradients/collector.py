@@ -47,6 +47,7 @@ class GradientCollector(GradientSites):
         host, steps = context.host, context.steps
         model, device, loss_scaled = host.model, host.setup.device, host.loss_scaling.scaler is not None
         self._steps, self._sites = steps, context.select()
+        self._known = {}
         self.modules = GradientTable([name for name, _ in self._sites], device, loss_scaled)
         self._loss, self._sampled = LossWatch(context), SampledSteps(context)
         self.parameters = self._sampled.parameters
@@ -247,7 +248,11 @@ class GradientCollector(GradientSites):
             order=self.modules.in_order(sites_in_order(packed["arrivals"].tolist(), backward=True), backward=True),
             setups=setups.setups,
             ranks_differ=rank_difference(packed["replicas"], self.parameters.names),
-            **seen.fields(),
+            squashed_twice=seen.squashed_twice,
+            loss_aligns=seen.loss_aligns,
+            loss_sign=seen.loss_sign,
+            linear_layers=(seen.first_linear, seen.last_linear, seen.n_linear) if seen.first_linear else None,
+            target_layer=seen.target_layer,
             loss=self._loss.table.read(packed["loss"]),
             model_setup=self._setup.read(packed["setup"], self.context.host.model, modules, {seen.user: seen.elements}),
             optimizers=self._sampled.optimizers.read(packed["optimizers"]),

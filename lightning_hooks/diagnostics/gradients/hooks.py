@@ -64,12 +64,6 @@ class FirstLossGraph(NamedTuple):
         found = cls._make(names[number] if isinstance(nothing, str) else number for nothing, number in pairs)
         return found._replace(loss_aligns=bool(found.loss_aligns), loss_sign=(0, 1, -1)[found.loss_sign])
 
-    def fields(self) -> dict[str, Any]:
-        """What the report has of it."""
-        linear = (self.first_linear, self.last_linear, self.n_linear) if self.first_linear else None
-        names = ("squashed_twice", "loss_aligns", "loss_sign", "target_layer")
-        return {name: getattr(self, name) for name in names} | {"linear_layers": linear}
-
 
 class OutputNodes:
     """Which node of the autograd graph is which module's output: noted in the fit's first sampled batch, until backward.
@@ -150,8 +144,6 @@ def owners(sites: Sequence[tuple[str, nn.Module]], steps: OptimizerSteps) -> lis
 
 class GradientListener(OutputRecorder):
     """Forward hook of one site: notes the call, and asks each output tensor for its gradient."""
-
-    __slots__ = ("calls", "hook", "index", "name", "outputs", "recording")
 
     def __init__(self, context: Context, table: GradientTable, name: str, index: int, outputs: OutputNodes) -> None:
         self.name, self.index = name, index

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.step import EarlierOptimizers, OptimizerSteps, Step
+from lightning_hooks.declare.step import EarlierOptimizers, Step
 from lightning_hooks.diagnostics.gradients.tables import ParameterTable
 from lightning_hooks.diagnostics.learning.report import LearningWatch
 from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
@@ -30,7 +30,9 @@ class SampledSteps:
 
     def __init__(self, context: Context) -> None:
         self._host, self._steps = context.host, context.steps
-        self._embeddings = embedding_weights(context.steps, context.host.model)
+        embeddings = (one for one in context.host.model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag))
+        tables = (embedding._parameters.get("weight") for embedding in embeddings)
+        self._embeddings = {context.steps.index_of(table) for table in tables if table is not None}
         self.parameters = ParameterTable(context.steps.names, len(context.steps.optimizer_names), context.host.setup.device)
         self.optimizers = OptimizerWatch(context)
         self.replicas = ReplicaTable(len(context.steps.names), context.host.setup.device)
@@ -126,9 +128,3 @@ class MeasuredStep:
         if places and isinstance(self.weights, WeightSample):
             lost = self.weights.lost(self.parameters, places)
             table.add_lost(fixed(tuple([self.places[place] for place in places])).to(lost.device, non_blocking=True), lost, valid)
-
-
-def embedding_weights(steps: OptimizerSteps, model: nn.Module) -> set[int | None]:
-    """The places of the weights of embeddings."""
-    tables = (module._parameters.get("weight") for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
-    return {steps.index_of(table) for table in tables if table is not None}

@@ -212,8 +212,6 @@ class GradientTable(RowTable):
     def reset(self) -> None:
         super().reset()
         self.discard()
-        if self.histograms is not None:
-            self.histograms.reset()
 
     def in_order(self, places: Iterable[int], backward: bool = False) -> tuple[str, ...]:
         """Name the sites in the order of these; the others follow as in the model, or ``backward``."""
@@ -222,8 +220,6 @@ class GradientTable(RowTable):
 
 class GradientArrival(GradientRecorder):
     """Tensor hook at the outputs of one site: records the gradients. No host sync; no tensor is kept."""
-
-    __slots__ = ("index", "table")
 
     def __init__(self, table: GradientTable, index: int) -> None:
         self.table, self.index = table, index

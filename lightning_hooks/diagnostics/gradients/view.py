@@ -12,7 +12,6 @@ import numpy as np
 from typing_extensions import override
 
 from lightning_hooks.declare.collector import Collector, Figures, LoggedStatistics
-from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
@@ -38,12 +37,12 @@ from lightning_hooks.plots.series import check_report
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.trackers.console import Table, listed
 
+# The statistics of a site, what matters most first.
 RANKING = (
     *("rms", "update_ratio", "norm", "weight_norm", "nonfinite_fraction", "nonfinite_steps", "zero_fraction", "missing_steps"),
     *("norm_max", "update_ratio_max", "lost_fraction", "weight_rms"),
     *("std", "mean", "max", "min"),
 )
-"""The statistics of a site, what matters most first."""
 MODULE_STATS = ("mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nonfinite_fraction")
 PARAMETER_STATS = (
     *("norm", "norm_max", "rms", "zero_fraction", "nonfinite_steps", "missing_steps", "update_ratio", "update_ratio_max"),
@@ -67,10 +66,7 @@ class GradientSites(Collector[GradientFlowReport]):
     logged_by_default: ClassVar[tuple[str, ...] | None] = ("rms", "norm", "update_ratio", "weight_norm")
     modules: GradientTable
     parameters: ParameterTable
-
-    def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
-        super().__init__(context, state)
-        self._known: dict[str, set[str]] = {}  # of each optimizer, what was measured so far
+    _known: dict[str, set[str]]  # of each optimizer, what was measured so far
 
     @override
     def silent_sites(self) -> list[str]:
@@ -211,8 +207,7 @@ def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "paramet
     roles = by_role(names)
     handles = spread_band(axes, shown, low, high, band) if len(roles) == 1 else []
     handles = role_lines(axes, roles, np.where(shown, rms, np.nan), len(names)) + handles
-    handles += mark_the_rest(axes, rms, "gradient")
-    handles += mark_affected(axes, names, rms, report.alerts)
+    handles += [*mark_the_rest(axes, rms, "gradient"), *mark_affected(axes, names, rms, report.alerts)]
     axes.set_ylabel(unit)
     return with_names(figure, axes, names, of[:-1], handles)
 
@@ -252,8 +247,7 @@ def update_ratios(report: GradientFlowReport) -> Figure:
             handles.append(
                 axes.scatter(at, values[at], s=dot_size(len(names), 5.5) ** 2, color=face, ec=BLUE, zorder=3, label=text)
             )
-    handles += [patch(GREEN, "a decade around 1e-3", 0.25)]
-    handles += mark_the_rest(axes, values, "update")
+    handles += [patch(GREEN, "a decade around 1e-3", 0.25), *mark_the_rest(axes, values, "update")]
     handles += mark_affected(axes, names, values, report.alerts)
     axes.set_ylabel("update / weight, no unit")
     return with_names(figure, axes, names, "parameter", handles)

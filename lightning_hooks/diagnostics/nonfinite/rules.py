@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
@@ -49,11 +49,6 @@ def _in_data(report: FeatureReport, stats: FeatureStats) -> str:
 class NonfiniteWeights(Rule, kind="nonfinite", urgent=True):
     """Weights that are NaN or infinite before the first step. Where loss and gradients are finite, nothing uses them: an info."""
 
-    _ADVICE: ClassVar[tuple[str, ...]] = (
-        "Initialise or load it again",
-        "Look for torch.empty without an initialisation, a division by 0 in one, or a broken checkpoint",
-    )
-
     def __call__(self, report: GradientFlowReport) -> Alerts:
         found = [stats.nonfinite_fraction for stats in report.modules.values()]
         steps = [stats.nonfinite_steps for stats in (*report.parameters.values(), report.loss) if stats is not None]
@@ -65,7 +60,8 @@ class NonfiniteWeights(Rule, kind="nonfinite", urgent=True):
                 f"before the first step, the first at {list(weight.index)}"
                 f"{': the loss is finite, so nothing uses them' * (not bad)}.",
                 since_step=0,
-                advice=self._ADVICE,
+                advice=("Initialise or load it again",
+                    "Look for torch.empty without an initialisation, a division by 0 in one, or a broken checkpoint"),
             )  # fmt: skip
 
 

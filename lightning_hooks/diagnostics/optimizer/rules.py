@@ -65,7 +65,7 @@ class LrZero(Rule, kind="lr_zero"):
             groups = stats.rated
             rate, peak, initial = map(stats.largest, ("lr", "lr_peak", "lr_initial"))
             judged = bool(groups) and not has_converged(report)
-            if judged and stats.never_on:
+            if judged and not peak and not any(group.lr_initial for group in groups):
                 yield self.alert(
                     report, name, 0.0, 0.0, "info",
                     "its learning rate is 0 and has never been above: it changes nothing.",

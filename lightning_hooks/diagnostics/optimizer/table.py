@@ -105,11 +105,6 @@ class OptimizerStats:
         """The groups whose learning rate is known."""
         return [group for group in self.groups if group.lr is not None]
 
-    @property
-    def never_on(self) -> bool:
-        """Whether its learning rate has always been 0, and no schedule of it starts above."""
-        return bool(self.rated) and not self.largest("lr_peak") and not any(group.lr_initial for group in self.rated)
-
 
 class OptimizerColumn(Columns):
     """What each number of an optimizer's row holds, over steps; only quotients are read."""
@@ -153,18 +148,14 @@ class OptimizerTable(RowTable):
 
     def read(self, packed: Tensor) -> list[tuple[float | None, float | None, float | None]]:
         """The ``update_rms``, ``instability`` and ``stale_fraction`` of each optimizer, on the host; None where not measured."""
-        column = OptimizerColumn
-        found = []
-        for row in self.lines(packed):
-            square = _share(row, column.UPDATE_SQUARE, column.UPDATE_ELEMENTS)
-            instability = _share(row, column.INSTABILITY, column.INSTABILITY_STEPS)
-            rms = None if square is None else math.sqrt(square)
-            found.append((rms, instability, _share(row, column.STALE, column.WITH_GRADIENT)))
-        return found
-
-
-def _share(row: Sequence[float], part: OptimizerColumn, whole: OptimizerColumn) -> float | None:
-    return row[part] / row[whole] if row[whole] else None
+        return [
+            (
+                math.sqrt(square / elements) if elements else None,
+                instability / steps if steps else None,
+                stale / with_gradient if with_gradient else None,
+            )
+            for square, elements, instability, steps, stale, with_gradient in self.lines(packed)
+        ]
 
 
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
@@ -203,7 +194,7 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
         return None
     if not isinstance(optimizer, _KNOWN):
         return None  # what others keep by this name may be something else: Prodigy's holds gradients times its own scale
-    parameters, gradients, moments, steps = [], [], [], []
+    found = []
     for parameter in group["params"]:
         state = optimizer.state.get(parameter) if id(parameter) in updated else None
         if not isinstance(state, Mapping):
@@ -218,19 +209,15 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
             and moment.device == parameter.device
             and moment.shape == parameter.shape
         ):
-            parameters.append(parameter)
-            gradients.append(gradient)
-            moments.append(moment)
-            steps.append(step)
-    values, n = all_values([*parameters, *gradients, *moments], real=True), len(parameters)
+            found.append((parameter, gradient, moment, step))
+    parameters, gradients, moments, steps = zip(*found, strict=True) if found else ((), (), (), ())
+    n, values = len(found), all_values([*parameters, *gradients, *moments], real=True)
+    each = zip(values[:n], values[n : 2 * n], values[2 * n :], steps, strict=True)
     # Of an empty parameter there is nothing to read, nor of one that was freed.
-    kept = [place for place in range(n) if values[place].numel() and values[n + place].numel() and values[2 * n + place].numel()]
+    kept = [(p, g, v, step) for p, g, v, step in each if p.numel() and g.numel() and v.numel()]
     if not kept:
         return None
-    if len(kept) < n:
-        values, steps = [values[part * n + place] for part in range(3) for place in kept], [steps[place] for place in kept]
-        n = len(kept)
-    parameters, gradients, moments = values[:n], values[n : 2 * n], values[2 * n :]
+    parameters, gradients, moments, steps = zip(*kept, strict=True)
     strides = strides_of(tuple([p.shape for p in parameters]))
     v, counts = _sampled(moments, strides)
     g, _ = _sampled(gradients, strides)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.host import Scheduled
+from lightning_hooks.declare.rule import grouped
 from lightning_hooks.declare.step import EarlierOptimizers, OptimizerGroups, Step, groups_of
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, OptimizerTable, ScheduleStats, second_moments
 from lightning_hooks.hooks.attributes import stored
@@ -82,7 +83,8 @@ class OptimizerWatch:
             return []
         groups = [group for group in optimizer.param_groups if as_number(group.get("lr")) == 0.0]
         still = {id(parameter) for group in groups for parameter in group["params"]}
-        return [place for place in places if id(parameters[place]) not in still and _is_dense(parameters[place].grad)]
+        dense = [place for place in places if getattr(parameters[place].grad, "layout", None) == torch.strided]
+        return [place for place in dense if id(parameters[place]) not in still]
 
     def follow(self, kept: EarlierOptimizers) -> None:
         """There are other optimizers than before."""
@@ -105,11 +107,12 @@ class OptimizerWatch:
                 groups.setdefault(place, []).append(dataclasses.replace(settings, lr_peak=rate.peak, low_steps=low))
         self._settings = [tuple(groups.get(place, ())) for place in range(len(self._names))]
         places = {id(optimizer): place for place, optimizer in enumerate(self._host.optimizers)}
-        self._schedules = {}
-        for scheduled in self._host.schedulers:
-            place = places.get(id(stored(scheduled.scheduler, "optimizer")), -1)
-            found = schedules_of(scheduled) if scheduled.every == 1 else []
-            self._schedules.setdefault(place, []).extend(each for each in found if each.length)
+        self._schedules = grouped(
+            (places.get(id(stored(one.scheduler, "optimizer")), -1), stats)
+            for one in self._host.schedulers
+            for stats in schedules_of(one)
+            if one.every == 1 and stats.length
+        )
 
     def read(self, packed: Tensor) -> dict[str, OptimizerStats]:
         """Name the numbers of a packed table, next to the settings at the window's end."""
@@ -160,7 +163,3 @@ def schedules_of(scheduled: Scheduled) -> list[ScheduleStats]:
         taken = taken if isinstance(taken, int) and scheduled.every == 1 else 0
         found.append(ScheduleStats(type(scheduler).__name__, argument, length, argument == "T_max", taken, scheduled.by_epoch))
     return found
-
-
-def _is_dense(gradient: Tensor | None) -> bool:
-    return gradient is not None and gradient.layout == torch.strided

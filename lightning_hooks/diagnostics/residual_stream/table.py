@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.diagnostics.features.table import FeatureStats, feature_stats
-from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.attributes import stored
+from lightning_hooks.hooks.listener import OutputTo
 from lightning_hooks.hooks.selection import clean_name, outwards, repeated_blocks
 from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values
 from lightning_hooks.statistics.columns import MINIMUM_OR_NONE, SUM, Columns, Reduction, RowTable
@@ -202,14 +202,11 @@ def blocks_around(model: nn.Module, sites: Sequence[tuple[str, nn.Module]]) -> l
     return [(name, block) for name, block in repeated_blocks(model) if name in around]
 
 
-class BlockRecorder(OutputRecorder):
-    """Forward hook of one block."""
+class BlockRecorder(OutputTo):
+    """Forward hook of one block: gives what it was called with and what it put out to a function, behind its number."""
 
     reads_input = True
 
-    def __init__(self, table: ResidualTable, index: int) -> None:
-        self.table, self.index = table, index
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def __call__(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
         """Record a call."""
-        self.table.add(self.index, args, output)
+        self.record(self.index, args, output)

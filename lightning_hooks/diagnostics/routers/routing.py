@@ -101,20 +101,16 @@ class CodebookStats:
     max_share: float
 
 
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """What a router returned in one call."""
-
-    logits: Tensor | None  # shape (tokens, experts), floating point; None where it does not return them
-    chosen: Tensor | None = None  # numbers of experts, shape (tokens, top_k), others are dropped; None for the largest logits
-    dispatched: Tensor | None = None  # 0 or 1, shape (tokens, experts): which expert gets which token; None where numbers are known
-
-
-def routing_of(tensors: Sequence[Tensor], experts: int, top_k: int) -> Routing | None:
-    """Find logits and choices among the tensors that a router returns; None where there are neither.
+def routing_of(tensors: Sequence[Tensor], experts: int, top_k: int) -> tuple[Tensor | None, Tensor | None, Tensor | None] | None:
+    """Find logits and choices among the tensors that a router returns in one call.
 
     Logits are floating-point with ``experts`` numbers in the last dimension: the first such tensor next to numbers of experts,
     whose weights have the same form where every expert is chosen, and the last one otherwise.
+
+    Returns:
+        The logits, ``(tokens, experts)``; the numbers of the experts chosen, ``(tokens, top_k)``, others are dropped; and where
+        these are not known which expert gets which token, 0 or 1, ``(tokens, experts)``. Each is None where the router does not
+        return it: without either of the others the largest logits are the choices. None where there is nothing.
     """
     wide = [x for x in tensors if x.dim() > 1 and x.shape[-1] == experts]
     floats = [x for x in wide if x.is_floating_point()]
@@ -126,7 +122,7 @@ def routing_of(tensors: Sequence[Tensor], experts: int, top_k: int) -> Routing |
     if not floats and chosen is None and dispatched is None:
         return None
     logits = None if not floats else floats[-1] if chosen is None else floats[0]
-    return Routing(
+    return (
         None if logits is None else logits.detach().reshape(-1, experts),
         None if chosen is None else chosen.reshape(-1, top_k),
         None if dispatched is None else dispatched.reshape(-1, experts),
@@ -156,24 +152,28 @@ class RoutingTable(RowTable):
         if top_k:
             routing = routing_of(tensors, size, top_k)
             if routing is not None:
-                self.add(index, routing)
+                self._add(index, *routing)
         elif (codes := next((x for x in tensors if x.dim() and _is_integer(x)), None)) is not None:
             row = self.rows[index]
             row[RouterColumn.CALLS] += 1
             row[CHOSEN : CHOSEN + size] += _counts(codes.reshape(-1), size, row)
 
-    def add(self, index: int, routing: Routing) -> None:
+    def _add(self, index: int, logits: Tensor | None, chosen: Tensor | None, dispatched: Tensor | None) -> None:
         """Record one call of a router."""
         (_, experts, top_k), row = self._sites[index], self.rows[index]
-        load, tokens = _load(routing, experts, top_k, row)
-        choices = tokens * top_k
+        if logits is not None and chosen is None and dispatched is None:
+            chosen = logits.topk(top_k, -1).indices
+        given = dispatched if chosen is None else chosen
+        assert given is not None, "a router returns logits or choices"
+        load = given.sum(0).to(row) if chosen is None else _counts(given.reshape(-1), experts, row)
+        tokens, choices = len(given), len(given) * top_k
         row[RouterColumn.CALLS] += 1
         row[RouterColumn.TOKENS] += tokens
         row[RouterColumn.CHOICES] += choices
         row[RouterColumn.DROPPED] += choices - load.sum()
         row[RouterColumn.OVERFLOW] += (load - math.ceil(CAPACITY * choices / experts)).clamp(min=0).sum()
-        if routing.logits is not None and tokens:
-            row[RouterColumn.MEASURED : CHOSEN] += _measured(routing.logits, top_k, row)
+        if logits is not None and tokens:
+            row[RouterColumn.MEASURED : CHOSEN] += _measured(logits, top_k, row)
         row[CHOSEN : CHOSEN + experts] += load
 
     def read(self, packed: Tensor) -> tuple[dict[str, RouterStats], dict[str, CodebookStats]]:
@@ -182,16 +182,6 @@ class RoutingTable(RowTable):
         ran = [(name, top_k, row[: CHOSEN + size]) for (name, size, top_k), row in lines if row[RouterColumn.CALLS]]
         routers = {name: router_stats(row, top_k) for name, top_k, row in ran if top_k}
         return routers, {name: codebook_stats(row) for name, top_k, row in ran if not top_k}
-
-
-def _load(routing: Routing, experts: int, top_k: int, like: Tensor) -> tuple[Tensor, int]:
-    if routing.dispatched is not None:
-        return routing.dispatched.sum(0).to(like), routing.dispatched.shape[0]
-    chosen = routing.chosen
-    if chosen is None:
-        assert routing.logits is not None, "a router returns logits or choices"
-        chosen = routing.logits.topk(top_k, -1).indices
-    return _counts(chosen.reshape(-1), experts, like), chosen.shape[0]
 
 
 def _counts(numbers: Tensor, size: int, like: Tensor) -> Tensor:
