@@ -23,8 +23,8 @@ from lightning_hooks.statistics.reduction import REST, Merging, Span, Spans, Tab
 
 __all__ = ["ActivationRange", "RangeTable", "quantization_parameters"]
 
+# The type of each name, and its smallest and largest integer.
 LEVELS = {"int8": (torch.qint8, -128, 127), "uint8": (torch.quint8, 0, 255)}
-"""The type of each name, and its smallest and largest integer."""
 
 SCHEMES = {"affine": torch.per_tensor_affine, "symmetric": torch.per_tensor_symmetric}
 _EPS = torch.tensor(torch.finfo(torch.float32).eps)  # the smallest scale
@@ -88,8 +88,7 @@ def check_levels(dtype: object, scheme: object) -> None:
     check_choice("scheme", scheme, SCHEMES)
 
 
-UPSAMPLING = 16
-"""The number of parts into which a bin is split when its counts move to wider bins."""
+UPSAMPLING = 16  # the number of parts into which a bin is split when its counts move to wider bins
 
 
 def add_values(histogram: Tensor, ends: Tensor, values: Tensor, found: Tensor) -> None:
@@ -164,8 +163,7 @@ def percentile_range(histogram: Tensor, ends: Tensor, percentile: float) -> tupl
     return float(found[0]), float(found[1])
 
 
-METHODS = ("minmax", "moving_average", "percentile")
-"""The methods for choosing a range."""
+METHODS = ("minmax", "moving_average", "percentile")  # the methods for choosing a range
 
 _CALLS, _COUNT, _NONFINITE, _COUNTERS = 0, 1, 2, 3
 _SEEN, _AVERAGE = slice(0, 2), slice(2, 4)  # columns of ``ends``: the extremes, and their moving average

@@ -139,8 +139,7 @@ class FixedSampleCallback(HookedCallback):
         trackers.save()
 
 
-MAX_MODULES = 12
-"""The number of modules drawn if ``modules`` is None."""
+MAX_MODULES = 12  # the number of modules drawn if modules is None
 
 
 class FeatureMapVisualizer(FixedSampleCallback):

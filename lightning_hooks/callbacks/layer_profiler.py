@@ -49,8 +49,7 @@ NUMBERS: dict[str, Callable[[LayerTimes], object]] = {
     "memory MB": lambda times: None if times.memory_bytes is None else times.memory_bytes / 1e6,
 }
 COLUMNS = ("module", *NUMBERS)
-_IF_ANY = ("recompute ms", "memory MB")
-"""Columns that the terminal shows only if they have values."""
+_IF_ANY = ("recompute ms", "memory MB")  # columns that the terminal shows only if they have values
 ORDERS = ("self", "total", "model")
 
 

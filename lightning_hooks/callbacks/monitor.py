@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+# Modules, or pairs of them, to the metrics that are updated with their outputs: typed for LightningCLI.
 Metrics = Mapping[Any, Metric | MetricCollection] | None
-"""Modules, or pairs of them, to the metrics that are updated with their outputs: typed for LightningCLI."""
 
 
 def names_of_callbacks(trainer: Trainer) -> set[str]:

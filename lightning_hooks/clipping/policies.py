@@ -230,6 +230,7 @@ class PerTensor(ClipPolicy):
     name: ClassVar[str] = "tensor"
 
 
+# Name of a policy to its class and the field that threshold sets.
 POLICIES: dict[str, tuple[type[Any], str]] = {
     "norm": (GlobalNorm, "max_norm"),
     "value": (Value, "max_value"),
@@ -238,7 +239,6 @@ POLICIES: dict[str, tuple[type[Any], str]] = {
     "zclip": (ZClip, "z"),
     "autoclip": (AutoClip, "percentile"),
 }
-"""Name of a policy to its class and the field that ``threshold`` sets."""
 
 
 def make_policy(policy: str | object, threshold: float | None = None) -> Any:

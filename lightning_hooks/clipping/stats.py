@@ -13,11 +13,9 @@ from torch import Tensor
 
 from lightning_hooks.clipping.watch import NormHistory
 
-EVENT_TOLERANCE = 1e-6
-"""Relative decrease of a parameter's norm above which a step counts as clipped; less is rounding."""
+EVENT_TOLERANCE = 1e-6  # relative decrease of a parameter's norm above which a step counts as clipped; less is rounding
 
-TOP = 5
-"""The number of parameters that a report names as the cause of the clips."""
+TOP = 5  # the number of parameters that a report names as the cause of the clips
 
 
 class ClipColumn(IntEnum):
@@ -136,11 +134,9 @@ def clip_stats(row: Sequence[float], names: Sequence[str], limit: float | None =
     )
 
 
-PAGE = 128
-"""Steps stored before they are tallied, so that the cost of a tally is shared; fewer with many parameters."""
+PAGE = 128  # steps stored before they are tallied, so that the cost of a tally is shared; fewer with many parameters
 
-NUMBERS = 8192
-"""The largest number of norms in a page, which holds at least four steps: it limits the memory."""
+NUMBERS = 8192  # the largest number of norms in a page, which holds at least four steps: it limits the memory
 
 
 class ClipLedger:

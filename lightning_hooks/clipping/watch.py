@@ -11,16 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WINDOW = 128
-"""Number of previous steps that a step is compared with, as in OLMo-core's ``SkipStepOptimizer``."""
+WINDOW = 128  # number of previous steps that a step is compared with, as in OLMo-core's SkipStepOptimizer
 
-FIRST_STEPS = 8
-"""Number of first steps of a training that define the usual size of its gradients."""
+FIRST_STEPS = 8  # number of first steps of a training that define the usual size of its gradients
 
-LARGEST = 5
-"""Number of steps of an epoch whose norms are kept, the largest ones."""
-N_STEP_NUMBERS = 3
-"""Of each of them: its norm, its batch, and the trainer's ``global_step`` before it."""
+LARGEST = 5  # number of steps of an epoch whose norms are kept, the largest ones
+N_STEP_NUMBERS = 3  # of each of them: its norm, its batch, and the trainer's global_step before it
 
 
 class EventColumn(IntEnum):

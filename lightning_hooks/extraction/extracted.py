@@ -17,8 +17,7 @@ from torch import Tensor
 from lightning_hooks.extraction.batches import Field, batch_size, field_of, to_host
 from lightning_hooks.extraction.capture import call_name
 
-FORMATS = ("npz", "safetensors")
-"""The file formats, which are also the suffixes."""
+FORMATS = ("npz", "safetensors")  # the file formats, which are also the suffixes
 
 
 @dataclass(frozen=True, slots=True)

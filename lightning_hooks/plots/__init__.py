@@ -31,6 +31,7 @@ __all__ = [
     "update_ratios",
 ]
 
+# The figures that capabilities declare: they are imported when they are first asked for, since they import this package.
 _DRAWN_BY = {
     "attention.collector": ("attention_heads",),
     "clipping_events.report": ("clip_history",),
@@ -39,7 +40,6 @@ _DRAWN_BY = {
     "residual_stream.rules": ("residual_stream",),
     "routers.collector": ("expert_load",),
 }
-"""The figures that capabilities declare: they are imported when they are first asked for, since they import this package."""
 
 
 def __getattr__(name: str) -> Any:

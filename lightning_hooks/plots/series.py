@@ -14,8 +14,7 @@ from lightning_hooks.declare.window import Report
 
 FRACTIONS = ("zero_fraction", "nonfinite_fraction", "dead_fraction", "saturated_fraction", "rate", "coefficient")
 SIGNED = ("mean", "min", "max", "value")
-NOT_NUMBERS = {"top_parameters", "limit", "channels", "load"}
-"""Fields of statistics that are no numbers of their own."""
+NOT_NUMBERS = {"top_parameters", "limit", "channels", "load"}  # fields of statistics that are no numbers of their own
 
 
 @dataclass(frozen=True, slots=True)

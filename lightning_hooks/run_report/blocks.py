@@ -60,10 +60,8 @@ def measured(alert: Alert) -> tuple[str, str]:
 
 Block = dict[str, Any]
 Card = list[Block]
-MOST_LINES = 5
-"""Curves of a chart: as many as there are colours."""
-SHOWN_ROWS = 40
-"""Of more rows those with an alert come first, and the page folds those beyond."""
+MOST_LINES = 5  # curves of a chart: as many as there are colours
+SHOWN_ROWS = 40  # of more rows those with an alert come first, and the page folds those beyond
 
 
 def numbers(values: Iterable[float]) -> list[float | None]:

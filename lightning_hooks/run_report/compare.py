@@ -67,10 +67,8 @@ class Difference:
         return f"{sign} {factor:.0f}" if 100 <= factor < 1e6 else f"{sign} {factor:.3g}"
 
 
-DIFFERENCE = ("layer", "of it", "A", "B", "A to B")
-"""What the cells of a difference are."""
-MOST = 25
-"""How many differences are shown as those that matter most."""
+DIFFERENCE = ("layer", "of it", "A", "B", "A to B")  # what the cells of a difference are
+MOST = 25  # how many differences are shown as those that matter most
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +170,10 @@ def _losses(a: Run, b: Run) -> list[tuple[str, float, float]]:
     return [(f"{what}, {where}", a.metric(what, first), b.metric(what, second)) for what, where, first, second in at]
 
 
+# What a fit event says that is not a setting; layers are compared one by one.
 NOT_SETTINGS = ("event", "version", "started", "epoch", "step", "monitors", "watched", "layers")
-"""What a ``fit`` event says that is not a setting; layers are compared one by one."""
+# Settings of parameter groups that are compared; learning rates are compared over the whole run.
 OF_OPTIMIZERS = ("weight_decay", "momentum", "betas", "eps", "maximize")
-"""Settings of parameter groups that are compared; learning rates are compared over the whole run."""
 MOST_LAYERS = 8
 
 

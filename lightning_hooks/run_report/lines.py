@@ -40,15 +40,13 @@ def write_whole(path: Path, text: str) -> Path:
     return path
 
 
-LONG = 60
-"""Characters from which a value that has not changed is left out."""
+LONG = 60  # characters from which a value that has not changed is left out
 FOLDER = "lightning_hooks"
 REPORTS = "reports.jsonl"
 ALERTS = "alerts.jsonl"
-VERSION = 4
-"""Of the format; older ones are not read."""
+VERSION = 4  # of the format; older ones are not read
+# Of the lines in the file of alerts; those of version 1 do not say theirs, and have fewer fields where an alert is cleared.
 ALERTS_VERSION = 2
-"""Of the lines in the file of alerts; those of version 1 do not say theirs, and have fewer fields where an alert is cleared."""
 
 
 def line(event: str, values: Mapping[str, Any]) -> str:
@@ -83,8 +81,7 @@ def position(report: Any) -> dict[str, int]:
     return {"epoch": report.epoch, **({} if report.unit == "epoch" else {"at": report.at})}
 
 
-Key = tuple[str, str]
-"""Of a monitor: its prefix, and the modules that it observes."""
+Key = tuple[str, str]  # of a monitor: its prefix, and the modules that it observes
 
 
 class Memory:
@@ -195,10 +192,8 @@ def _rounded(value: Any) -> Any:
     return [_rounded(inner) for inner in value] if isinstance(value, list) else value
 
 
-MOST_EPOCHS = 300
-"""Windows that keep their tables when a file is thinned, at most; alerts, times and settings are kept of all."""
-MOST_BYTES = 8_000_000
-"""A file that is larger is thinned to half of it."""
+MOST_EPOCHS = 300  # windows that keep their tables when a file is thinned, at most; alerts, times and settings are kept of all
+MOST_BYTES = 8_000_000  # a file that is larger is thinned to half of it
 STRIDES = tuple(2**power for power in range(21))
 
 

@@ -29,12 +29,9 @@ from lightning_hooks.trackers.console import visible
 
 PAGE = "report.html"
 MARKDOWN = "report.md"
-MOST_BYTES = 1_900_000
-"""A page that would be larger draws less of a large run."""
-MOST_IN_MARKDOWN = 60
-"""Rows of a table."""
-MOST_NOTEBOOK_BYTES = 400_000
-"""Of the page within a notebook, which is saved with it."""
+MOST_BYTES = 1_900_000  # a page that would be larger draws less of a large run
+MOST_IN_MARKDOWN = 60  # rows of a table
+MOST_NOTEBOOK_BYTES = 400_000  # of the page within a notebook, which is saved with it
 
 
 def write_health(run: Run, folder: Path | None = None) -> list[Path]:
@@ -151,5 +148,4 @@ class RunReport:
 
 
 FIRST = "The first report is made when the first window of trainer.fit() ends: an epoch, or report_every_n_steps batches."
-MOST_LINES, MOST_CHARACTERS = 40, 400
-"""Of the head of a report."""
+MOST_LINES, MOST_CHARACTERS = 40, 400  # of the head of a report

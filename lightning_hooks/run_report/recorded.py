@@ -21,8 +21,8 @@ from lightning_hooks.declare.plain import from_plain
 from lightning_hooks.declare.window import Report
 from lightning_hooks.plots.series import Series, window_of
 
+# Of a monitor's tables (prefix, modules, table): the names that the lines so far hold.
 TableNames = dict[tuple[str, str, str], list[str]]
-"""Of a monitor's tables (prefix, modules, table): the names that the lines so far hold."""
 
 
 @cache
@@ -80,8 +80,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield named(json.loads(text), names)
 
 
+# What comes of a line or a file that no run has written.
 UNREADABLE = (TypeError, ValueError, LookupError, ArithmeticError, RecursionError, AttributeError)
-"""What comes of a line or a file that no run has written."""
 
 
 def named(event: dict[str, Any], names: TableNames) -> dict[str, Any]:
@@ -115,6 +115,7 @@ class DrawnStatistic(NamedTuple):
     caption: str = ""  # of its heat map; empty without one
 
 
+# In the order in which they are shown.
 STATISTICS = (
     DrawnStatistic("gradient_flow", "modules", "rms", "gradient RMS", "Gradient RMS at each module's output"),
     DrawnStatistic("gradient_flow", "parameters", "update_ratio", "update ratio", "Update ratio of each parameter"),
@@ -129,11 +130,10 @@ STATISTICS = (
     DrawnStatistic("gradient_clip", "optimizers", "norm_before", "norm before clipping"),
     DrawnStatistic("gradient_clip", "optimizers", "rate", "steps clipped"),
 )
-"""In the order in which they are shown."""
 
 
+# Layers in a list, and layers and windows in a heat map, so that the page of a large run stays small; alerts half as many.
 MOST_DRAWN = 300
-"""Layers in a list, and layers and windows in a heat map, so that the page of a large run stays small; alerts half as many."""
 
 
 def severities(record: MonitorRecord) -> dict[str, str]:
@@ -170,8 +170,8 @@ def number_of(value: Any) -> float:
     return math.nan
 
 
+# Table to its names and, by statistic, their numbers: float32, NaN where nothing was measured, infinite where none applies.
 Columns = dict[str, tuple[tuple[str, ...], dict[str, np.ndarray]]]
-"""Table to its names and, by statistic, their numbers: float32, NaN where nothing was measured, infinite where none applies."""
 
 
 @dataclass(slots=True)

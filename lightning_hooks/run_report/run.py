@@ -223,8 +223,7 @@ def _forget(run: Run, found: Found, epoch: int) -> None:
     run.timing = {number: event for number, event in run.timing.items() if number < epoch}
 
 
-MOST_BYTES = 256_000_000
-"""Of a file that is read; the monitors keep theirs below some 8 MB."""
+MOST_BYTES = 256_000_000  # of a file that is read; the monitors keep theirs below some 8 MB
 
 
 class RunFile:

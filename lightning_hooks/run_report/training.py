@@ -30,11 +30,9 @@ SETTINGS = (
     ("max_epochs", "epochs planned"),
 )
 MEAN_LOSS = "mean loss of the training batches"
-MOST_CHARTS = 12
-"""Of the user's metrics."""
+MOST_CHARTS = 12  # of the user's metrics
 _PHASE = re.compile(r"(?<![^_\-./ ])(train(ing)?|val(id(ation)?)?|eval(uation)?|test)(?![^_\-./ ])", re.IGNORECASE)
-Curves = dict[str, list[float]]
-"""Name to a number for each epoch."""
+Curves = dict[str, list[float]]  # name to a number for each epoch
 
 
 def loss_and_metrics(run: Run) -> dict[str, Curves]:
@@ -105,15 +103,14 @@ def plain_batches(reports: Iterable[Any]) -> list[dict[str, Any]]:
     ]
 
 
+# What a step ratio means: in words, from which ratio, its colour.
 THRESHOLDS = (
     ("harmful below", 0.0, "red"),
     ("too long below", 0.1, "amber"),
     ("best length", 0.5, "green"),
     ("short", 1.0, "soft"),
 )
-"""What a step ratio means: in words, from which ratio, its colour."""
-BOUNDS = (-1.0, 1.5)
-"""Step ratios beyond are drawn at these."""
+BOUNDS = (-1.0, 1.5)  # step ratios beyond are drawn at these
 
 
 def training(run: Run) -> Iterator[Card]:

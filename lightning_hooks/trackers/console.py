@@ -178,8 +178,7 @@ def coloured(text: str, severity: str, stream: TextIO | None = None) -> str:
 _UNSAFE = re.compile(r"[^A-Za-z0-9_. -]+")
 _LONGEST = 80
 LONGEST_METRIC = 250
-LONGEST_CELL = 60
-"""The longest text with spaces that is put into a table."""
+LONGEST_CELL = 60  # the longest text with spaces that is put into a table
 
 
 def safe_path(tag: str) -> str:

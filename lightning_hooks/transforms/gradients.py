@@ -14,12 +14,12 @@ from torch import Tensor
 from lightning_hooks.extraction.batches import map_tensors
 from lightning_hooks.hooks import Listener
 
+# A function of the unscaled gradient, and of the factor if there is one, that returns a new gradient, or None for no change.
 GradientFunction = Callable[..., "Tensor | None"]
-"""A function of the unscaled gradient, and of the factor if there is one, that returns a new gradient, or None for no change."""
 
 
+# A number; a mapping from first epochs to numbers; or a function of the epoch (None: no number).
 Factor: TypeAlias = float | Mapping[int, float] | Callable[[int], float | None]
-"""A number; a mapping from first epochs to numbers; or a function of the epoch (None: no number)."""
 
 
 def clamp_gradient(gradient: Tensor, bound: float, loss_scale: Tensor | None = None) -> Tensor:
@@ -149,8 +149,7 @@ CHANGES: dict[str, Callable[[Tensor, float, str, Tensor | None], Tensor]] = {
     "clamp": lambda gradient, factor, _, loss_scale: clamp_gradient(gradient, factor, loss_scale),
     "noise": noisy_gradient,
 }
-TRANSFORMS = tuple(CHANGES)
-"""The named transforms."""
+TRANSFORMS = tuple(CHANGES)  # the named transforms
 
 
 @dataclass(slots=True)

@@ -13,8 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from lightning_hooks.sinks.tab.runs import Runs
 
-VERSION = 1
-"""Of the answers."""
+VERSION = 1  # of the answers
 STATIC = {"/index.js": ("page.js", "text/javascript"), "/style.css": ("page.css", "text/css")}
 Query = Mapping[str, str]
 
