@@ -29,10 +29,6 @@ class Difference:
         """Whether it is a share, from 0 to 1."""
         return self.stat in FRACTIONS
 
-    def text(self, value: float) -> str:
-        """One of the two as it is written."""
-        return percent(value) if self.share else number(value)
-
     @property
     def size(self) -> float:
         """How much they differ: in decades, and shares so that from none to all weighs as much as a thousandfold."""
@@ -50,7 +46,8 @@ class Difference:
     @property
     def cells(self) -> tuple[str, str, str, str, str]:
         """It as a row of a table: the layer, what, A, B, the change."""
-        return self.name, self.what, self.text(self.a), self.text(self.b), self.change
+        text = percent if self.share else number
+        return self.name, self.what, text(self.a), text(self.b), self.change
 
     @property
     def change(self) -> str:
@@ -79,7 +76,7 @@ class Comparison:
     b: Run  # the second
     epoch: int  # the epoch at which numbers are compared: the last that both have
     verdicts: tuple[Verdict, Verdict]  # of both
-    differences: tuple[Difference, ...]  # of layers that both have, the largest first
+    differences: tuple[Difference, ...]  # of layers that both have, in the order of STATISTICS and of the model
     only: Mapping[str, tuple[str, ...]]  # A or B to the layers that only it has; without those that have none, as below
     alerts: Mapping[str, tuple[Course, ...]]  # at the end, by who has them: only in A, only in B, or in both, as the first has them
     settings: tuple[tuple[str, Any, Any], ...]  # (name, first, second) of what was set up differently
@@ -88,14 +85,12 @@ class Comparison:
     @property
     def largest(self) -> list[Difference]:
         """What differs, the most first."""
-        return [difference for difference in self.differences if difference.size > 0]
+        differ = (difference for difference in self.differences if difference.size > 0)
+        return sorted(differ, key=lambda difference: -difference.size)
 
     def of(self, stat: str) -> list[Difference]:
         """The differences of one statistic, in the model's order."""
-        found = [difference for difference in self.differences if difference.stat == stat]
-        names = (name for record in self.a.monitors for names in record.names.values() for name in names)
-        order = {name: place for place, name in enumerate(dict.fromkeys(names))}
-        return sorted(found, key=lambda difference: order.get(difference.name, len(order)))
+        return [difference for difference in self.differences if difference.stat == stat]
 
 
 def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
@@ -119,7 +114,6 @@ def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
         if names_a and names_b:  # by name: a layer may be there without this number, such as an update ratio without an update
             only["A"] |= dict.fromkeys(name for name in names_a if name not in names_b)
             only["B"] |= dict.fromkeys(name for name in names_b if name not in names_a)
-    found.sort(key=lambda difference: -difference.size)  # stable: of the same size, in the order of STATISTICS and of the model
     mine, theirs = ({course.key: course for course in courses(run) if course.lasts and course.serious} for run in (a, b))
     alerts = {
         "only in A": tuple(course for key, course in mine.items() if key not in theirs),

@@ -76,7 +76,7 @@ class Health:
                 "unit": "epoch" if all(report.unit == "epoch" for report in reports) else "step",
                 "windows": verdict.windows,
                 "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
-                "unusual_batches": plain_batches(reports),
+                "unusual_batches": plain_batches(map(_fields, reports)),
                 "watched": [_watched(watched) for watched in self.watched],
                 "not_found": self._not_found(),
                 "alerts": alerts[:MOST_ALERTS],

@@ -54,16 +54,13 @@ def is_table(field: Any) -> bool:
 
 
 def report_of(event: Mapping[str, Any]) -> Any:
-    """Make the report of a ``report`` event; None if it is of a kind that is not known here.
+    """Make the report of a ``report`` event.
 
     Raises:
-        TypeError, ValueError, KeyError: If it does not hold what it should.
+        TypeError, ValueError, KeyError: If it does not hold what it should, or is of a kind that is not known here.
     """
-    kind = report_kinds().get(event["kind"])
-    if kind is None:
-        return None
     fields = {name: by_names(value) if is_table(value) else value for name, value in event["report"].items()}
-    return kind.from_dict({**fields, "alerts": event.get("alerts", [])})
+    return report_kinds()[event["kind"]].from_dict({**fields, "alerts": event.get("alerts", [])})
 
 
 def place(event: Mapping[str, Any]) -> int:
@@ -194,10 +191,10 @@ class MonitorRecord:
     @property
     def last(self) -> Any:
         """The last report; None if its kind is not known. Its class comes with torch."""
-        report = None
-        with suppress(TypeError, ValueError, KeyError):
-            report = None if self.latest is None else report_of(self.latest)
-        return None if report is None else dataclasses.replace(report, alerts=next(reversed(self.alerts.values()), ()))
+        if self.latest is not None:
+            with suppress(TypeError, ValueError, KeyError):
+                return dataclasses.replace(report_of(self.latest), alerts=next(reversed(self.alerts.values()), ()))
+        return None
 
     @property
     def fields(self) -> dict[str, Any]:

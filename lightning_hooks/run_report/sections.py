@@ -78,26 +78,21 @@ def rows_of(record: MonitorRecord, name: str) -> dict[str, dict[str, Any]]:
 def in_order_of_cause(found: Iterable[Course]) -> list[Course]:
     """Root causes, those that last and the most severe first, each with its consequences behind it."""
     ordered = sorted(found, key=lambda course: (gravity(course.severity), not course.lasts, course.since))
-    names = {course.alert.name for course in ordered}
-    effects: dict[str, list[Course]] = {}
-    for course in ordered:
-        if course.alert.cause in names and course.alert.cause != course.alert.name:
-            effects.setdefault(course.alert.cause, []).append(course)
-    placed = {id(course) for group in effects.values() for course in group}
-    roots = [course for course in ordered if id(course) not in placed]
-    line = [course for root in roots for course in (root, *effects.pop(root.alert.name, ()))]
-    return [*line, *(course for group in effects.values() for course in group)]
+    places = {course.alert.name: place for place, course in reversed([*enumerate(ordered)])}
+
+    def behind_its_cause(placed: tuple[int, Course]) -> tuple[int, bool]:
+        place, course = placed
+        cause = place if course.alert.cause == course.alert.name else places.get(course.alert.cause, place)
+        return cause, cause != place
+
+    return [course for _, course in sorted(enumerate(ordered), key=behind_its_cause)]
 
 
 def _alerts(run: Run, most: int) -> Iterator[Card]:
     found = in_order_of_cause(courses(run))
     left = len(found) - most // 2
     if found:
-        drawn = {
-            "alerts": [_course(run, course) for course in found[: most // 2]],
-            "windows": len(run.epochs),
-            "unit": run.unit,
-        }
+        drawn = {"alerts": [_course(run, course) for course in found[: most // 2]], "windows": len(run.epochs), "unit": run.unit}
         yield [drawn, *[{"text": f"{left} more alerts are in reports.jsonl."}] * (left > 0)]
 
 
