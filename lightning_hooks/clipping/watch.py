@@ -88,18 +88,6 @@ class StepEvents:
     discarded_batches: int = 0
 
 
-def empty_events(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return the events of no step, shape ``(n_event_columns,)``."""
-    events = torch.zeros(N_EVENT_COLUMNS, device=device, dtype=dtype)
-    events[EventColumn.BAD_BATCH] = math.inf
-    return events
-
-
-def no_steps(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return the largest steps of none, shape ``(LARGEST, N_STEP_NUMBERS)``; a norm of -1 stands for no step."""
-    return torch.full((LARGEST, N_STEP_NUMBERS), -1.0, device=device, dtype=dtype)
-
-
 def largest_steps(rows: Tensor) -> Tensor:
     """Of steps, shape ``(k, N_STEP_NUMBERS)``, those with the largest norms, the largest first; of equal ones the earlier."""
     return rows.index_select(0, rows[:, 0].sort(descending=True, stable=True).indices[:LARGEST])
@@ -111,14 +99,15 @@ class NormHistory:
     The history of norms continues from epoch to epoch; the events are those of one epoch.
 
     Attributes:
-        largest: The steps of the epoch with the largest finite norms, shape ``(LARGEST, N_STEP_NUMBERS)``.
+        events: The events of the epoch, shape ``(n_event_columns,)``.
+        largest: The steps of the epoch with the largest finite norms, shape ``(LARGEST, N_STEP_NUMBERS)``; a norm of -1 stands for
+            no step.
     """
 
     def __init__(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
         self.recent = torch.full((WINDOW,), math.nan, device=device, dtype=dtype)
         self.past = torch.zeros(3, device=device, dtype=dtype)  # steps seen, the largest norm, the largest of the first steps
-        self.events = empty_events(device, dtype)
-        self.largest = no_steps(device, dtype)
+        self.reset()
 
     def read(self, norms: Tensor, batches: Sequence[int], taken: Tensor, global_steps: Sequence[int] | None = None) -> None:
         """Add steps.
@@ -188,8 +177,9 @@ class NormHistory:
 
     def reset(self) -> None:
         """Start a new epoch."""
-        self.events = empty_events(self.past.device, self.past.dtype)
-        self.largest = no_steps(self.past.device, self.past.dtype)
+        self.events = self.past.new_zeros(N_EVENT_COLUMNS)
+        self.events[EventColumn.BAD_BATCH] = math.inf
+        self.largest = self.past.new_full((LARGEST, N_STEP_NUMBERS), -1.0)
 
 
 def step_events(row: Sequence[float], names: Sequence[str], unzeroed: int = 0, wasted: int = 0, discarded: int = 0) -> StepEvents:
