@@ -20,7 +20,7 @@ from lightning_hooks.run_report.compare import compare
 from lightning_hooks.run_report.data import compared
 from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.lines import write_whole
-from lightning_hooks.run_report.page import compare_page, verdict_lines, write_health
+from lightning_hooks.run_report.page import document, verdict_lines, write_health
 from lightning_hooks.run_report.recorded import UNREADABLE
 from lightning_hooks.run_report.run import Run, read_run
 from lightning_hooks.run_report.verdict import judge
@@ -187,8 +187,8 @@ def _report(options: argparse.Namespace) -> Done:
 
 def _compare(options: argparse.Namespace) -> Done:
     found = compare(_read(options.run_a), _read(options.run_b), options.epoch)
-    path = write_whole(options.output or found.b.path / "compare.html", compare_page(found))
     page = compared(found)
+    path = write_whole(options.output or found.b.path / "compare.html", document(page, markdown(page)))
     printed = [section for section in page["sections"] if section["id"] in PRINTED]
     text = re.sub(r"\\([\W_])", r"\1", markdown({**page, "sections": printed}))  # names as they are: a terminal shows no markup
     return [*unescape(text).splitlines(), "", f"Written: {path}"], 0

@@ -286,11 +286,14 @@ class RangeTable:
                 nan = math.nan
                 sites[name] = ActivationRange(nan, nan, 1.0, 0, nan, nan, round(calls), 0, 1.0 if nonfinite else nan)
             elif calls:
-                low, high = self._range(ends, histogram)
-                scale, zero_point = quantization_parameters(low, high, dtype, scheme)
+                if self.method == "percentile":
+                    chosen = torch.tensor(percentile_range(histogram, ends[_SEEN], self.percentile))
+                else:
+                    chosen = ends[_AVERAGE if self.method == "moving_average" else _SEEN]
+                scale, zero_point = quantization_parameters(chosen[0], chosen[1], dtype, scheme)
                 sites[name] = ActivationRange(
-                    min=float(low),
-                    max=float(high),
+                    min=float(chosen[0]),
+                    max=float(chosen[1]),
                     scale=float(scale),
                     zero_point=int(zero_point),
                     smallest=float(ends[0]),
@@ -300,13 +303,6 @@ class RangeTable:
                     nonfinite_fraction=nonfinite / (count + nonfinite),
                 )
         return sites, tuple(name for name in self.names if name not in sites)
-
-    def _range(self, ends: Tensor, histogram: Tensor) -> tuple[Tensor, Tensor]:
-        if self.method == "percentile":
-            found = torch.tensor(percentile_range(histogram, ends[_SEEN], self.percentile))
-        else:
-            found = ends[_AVERAGE if self.method == "moving_average" else _SEEN]
-        return found[0], found[1]
 
 
 def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor | int]:

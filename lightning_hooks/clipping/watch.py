@@ -109,6 +109,12 @@ class NormHistory:
         self.past = torch.zeros(3, device=device, dtype=dtype)  # steps seen, the largest norm, the largest of the first steps
         self.reset()
 
+    def reset(self) -> None:
+        """Start a new epoch."""
+        self.events = self.past.new_zeros(N_EVENT_COLUMNS)
+        self.events[EventColumn.BAD_BATCH] = math.inf
+        self.largest = self.past.new_full((LARGEST, N_STEP_NUMBERS), -1.0)
+
     def read(self, norms: Tensor, batches: Sequence[int], taken: Tensor, global_steps: Sequence[int] | None = None) -> None:
         """Add steps.
 
@@ -174,12 +180,6 @@ class NormHistory:
         """Restore the :meth:`state` of an earlier run."""
         state = state.to(self.recent)
         self.recent, self.past = state[:WINDOW].clone(), state[WINDOW:].clone()
-
-    def reset(self) -> None:
-        """Start a new epoch."""
-        self.events = self.past.new_zeros(N_EVENT_COLUMNS)
-        self.events[EventColumn.BAD_BATCH] = math.inf
-        self.largest = self.past.new_full((LARGEST, N_STEP_NUMBERS), -1.0)
 
 
 def step_events(row: Sequence[float], names: Sequence[str], unzeroed: int = 0, wasted: int = 0, discarded: int = 0) -> StepEvents:

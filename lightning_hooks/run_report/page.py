@@ -20,8 +20,7 @@ from urllib.parse import urlencode
 
 from lightning_hooks.declare.brief import lines_html
 from lightning_hooks.run_report.blocks import flat, markdown
-from lightning_hooks.run_report.compare import Comparison
-from lightning_hooks.run_report.data import Page, compared, heat, whole
+from lightning_hooks.run_report.data import Page, heat, whole
 from lightning_hooks.run_report.lines import write_whole
 from lightning_hooks.run_report.recorded import MOST_DRAWN, Run
 from lightning_hooks.run_report.verdict import Verdict, courses, judge
@@ -56,12 +55,6 @@ def health_page(run: Run, most_bytes: int = MOST_BYTES, text: str | None = None)
         if len(made.encode("utf-8", "backslashreplace")) <= most_bytes or most < 8:
             return made
         most //= 2
-
-
-def compare_page(found: Comparison) -> str:
-    """Return the comparison of two runs: a whole HTML document."""
-    page = compared(found)
-    return document(page, markdown(page))
 
 
 def health_markdown(run: Run) -> str:
