@@ -195,8 +195,7 @@ class RangeTable:
         device = torch.device(device)
         self.counters = torch.zeros((len(names), _COUNTERS), dtype=row_dtype(device), device=device)
         self.ends = torch.empty((len(names), 4), device=device)  # float32, as in torch.ao's observers
-        n_bins = bins if method == "percentile" else 0
-        self.histograms = torch.zeros((len(names), n_bins), device=device)
+        self.histograms = torch.zeros((len(names), bins if method == "percentile" else 0), device=device)
         self.reset()
 
     def reset(self) -> None:

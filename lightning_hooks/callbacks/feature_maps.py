@@ -36,8 +36,7 @@ class FixedSampleCallback(HookedCallback):
     """
 
     prefix: ClassVar[str]
-    reduced: ClassVar[bool] = True
-    """Whether figures are logged in fewer colours."""
+    reduced: ClassVar[bool] = True  # whether figures are logged in fewer colours
     fit_only: ClassVar[tuple[str, ...]] = ("_taken",)
 
     def __init__(

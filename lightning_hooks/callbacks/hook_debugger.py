@@ -141,8 +141,7 @@ class HookDebugger(HookedCallback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        assert self._tracer is not None
-        if self._batch in self.steps:
+        if self._tracer is not None and self._batch in self.steps:
             self._title = f"Step {self._batch} (epoch {trainer.current_epoch}, batch {batch_idx})"
             self._tracer.begin(pl_module)
 

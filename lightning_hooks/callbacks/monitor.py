@@ -111,8 +111,7 @@ class Monitor(SessionCallback, Generic[R]):
         member: The collector with its settings.
     """
 
-    collector: ClassVar[type[Collector[Any]]]
-    """What it measures."""
+    collector: ClassVar[type[Collector[Any]]]  # what it measures
 
     def __init__(self, settings: Settings, new: NewCollector | None = None) -> None:
         super().__init__()

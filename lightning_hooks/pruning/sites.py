@@ -189,10 +189,9 @@ class UnitSite(Listener):
         """Return the units of a site with a mask, and their activity in the epoch."""
         assert self.kept is not None
         units, masked = len(self.kept), int((~self.kept).sum())
-        if activity is None:
-            return PrunedUnits(units, masked, masked / units, math.nan, math.nan)
-        threshold = max(activity.means[~self.kept].tolist(), default=math.nan)
-        staying = activity.means[self.kept].tolist()
+        means = torch.full((units,), math.nan) if activity is None else activity.means
+        threshold = max(means[~self.kept].tolist(), default=math.nan)
+        staying = means[self.kept].tolist()
         return PrunedUnits(units, masked, masked / units, threshold, sum(staying) / len(staying))
 
 

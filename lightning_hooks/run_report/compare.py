@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.blocks import number, percent
-from lightning_hooks.run_report.recorded import STATISTICS, DrawnStatistic, Run, by_names, is_table
+from lightning_hooks.run_report.recorded import STATISTICS, DrawnStatistic, Run
 from lightning_hooks.run_report.training import MOST_CHARTS, layers, rates_by_group
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
@@ -209,17 +209,15 @@ def _of_reports(run: Run) -> dict[str, Any]:
     """What the last reports say of optimizers, clipping and batches."""
     found: dict[str, Any] = {}
     for record in run.monitors:
-        report = {} if record.latest is None else record.latest["report"]  # as plain data: the reports' classes need torch
-        optimizers: Any = report.get("optimizers")
-        for name, stats in by_names(optimizers).items() if is_table(optimizers) else ():
+        for name, stats in record.rows("optimizers").items():
             groups = [group for group in stats.get("groups") or () if isinstance(group, dict)]
             for place, group in enumerate(groups):
                 suffix = f"/pg{place + 1}" if len(groups) > 1 else ""
                 found |= {f"{key} of {name}{suffix}": group.get(key) for key in OF_OPTIMIZERS}
             if stats.get("limit"):
                 found[f"clipping limit of {name}"] = stats["limit"]
-        if report.get("batches"):
-            found[f"batches of a {run.window}"] = report["batches"]
+        if record.fields.get("batches"):
+            found[f"batches of a {run.window}"] = record.fields["batches"]
     found = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
     return {key: number(value) if isinstance(value, float) else value for key, value in found.items()}
 

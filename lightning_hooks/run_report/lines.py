@@ -65,10 +65,10 @@ def report_line(monitor: str, modules: str, report: Any, seconds: float, memory:
     head = {**position(report), "step": report.step, "monitor": monitor, "modules": modules, "kind": type(report).__name__}
     head |= {"seconds": seconds, **({"alerts": alerts} if memory is None else memory.alerts(key, alerts))}
     opened = line("report", head).rstrip("\n")[:-1]
-    if getattr(fields.get("loss"), "recent", None):
-        fields["loss"] = dataclasses.replace(fields["loss"], recent=())  # hundreds of values a window; a checkpoint has them
-    if getattr(fields.get("learning"), "parameters", None):
-        fields["learning"] = dataclasses.replace(fields["learning"], parameters={})  # the file has what each module brings
+    # Hundreds of values a window, which a checkpoint has; and of learning the file has what each module brings.
+    for name, of_it, nothing in (("loss", "recent", ()), ("learning", "parameters", {})):
+        if getattr(fields.get(name), of_it, None):
+            fields[name] = dataclasses.replace(fields[name], **{of_it: nothing})
     parts = {name: _table(value) if _is_table(value) else {"": _json(value)} for name, value in fields.items()}
     if memory is not None:
         parts = memory.changed(key, parts)

@@ -201,6 +201,11 @@ class MonitorRecord:
         """The fields of the last report in plain types, tables by columns."""
         return {} if self.latest is None else self.latest["report"]
 
+    def rows(self, table: str) -> dict[str, dict[str, Any]]:
+        """The rows of a table of the last report, as plain data: the reports' classes need torch."""
+        found: Any = self.fields.get(table)
+        return by_names(found) if is_table(found) else {}
+
     @property
     def names(self) -> dict[str, tuple[str, ...]]:
         """The names in each table of the last report."""

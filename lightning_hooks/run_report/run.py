@@ -194,8 +194,6 @@ def _columns(report: Mapping[str, Any]) -> Columns:
 def _statistics(table: Mapping[str, Any], length: int) -> Iterator[tuple[str, np.ndarray]]:
     for name, column in table.items():
         values = spread(column, length)
-        if len(values) != length:
-            raise ValueError(f"{len(values)} values of {name} for {length} names")
         numeric = all(isinstance(value, int | float | None) or (isinstance(value, str) and value in NONFINITE) for value in values)
         if name != "name" and numeric:
             numbers = np.array([np.inf if value is None else float(value) for value in values], dtype=np.float64)

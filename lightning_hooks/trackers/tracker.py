@@ -62,10 +62,8 @@ class Tracker:
         logger: A Lightning logger, of whichever package.
     """
 
-    shows_pictures: ClassVar[bool] = False
-    """Whether it shows pictures: figures need not be drawn otherwise."""
-    needs: ClassVar[tuple[str, ...]] = ()
-    """The methods of the logger's ``experiment`` that this adapter calls."""
+    shows_pictures: ClassVar[bool] = False  # whether it does: figures need not be drawn otherwise
+    needs: ClassVar[tuple[str, ...]] = ()  # the methods of the logger's experiment that this adapter calls
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger
