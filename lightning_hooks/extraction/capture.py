@@ -79,12 +79,7 @@ def output_tensor(output: Any) -> Tensor | None:
 
 
 def extract(
-    model: nn.Module,
-    batch: Any,
-    modules: ModuleSelector | None = None,
-    *,
-    pool: Pool | None = None,
-    forward: Forward | None = None,
+    model: nn.Module, batch: Any, modules: ModuleSelector | None = None, *, pool: Pool | None = None, forward: Forward | None = None
 ) -> dict[str, Tensor]:
     """Return the outputs of selected modules for a batch, in eval mode without gradients.
 

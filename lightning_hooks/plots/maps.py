@@ -45,13 +45,7 @@ def kind_of(values: np.ndarray, channels_first: bool) -> Kind | None:
 
 @style()
 def feature_map(
-    name: str,
-    values: np.ndarray,
-    kind: Kind | None,
-    *,
-    images: np.ndarray | None = None,
-    max_maps: int = 8,
-    when: str = "",
+    name: str, values: np.ndarray, kind: Kind | None, *, images: np.ndarray | None = None, max_maps: int = 8, when: str = ""
 ) -> Figure:
     """Draw the output of one module for a few samples.
 
@@ -163,13 +157,7 @@ def overlaid(image: np.ndarray, cam: np.ndarray) -> np.ndarray:
     return np.asarray((1 - alpha) * grey + alpha * colour).round().astype(np.uint8)
 
 
-def cam_figure(
-    title: str,
-    line: str,
-    maps: np.ndarray,
-    images: np.ndarray | None,
-    names: Sequence[str],
-) -> Figure:
+def cam_figure(title: str, line: str, maps: np.ndarray, images: np.ndarray | None, names: Sequence[str]) -> Figure:
     """Draw Grad-CAM maps: the images, and the maps over them.
 
     Args:

@@ -38,9 +38,7 @@ def percent(value: float | None) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration in the unit that suits it."""
-    if math.isnan(value):
-        return DASH
+    """A finite duration in the unit that suits it."""
     if value < 1:
         return f"{1000 * value:.3g} ms"
     if value < 120:

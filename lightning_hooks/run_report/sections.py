@@ -32,15 +32,7 @@ from lightning_hooks.run_report.blocks import (
     section,
     table,
 )
-from lightning_hooks.run_report.recorded import (
-    STATISTICS,
-    MonitorRecord,
-    Run,
-    chosen,
-    number_of,
-    place,
-    severities,
-)
+from lightning_hooks.run_report.recorded import STATISTICS, MonitorRecord, Run, chosen, number_of, place, severities
 from lightning_hooks.run_report.training import model, training, unusual
 from lightning_hooks.run_report.verdict import Course, courses
 
