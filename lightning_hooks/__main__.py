@@ -20,7 +20,7 @@ from lightning_hooks.run_report.compare import compare
 from lightning_hooks.run_report.data import compared
 from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.lines import write_whole
-from lightning_hooks.run_report.page import compare_page, verdict_lines, write_health
+from lightning_hooks.run_report.page import document, verdict_lines, write_health
 from lightning_hooks.run_report.recorded import UNREADABLE
 from lightning_hooks.run_report.run import Run, read_run
 from lightning_hooks.run_report.verdict import judge
@@ -28,16 +28,14 @@ from lightning_hooks.run_report.verify import verify
 from lightning_hooks.sinks.tab.answers import serve
 from lightning_hooks.trackers.console import show, visible
 
+# --fail-on to the statuses with which report returns 1.
 FAILS = {"warning": ("warning", "critical", "failed"), "critical": ("critical", "failed")}
-"""``--fail-on`` to the statuses with which ``report`` returns 1."""
 
+# The sections of a comparison that compare prints; the page has curves and layers too.
 PRINTED = ("set-up", "differences", "alerts", "only")
-"""The sections of a comparison that ``compare`` prints; the page has curves and layers too."""
 
-OF_RUNS = ("report", "compare", "verify")
-"""The commands that read the files of runs."""
-Done = tuple[Iterable[str], int]
-"""What a command prints, and what it returns."""
+OF_RUNS = ("report", "compare", "verify")  # the commands that read the files of runs
+Done = tuple[Iterable[str], int]  # what a command prints, and what it returns
 Command = Callable[[argparse.Namespace], Done]
 
 
@@ -81,6 +79,7 @@ def _print(lines: Iterable[str]) -> None:
             raise
 
 
+# Of each command: what it does, and its arguments.
 ARGUMENTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "report": (
         "write report.html and report.md of a run, and print its verdict",
@@ -150,7 +149,6 @@ ARGUMENTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         },
     ),
 }
-"""Of each command: what it does, and its arguments."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -189,8 +187,8 @@ def _report(options: argparse.Namespace) -> Done:
 
 def _compare(options: argparse.Namespace) -> Done:
     found = compare(_read(options.run_a), _read(options.run_b), options.epoch)
-    path = write_whole(options.output or found.b.path / "compare.html", compare_page(found))
     page = compared(found)
+    path = write_whole(options.output or found.b.path / "compare.html", document(page, markdown(page)))
     printed = [section for section in page["sections"] if section["id"] in PRINTED]
     text = re.sub(r"\\([\W_])", r"\1", markdown({**page, "sections": printed}))  # names as they are: a terminal shows no markup
     return [*unescape(text).splitlines(), "", f"Written: {path}"], 0

@@ -23,8 +23,8 @@ from lightning_hooks.statistics.reduction import REST, Merging, Span, Spans, Tab
 
 __all__ = ["ActivationRange", "RangeTable", "quantization_parameters"]
 
+# The type of each name, and its smallest and largest integer.
 LEVELS = {"int8": (torch.qint8, -128, 127), "uint8": (torch.quint8, 0, 255)}
-"""The type of each name, and its smallest and largest integer."""
 
 SCHEMES = {"affine": torch.per_tensor_affine, "symmetric": torch.per_tensor_symmetric}
 _EPS = torch.tensor(torch.finfo(torch.float32).eps)  # the smallest scale
@@ -88,8 +88,7 @@ def check_levels(dtype: object, scheme: object) -> None:
     check_choice("scheme", scheme, SCHEMES)
 
 
-UPSAMPLING = 16
-"""The number of parts into which a bin is split when its counts move to wider bins."""
+UPSAMPLING = 16  # the number of parts into which a bin is split when its counts move to wider bins
 
 
 def add_values(histogram: Tensor, ends: Tensor, values: Tensor, found: Tensor) -> None:
@@ -164,8 +163,7 @@ def percentile_range(histogram: Tensor, ends: Tensor, percentile: float) -> tupl
     return float(found[0]), float(found[1])
 
 
-METHODS = ("minmax", "moving_average", "percentile")
-"""The methods for choosing a range."""
+METHODS = ("minmax", "moving_average", "percentile")  # the methods for choosing a range
 
 _CALLS, _COUNT, _NONFINITE, _COUNTERS = 0, 1, 2, 3
 _SEEN, _AVERAGE = slice(0, 2), slice(2, 4)  # columns of ``ends``: the extremes, and their moving average
@@ -197,8 +195,7 @@ class RangeTable:
         device = torch.device(device)
         self.counters = torch.zeros((len(names), _COUNTERS), dtype=row_dtype(device), device=device)
         self.ends = torch.empty((len(names), 4), device=device)  # float32, as in torch.ao's observers
-        n_bins = bins if method == "percentile" else 0
-        self.histograms = torch.zeros((len(names), n_bins), device=device)
+        self.histograms = torch.zeros((len(names), bins if method == "percentile" else 0), device=device)
         self.reset()
 
     def reset(self) -> None:
@@ -288,11 +285,14 @@ class RangeTable:
                 nan = math.nan
                 sites[name] = ActivationRange(nan, nan, 1.0, 0, nan, nan, round(calls), 0, 1.0 if nonfinite else nan)
             elif calls:
-                low, high = self._range(ends, histogram)
-                scale, zero_point = quantization_parameters(low, high, dtype, scheme)
+                if self.method == "percentile":
+                    chosen = torch.tensor(percentile_range(histogram, ends[_SEEN], self.percentile))
+                else:
+                    chosen = ends[_AVERAGE if self.method == "moving_average" else _SEEN]
+                scale, zero_point = quantization_parameters(chosen[0], chosen[1], dtype, scheme)
                 sites[name] = ActivationRange(
-                    min=float(low),
-                    max=float(high),
+                    min=float(chosen[0]),
+                    max=float(chosen[1]),
                     scale=float(scale),
                     zero_point=int(zero_point),
                     smallest=float(ends[0]),
@@ -302,13 +302,6 @@ class RangeTable:
                     nonfinite_fraction=nonfinite / (count + nonfinite),
                 )
         return sites, tuple(name for name in self.names if name not in sites)
-
-    def _range(self, ends: Tensor, histogram: Tensor) -> tuple[Tensor, Tensor]:
-        if self.method == "percentile":
-            found = torch.tensor(percentile_range(histogram, ends[_SEEN], self.percentile))
-        else:
-            found = ends[_AVERAGE if self.method == "moving_average" else _SEEN]
-        return found[0], found[1]
 
 
 def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor | int]:

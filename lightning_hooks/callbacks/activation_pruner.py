@@ -89,20 +89,9 @@ class ActivationPruner(EvaluatedCallback):
         self._loaded: dict[str, Any] | None = None
         self._removed = False
 
-    def mask(self, name: str) -> Tensor:
-        """Return the units of a module that stay, boolean, ``(units,)``.
-
-        Raises:
-            KeyError: If there is no mask: the module was not selected, or no epoch has ended.
-        """
-        if name not in self._masks:
-            have = ", ".join(repr(known) for known in self._masks) or "none: masks are made at the end of an epoch"
-            raise KeyError(f"There is no mask for {name!r}. There are: {have}.")
-        return self._masks[name].clone()
-
     @property
     def masks(self) -> dict[str, Tensor]:
-        """All masks by module."""
+        """Module to which of its units stay, boolean, ``(units,)``; empty before the end of the first epoch."""
         return {name: mask.clone() for name, mask in self._masks.items()}
 
     def remove(self) -> None:

@@ -77,14 +77,7 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         super().__init__(settings, new)
 
     @classmethod
-    def calibrate(
-        cls,
-        model: nn.Module,
-        batches: Iterable[Any],
-        *,
-        forward: Forward | None = None,
-        **options: Any,
-    ) -> RangeReport:
+    def calibrate(cls, model: nn.Module, batches: Iterable[Any], *, forward: Forward | None = None, **options: Any) -> RangeReport:
         """Find the ranges of a trained model in plain PyTorch, in evaluation mode and without gradients.
 
         Args:

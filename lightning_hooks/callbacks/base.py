@@ -94,8 +94,7 @@ class HookedCallback(EitherPackage, ABC):
             kind: One of ``HOOK_KINDS``.
             **options: As for :meth:`lightning_hooks.HookManager.register`.
         """
-        safe = skipping(hook, name, self.faults, when=self.gate)
-        handle = self.hooks.register(module, safe, kind, label=name, **options)
+        handle = self.hooks.register(module, skipping(hook, name, self.faults, when=self.gate), kind, label=name, **options)
         if isinstance(module, nn.Module):
             self._suspension.add(handle)
 

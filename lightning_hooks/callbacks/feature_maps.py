@@ -36,8 +36,7 @@ class FixedSampleCallback(HookedCallback):
     """
 
     prefix: ClassVar[str]
-    reduced: ClassVar[bool] = True
-    """Whether figures are logged in fewer colours."""
+    reduced: ClassVar[bool] = True  # whether figures are logged in fewer colours
     fit_only: ClassVar[tuple[str, ...]] = ("_taken",)
 
     def __init__(
@@ -139,8 +138,7 @@ class FixedSampleCallback(HookedCallback):
         trackers.save()
 
 
-MAX_MODULES = 12
-"""The number of modules drawn if ``modules`` is None."""
+MAX_MODULES = 12  # the number of modules drawn if modules is None
 
 
 class FeatureMapVisualizer(FixedSampleCallback):

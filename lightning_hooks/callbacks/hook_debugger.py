@@ -81,7 +81,6 @@ class HookDebugger(HookedCallback):
         self._tracer: Tracer | None = None
         self._batch = 0
         self._title = ""
-        self._printing = show
 
     def _hook(self, model: nn.Module, hooks: HookManager, gate: Gate | None) -> Tracer:
         every: ModuleSelector = lambda _, module: can_be_called(module) and not is_metric(module)  # noqa: E731
@@ -110,7 +109,6 @@ class HookDebugger(HookedCallback):
             (['0', '1'], ['1', '0'])
         """
         error: BaseException | None = None
-        self._printing = self.show
         with HookManager() as hooks:
             tracer = self._hook(model, hooks, None)
             tracer.begin(model)
@@ -120,20 +118,19 @@ class HookDebugger(HookedCallback):
                 error = raised
                 raise
             finally:
-                self._finish(model, type(model).__name__, error)
+                self._finish(model, type(model).__name__, self.show, error)
                 self.warn_of_faults()
 
-    def _finish(self, model: nn.Module, title: str, error: BaseException | None = None) -> None:
+    def _finish(self, model: nn.Module, title: str, printing: bool, error: BaseException | None = None) -> None:
         assert self._tracer is not None
         self.trace = self._tracer.finish(model, title, error)
-        if self._printing:
+        if printing:
             show([str(self.trace)])
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._batch = 0
         self.trace = None
-        self._printing = self.show and trainer.is_global_zero
         self._hook(pl_module, self.hooks, self.gate)
 
     @override
@@ -144,8 +141,7 @@ class HookDebugger(HookedCallback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        assert self._tracer is not None
-        if self._batch in self.steps:
+        if self._tracer is not None and self._batch in self.steps:
             self._title = f"Step {self._batch} (epoch {trainer.current_epoch}, batch {batch_idx})"
             self._tracer.begin(pl_module)
 
@@ -161,7 +157,7 @@ class HookDebugger(HookedCallback):
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._tracer is not None and self._tracer.tracing:
-            self._finish(pl_module, self._title)
+            self._finish(pl_module, self._title, self.show and trainer.is_global_zero)
             self.trackers(trainer).text("hook_debugger/trace", f"```\n{self.trace}\n```", log_step(trainer))
         self._batch += 1
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
@@ -173,5 +169,5 @@ class HookDebugger(HookedCallback):
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._tracer is not None and self._tracer.tracing:
-            self._finish(pl_module, self._title, exception)
+            self._finish(pl_module, self._title, self.show and trainer.is_global_zero, exception)
         super().on_exception(trainer, pl_module, exception)

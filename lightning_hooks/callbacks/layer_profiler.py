@@ -49,8 +49,7 @@ NUMBERS: dict[str, Callable[[LayerTimes], object]] = {
     "memory MB": lambda times: None if times.memory_bytes is None else times.memory_bytes / 1e6,
 }
 COLUMNS = ("module", *NUMBERS)
-_IF_ANY = ("recompute ms", "memory MB")
-"""Columns that the terminal shows only if they have values."""
+_IF_ANY = ("recompute ms", "memory MB")  # columns that the terminal shows only if they have values
 ORDERS = ("self", "total", "model")
 
 
@@ -96,12 +95,7 @@ class LayerProfiler(HookedCallback):
     fit_only: ClassVar[tuple[str, ...]] = ("_tracer",)
 
     def __init__(
-        self,
-        *,
-        modules: ModuleSelector | None = None,
-        every_n_steps: int = 10,
-        warmup_steps: int = 3,
-        summary: bool = True,
+        self, *, modules: ModuleSelector | None = None, every_n_steps: int = 10, warmup_steps: int = 3, summary: bool = True
     ) -> None:
         super().__init__(modules=modules, every_n_steps=every_n_steps)
         check_bools(summary=summary)
@@ -165,12 +159,9 @@ class LayerProfiler(HookedCallback):
         self.report = self._tracer.report(trainer.current_epoch, trainer.global_step, self.batches)
         self._tracer.measured.clear()
         self.batches = self._first = 0
-        self._log(trainer, self.report)
-
-    def _log(self, trainer: Trainer, report: ProfileReport) -> None:
-        self.log_scalars(trainer, self.scalars(report))
-        trackers, step = self.trackers(trainer), log_step(trainer)
-        trackers.table(f"{self.prefix}/layers", COLUMNS, table_rows(report), step)
+        self.log_scalars(trainer, self.scalars(self.report))
+        trackers = self.trackers(trainer)
+        trackers.table(f"{self.prefix}/layers", COLUMNS, table_rows(self.report), log_step(trainer))
         trackers.save()
 
     def scalars(self, report: ProfileReport) -> dict[str, float]:

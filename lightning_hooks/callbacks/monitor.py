@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+# Modules, or pairs of them, to the metrics that are updated with their outputs: typed for LightningCLI.
 Metrics = Mapping[Any, Metric | MetricCollection] | None
-"""Modules, or pairs of them, to the metrics that are updated with their outputs: typed for LightningCLI."""
 
 
 def names_of_callbacks(trainer: Trainer) -> set[str]:
@@ -111,8 +111,7 @@ class Monitor(SessionCallback, Generic[R]):
         member: The collector with its settings.
     """
 
-    collector: ClassVar[type[Collector[Any]]]
-    """What it measures."""
+    collector: ClassVar[type[Collector[Any]]]  # what it measures
 
     def __init__(self, settings: Settings, new: NewCollector | None = None) -> None:
         super().__init__()

@@ -230,15 +230,8 @@ class PerTensor(ClipPolicy):
     name: ClassVar[str] = "tensor"
 
 
-POLICIES: dict[str, tuple[type[Any], str]] = {
-    "norm": (GlobalNorm, "max_norm"),
-    "value": (Value, "max_value"),
-    "tensor": (PerTensor, "max_norm"),
-    "agc": (AGC, "clipping"),
-    "zclip": (ZClip, "z"),
-    "autoclip": (AutoClip, "percentile"),
-}
-"""Name of a policy to its class and the field that ``threshold`` sets."""
+# Name of a policy to its class, of which threshold sets the first field.
+POLICIES: dict[str, type[Any]] = {kind.name: kind for kind in (GlobalNorm, Value, PerTensor, AGC, ZClip, AutoClip)}
 
 
 def make_policy(policy: str | object, threshold: float | None = None) -> Any:
@@ -260,5 +253,4 @@ def make_policy(policy: str | object, threshold: float | None = None) -> Any:
         raise TypeError(f"policy must be one of {', '.join(POLICIES)} or a policy object; got {policy!r}.")
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}; got {policy!r}.")
-    kind, field = POLICIES[policy]
-    return kind() if threshold is None else kind(**{field: threshold})
+    return POLICIES[policy](*[] if threshold is None else [threshold])

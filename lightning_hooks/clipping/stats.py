@@ -13,11 +13,9 @@ from torch import Tensor
 
 from lightning_hooks.clipping.watch import NormHistory
 
-EVENT_TOLERANCE = 1e-6
-"""Relative decrease of a parameter's norm above which a step counts as clipped; less is rounding."""
+EVENT_TOLERANCE = 1e-6  # relative decrease of a parameter's norm above which a step counts as clipped; less is rounding
 
-TOP = 5
-"""The number of parameters that a report names as the cause of the clips."""
+TOP = 5  # the number of parameters that a report names as the cause of the clips
 
 
 class ClipColumn(IntEnum):
@@ -136,22 +134,25 @@ def clip_stats(row: Sequence[float], names: Sequence[str], limit: float | None =
     )
 
 
-PAGE = 128
-"""Steps stored before they are tallied, so that the cost of a tally is shared; fewer with many parameters."""
+PAGE = 128  # steps stored before they are tallied, so that the cost of a tally is shared; fewer with many parameters
 
-NUMBERS = 8192
-"""The largest number of norms in a page, which holds at least four steps: it limits the memory."""
+NUMBERS = 8192  # the largest number of norms in a page, which holds at least four steps: it limits the memory
 
 
 class ClipLedger:
-    """Stores norms before and after clipping on the device, and tallies each full page. No host sync."""
+    """Stores norms before and after clipping on the device, and tallies each full page. No host sync.
+
+    Attributes:
+        total: The tally of every step of the pages so far, shape ``(n_clip_columns + n_parameters,)``.
+        watch: The events at single steps, and the largest norms.
+    """
 
     def __init__(self, n_parameters: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
         self._n_parameters = n_parameters
         self._page_size = max(4, min(PAGE, NUMBERS // max(n_parameters, 1)))
         self._open: list[tuple[Any, ...]] = []  # the arguments of write(), of the page that is not full yet
         self.watch = NormHistory(device, dtype)
-        self._total = torch.zeros(N_CLIP_COLUMNS + n_parameters, device=device, dtype=dtype)
+        self.total = torch.zeros(N_CLIP_COLUMNS + n_parameters, device=device, dtype=dtype)
 
     def write(
         self, before: Tensor, after: Tensor, taken: bool, skips_nonfinite: bool = False, batch: int = 0, global_step: int = 0
@@ -172,50 +173,29 @@ class ClipLedger:
             before, after = (torch.cat((norms, norms.new_zeros(later))) for norms in (before, after))
         self._open.append((before, after, taken, skips_nonfinite, batch, global_step))
         if len(self._open) == self._page_size:
-            self._close_page()
+            self.close_page()
 
     def grow(self, n_parameters: int) -> None:
         """Extend the ledger to ``n_parameters``; the new parameters come last."""
-        self._close_page()
-        self._total = torch.cat((self._total, self._total.new_zeros(n_parameters - self._n_parameters)))
+        self.close_page()
+        self.total = torch.cat((self.total, self.total.new_zeros(n_parameters - self._n_parameters)))
         self._n_parameters = n_parameters
 
-    def _close_page(self) -> None:
+    def close_page(self) -> None:
+        """Tally the steps of the page that is not full yet."""
         if not self._open:
             return
         befores, afters, steps_taken, skips, batches, global_steps = zip(*self._open, strict=True)
         self._open = []
-        before, after = torch.stack(befores).to(self._total), torch.stack(afters).to(self._total)
+        before, after = torch.stack(befores).to(self.total), torch.stack(afters).to(self.total)
         taken = torch.tensor(steps_taken).to(before.device, non_blocking=True)
         if any(skips):
             taken &= torch.isfinite(before.sum(1)) | ~torch.tensor(skips).to(before.device, non_blocking=True)
-        self._total = merge_tallies(torch.stack((self._total, tally(before, after, taken))))
+        self.total = merge_tallies(torch.stack((self.total, tally(before, after, taken))))
         self.watch.read(before, batches, taken, global_steps)
-
-    @property
-    def total(self) -> Tensor:
-        """The tally of every step so far, shape ``(n_clip_columns + n_parameters,)``, on the device."""
-        self._close_page()
-        return self._total
-
-    @property
-    def events(self) -> Tensor:
-        """The step events so far, shape ``(n_event_columns,)``, on the device."""
-        self._close_page()
-        return self.watch.events
-
-    @property
-    def largest(self) -> Tensor:
-        """The steps with the largest norms so far, on the device."""
-        self._close_page()
-        return self.watch.largest
-
-    def load(self, total: Tensor) -> None:
-        """Restore the tally of an earlier run with the same parameters."""
-        self._total = self._total.clone().copy_(total)
 
     def reset(self) -> None:
         """Start an empty ledger."""
         self._open = []
         self.watch.reset()
-        self._total = torch.zeros_like(self._total)  # a new tensor: the caller may still hold the old one
+        self.total = torch.zeros_like(self.total)  # a new tensor: the caller may still hold the old one

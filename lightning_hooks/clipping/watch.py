@@ -11,16 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WINDOW = 128
-"""Number of previous steps that a step is compared with, as in OLMo-core's ``SkipStepOptimizer``."""
+WINDOW = 128  # number of previous steps that a step is compared with, as in OLMo-core's SkipStepOptimizer
 
-FIRST_STEPS = 8
-"""Number of first steps of a training that define the usual size of its gradients."""
+FIRST_STEPS = 8  # number of first steps of a training that define the usual size of its gradients
 
-LARGEST = 5
-"""Number of steps of an epoch whose norms are kept, the largest ones."""
-N_STEP_NUMBERS = 3
-"""Of each of them: its norm, its batch, and the trainer's ``global_step`` before it."""
+LARGEST = 5  # number of steps of an epoch whose norms are kept, the largest ones
+N_STEP_NUMBERS = 3  # of each of them: its norm, its batch, and the trainer's global_step before it
 
 
 class EventColumn(IntEnum):
@@ -92,18 +88,6 @@ class StepEvents:
     discarded_batches: int = 0
 
 
-def empty_events(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return the events of no step, shape ``(n_event_columns,)``."""
-    events = torch.zeros(N_EVENT_COLUMNS, device=device, dtype=dtype)
-    events[EventColumn.BAD_BATCH] = math.inf
-    return events
-
-
-def no_steps(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return the largest steps of none, shape ``(LARGEST, N_STEP_NUMBERS)``; a norm of -1 stands for no step."""
-    return torch.full((LARGEST, N_STEP_NUMBERS), -1.0, device=device, dtype=dtype)
-
-
 def largest_steps(rows: Tensor) -> Tensor:
     """Of steps, shape ``(k, N_STEP_NUMBERS)``, those with the largest norms, the largest first; of equal ones the earlier."""
     return rows.index_select(0, rows[:, 0].sort(descending=True, stable=True).indices[:LARGEST])
@@ -115,14 +99,21 @@ class NormHistory:
     The history of norms continues from epoch to epoch; the events are those of one epoch.
 
     Attributes:
-        largest: The steps of the epoch with the largest finite norms, shape ``(LARGEST, N_STEP_NUMBERS)``.
+        events: The events of the epoch, shape ``(n_event_columns,)``.
+        largest: The steps of the epoch with the largest finite norms, shape ``(LARGEST, N_STEP_NUMBERS)``; a norm of -1 stands for
+            no step.
     """
 
     def __init__(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
         self.recent = torch.full((WINDOW,), math.nan, device=device, dtype=dtype)
         self.past = torch.zeros(3, device=device, dtype=dtype)  # steps seen, the largest norm, the largest of the first steps
-        self.events = empty_events(device, dtype)
-        self.largest = no_steps(device, dtype)
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a new epoch."""
+        self.events = self.past.new_zeros(N_EVENT_COLUMNS)
+        self.events[EventColumn.BAD_BATCH] = math.inf
+        self.largest = self.past.new_full((LARGEST, N_STEP_NUMBERS), -1.0)
 
     def read(self, norms: Tensor, batches: Sequence[int], taken: Tensor, global_steps: Sequence[int] | None = None) -> None:
         """Add steps.
@@ -189,11 +180,6 @@ class NormHistory:
         """Restore the :meth:`state` of an earlier run."""
         state = state.to(self.recent)
         self.recent, self.past = state[:WINDOW].clone(), state[WINDOW:].clone()
-
-    def reset(self) -> None:
-        """Start a new epoch."""
-        self.events = empty_events(self.past.device, self.past.dtype)
-        self.largest = no_steps(self.past.device, self.past.dtype)
 
 
 def step_events(row: Sequence[float], names: Sequence[str], unzeroed: int = 0, wasted: int = 0, discarded: int = 0) -> StepEvents:

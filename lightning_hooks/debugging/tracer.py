@@ -79,7 +79,6 @@ class Tracer:
 
     def finish(self, root: nn.Module, title: str, error: BaseException | None = None) -> Trace:
         """Stop tracing, and return the trace; ``error`` is the exception that ended the step."""
-        self._stop_watching()
         trace = Trace(
             title=title,
             calls=tuple(self._records),

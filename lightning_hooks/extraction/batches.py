@@ -93,11 +93,10 @@ def _seed(model: nn.Module, stack: ExitStack) -> None:
 
 K = TypeVar("K")
 
+# How to run a model on a batch: the name of the submodule or method to call, or a function of (model, batch).
 Forward: TypeAlias = str | Callable[[nn.Module, Any], Any]
-"""How to run a model on a batch: the name of the submodule or method to call, or a function of (model, batch)."""
 
-Field: TypeAlias = str | int | Callable[[Any], Any]
-"""An entry of a batch: a key, an index, or a function of the batch."""
+Field: TypeAlias = str | int | Callable[[Any], Any]  # an entry of a batch: a key, an index, or a function of the batch
 
 
 def check_forward(forward: object) -> None:

@@ -15,11 +15,11 @@ from lightning_hooks.extraction.capture import channels_first, check_called
 from lightning_hooks.hooks import HookManager, float_tensors, select_modules
 from lightning_hooks.hooks.selection import named_sites
 
+# A class, a class per sample, None for the predicted one, or a function of the model's output that returns scores.
 Target: TypeAlias = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
-"""A class, a class per sample, None for the predicted one, or a function of the model's output that returns scores."""
 
+# The spatial layout of tokens: (height, width), or a function from a layer's output to (n, channels, space …).
 Reshape: TypeAlias = Sequence[int] | Callable[[Tensor], Tensor] | None
-"""The spatial layout of tokens: (height, width), or a function from a layer's output to ``(n, channels, space …)``."""
 
 
 def grad_cam(

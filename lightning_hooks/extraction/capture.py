@@ -14,11 +14,9 @@ from lightning_hooks.hooks import HookManager, ModuleSelector, float_tensors, se
 from lightning_hooks.hooks.listener import OutputTo
 from lightning_hooks.hooks.tensors import plain_values
 
-Pool: TypeAlias = str | Callable[[Tensor], Tensor]
-"""One of ``POOLS``, or a function of a module's output, ``(n, …)`` to ``(n, …)``."""
+Pool: TypeAlias = str | Callable[[Tensor], Tensor]  # one of POOLS, or a function of a module's output, (n, …) to (n, …)
 
-POOLS = ("mean", "space", "tokens", "cls")
-"""The named poolings; see :func:`pooled`."""
+POOLS = ("mean", "space", "tokens", "cls")  # the named poolings; see pooled()
 
 POOLING: tuple[type[nn.Module], ...] = (
     nn.modules.pooling._MaxPoolNd,
@@ -81,12 +79,7 @@ def output_tensor(output: Any) -> Tensor | None:
 
 
 def extract(
-    model: nn.Module,
-    batch: Any,
-    modules: ModuleSelector | None = None,
-    *,
-    pool: Pool | None = None,
-    forward: Forward | None = None,
+    model: nn.Module, batch: Any, modules: ModuleSelector | None = None, *, pool: Pool | None = None, forward: Forward | None = None
 ) -> dict[str, Tensor]:
     """Return the outputs of selected modules for a batch, in eval mode without gradients.
 

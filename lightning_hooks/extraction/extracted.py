@@ -17,8 +17,7 @@ from torch import Tensor
 from lightning_hooks.extraction.batches import Field, batch_size, field_of, to_host
 from lightning_hooks.extraction.capture import call_name
 
-FORMATS = ("npz", "safetensors")
-"""The file formats, which are also the suffixes."""
+FORMATS = ("npz", "safetensors")  # the file formats, which are also the suffixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +131,7 @@ class FeatureStore:
         on_fault: Called with (site, error) for a site whose features cannot be stored; it has none for the rest of the epoch.
     """
 
-    outputs: list[tuple[str, Tensor]]
-    """The rows of this batch's outputs that are stored, by site."""
+    outputs: list[tuple[str, Tensor]]  # the rows of this batch's outputs that are stored, by site
 
     def __init__(self, capacity: int, fields: Mapping[str, Field], on_fault: Callable[[str, Exception], None]) -> None:
         self.capacity, self.fields, self.on_fault = capacity, dict(fields), on_fault

@@ -31,19 +31,19 @@ __all__ = [
     "update_ratios",
 ]
 
+# The figures that capabilities declare: they are imported when they are first asked for, since they import this package.
 _DRAWN_BY = {
-    "attention.collector": ("attention_heads",),
-    "clipping_events.report": ("clip_history",),
-    "features.collector": ("dead_units",),
-    "gradients.view": ("gradient_flow", "update_ratios"),
-    "residual_stream.rules": ("residual_stream",),
-    "routers.collector": ("expert_load",),
+    "attention_heads": "attention.collector",
+    "clip_history": "clipping_events.report",
+    "dead_units": "features.collector",
+    "expert_load": "routers.collector",
+    "gradient_flow": "gradients.view",
+    "residual_stream": "residual_stream.rules",
+    "update_ratios": "gradients.view",
 }
-"""The figures that capabilities declare: they are imported when they are first asked for, since they import this package."""
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _DRAWN_BY.items():
-        if name in names:
-            return getattr(import_module(f"lightning_hooks.diagnostics.{module}"), name)
+    if name in _DRAWN_BY:
+        return getattr(import_module(f"lightning_hooks.diagnostics.{_DRAWN_BY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

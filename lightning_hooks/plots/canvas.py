@@ -29,8 +29,7 @@ else:  # matplotlib is imported where something is drawn
 T = TypeVar("T", float, np.ndarray)
 
 
-MOST_LABELS = 80
-"""Of layers along an axis; of more, every second, fifth, tenth, … is named."""
+MOST_LABELS = 80  # of layers along an axis; of more, every second, fifth, tenth, … is named
 
 
 def round_numbers() -> Iterator[int]:
@@ -42,8 +41,7 @@ def round_numbers() -> Iterator[int]:
 BLUE, SKY, GREEN, ORANGE, VERMILLION, PURPLE = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7"
 INK, GREY, PALE, MISSING = "#1b1f24", "#6b7280", "#eef0f3", "#d7dae0"
 
-CHARACTER = 6.0
-"""About the width of a character of the legend, in pixels."""
+CHARACTER = 6.0  # about the width of a character of the legend, in pixels
 
 SMALLEST, LARGEST = 1e-200, 1e300  # matplotlib's log axes need room beyond their extremes
 
@@ -68,8 +66,7 @@ STYLE: Any = {
 }  # fmt: skip
 
 
-_STYLING = RLock()
-"""matplotlib's settings are those of the process: pictures of ours are drawn one at a time."""
+_STYLING = RLock()  # matplotlib's settings are those of the process: pictures of ours are drawn one at a time
 
 
 @contextmanager

@@ -17,13 +17,11 @@ from lightning_hooks.plots.series import beginnings
 from lightning_hooks.trackers.console import shortened
 
 COLORS = (canvas.BLUE, canvas.ORANGE, canvas.GREEN, canvas.PURPLE, canvas.SKY, canvas.VERMILLION, canvas.INK)
+# Of weights and modules, and of biases, which share the colour of their weight: the first seven roles, and the next.
 DASHES: tuple[tuple[Any, Any], ...] = (("-", "--"), (":", (0, (1, 4))))
-"""Of weights and modules, and of biases, which share the colour of their weight: the first seven roles, and the next."""
 
-OTHER = "other"
-"""The role of layers that are like no two others."""
-ALIKE = 3
-"""So many layers of one role make a line of their own."""
+OTHER = "other"  # the role of layers that are like no two others
+ALIKE = 3  # so many layers of one role make a line of their own
 
 
 def role(name: str) -> str:
@@ -151,13 +149,11 @@ def mark_affected(axes: Axes, names: Sequence[str], values: np.ndarray, alerts: 
     return canvas.alert_handles(alert for _, alert in shown)
 
 
-LOOKS = ((canvas.BLUE, "o"), (canvas.ORANGE, "s"))
-"""The colour and the marker of the curves of a panel, in order."""
+LOOKS = ((canvas.BLUE, "o"), (canvas.ORANGE, "s"))  # the colour and the marker of the curves of a panel, in order
+# The colour and the hatching of the shares below them.
 FILLS = ((canvas.SKY, ""), (canvas.PURPLE, "///"), (canvas.VERMILLION, "xxx"))
-"""The colour and the hatching of the shares below them."""
 MOST_PANELS = 12
-MOST_COLUMNS = 60
-"""Windows that get a bar; of more, evenly spaced ones."""
+MOST_COLUMNS = 60  # windows that get a bar; of more, evenly spaced ones
 
 
 class Curves(NamedTuple):

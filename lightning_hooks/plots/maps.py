@@ -16,17 +16,13 @@ Kind = Literal["maps", "attention", "tokens", "signals", "vectors"]
 
 HEAT_INCHES = 2.6
 
-GAP = 0.06
-"""White between tiles, in tile heights."""
+GAP = 0.06  # white between tiles, in tile heights
 
-SIDES = (48, 256)
-"""A tile's height in image points is that of the largest picture in it, within these."""
+SIDES = (48, 256)  # a tile's height in image points is that of the largest picture in it, within these
 
-CONSTANT = (190, 194, 200)
-"""Grey: a map that has one value all over has no darkest and no brightest place."""
+CONSTANT = (190, 194, 200)  # grey: a map that has one value all over has no darkest and no brightest place
 
-STRENGTH = 0.65
-"""How much of the colour is laid over the image where a map is strongest."""
+STRENGTH = 0.65  # how much of the colour is laid over the image where a map is strongest
 
 
 def kind_of(values: np.ndarray, channels_first: bool) -> Kind | None:
@@ -49,13 +45,7 @@ def kind_of(values: np.ndarray, channels_first: bool) -> Kind | None:
 
 @style()
 def feature_map(
-    name: str,
-    values: np.ndarray,
-    kind: Kind | None,
-    *,
-    images: np.ndarray | None = None,
-    max_maps: int = 8,
-    when: str = "",
+    name: str, values: np.ndarray, kind: Kind | None, *, images: np.ndarray | None = None, max_maps: int = 8, when: str = ""
 ) -> Figure:
     """Draw the output of one module for a few samples.
 
@@ -167,13 +157,7 @@ def overlaid(image: np.ndarray, cam: np.ndarray) -> np.ndarray:
     return np.asarray((1 - alpha) * grey + alpha * colour).round().astype(np.uint8)
 
 
-def cam_figure(
-    title: str,
-    line: str,
-    maps: np.ndarray,
-    images: np.ndarray | None,
-    names: Sequence[str],
-) -> Figure:
+def cam_figure(title: str, line: str, maps: np.ndarray, images: np.ndarray | None, names: Sequence[str]) -> Figure:
     """Draw Grad-CAM maps: the images, and the maps over them.
 
     Args:

@@ -14,8 +14,7 @@ from lightning_hooks.declare.window import Report
 
 FRACTIONS = ("zero_fraction", "nonfinite_fraction", "dead_fraction", "saturated_fraction", "rate", "coefficient")
 SIGNED = ("mean", "min", "max", "value")
-NOT_NUMBERS = {"top_parameters", "limit", "channels", "load"}
-"""Fields of statistics that are no numbers of their own."""
+NOT_NUMBERS = {"top_parameters", "limit", "channels", "load"}  # fields of statistics that are no numbers of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,12 @@ def as_reports(reports: Any, kind: type[Report] = Report, source: str = "") -> l
     found = [reports] if isinstance(reports, Report) else list(reports)
     if not found:
         raise ValueError("a picture needs at least one report; got none. A monitor has its first after a window.")
-    for report in found:
-        if not isinstance(report, Report) or type(report) is not type(found[0]):
-            raise TypeError(
-                "expected one report or several of one kind (FeatureReport, GradientFlowReport, ClipReport, …); "
-                f"got {', '.join(sorted({type(report).__name__ for report in found}))}."
-            )
+    names = sorted({type(report).__name__ for report in found})
+    if len(names) > 1 or not isinstance(found[0], Report):
+        raise TypeError(
+            "expected one report or several of one kind (FeatureReport, GradientFlowReport, ClipReport, …); "
+            f"got {', '.join(names)}."
+        )
     if not isinstance(found[0], kind):
         raise TypeError(f"expected {kind.__name__}s, such as {source}'s history; got {type(found[0]).__name__}.")
     return sorted(found, key=lambda report: (report.epoch, report.at))

@@ -13,19 +13,17 @@ from typing import Any, TypeAlias
 import torch
 from typing_extensions import override
 
+# What a step is doing; RECOMPUTE is forward again, inside backward (activation checkpointing), OTHER the optimizer, callbacks and
+# logging.
 FORWARD, BACKWARD, RECOMPUTE, OTHER = range(4)
-"""What a step is doing; ``RECOMPUTE`` is forward again, inside backward (activation checkpointing), ``OTHER`` the optimizer,
-callbacks and logging."""
 
+# A place in the tree of calls: a site after those whose calls contain it. A module called from two others has two places, so that
+# its time counts for its caller.
 Place: TypeAlias = tuple[int, ...]
-"""A place in the tree of calls: a site after those whose calls contain it. A module called from two others has two places, so that
-its time counts for its caller."""
 
-ROOT: Place = ()
-"""The place outside every module."""
+ROOT: Place = ()  # the place outside every module
 
-Account: TypeAlias = tuple[Place, int]
-"""What time is assigned to: a place, and a phase."""
+Account: TypeAlias = tuple[Place, int]  # what time is assigned to: a place, and a phase
 
 # AccumulateGrad nodes, which parameters keep from step to step, all have this number. The engine runs one right after the
 # node that passes it a gradient, so its time is assigned to that node's module without a hook.

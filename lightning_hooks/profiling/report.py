@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from lightning_hooks.declare.plain import PlainReport
 from lightning_hooks.profiling.clock import BACKWARD, FORWARD, OTHER, RECOMPUTE, Account
 
-LIMIT = 512
-"""The largest number of steps of an epoch that are measured."""
+LIMIT = 512  # the largest number of steps of an epoch that are measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.pruning.weights import Layout, activity_sums, known_units, producer_of
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.units import layouts
-from lightning_hooks.trackers import table_lines
+from lightning_hooks.trackers import Table
 
 
 def check_schedule(amount: object, start_epoch: object, end_epoch: object) -> None:
@@ -100,9 +100,11 @@ class PruningReport(PlainReport):
     def summary_lines(self) -> list[str]:
         """What the terminal shows."""
         rows = [(name, site.units, site.masked, site.threshold, site.activity) for name, site in self.sites.items()]
-        table = table_lines(("module", "units", "masked", "threshold", "activity of the others"), rows)
         of_all = f"{self.sparsity:.0%} of the units are masked (target: {self.target:.0%})"
-        return [f"Pruning, epoch {self.epoch}: {of_all}.", *(f"  {line}" for line in table)]
+        return [
+            f"Pruning, epoch {self.epoch}: {of_all}.",
+            Table(("module", "units", "masked", "threshold", "activity of the others"), rows),
+        ]
 
 
 @dataclass(slots=True)
@@ -189,10 +191,9 @@ class UnitSite(Listener):
         """Return the units of a site with a mask, and their activity in the epoch."""
         assert self.kept is not None
         units, masked = len(self.kept), int((~self.kept).sum())
-        if activity is None:
-            return PrunedUnits(units, masked, masked / units, math.nan, math.nan)
-        threshold = max(activity.means[~self.kept].tolist(), default=math.nan)
-        staying = activity.means[self.kept].tolist()
+        means = torch.full((units,), math.nan) if activity is None else activity.means
+        threshold = max(means[~self.kept].tolist(), default=math.nan)
+        staying = means[self.kept].tolist()
         return PrunedUnits(units, masked, masked / units, threshold, sum(staying) / len(staying))
 
 

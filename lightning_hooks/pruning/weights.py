@@ -48,6 +48,7 @@ class Layout(NamedTuple):
         return found % dims
 
 
+# Modules, and the attribute with the number of their units.
 _UNITS: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.Linear, "out_features"),
     (nn.Bilinear, "out_features"),
@@ -56,7 +57,6 @@ _UNITS: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.GroupNorm, "num_channels"),
     (nn.Embedding, "embedding_dim"),
 )
-"""Modules, and the attribute with the number of their units."""
 
 
 def known_units(module: nn.Module) -> int | None:

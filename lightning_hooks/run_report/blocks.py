@@ -1,14 +1,14 @@
 """What a page is made of: numbers as they are written, and blocks, plain JSON types; and the same as Markdown.
 
 A *block* is a mapping with one of these keys: ``text`` (a sentence), ``title`` (``name`` says that it is a layer's), ``facts``,
-``table``, ``names``, ``code``, ``chart`` (curves over the windows), ``rows`` (layers on a common scale), ``map`` (a heat map),
+``table``, ``names``, ``chart`` (curves over the windows), ``rows`` (layers on a common scale), ``map`` (a heat map),
 ``alerts``, ``fold`` (with ``blocks``). A section has cards, and a card has blocks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning_hooks.declare.alert import Alert
@@ -38,9 +38,7 @@ def percent(value: float | None) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration in the unit that suits it."""
-    if math.isnan(value):
-        return DASH
+    """A finite duration in the unit that suits it."""
     if value < 1:
         return f"{1000 * value:.3g} ms"
     if value < 120:
@@ -60,10 +58,8 @@ def measured(alert: Alert) -> tuple[str, str]:
 
 Block = dict[str, Any]
 Card = list[Block]
-MOST_LINES = 5
-"""Curves of a chart: as many as there are colours."""
-SHOWN_ROWS = 40
-"""Of more rows those with an alert come first, and the page folds those beyond."""
+MOST_LINES = 5  # curves of a chart: as many as there are colours
+SHOWN_ROWS = 40  # of more rows those with an alert come first, and the page folds those beyond
 
 
 def numbers(values: Iterable[float]) -> list[float | None]:
@@ -183,21 +179,8 @@ def _problem(problem: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _block(block: Block) -> str:
-    if "text" in block:
-        return _text(block["text"])
-    if "names" in block:
-        return f"- {_text(block['title'])}: {_names(block['names'], block['more'])}"
-    if "title" in block:
-        return f"{_text(block['title'])}:"
-    if "facts" in block:
-        return _list(f"{what}: {value}" for what, value in block["facts"])
-    if "table" in block:
-        return _table(block["table"]["heads"], block["table"]["rows"])
-    if "alerts" in block:
-        return _alerts(block)
-    if "code" in block:
-        return "\n".join(f"    {visible(line)}" for line in block["code"].splitlines())
-    return _chart(block["chart"]) if "chart" in block else ""
+    write = next((write for key, write in _WRITERS.items() if key in block), None)
+    return "" if write is None else write(block)
 
 
 def _chart(drawn: Mapping[str, Any]) -> str:
@@ -237,3 +220,15 @@ def _names(names: Sequence[str], more: int) -> str:
 
 def _text(text: str) -> str:
     return markdown_text(visible(text))
+
+
+# How a block is written, by the first of these keys that it has; pictures are left out.
+_WRITERS: dict[str, Callable[[Block], str]] = {
+    "text": lambda block: _text(block["text"]),
+    "names": lambda block: f"- {_text(block['title'])}: {_names(block['names'], block['more'])}",
+    "title": lambda block: f"{_text(block['title'])}:",
+    "facts": lambda block: _list(f"{what}: {value}" for what, value in block["facts"]),
+    "table": lambda block: _table(**block["table"]),
+    "alerts": _alerts,
+    "chart": lambda block: _chart(block["chart"]),
+}

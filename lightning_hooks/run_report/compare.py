@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.blocks import number, percent
-from lightning_hooks.run_report.recorded import STATISTICS, DrawnStatistic, Run, by_names, is_table
+from lightning_hooks.run_report.recorded import STATISTICS, DrawnStatistic, Run
 from lightning_hooks.run_report.training import MOST_CHARTS, layers, rates_by_group
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
@@ -29,10 +29,6 @@ class Difference:
         """Whether it is a share, from 0 to 1."""
         return self.stat in FRACTIONS
 
-    def text(self, value: float) -> str:
-        """One of the two as it is written."""
-        return percent(value) if self.share else number(value)
-
     @property
     def size(self) -> float:
         """How much they differ: in decades, and shares so that from none to all weighs as much as a thousandfold."""
@@ -50,7 +46,8 @@ class Difference:
     @property
     def cells(self) -> tuple[str, str, str, str, str]:
         """It as a row of a table: the layer, what, A, B, the change."""
-        return self.name, self.what, self.text(self.a), self.text(self.b), self.change
+        text = percent if self.share else number
+        return self.name, self.what, text(self.a), text(self.b), self.change
 
     @property
     def change(self) -> str:
@@ -67,10 +64,8 @@ class Difference:
         return f"{sign} {factor:.0f}" if 100 <= factor < 1e6 else f"{sign} {factor:.3g}"
 
 
-DIFFERENCE = ("layer", "of it", "A", "B", "A to B")
-"""What the cells of a difference are."""
-MOST = 25
-"""How many differences are shown as those that matter most."""
+DIFFERENCE = ("layer", "of it", "A", "B", "A to B")  # what the cells of a difference are
+MOST = 25  # how many differences are shown as those that matter most
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +76,7 @@ class Comparison:
     b: Run  # the second
     epoch: int  # the epoch at which numbers are compared: the last that both have
     verdicts: tuple[Verdict, Verdict]  # of both
-    differences: tuple[Difference, ...]  # of layers that both have, the largest first
+    differences: tuple[Difference, ...]  # of layers that both have, in the order of STATISTICS and of the model
     only: Mapping[str, tuple[str, ...]]  # A or B to the layers that only it has; without those that have none, as below
     alerts: Mapping[str, tuple[Course, ...]]  # at the end, by who has them: only in A, only in B, or in both, as the first has them
     settings: tuple[tuple[str, Any, Any], ...]  # (name, first, second) of what was set up differently
@@ -90,14 +85,12 @@ class Comparison:
     @property
     def largest(self) -> list[Difference]:
         """What differs, the most first."""
-        return [difference for difference in self.differences if difference.size > 0]
+        differ = (difference for difference in self.differences if difference.size > 0)
+        return sorted(differ, key=lambda difference: -difference.size)
 
     def of(self, stat: str) -> list[Difference]:
         """The differences of one statistic, in the model's order."""
-        found = [difference for difference in self.differences if difference.stat == stat]
-        names = (name for record in self.a.monitors for names in record.names.values() for name in names)
-        order = {name: place for place, name in enumerate(dict.fromkeys(names))}
-        return sorted(found, key=lambda difference: order.get(difference.name, len(order)))
+        return [difference for difference in self.differences if difference.stat == stat]
 
 
 def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
@@ -121,7 +114,6 @@ def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
         if names_a and names_b:  # by name: a layer may be there without this number, such as an update ratio without an update
             only["A"] |= dict.fromkeys(name for name in names_a if name not in names_b)
             only["B"] |= dict.fromkeys(name for name in names_b if name not in names_a)
-    found.sort(key=lambda difference: -difference.size)  # stable: of the same size, in the order of STATISTICS and of the model
     mine, theirs = ({course.key: course for course in courses(run) if course.lasts and course.serious} for run in (a, b))
     alerts = {
         "only in A": tuple(course for key, course in mine.items() if key not in theirs),
@@ -172,10 +164,10 @@ def _losses(a: Run, b: Run) -> list[tuple[str, float, float]]:
     return [(f"{what}, {where}", a.metric(what, first), b.metric(what, second)) for what, where, first, second in at]
 
 
+# What a fit event says that is not a setting; layers are compared one by one.
 NOT_SETTINGS = ("event", "version", "started", "epoch", "step", "monitors", "watched", "layers")
-"""What a ``fit`` event says that is not a setting; layers are compared one by one."""
+# Settings of parameter groups that are compared; learning rates are compared over the whole run.
 OF_OPTIMIZERS = ("weight_decay", "momentum", "betas", "eps", "maximize")
-"""Settings of parameter groups that are compared; learning rates are compared over the whole run."""
 MOST_LAYERS = 8
 
 
@@ -217,17 +209,15 @@ def _of_reports(run: Run) -> dict[str, Any]:
     """What the last reports say of optimizers, clipping and batches."""
     found: dict[str, Any] = {}
     for record in run.monitors:
-        report = {} if record.latest is None else record.latest["report"]  # as plain data: the reports' classes need torch
-        optimizers: Any = report.get("optimizers")
-        for name, stats in by_names(optimizers).items() if is_table(optimizers) else ():
+        for name, stats in record.rows("optimizers").items():
             groups = [group for group in stats.get("groups") or () if isinstance(group, dict)]
             for place, group in enumerate(groups):
                 suffix = f"/pg{place + 1}" if len(groups) > 1 else ""
                 found |= {f"{key} of {name}{suffix}": group.get(key) for key in OF_OPTIMIZERS}
             if stats.get("limit"):
                 found[f"clipping limit of {name}"] = stats["limit"]
-        if report.get("batches"):
-            found[f"batches of a {run.window}"] = report["batches"]
+        if record.fields.get("batches"):
+            found[f"batches of a {run.window}"] = record.fields["batches"]
     found = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
     return {key: number(value) if isinstance(value, float) else value for key, value in found.items()}
 

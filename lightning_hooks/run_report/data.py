@@ -33,12 +33,9 @@ from lightning_hooks.run_report.sections import sections_of
 from lightning_hooks.run_report.training import loss_by_epoch, thinned
 from lightning_hooks.run_report.verdict import Course, Problem, Verdict, courses, judge
 
-MOST_NAMES = 9
-"""Of sites of one problem."""
-MOST_POINTS = 60
-"""Of the loss in the list of runs."""
-MOST_ALERTS = 20
-"""Of two runs that are compared, for each of them."""
+MOST_NAMES = 9  # of sites of one problem
+MOST_POINTS = 60  # of the loss in the list of runs
+MOST_ALERTS = 20  # of two runs that are compared, for each of them
 OPEN_LAYERS = 2
 Page = dict[str, Any]
 

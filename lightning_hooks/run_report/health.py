@@ -23,11 +23,9 @@ from lightning_hooks.run_report.verdict import Problem, Verdict, judge
 from lightning_hooks.trackers.console import shortened, visible
 
 HEALTH = "health.json"
-SCHEMA_VERSION = 2
-"""Of the document. Fields may be added within a version; none is removed or gets another meaning."""
+SCHEMA_VERSION = 2  # Of the document. Fields may be added within a version; none is removed or gets another meaning.
 MOST_ALERTS = 100
-MOST_SITES = 20
-"""Other sites, and consequences, of one alert."""
+MOST_SITES = 20  # other sites, and consequences, of one alert
 SENTENCES = ("verdict", "message", "text")
 ENDINGS = ("finished", "exception", "interrupted", "stopped")
 
@@ -78,7 +76,7 @@ class Health:
                 "unit": "epoch" if all(report.unit == "epoch" for report in reports) else "step",
                 "windows": verdict.windows,
                 "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
-                "unusual_batches": plain_batches(reports),
+                "unusual_batches": plain_batches(map(_fields, reports)),
                 "watched": [_watched(watched) for watched in self.watched],
                 "not_found": self._not_found(),
                 "alerts": alerts[:MOST_ALERTS],
@@ -262,8 +260,7 @@ def bounded(value: Any) -> Any:
 LONGEST_NAME = 200
 LONGEST_SENTENCE = 600
 _WORD = re.compile(r"[\w./:-]*\w")
-_OURS = {"loss", "validation loss", "training", "validation"}
-"""Sites that no user named."""
+_OURS = {"loss", "validation loss", "training", "validation"}  # sites that no user named
 
 
 def names_in(reports: Iterable[Any]) -> set[str]:

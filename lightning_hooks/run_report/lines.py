@@ -40,15 +40,13 @@ def write_whole(path: Path, text: str) -> Path:
     return path
 
 
-LONG = 60
-"""Characters from which a value that has not changed is left out."""
+LONG = 60  # characters from which a value that has not changed is left out
 FOLDER = "lightning_hooks"
 REPORTS = "reports.jsonl"
 ALERTS = "alerts.jsonl"
-VERSION = 4
-"""Of the format; older ones are not read."""
+VERSION = 4  # of the format; older ones are not read
+# Of the lines in the file of alerts; those of version 1 do not say theirs, and have fewer fields where an alert is cleared.
 ALERTS_VERSION = 2
-"""Of the lines in the file of alerts; those of version 1 do not say theirs, and have fewer fields where an alert is cleared."""
 
 
 def line(event: str, values: Mapping[str, Any]) -> str:
@@ -67,10 +65,10 @@ def report_line(monitor: str, modules: str, report: Any, seconds: float, memory:
     head = {**position(report), "step": report.step, "monitor": monitor, "modules": modules, "kind": type(report).__name__}
     head |= {"seconds": seconds, **({"alerts": alerts} if memory is None else memory.alerts(key, alerts))}
     opened = line("report", head).rstrip("\n")[:-1]
-    if getattr(fields.get("loss"), "recent", None):
-        fields["loss"] = dataclasses.replace(fields["loss"], recent=())  # hundreds of values a window; a checkpoint has them
-    if getattr(fields.get("learning"), "parameters", None):
-        fields["learning"] = dataclasses.replace(fields["learning"], parameters={})  # the file has what each module brings
+    # Hundreds of values a window, which a checkpoint has; and of learning the file has what each module brings.
+    for name, of_it, nothing in (("loss", "recent", ()), ("learning", "parameters", {})):
+        if getattr(fields.get(name), of_it, None):
+            fields[name] = dataclasses.replace(fields[name], **{of_it: nothing})
     parts = {name: _table(value) if _is_table(value) else {"": _json(value)} for name, value in fields.items()}
     if memory is not None:
         parts = memory.changed(key, parts)
@@ -83,8 +81,7 @@ def position(report: Any) -> dict[str, int]:
     return {"epoch": report.epoch, **({} if report.unit == "epoch" else {"at": report.at})}
 
 
-Key = tuple[str, str]
-"""Of a monitor: its prefix, and the modules that it observes."""
+Key = tuple[str, str]  # of a monitor: its prefix, and the modules that it observes
 
 
 class Memory:
@@ -195,10 +192,8 @@ def _rounded(value: Any) -> Any:
     return [_rounded(inner) for inner in value] if isinstance(value, list) else value
 
 
-MOST_EPOCHS = 300
-"""Windows that keep their tables when a file is thinned, at most; alerts, times and settings are kept of all."""
-MOST_BYTES = 8_000_000
-"""A file that is larger is thinned to half of it."""
+MOST_EPOCHS = 300  # windows that keep their tables when a file is thinned, at most; alerts, times and settings are kept of all
+MOST_BYTES = 8_000_000  # a file that is larger is thinned to half of it
 STRIDES = tuple(2**power for power in range(21))
 
 

@@ -528,7 +528,6 @@ const BLOCKS = {
   title: (block) => h("h3", {}, block.name ? name(block.title) : block.title),
   facts: ({ facts }) => h("div", { class: "facts" }, facts.map(([what, value]) => h("div", {}, h("b", {}, value), h("span", {}, what)))),
   table: (block) => table(block.table),
-  code: ({ code }) => h("pre", { class: "wide" }, code.split("\n").map((line, at) => [at ? h("br") : "", line])),
   chart: (block) => chart(block.chart),
   rows: (block) => rowsChart(block.rows),
   map: ({ map }, page) => heatOf(page, map),

@@ -20,8 +20,7 @@ from urllib.parse import urlencode
 
 from lightning_hooks.declare.brief import lines_html
 from lightning_hooks.run_report.blocks import flat, markdown
-from lightning_hooks.run_report.compare import Comparison
-from lightning_hooks.run_report.data import Page, compared, heat, whole
+from lightning_hooks.run_report.data import Page, heat, whole
 from lightning_hooks.run_report.lines import write_whole
 from lightning_hooks.run_report.recorded import MOST_DRAWN, Run
 from lightning_hooks.run_report.verdict import Verdict, courses, judge
@@ -29,12 +28,9 @@ from lightning_hooks.trackers.console import visible
 
 PAGE = "report.html"
 MARKDOWN = "report.md"
-MOST_BYTES = 1_900_000
-"""A page that would be larger draws less of a large run."""
-MOST_IN_MARKDOWN = 60
-"""Rows of a table."""
-MOST_NOTEBOOK_BYTES = 400_000
-"""Of the page within a notebook, which is saved with it."""
+MOST_BYTES = 1_900_000  # a page that would be larger draws less of a large run
+MOST_IN_MARKDOWN = 60  # rows of a table
+MOST_NOTEBOOK_BYTES = 400_000  # of the page within a notebook, which is saved with it
 
 
 def write_health(run: Run, folder: Path | None = None) -> list[Path]:
@@ -59,12 +55,6 @@ def health_page(run: Run, most_bytes: int = MOST_BYTES, text: str | None = None)
         if len(made.encode("utf-8", "backslashreplace")) <= most_bytes or most < 8:
             return made
         most //= 2
-
-
-def compare_page(found: Comparison) -> str:
-    """Return the comparison of two runs: a whole HTML document."""
-    page = compared(found)
-    return document(page, markdown(page))
 
 
 def health_markdown(run: Run) -> str:
@@ -151,5 +141,4 @@ class RunReport:
 
 
 FIRST = "The first report is made when the first window of trainer.fit() ends: an epoch, or report_every_n_steps batches."
-MOST_LINES, MOST_CHARACTERS = 40, 400
-"""Of the head of a report."""
+MOST_LINES, MOST_CHARACTERS = 40, 400  # of the head of a report

@@ -21,8 +21,8 @@ from lightning_hooks.declare.plain import from_plain
 from lightning_hooks.declare.window import Report
 from lightning_hooks.plots.series import Series, window_of
 
+# Of a monitor's tables (prefix, modules, table): the names that the lines so far hold.
 TableNames = dict[tuple[str, str, str], list[str]]
-"""Of a monitor's tables (prefix, modules, table): the names that the lines so far hold."""
 
 
 @cache
@@ -54,16 +54,13 @@ def is_table(field: Any) -> bool:
 
 
 def report_of(event: Mapping[str, Any]) -> Any:
-    """Make the report of a ``report`` event; None if it is of a kind that is not known here.
+    """Make the report of a ``report`` event.
 
     Raises:
-        TypeError, ValueError, KeyError: If it does not hold what it should.
+        TypeError, ValueError, KeyError: If it does not hold what it should, or is of a kind that is not known here.
     """
-    kind = report_kinds().get(event["kind"])
-    if kind is None:
-        return None
     fields = {name: by_names(value) if is_table(value) else value for name, value in event["report"].items()}
-    return kind.from_dict({**fields, "alerts": event.get("alerts", [])})
+    return report_kinds()[event["kind"]].from_dict({**fields, "alerts": event.get("alerts", [])})
 
 
 def place(event: Mapping[str, Any]) -> int:
@@ -80,8 +77,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield named(json.loads(text), names)
 
 
+# What comes of a line or a file that no run has written.
 UNREADABLE = (TypeError, ValueError, LookupError, ArithmeticError, RecursionError, AttributeError)
-"""What comes of a line or a file that no run has written."""
 
 
 def named(event: dict[str, Any], names: TableNames) -> dict[str, Any]:
@@ -115,6 +112,7 @@ class DrawnStatistic(NamedTuple):
     caption: str = ""  # of its heat map; empty without one
 
 
+# In the order in which they are shown.
 STATISTICS = (
     DrawnStatistic("gradient_flow", "modules", "rms", "gradient RMS", "Gradient RMS at each module's output"),
     DrawnStatistic("gradient_flow", "parameters", "update_ratio", "update ratio", "Update ratio of each parameter"),
@@ -129,11 +127,10 @@ STATISTICS = (
     DrawnStatistic("gradient_clip", "optimizers", "norm_before", "norm before clipping"),
     DrawnStatistic("gradient_clip", "optimizers", "rate", "steps clipped"),
 )
-"""In the order in which they are shown."""
 
 
+# Layers in a list, and layers and windows in a heat map, so that the page of a large run stays small; alerts half as many.
 MOST_DRAWN = 300
-"""Layers in a list, and layers and windows in a heat map, so that the page of a large run stays small; alerts half as many."""
 
 
 def severities(record: MonitorRecord) -> dict[str, str]:
@@ -170,8 +167,8 @@ def number_of(value: Any) -> float:
     return math.nan
 
 
+# Table to its names and, by statistic, their numbers: float32, NaN where nothing was measured, infinite where none applies.
 Columns = dict[str, tuple[tuple[str, ...], dict[str, np.ndarray]]]
-"""Table to its names and, by statistic, their numbers: float32, NaN where nothing was measured, infinite where none applies."""
 
 
 @dataclass(slots=True)
@@ -194,15 +191,20 @@ class MonitorRecord:
     @property
     def last(self) -> Any:
         """The last report; None if its kind is not known. Its class comes with torch."""
-        report = None
-        with suppress(TypeError, ValueError, KeyError):
-            report = None if self.latest is None else report_of(self.latest)
-        return None if report is None else dataclasses.replace(report, alerts=next(reversed(self.alerts.values()), ()))
+        if self.latest is not None:
+            with suppress(TypeError, ValueError, KeyError):
+                return dataclasses.replace(report_of(self.latest), alerts=next(reversed(self.alerts.values()), ()))
+        return None
 
     @property
     def fields(self) -> dict[str, Any]:
         """The fields of the last report in plain types, tables by columns."""
         return {} if self.latest is None else self.latest["report"]
+
+    def rows(self, table: str) -> dict[str, dict[str, Any]]:
+        """The rows of a table of the last report, as plain data: the reports' classes need torch."""
+        found: Any = self.fields.get(table)
+        return by_names(found) if is_table(found) else {}
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:

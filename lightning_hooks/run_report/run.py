@@ -6,9 +6,9 @@ import dataclasses
 import json
 import math
 import stat
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +106,6 @@ def run_name(file: Path) -> str:
     return "/".join(folder.parts[-2:]) if len(folder.parts) > 2 else folder.name
 
 
-@dataclass(slots=True)
-class _Known:
-    """What one monitor's lines so far hold that later ones need not repeat."""
-
-    alerts: dict[int, Alert] = field(default_factory=dict)  # number to alert
-    fields: dict[str, Any] = field(default_factory=dict)  # of the report, those that are no tables of statistics
-
-
 class RunReader:
     """Fills in a run from its events, one by one, also while it is being written.
 
@@ -125,7 +117,9 @@ class RunReader:
     def __init__(self, run: Run, tables: bool = True) -> None:
         self.run, self._tables = run, tables
         self._found: Found = {}
-        self._known: dict[tuple[str, str], _Known] = {}
+        # What the lines of each monitor so far hold that later ones need not repeat.
+        self._alerts = defaultdict[tuple[str, str], dict[int, Alert]](dict)  # by their numbers
+        self._fields = defaultdict[tuple[str, str], dict[str, Any]](dict)  # of the report, but for tables of statistics
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take the next event.
@@ -137,8 +131,7 @@ class RunReader:
         if kind == "fit":
             run.fit, run.end = dict(event), None
             _forget(run, self._found, int(event["epoch" if run.unit == "epoch" else "step"]))
-            for memory in self._known.values():
-                memory.alerts = {}
+            self._alerts.clear()
         elif kind == "report":
             self._take_report(event)
         elif kind == "epoch":
@@ -151,11 +144,10 @@ class RunReader:
 
     def _take_report(self, event: Mapping[str, Any]) -> None:
         epoch, key = place(event), (event["monitor"], event["modules"])
-        memory = self._known.setdefault(key, _Known())
-        report = _whole(event["report"], memory)
+        report = _whole(event["report"], self._fields[key])
         columns = None if event.get("thinned") else _columns(report) if self._tables else {}
         record = self._found.get(key, MonitorRecord(*key))
-        alerts = _alerts(event, memory, record)
+        alerts = _alerts(event, self._alerts[key], record)
         self._found[key] = record
         self.run.unit = record.unit = "step" if "at" in event else "epoch"
         record.alerts[epoch] = alerts
@@ -165,28 +157,28 @@ class RunReader:
             record.latest = {**event, "report": report, "alerts": []}
 
 
-def _whole(report: Mapping[str, Any], memory: _Known) -> dict[str, Any]:
+def _whole(report: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     """The report of a line, with what the lines before hold."""
-    memory.fields |= {name: value for name, value in report.items() if name not in TABLES}
-    return {**memory.fields, **{name: value for name, value in report.items() if name in TABLES and isinstance(value, dict)}}
+    fields |= {name: value for name, value in report.items() if name not in TABLES}
+    return {**fields, **{name: value for name, value in report.items() if name in TABLES and isinstance(value, dict)}}
 
 
-def _alerts(event: Mapping[str, Any], memory: _Known, record: MonitorRecord) -> tuple[Alert, ...]:
+def _alerts(event: Mapping[str, Any], known: dict[int, Alert], record: MonitorRecord) -> tuple[Alert, ...]:
     """The alerts of a line: in full, or by their numbers as the lines before hold them, or the same as in the last one."""
     if "alerts" not in event:
         return next(reversed(record.alerts.values()), ())
     alerts: list[Alert] = []
     for entry in event["alerts"]:
         if isinstance(entry, Mapping) and "of" in entry:
-            if entry["of"] in memory.alerts:
-                alerts.append(dataclasses.replace(memory.alerts[entry["of"]], cause=str(entry["cause"])))
+            if entry["of"] in known:
+                alerts.append(dataclasses.replace(known[entry["of"]], cause=str(entry["cause"])))
         elif isinstance(entry, Mapping):
             alert: Alert = from_plain(Alert, entry)
             if "id" in entry:
-                memory.alerts[int(entry["id"])] = alert
+                known[int(entry["id"])] = alert
             alerts.append(alert)
-        elif entry in memory.alerts:  # else its line was lost
-            alerts.append(memory.alerts[entry])
+        elif entry in known:  # else its line was lost
+            alerts.append(known[entry])
     return tuple(alerts)
 
 
@@ -202,8 +194,6 @@ def _columns(report: Mapping[str, Any]) -> Columns:
 def _statistics(table: Mapping[str, Any], length: int) -> Iterator[tuple[str, np.ndarray]]:
     for name, column in table.items():
         values = spread(column, length)
-        if len(values) != length:
-            raise ValueError(f"{len(values)} values of {name} for {length} names")
         numeric = all(isinstance(value, int | float | None) or (isinstance(value, str) and value in NONFINITE) for value in values)
         if name != "name" and numeric:
             numbers = np.array([np.inf if value is None else float(value) for value in values], dtype=np.float64)
@@ -223,8 +213,7 @@ def _forget(run: Run, found: Found, epoch: int) -> None:
     run.timing = {number: event for number, event in run.timing.items() if number < epoch}
 
 
-MOST_BYTES = 256_000_000
-"""Of a file that is read; the monitors keep theirs below some 8 MB."""
+MOST_BYTES = 256_000_000  # of a file that is read; the monitors keep theirs below some 8 MB
 
 
 class RunFile:

@@ -32,17 +32,7 @@ from lightning_hooks.run_report.blocks import (
     section,
     table,
 )
-from lightning_hooks.run_report.recorded import (
-    STATISTICS,
-    MonitorRecord,
-    Run,
-    by_names,
-    chosen,
-    is_table,
-    number_of,
-    place,
-    severities,
-)
+from lightning_hooks.run_report.recorded import STATISTICS, MonitorRecord, Run, chosen, number_of, place, severities
 from lightning_hooks.run_report.training import model, training, unusual
 from lightning_hooks.run_report.verdict import Course, courses
 
@@ -69,35 +59,24 @@ def sections_of(run: Run, most: int) -> list[dict[str, Any]]:
     return [found for found in made if found["cards"]]
 
 
-def rows_of(record: MonitorRecord, name: str) -> dict[str, dict[str, Any]]:
-    """The rows of a table of the last report, as plain data: the reports' classes need torch."""
-    found: Any = record.fields.get(name)
-    return by_names(found) if is_table(found) else {}
-
-
 def in_order_of_cause(found: Iterable[Course]) -> list[Course]:
     """Root causes, those that last and the most severe first, each with its consequences behind it."""
     ordered = sorted(found, key=lambda course: (gravity(course.severity), not course.lasts, course.since))
-    names = {course.alert.name for course in ordered}
-    effects: dict[str, list[Course]] = {}
-    for course in ordered:
-        if course.alert.cause in names and course.alert.cause != course.alert.name:
-            effects.setdefault(course.alert.cause, []).append(course)
-    placed = {id(course) for group in effects.values() for course in group}
-    roots = [course for course in ordered if id(course) not in placed]
-    line = [course for root in roots for course in (root, *effects.pop(root.alert.name, ()))]
-    return [*line, *(course for group in effects.values() for course in group)]
+    places = {course.alert.name: place for place, course in reversed([*enumerate(ordered)])}
+
+    def behind_its_cause(placed: tuple[int, Course]) -> tuple[int, bool]:
+        place, course = placed
+        cause = place if course.alert.cause == course.alert.name else places.get(course.alert.cause, place)
+        return cause, cause != place
+
+    return [course for _, course in sorted(enumerate(ordered), key=behind_its_cause)]
 
 
 def _alerts(run: Run, most: int) -> Iterator[Card]:
     found = in_order_of_cause(courses(run))
     left = len(found) - most // 2
     if found:
-        drawn = {
-            "alerts": [_course(run, course) for course in found[: most // 2]],
-            "windows": len(run.epochs),
-            "unit": run.unit,
-        }
+        drawn = {"alerts": [_course(run, course) for course in found[: most // 2]], "windows": len(run.epochs), "unit": run.unit}
         yield [drawn, *[{"text": f"{left} more alerts are in reports.jsonl."}] * (left > 0)]
 
 
@@ -134,7 +113,7 @@ def _of(kept: int, total: int, noun: str) -> Card:
 
 
 def _gradients(run: Run, record: MonitorRecord, most: int) -> Card:
-    found, updates, affected = rows_of(record, "modules"), rows_of(record, "parameters"), severities(record)
+    found, updates, affected = record.rows("modules"), record.rows("parameters"), severities(record)
     if not found and not updates:
         return []
     card = _head(run, record)
@@ -173,7 +152,7 @@ def _gradients(run: Run, record: MonitorRecord, most: int) -> Card:
 
 
 def _outputs(run: Run, record: MonitorRecord, most: int) -> Card:
-    found, affected = rows_of(record, "sites"), severities(record)
+    found, affected = record.rows("sites"), severities(record)
     if not found:
         return []
     card = _head(run, record)
@@ -194,9 +173,8 @@ def _outputs(run: Run, record: MonitorRecord, most: int) -> Card:
 
 def _cell(stats: Mapping[str, Any], stat: str) -> Any:
     value = stats.get(stat)
-    if value is None or isinstance(value, int):
-        return value if stat not in FRACTIONS else percent(value)
-    return percent(number_of(value)) if stat in FRACTIONS else number_of(value)
+    known = value if value is None or isinstance(value, int) else number_of(value)
+    return percent(known) if stat in FRACTIONS else known
 
 
 def _maps(run: Run) -> Iterator[Card]:
@@ -220,7 +198,7 @@ def _declared(run: Run, each: Section, most: int) -> Iterator[Card]:
     """The rows of a section that a capability declares: facts, curves, a note; and the numbers of the last window."""
     cells = []
     for record in run.of(each.prefix):
-        for name, found in islice(rows_of(record, each.table).items(), most):
+        for name, found in islice(record.rows(each.table).items(), most):
             known = {stat: record.values(each.table, stat, name) for stat in each.stats}
             counts = {stat: int(np.nansum(values)) for stat, values in known.items() if stat.endswith("steps")}
             stats = SimpleNamespace(**{key: _finite(value) for key, value in found.items()})
@@ -265,7 +243,7 @@ def _silent(run: Run) -> Iterator[Card]:
         text: [site for record in run.of(prefix) for site in record.silent]
         for prefix, text in (("features", "Never called in a sampled batch"), ("gradient_flow", "Reached by no gradient"))
     }
-    parameters = [rows_of(record, "parameters") for record in run.of("gradient_flow")]
+    parameters = [record.rows("parameters") for record in run.of("gradient_flow")]
     found["Parameters without a gradient"] = [
         site for each in parameters for site, stats in each.items() if stats.get("missing_steps") and not stats.get("steps")
     ]
@@ -305,8 +283,7 @@ def _cost(run: Run) -> Iterator[Card]:
     for epoch, took in (item for record in run.monitors for item in record.seconds.items()):
         if math.isfinite(took):
             ends[epoch] = ends.get(epoch, 0.0) + took
-    durations = {epoch: number_of(event.get("seconds")) for epoch, event in run.timing.items()}
-    durations = {epoch: took for epoch, took in durations.items() if 0 < took < math.inf}
+    durations = {epoch: took for epoch, event in run.timing.items() if 0 < (took := number_of(event.get("seconds"))) < math.inf}
     parts = [ends[epoch] / durations[epoch] for epoch in durations if epoch in ends]
     added = [share for record in run.monitors if math.isfinite(share := number_of(record.fields.get("overhead")))]
     sizes = [size for event in run.timing.values() if 0 < (size := number_of(event.get("bytes"))) < math.inf]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,11 +29,9 @@ SETTINGS = (
     ("max_epochs", "epochs planned"),
 )
 MEAN_LOSS = "mean loss of the training batches"
-MOST_CHARTS = 12
-"""Of the user's metrics."""
+MOST_CHARTS = 12  # of the user's metrics
 _PHASE = re.compile(r"(?<![^_\-./ ])(train(ing)?|val(id(ation)?)?|eval(uation)?|test)(?![^_\-./ ])", re.IGNORECASE)
-Curves = dict[str, list[float]]
-"""Name to a number for each epoch."""
+Curves = dict[str, list[float]]  # name to a number for each epoch
 
 
 def loss_and_metrics(run: Run) -> dict[str, Curves]:
@@ -73,30 +70,26 @@ def layers(run: Run) -> Sequence[tuple[str, str, str, int]]:
     return list(zip(*(columns.get(key, ()) for key in ("name", "type", "detail", "parameters")), strict=False))
 
 
-def unusual_batches(reports: Iterable[Any]) -> dict[str, tuple[UnusualBatch, ...]]:
-    """The batches with the largest losses and gradient norms in the last report of each monitor, the largest first.
+def unusual_batches(reports: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The batches with the largest losses and gradient norms in the fields of each monitor's last report, the largest first.
 
     Returns:
         The name of an optimizer to the batches with the largest norms, behind an empty name for those with the largest losses; what
         is not known is left out.
     """
-    known = [report for report in reports if report is not None]
-    losses = [("", getattr(report, "largest_losses", ())) for report in known]
-    norms = [entry for report in known for entry in getattr(report, "largest_norms", {}).items()]
+    known = list(reports)
+    losses = [("", fields.get("largest_losses")) for fields in known]
+    norms = [entry for fields in known for entry in fields.get("largest_norms", {}).items()]
     return {optimizer: batches for optimizer, batches in (*losses, *norms) if batches}
 
 
 def batches_of(run: Run) -> dict[str, tuple[UnusualBatch, ...]]:
     """The same of a run that was read from its file, without the reports' classes, which need torch."""
-    known = []
-    for fields in (record.fields for record in run.monitors):
-        losses = from_plain(tuple[UnusualBatch, ...], fields.get("largest_losses", []))
-        norms = from_plain(dict[str, tuple[UnusualBatch, ...]], fields.get("largest_norms", {}))
-        known.append(SimpleNamespace(largest_losses=losses, largest_norms=norms))
-    return unusual_batches(known)
+    known = unusual_batches(record.fields for record in run.monitors)
+    return {optimizer: from_plain(tuple[UnusualBatch, ...], batches) for optimizer, batches in known.items()}
 
 
-def plain_batches(reports: Iterable[Any]) -> list[dict[str, Any]]:
+def plain_batches(reports: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The same in plain JSON types, a batch each."""
     return [
         {"measure": "gradient_norm" if optimizer else "loss", "optimizer": optimizer or None, **to_plain(one)}
@@ -105,15 +98,14 @@ def plain_batches(reports: Iterable[Any]) -> list[dict[str, Any]]:
     ]
 
 
+# What a step ratio means: in words, from which ratio, its colour.
 THRESHOLDS = (
     ("harmful below", 0.0, "red"),
     ("too long below", 0.1, "amber"),
     ("best length", 0.5, "green"),
     ("short", 1.0, "soft"),
 )
-"""What a step ratio means: in words, from which ratio, its colour."""
-BOUNDS = (-1.0, 1.5)
-"""Step ratios beyond are drawn at these."""
+BOUNDS = (-1.0, 1.5)  # step ratios beyond are drawn at these
 
 
 def training(run: Run) -> Iterator[Card]:

@@ -139,8 +139,7 @@ def _spans(stretches: Iterable[tuple[int, int]], unit: str) -> str:
 
 Status = Literal["failed", "critical", "warning", "healthy", "unknown"]
 
-LONGEST_ERROR = 160
-"""Characters of an error's text in the headline."""
+LONGEST_ERROR = 160  # characters of an error's text in the headline
 
 
 @dataclass(frozen=True, slots=True)

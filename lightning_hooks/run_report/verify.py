@@ -15,12 +15,9 @@ from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 Outcome = Literal["cured", "same", "worse"]
 Learning = Literal["better", "same", "worse", "unknown"]
 
-TOLERANCE = 0.05
-"""Losses that differ by less than this share of how far the loss moved in either run are the same."""
-SCHEMA_VERSION = 1
-"""Of the document."""
-MOST = 100
-"""Alerts of one group in the document."""
+TOLERANCE = 0.05  # losses that differ by less than this share of how far the loss moved in either run are the same
+SCHEMA_VERSION = 1  # of the document
+MOST = 100  # alerts of one group in the document
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from lightning_hooks.run_report.verdict import judge
 from lightning_hooks.sinks import Sink
 from lightning_hooks.trackers.console import show, visible
 
-MOST_SHARE = 0.05
-"""Of the time that making the page may take; a window that ends sooner is shown with a later one."""
+MOST_SHARE = 0.05  # of the time that making the page may take; a window that ends sooner is shown with a later one
 
 
 class LivePage(Sink):

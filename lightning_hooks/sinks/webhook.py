@@ -27,10 +27,8 @@ from lightning_hooks.declare.kinds import inside_a_sentence
 from lightning_hooks.sinks import Notice, Sink
 from lightning_hooks.trackers.console import visible
 
-VERSION = 1
-"""Of plain JSON messages."""
-LONGEST = 1500
-"""Characters of a message; Discord takes 2000."""
+VERSION = 1  # of plain JSON messages
+LONGEST = 1500  # characters of a message; Discord takes 2000
 PRIORITIES = {"critical": "urgent", "warning": "high"}
 Body = tuple[bytes, dict[str, str]]
 
@@ -115,10 +113,11 @@ def _ntfy(message: Message) -> Body:
     return message.text.encode("utf-8", "backslashreplace"), headers
 
 
+# By format, a message as a service takes it: the body of the request and its headers.
 WRITERS = {"slack": _slack, "discord": _discord, "teams": _teams, "ntfy": _ntfy, "json": _plain}
-"""By format, a message as a service takes it: the body of the request and its headers."""
 VARIABLE = "LIGHTNING_HOOKS_NOTIFY"
 FORMATS = tuple(WRITERS)
+# Hosts, each with those below it, to the format of their messages; every other takes plain JSON.
 HOSTS = {
     "hooks.slack.com": "slack",
     "hooks.slack-gov.com": "slack",
@@ -129,7 +128,6 @@ HOSTS = {
     "powerplatform.com": "teams",
     "ntfy.sh": "ntfy",
 }
-"""Hosts, each with those below it, to the format of their messages; every other takes plain JSON."""
 MASK = "…"
 FORM = "'env:NAME' with the name of a variable that holds it (recommended), an http(s) address, or {'url': …, 'format': …}"
 
@@ -228,12 +226,9 @@ with suppress(ImportError):  # what LightningCLI parses with: a configuration th
     register_type(Address, serializer=lambda address: address.plain, deserializer=Address)
 
 
-SECONDS = 5.0
-"""After which a request is given up."""
-LAST_SECONDS = 2.0
-"""How long the end of training waits for what is not sent yet."""
-INTERVAL = 60.0
-"""Seconds between two messages of one kind, at least."""
+SECONDS = 5.0  # after which a request is given up
+LAST_SECONDS = 2.0  # how long the end of training waits for what is not sent yet
+INTERVAL = 60.0  # seconds between two messages of one kind, at least
 
 
 class Webhook(Sink):

@@ -152,8 +152,7 @@ class FileTracker(Tracker):
         raise NotImplementedError
 
 
-METRICS_PER_BATCH = 1000
-"""The most that an MLflow server takes at once."""
+METRICS_PER_BATCH = 1000  # the most that an MLflow server takes at once
 
 
 class MLflowTracker(FileTracker):

@@ -112,13 +112,6 @@ def show(lines: Iterable[str], stream: TextIO | None = None) -> None:
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
-    try:
-        return bool(getattr(stream, "isatty", bool)())
-    except (OSError, ValueError):  # it is closed
-        return False
-
-
 _OF_OPTIMIZER = re.compile(r"(\d+)-(\w+?)(?:\.group(\d+)\.(\d+)(?::\d+)?)?")
 
 
@@ -171,15 +164,16 @@ def coloured(text: str, severity: str, stream: TextIO | None = None) -> str:
         stream: Where it goes; None for standard error.
     """
     stream = sys.stderr if stream is None else stream
-    plain = "NO_COLOR" in os.environ or not _is_terminal(stream)
-    return text if plain or severity not in _COLOURS else f"\033[{_COLOURS[severity]}m{text}\033[0m"
+    with suppress(OSError, ValueError):  # it is closed
+        if severity in _COLOURS and "NO_COLOR" not in os.environ and getattr(stream, "isatty", bool)():
+            return f"\033[{_COLOURS[severity]}m{text}\033[0m"
+    return text
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_. -]+")
 _LONGEST = 80
 LONGEST_METRIC = 250
-LONGEST_CELL = 60
-"""The longest text with spaces that is put into a table."""
+LONGEST_CELL = 60  # the longest text with spaces that is put into a table
 
 
 def safe_path(tag: str) -> str:

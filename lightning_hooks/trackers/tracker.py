@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-PALETTE = 256
-"""Colours a figure is reduced to: a third of the bytes, and no eye sees it in a plot."""
+PALETTE = 256  # colours a figure is reduced to: a third of the bytes, and no eye sees it in a plot
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +46,10 @@ class Picture:
         return Picture(buffer.getvalue(), image.width, image.height)
 
 
+# Edges, and counts, one less: counts[i] values lie between edges[i] and edges[i + 1].
 Histogram = tuple[Sequence[float], Sequence[float]]
-"""Edges, and counts, one less: ``counts[i]`` values lie between ``edges[i]`` and ``edges[i + 1]``."""
 
-FOLDER = "lightning_hooks"
-"""The folder of our files, in a log directory or among a run's artifacts."""
+FOLDER = "lightning_hooks"  # the folder of our files, in a log directory or among a run's artifacts
 
 
 class Tracker:
@@ -64,10 +62,8 @@ class Tracker:
         logger: A Lightning logger, of whichever package.
     """
 
-    shows_pictures: ClassVar[bool] = False
-    """Whether it shows pictures: figures need not be drawn otherwise."""
-    needs: ClassVar[tuple[str, ...]] = ()
-    """The methods of the logger's ``experiment`` that this adapter calls."""
+    shows_pictures: ClassVar[bool] = False  # whether it does: figures need not be drawn otherwise
+    needs: ClassVar[tuple[str, ...]] = ()  # the methods of the logger's experiment that this adapter calls
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger

@@ -14,12 +14,12 @@ from torch import Tensor
 from lightning_hooks.extraction.batches import map_tensors
 from lightning_hooks.hooks import Listener
 
+# A function of the unscaled gradient, and of the factor if there is one, that returns a new gradient, or None for no change.
 GradientFunction = Callable[..., "Tensor | None"]
-"""A function of the unscaled gradient, and of the factor if there is one, that returns a new gradient, or None for no change."""
 
 
+# A number; a mapping from first epochs to numbers; or a function of the epoch (None: no number).
 Factor: TypeAlias = float | Mapping[int, float] | Callable[[int], float | None]
-"""A number; a mapping from first epochs to numbers; or a function of the epoch (None: no number)."""
 
 
 def clamp_gradient(gradient: Tensor, bound: float, loss_scale: Tensor | None = None) -> Tensor:
@@ -112,10 +112,11 @@ class Schedule:
     """
 
     def __init__(self, name: str, factor: Factor, low: float = -math.inf, above: bool = False) -> None:
-        self.name, self.factor, self.low, self.above = name, factor, low, above
-        if isinstance(factor, Mapping) and not factor:
+        self.name, self.low, self.above = name, low, above
+        self.factor = factor if callable(factor) or isinstance(factor, Mapping) else {0: factor}
+        if not self.factor:
             raise ValueError(f"{name} must have a number for some epoch; got {factor!r}.")
-        for epoch, value in factor.items() if isinstance(factor, Mapping) else [] if callable(factor) else [(0, factor)]:
+        for epoch, value in () if callable(self.factor) else self.factor.items():
             if isinstance(epoch, bool) or not isinstance(epoch, int):
                 raise TypeError(f"{name} must map epochs (integers) to numbers; got {epoch!r} in {factor!r}.")
             if epoch < 0:
@@ -124,13 +125,11 @@ class Schedule:
 
     def at(self, epoch: int) -> float | None:
         """Return the number for an epoch, or None."""
-        if isinstance(self.factor, Mapping):
-            begun = [start for start in self.factor if start <= epoch]
-            return self._checked(self.factor[max(begun)]) if begun else None
         if callable(self.factor):
             value = self.factor(epoch)
             return None if value is None else self._checked(value, f" from {self.factor!r} for epoch {epoch}")
-        return self._checked(self.factor)
+        begun = [start for start in self.factor if start <= epoch]
+        return self._checked(self.factor[max(begun)]) if begun else None
 
     def _checked(self, value: object, where: str = "") -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -149,8 +148,7 @@ CHANGES: dict[str, Callable[[Tensor, float, str, Tensor | None], Tensor]] = {
     "clamp": lambda gradient, factor, _, loss_scale: clamp_gradient(gradient, factor, loss_scale),
     "noise": noisy_gradient,
 }
-TRANSFORMS = tuple(CHANGES)
-"""The named transforms."""
+TRANSFORMS = tuple(CHANGES)  # the named transforms
 
 
 @dataclass(slots=True)
@@ -204,11 +202,11 @@ class ChangeGradient(Listener):
         return CHANGES[state.transform](gradient, state.factor or 0.0, key, loss_scale)
 
 
+@dataclass(eq=False)
 class HookOutput(Listener):
     """Forward hook of one site: registers ``change`` on the tensors of its output."""
 
-    def __init__(self, change: ChangeGradient) -> None:
-        self.change = change
+    change: ChangeGradient
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Return the output with hooks on its tensors."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -317,11 +318,12 @@ class NormalizeInput(Listener):
         )
 
 
+@dataclass(eq=False)
 class InvertOutput(Listener):
-    """Forward hook of a module: maps its output back to the units of the input."""
+    """Forward hook of the module ``name``: maps its output back to the units of the input."""
 
-    def __init__(self, site: Normalization, name: str) -> None:
-        self.site, self.name = site, name
+    site: Normalization
+    name: str
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor:
         """Return the output in the units of the input."""

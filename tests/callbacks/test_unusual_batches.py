@@ -16,7 +16,7 @@ from lightning_hooks.diagnostics.unusual import MOST_SAMPLES, UnusualBatch
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.data import whole
 from lightning_hooks.run_report.health import health_of
-from lightning_hooks.run_report.training import unusual_batches
+from lightning_hooks.run_report.training import batches_of
 from tests.support.models import Classifier, trainer
 from tests.support.pages import of_kind, section_of
 
@@ -78,7 +78,7 @@ def test_the_largest_of_a_run_whatever_the_windows_and_the_sampling(options: dic
     assert 17 in clip.largest_norms["0-SGD"][0].samples
 
     run = read_run(tmp_path)
-    known = unusual_batches(record.last for record in run.monitors)
+    known = batches_of(run)
     assert list(known) == ["", "0-SGD"]
     check(known[""], five(module.noted), rel=1e-4)  # files have five digits
     plain = json.loads(health_of(run).text())["unusual_batches"]

@@ -206,7 +206,7 @@ def test_agc_holds_every_unit(values, clipping):
 def test_make_policy(name, threshold, policy):
     made = make_policy(name, threshold)
     assert made == policy
-    assert POLICIES[made.name][0] is type(policy)
+    assert POLICIES[made.name] is type(policy)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,8 @@ def test_a_ledger_equals_a_plain_loop(steps):
     for step in range(steps):
         ledger.write(before[step], after[step], taken[step])
         if step in (3, 50):  # looking in between changes nothing
-            _ = ledger.total
+            ledger.close_page()
+    ledger.close_page()
     assert_stats(ledger.total, before, after, taken)
 
 
@@ -114,6 +115,7 @@ def test_an_optimizer_that_skips_by_itself(position, bad):
     ledger.write(well, well, taken=True, skips_nonfinite=True)
     all_before = torch.cat((before[:position], nonfinite[None], well[None]))
     all_after = torch.cat((after[:position], nonfinite[None], well[None]))
+    ledger.close_page()
     assert_stats(ledger.total, all_before, all_after, [*taken[:position], False, True])
 
 
@@ -122,11 +124,13 @@ def test_a_ledger_resumes():
     first, second = ClipLedger(len(NAMES)), ClipLedger(len(NAMES))
     for step in range(25):
         first.write(before[step], after[step], taken[step])
+    first.close_page()
     saved = first.total
     kept = saved.clone()
-    second.load(saved)
+    second.total = saved.clone()
     for step in range(25, 60):
         second.write(before[step], after[step], taken[step])
+    second.close_page()
     assert_stats(second.total, before, after, taken)
     first.reset()
     second.reset()

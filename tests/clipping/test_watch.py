@@ -129,14 +129,16 @@ def test_the_past_lasts_over_epochs_and_through_a_state() -> None:
     ledger = ClipLedger(3)
     for row, took in zip(norms[:50], taken[:50], strict=True):
         ledger.write(row, row, took, batch=0)
-    assert ledger.events[0] > 0
+    ledger.close_page()
+    assert ledger.watch.events[0] > 0
     ledger.reset()
     resumed = ClipLedger(3)
     resumed.watch.load(ledger.watch.state())
     for one in (ledger, resumed):
         for batch, (row, took) in enumerate(zip(norms[50:], taken[50:], strict=True)):
             one.write(row, row, took, batch=batch)
-        events = step_events(one.events.tolist(), NAMES, unzeroed=3, wasted=4)
+        one.close_page()
+        events = step_events(one.watch.events.tolist(), NAMES, unzeroed=3, wasted=4)
         whole = reference(norms, taken, [*range(50), *range(40)])
         late = reference(torch.cat((norms[:50] * 0, norms[50:])), [False] * 50 + taken[50:], [0] * 50 + list(range(40)))
         assert whole["jump"][5] < 40

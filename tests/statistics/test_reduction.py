@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.clipping.stats import ClipColumn, merge_tallies, tally
-from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn, empty_events
+from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn, NormHistory
 from lightning_hooks.diagnostics.clipping_events.collector import (
     MERGED_EVENTS,
     OVER_RANKS,
@@ -155,7 +155,7 @@ def test_parameters_that_are_the_same_on_every_rank_count_once() -> None:
 
 
 def events(**numbers: float) -> Tensor:
-    found = empty_events()[None]
+    found = NormHistory().events[None]
     for name, value in numbers.items():
         found[0, EventColumn[name.upper()]] = value
     return found
@@ -195,7 +195,7 @@ def test_tallies_of_ranks_that_step_together() -> None:
     for _ in range(WORLD):
         before = torch.rand((5, 3), generator=generator, dtype=torch.float64)
         found = tally(before, before * 0.5, torch.rand(5, generator=generator) < 0.8)
-        tables.append(torch.cat((empty_events(), torch.zeros(TALLY_START - N_EVENT_COLUMNS), found))[None])
+        tables.append(torch.cat((NormHistory().events, torch.zeros(TALLY_START - N_EVENT_COLUMNS), found))[None])
     spans = (Span(tables[0].numel(), by_columns(OVER_RANKS), by_columns(OVER_WINDOWS)),)
     found = on_ranks(spans, tables)[0][:, TALLY_START:]
     stacked = torch.stack(tables)[..., TALLY_START:]

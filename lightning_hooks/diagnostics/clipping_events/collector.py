@@ -121,8 +121,10 @@ class ClipCollector(Collector[ClipReport]):
     def pack(self) -> Tensor:
         """Return the window's numbers as one vector."""
         counts = torch.tensor(self._counts, dtype=row_dtype(self._device)).to(self._device, non_blocking=True)
-        both = zip(self.ledgers, counts, strict=True)
-        rows = [torch.cat((each.events, known, each.largest.flatten(), each.total)) for each, known in both]
+        rows = []
+        for ledger, known in zip(self.ledgers, counts, strict=True):
+            ledger.close_page()
+            rows.append(torch.cat((ledger.watch.events, known, ledger.watch.largest.flatten(), ledger.total)))
         return torch.cat(rows) if rows else torch.empty(0, device=self._device)
 
     def unpack(self, packed: Tensor) -> None:
@@ -131,7 +133,7 @@ class ClipCollector(Collector[ClipReport]):
             ledger.watch.events = row[:N_EVENT_COLUMNS].to(ledger.watch.events)
             self._counts[place] = [int(count) for count in row[N_EVENT_COLUMNS:LARGEST_START]]
             ledger.watch.largest = row[LARGEST_START:TALLY_START].view(LARGEST, -1).to(ledger.watch.largest, copy=True)
-            ledger.load(row[TALLY_START:])
+            ledger.total = row[TALLY_START:].to(ledger.total, copy=True)
 
     @property
     @override
@@ -167,7 +169,7 @@ class ClipCollector(Collector[ClipReport]):
     def state_dict(self) -> dict[str, Any]:
         past = {}  # each optimizer's steps before, for those to come
         for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
-            _ = ledger.events  # what is still on an open page
+            ledger.close_page()
             past[name] = ledger.watch.state().to("cpu", copy=True)
         return {"past": past, "largest": {name: batches.state() for name, batches in self._largest.items()}}
 

@@ -13,8 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from lightning_hooks.sinks.tab.runs import Runs
 
-VERSION = 1
-"""Of the answers."""
+VERSION = 1  # of the answers
 STATIC = {"/index.js": ("page.js", "text/javascript"), "/style.css": ("page.css", "text/css")}
 Query = Mapping[str, str]
 
@@ -58,14 +57,12 @@ def _of(query: Query) -> tuple[int, str, str]:
     return int(query["monitor"]), query["table"], query["stat"]
 
 
-def _row(query: Query) -> int | None:
-    return int(query["row"]) if "row" in query else None
-
-
 ANSWERS: dict[str, Callable[[Runs, Query], dict[str, Any]]] = {
     "/runs": lambda runs, query: runs.listing(int(query.get("known", "-1"))),
     "/run": lambda runs, query: _data().whole(*runs.run(query["run"])),
-    "/heat": lambda runs, query: _data().heat(runs.run(query["run"])[0], *_of(query), _row(query)),
+    "/heat": lambda runs, query: _data().heat(
+        runs.run(query["run"])[0], *_of(query), row=int(query["row"]) if "row" in query else None
+    ),
     "/names": lambda runs, query: {"names": _data().names(runs.run(query["run"])[0], *_of(query))},
     "/compare": lambda runs, query: _data().both(runs.run(query["a"])[0], runs.run(query["b"])[0]),
 }

@@ -10,8 +10,7 @@ from typing import Any
 from tensorboard.plugins import base_plugin
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
-FIRST_PATIENCE = 0.05
-"""Seconds that TensorBoard waits for the answer whether there are runs; it asks again at each reload."""
+FIRST_PATIENCE = 0.05  # seconds that TensorBoard waits for the answer whether there are runs; it asks again at each reload
 
 
 class HealthPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard has no types

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 FOLDER, FILE = "lightning_hooks", "reports.jsonl"  # as in run_report.lines, which this does not import: it brings numpy
 MOST_RUNS = 2000
-MOST_SECONDS = 20.0
-"""That a search takes at most."""
+MOST_SECONDS = 20.0  # that a search takes at most
 
 
 def _text(name: str) -> str:
@@ -27,12 +26,9 @@ def _text(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-PATIENCE = 0.5
-"""Seconds that a request waits for the newest state."""
-PAUSE = 20
-"""A search of the directories that took a second is made again after so many."""
-MOST_OPEN = 4
-"""Runs whose numbers are kept in memory."""
+PATIENCE = 0.5  # seconds that a request waits for the newest state
+PAUSE = 20  # a search of the directories that took a second is made again after so many
+MOST_OPEN = 4  # runs whose numbers are kept in memory
 
 
 class Runs:

@@ -164,11 +164,11 @@ def test_a_file_says_their_arguments(installed: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, r"LIGHTNING_HOOKS must be 1, 0, or the path of a YAML file .* got '.*hooks\.yaml': .*No such file"),
-        ("modules: [", r"LIGHTNING_HOOKS must be 1, 0, or the path of a YAML file"),
-        ("every: 3", r"LIGHTNING_HOOKS=.*hooks\.yaml: the file must hold arguments of .*modules, every_n_steps, .*; got 'every'"),
-        ("just text", r"the file must hold arguments of .*; got 'just text'"),
-        ("every_n_steps: 0", r"every_n_steps must be at least 1"),
+        (None, r"FileNotFoundError: .*No such file .*hooks\.yaml"),
+        ("modules: [", r"ParserError: .*expected"),
+        ("every: 3", r"TypeError: .*unexpected keyword argument 'every'"),
+        ("just text", r"TypeError: .* must be a mapping, not str"),
+        ("every_n_steps: 0", r"ValueError: every_n_steps must be at least 1"),
     ],
 )
 def test_a_wrong_file_is_one_warning_and_no_monitors(
@@ -179,7 +179,7 @@ def test_a_wrong_file_is_one_warning_and_no_monitors(
     if text is not None:
         path.write_text(text)
     monkeypatch.setenv("LIGHTNING_HOOKS", str(path))
-    with pytest.warns(UserWarning, match=rf"(?s)^LIGHTNING_HOOKS=.*: this run has no monitors, because of ValueError: .*{message}"):
+    with pytest.warns(UserWarning, match=rf"(?s)no monitors, because of {message}.* must be 1, 0, or the path of a YAML"):
         run = trainer()
     again = trainer()  # warnings are errors here
     for each in (run, again):

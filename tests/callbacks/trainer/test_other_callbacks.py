@@ -191,7 +191,7 @@ def test_a_thousand_sites_take_less_than_a_megabyte() -> None:
             features, flow, clip = (each.member.collector for each in ours[:3])
             table, gradients, ledger = features.table, flow.modules, clip.ledgers[0]
             held = [table.rows, *table.fired.values(), gradients.rows, flow.parameters.rows]
-            held += [ledger._total, *(norms for step in ledger._open for norms in step[:2])]
+            held += [ledger.total, *(norms for step in ledger._open for norms in step[:2])]
             self.bytes = sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     measure = Measure()
