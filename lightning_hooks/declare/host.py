@@ -84,9 +84,9 @@ class Position(Protocol):
         """Whether another rank may have had its last batch, so that a window cannot end now."""
 
 
+# Of gradients between ``before_optimizer_step`` and the update: nothing changes them, at most one multiplication of all of them
+# by the same number does, as clipping by norm is, or that is not known
 GradientChanges = Literal["none", "scaled", "any"]
-"""Of gradients between ``before_optimizer_step`` and the update: nothing changes them, at most one multiplication of all of them by
-the same number does, as clipping by norm is, or that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from typing_extensions import override
 
 from lightning_hooks.hooks import Faults
 
-LOGGER = logging.getLogger("lightning_hooks")
-"""Alerts are warnings of this logger, everything else is an info."""
+LOGGER = logging.getLogger("lightning_hooks")  # alerts are warnings of this logger, everything else is an info
 LIGHTNINGS = logging.getLogger("lightning.pytorch")
 
 

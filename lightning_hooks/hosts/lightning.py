@@ -126,8 +126,7 @@ class LightningHost(TrainerReference, Host):
         trainer = self._trainer()
         if trainer is None:
             return False
-        steps: int = trainer.max_steps
-        return bool(trainer.is_last_batch or trainer.should_stop or 0 <= steps <= trainer.global_step)
+        return bool(trainer.is_last_batch or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step)
 
     @property
     @override

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,13 +12,14 @@ from typing import Any
 from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.kinds import gravity
+from lightning_hooks.declare.rule import grouped
 from lightning_hooks.declare.window import Window
 from lightning_hooks.run_report.lines import FOLDER, REPORTS
 from lightning_hooks.run_report.page import PAGE, RunReport
 from lightning_hooks.run_report.run import read_run, run_of_reports
 from lightning_hooks.run_report.verdict import Verdict, conclude, is_observed
 from lightning_hooks.session.member import Member
-from lightning_hooks.trackers import coloured, show
+from lightning_hooks.trackers import coloured, show, some
 
 LONGEST_ERROR = 500
 
@@ -38,8 +38,8 @@ def end_event(host: Host, how: str, error: BaseException | None = None, stopped_
         end["stopped_by"] = stopped_by.name
     if error is not None:
         end["error"] = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
-        if how == "exception":
-            end |= {"error_type": type(error).__name__, "error_text": str(error)[:LONGEST_ERROR]}
+    if error is not None and how == "exception":
+        end |= {"error_type": type(error).__name__, "error_text": str(error)[:LONGEST_ERROR]}
     return end
 
 
@@ -57,17 +57,15 @@ def command_for(folder: Path) -> str:
     return f"lightning-hooks report {shlex.quote(str(folder))}"
 
 
-def closing_lines(
-    verdict: Verdict, alerts: Sequence[Alert], place: str = "", width: int | None = None, command: str = ""
-) -> list[str]:
-    """The verdict with the command that prints more, the open alerts in one line, and where the health report is.
+def closing_lines(verdict: Verdict, alerts: Sequence[Alert], place: str = "", command: str = "") -> list[str]:
+    """The verdict with the command that prints more, the first open alerts, and where the health report is.
 
-    The line of alerts is as wide as the terminal at most. There may be no command and no report.
+    There may be no command and no report.
     """
-    width = shutil.get_terminal_size((80, 24)).columns if width is None else width
     colour = "critical" if verdict.status == "failed" else verdict.status
     more = f" More: {command}" if command else ""
-    lines = [coloured(f"Monitors: {verdict.headline}", colour, sys.stdout) + more, f"Open alerts: {_listed(alerts, width - 13)}"]
+    found = [f"[{alert.severity}] {alert.kind} at {alert.where} (epoch {alert.epoch}, step {alert.step})" for alert in alerts]
+    lines = [coloured(f"Monitors: {verdict.headline}", colour, sys.stdout) + more, f"Open alerts: {some(found, 2) or 'none'}"]
     return [*lines, f"Health report: {place}"] if place else lines
 
 
@@ -81,27 +79,11 @@ def print_closing(members: Sequence[Member], place: str = "", command: str = "")
     return True
 
 
-def _listed(alerts: Sequence[Alert], room: int) -> str:
-    """``[critical] dead at a, [warning] zero at b and 3 more``: as many as there is room for, one at least."""
-    if not alerts:
-        return "none"
-    text = ""
-    for count, alert in enumerate(alerts):
-        longer = (
-            f"{text}{', ' * bool(text)}[{alert.severity}] {alert.kind} at {alert.where} (epoch {alert.epoch}, step {alert.step})"
-        )
-        rest = len(alerts) - count - 1
-        if text and len(longer) + (len(f" and {rest} more") if rest else 0) > room:
-            return f"{text} and {len(alerts) - count} more"
-        text = longer
-    return text
-
-
 def print_summaries(members: Sequence[Member]) -> None:
     """Print the last report of each member with ``summary="full"``."""
     for member in members:
         if member.settings.summary == "full" and member.report is not None:
-            show(["", *member.live.summary_lines(member.latest_report), *member.alerting.over_lines()])
+            show(["", *member.live.summary_lines(member.latest_report)])
 
 
 def run_report(members: Sequence[Member]) -> RunReport:
@@ -112,8 +94,6 @@ def run_report(members: Sequence[Member]) -> RunReport:
     if folder is not None and any(reports.values()) and (folder / REPORTS).exists():
         page = folder / PAGE
         return RunReport(read_run(folder / REPORTS), page if members[0].end is not None and page.exists() else None)
-    windows: dict[int, list[Any]] = {}
-    for report in (report for found in reports.values() for report in found):
-        windows.setdefault(report.at, []).append(report)
+    windows = grouped((report.at, report) for found in reports.values() for report in found)
     losses = {at: loss for at, found in sorted(windows.items()) if (loss := Window(found).loss) is not None}
     return RunReport(run_of_reports(reports, losses, members[0].end), None)

@@ -183,7 +183,8 @@ class RunAlerts:
 
     def _pass_on(self, notices: Sequence[Notice], ended: Sequence[Notice] = ()) -> None:
         """Pass alerts on, in order, and stop or end the run as ``on_alert`` says."""
-        self._sinks.alerts([*notices, *ended])
+        if notices or ended:
+            self._sinks.call("alerts", [*notices, *ended])
         stopping = next((notice.alert for notice in notices if "stop" in notice.actions), None)
         if stopping is not None:
             with self._host.console.printing():

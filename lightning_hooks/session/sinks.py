@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from lightning_hooks.run_report.lines import FOLDER, REPORTS
 from lightning_hooks.run_report.run import run_name
 from lightning_hooks.session.closing import run_report, verdict_of
 from lightning_hooks.session.member import Member
-from lightning_hooks.sinks import Notice, Sink
+from lightning_hooks.sinks import Sink
 from lightning_hooks.sinks.notebook import LivePage
 from lightning_hooks.sinks.webhook import FORM, VARIABLE, Address, Webhook
 
@@ -24,7 +24,7 @@ _warn = partial(info, level=logging.WARNING)
 
 
 class Sinks:
-    """The sinks of one run, in the order in which they are called: events as of :class:`~lightning_hooks.sinks.Sink`."""
+    """The sinks of one run, in the order in which they are called."""
 
     def __init__(self, *sinks: Sink) -> None:
         self._each = list(sinks)
@@ -37,22 +37,15 @@ class Sinks:
         """Call a sink from now on."""
         self._each.append(sink)
 
-    def epoch_start(self) -> None:
-        """An epoch starts."""
-        self._call(lambda sink: sink.epoch_start())
-
-    def reports(self, members: Sequence[Member], of_epoch: bool = False) -> None:
-        """Windows have ended, or an epoch of several."""
-        self._call(lambda sink: sink.reports(members, of_epoch))
-
-    def alerts(self, notices: Sequence[Notice]) -> None:
-        """Alerts are passed on."""
-        if notices:
-            self._call(lambda sink: sink.alerts(notices))
-
-    def window_end(self, members: Sequence[Member]) -> None:
-        """The alerts of windows were passed on."""
-        self._call(lambda sink: sink.window_end(members))
+    def call(self, event: str, *arguments: Any) -> None:
+        """Call an event of :class:`~lightning_hooks.sinks.Sink`, by its name, of each sink; one that raises is called no more."""
+        for sink in list(self._each):
+            try:
+                getattr(sink, event)(*arguments)
+            except Warning:  # the user has made an error of it
+                raise
+            except Exception as error:  # noqa: BLE001  a sink must not end a run
+                self._disable(sink, error)
 
     def end(self, members: Sequence[Member], end: dict[str, Any]) -> None:
         """The run of these members has ended, as :func:`~lightning_hooks.session.closing.end_event` says."""
@@ -79,19 +72,9 @@ class Sinks:
                     "incomplete; hooks are removed and training is not affected."
                 )
 
-    def _call(self, event: Callable[[Sink], None]) -> None:
-        for sink in list(self._each):
-            try:
-                event(sink)
-            except Warning:  # the user has made an error of it
-                raise
-            except Exception as error:  # noqa: BLE001  a sink must not end a run
-                self._disable(sink, error)
-
     def _disable(self, sink: Sink, error: Exception) -> None:
         """A sink that raises is called no more. The text of its error is not shown: it may hold an address."""
-        with suppress(ValueError):
-            self._each.remove(sink)
+        self._each.remove(sink)
         what = f"{type(sink).__name__}, which follows the run, raised {type(error).__name__}, and is not called any more."
         _warn(f"{what} Training goes on.")
 

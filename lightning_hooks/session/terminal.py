@@ -37,7 +37,9 @@ class Terminal(Sink):
                 if notice.over is None:
                     self._notify(notice)
                 elif notice.alert.severity != "info":
-                    info(_ended(notice))
+                    alert, unit = notice.alert, notice.member.report.unit
+                    where = f"{alert.kind} at {readable(alert.site)} (epoch {alert.epoch}, step {alert.step})"
+                    info(f"[ended] {where}: not in the last {REARM} {'epochs' if unit == 'epoch' else 'windows'}.")
 
     def _notify(self, notice: Notice) -> None:
         """Call the observers, and show the text: as ``on_alert`` says, and where a function of it fails."""
@@ -75,12 +77,6 @@ class Terminal(Sink):
         if self._host.setup.is_global_zero:
             with self._host.console.printing():
                 print_closing([member for member in self._members() if member.folder is None])
-
-
-def _ended(notice: Notice) -> str:
-    alert, member = notice.alert, notice.member
-    windows = f"{REARM} {'epochs' if member.report.unit == 'epoch' else 'windows'}"
-    return f"[ended] {alert.kind} at {readable(alert.site)} (epoch {alert.epoch}, step {alert.step}): not in the last {windows}."
 
 
 def in_short(members: Iterable[Member]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.step import EarlierOptimizers, OptimizerSteps, Step
+from lightning_hooks.declare.parameter_places import ParameterPlaces
+from lightning_hooks.declare.step import EarlierOptimizers, Step
 from lightning_hooks.diagnostics.gradients.tables import ParameterTable
 from lightning_hooks.diagnostics.learning.report import LearningWatch
 from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
@@ -128,7 +129,7 @@ class MeasuredStep:
             table.add_lost(fixed(tuple([self.places[place] for place in places])).to(lost.device, non_blocking=True), lost, valid)
 
 
-def embedding_weights(steps: OptimizerSteps, model: nn.Module) -> set[int | None]:
+def embedding_weights(steps: ParameterPlaces, model: nn.Module) -> set[int | None]:
     """The places of the weights of embeddings."""
     tables = (module._parameters.get("weight") for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
     return {steps.index_of(table) for table in tables if table is not None}
