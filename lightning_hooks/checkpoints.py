@@ -83,9 +83,8 @@ class TensorNumbers:
 
 def unread(tensor: Tensor) -> bool:
     """Whether a tensor is not looked at, since it does not hold each of its numbers in the file."""
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        return True
-    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
+    odd = tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta
+    return odd or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 @torch.no_grad()

@@ -76,13 +76,7 @@ class Occurrence:
     consequences: dict[str, Any] = field(default_factory=dict)
 
     def add(self, at: int, roots: Sequence[Alert], alerts: Iterable[Alert]) -> None:
-        """Enter a window.
-
-        Args:
-            at: Its place.
-            roots: The root causes of this kind.
-            alerts: The alerts of all monitors.
-        """
+        """Enter a window by its place: the root causes of this kind in it, and the alerts of all monitors."""
         if self.since < 0:
             self.since, self.first = at, _leader(roots)
         self.until, names = at, {root.name for root in roots}

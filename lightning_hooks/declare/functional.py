@@ -14,12 +14,7 @@ from lightning_hooks.statistics.columns import RowTable
 
 
 class CallSites:
-    """The sites of some functions, in an order that is the same on every rank.
-
-    Args:
-        functional: The calls of the run; None where they are not seen.
-        functions: The names of the functions.
-    """
+    """The sites of some functions, in an order that is the same on every rank."""
 
     def __init__(self, functional: FunctionalCalls | None, functions: Sequence[str]) -> None:
         self._functional, self._functions = functional, functions
@@ -28,20 +23,15 @@ class CallSites:
     @property
     def names(self) -> list[str]:
         """Of those known by now."""
-        return [site.name for site in self._known]
-
-    @property
-    def _known(self) -> list[FunctionalSite]:
-        return [] if self._functional is None else [site for site in self._functional.sites if site.function in self._functions]
+        sites = [] if self._functional is None else self._functional.sites
+        return [site.name for site in sites if site.function in self._functions]
 
     def place(self, site: FunctionalSite) -> int:
         """The place of a site among them."""
         place = self._places.get(site.index)
         if place is None:
-            place = 0
-            for before in self._functional.sites[: site.index] if self._functional is not None else ():
-                place += before.function in self._functions
-            self._places[site.index] = place
+            sites = [] if self._functional is None else self._functional.sites[: site.index]
+            place = self._places[site.index] = sum(before.function in self._functions for before in sites)
         return place
 
     def renumbered(self) -> None:

@@ -304,9 +304,8 @@ class FunctionalCalls:
 
 def _most_sites(module: nn.Module) -> int:
     """The most sites of a module that may call functions; of layers only those count that somebody wants."""
-    if is_calling_layer(module):
-        return int(isinstance(module, nn.Softmax | nn.Softmax2d | nn.LogSoftmax | nn.Dropout))
-    return SITES_PER_CALLER
+    wanted = isinstance(module, nn.Softmax | nn.Softmax2d | nn.LogSoftmax | nn.Dropout)
+    return int(wanted) if is_calling_layer(module) else SITES_PER_CALLER
 
 
 def _calls_for_itself(module: nn.Module) -> bool:

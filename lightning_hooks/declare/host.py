@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from lightning_hooks.trackers import Trackers
+from lightning_hooks.trackers import Trackers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +48,6 @@ class TrainingSetup:
 
     def check_gradients(self, who: str) -> None:
         """Check that this rank can read whole gradients.
-
-        Args:
-            who: What needs them, for the message.
 
         Raises:
             RuntimeError: If parameters are sharded in a form that does not say how.
@@ -169,11 +165,7 @@ class Console:
 
 
 class RunFiles:
-    """Where the run's files belong.
-
-    Args:
-        log_dir: The log directory; None without.
-    """
+    """Where the run's files belong."""
 
     def __init__(self, log_dir: Path | None) -> None:
         self._log_dir = log_dir

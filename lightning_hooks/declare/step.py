@@ -168,9 +168,6 @@ class Step:
         """Gradients may have changed since :meth:`mark`: the next :meth:`norms` reads them again, unless it is known what they are.
 
         Returns whether they have not, as far as autograd's version counters show, which do not see what is done through ``.data``.
-
-        Args:
-            scaled: As there.
         """
         self.found = ()
         now = []

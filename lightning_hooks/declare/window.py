@@ -99,9 +99,6 @@ R = TypeVar("R", bound=Report)
 class Window:
     """The reports of the monitors whose windows end at the same training batch; it does not change.
 
-    Args:
-        reports: One report of each monitor.
-
     Attributes:
         reports: The same, in the order of the monitors.
     """

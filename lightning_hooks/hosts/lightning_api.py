@@ -120,12 +120,7 @@ def watched_tags(trainer: Trainer) -> set[str]:
     return {watcher.monitor for watcher in watchers if isinstance(stored(watcher, "monitor"), str)}
 
 
-_IN_THE_MODULE = (
-    "configure_gradient_clipping",
-    "clip_gradients",
-    "on_before_optimizer_step",
-    "optimizer_step",
-)
+_IN_THE_MODULE = ("configure_gradient_clipping", "clip_gradients", "on_before_optimizer_step", "optimizer_step")
 
 
 def configured_norm(trainer: Trainer, pl_module: LightningModule) -> float | None:

@@ -11,6 +11,7 @@ from torch import nn
 from typing_extensions import override
 
 from lightning_hooks.alerts import (
+    RULES,
     Alert,
     AttentionReport,
     ClipReport,
@@ -18,7 +19,6 @@ from lightning_hooks.alerts import (
     GradientFlowReport,
     MetricReport,
     RouterReport,
-    rules_of,
 )
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.rulebook import rules_by_report
@@ -31,11 +31,11 @@ from lightning_hooks.diagnostics.metrics.collector import MetricCollector
 from lightning_hooks.diagnostics.routers.collector import RouterCollector
 from lightning_hooks.run_report.page import RunReport
 from lightning_hooks.run_report.verdict import Status
-from lightning_hooks.session.closing import open_alerts, run_report, verdict_of
 from lightning_hooks.session.logged import statistics_by_ranking
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.sinks import ReportTargets
+from lightning_hooks.session.terminal import open_alerts, run_report, verdict_of
 from lightning_hooks.session.windows import History
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def arguments_of_each(groups: Sequence[Collectors], others: type[Any] | None = N
     unknown = sorted(arguments.keys() - set(known))
     if unknown:
         raise TypeError(f"There is no argument {unknown[0]!r}; there are {', '.join(known)}.")
-    built_in = {kind.report_type: rules_of(kind.report_type) for group in groups for kind in group}
+    built_in = {kind.report_type: RULES.get(kind.report_type, ()) for group in groups for kind in group}
     rules = rules_by_report(arguments.get("rules", ()), built_in, others)
     rankings = [[statistic for kind in group for statistic in kind.ranking] for group in groups]
     found = []

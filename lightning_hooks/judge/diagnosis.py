@@ -33,11 +33,7 @@ MOST_ELEMENTS = 1 << 22  # of a larger parameter every so many elements are read
 
 
 class Diagnosis:
-    """Names the causes of new alerts.
-
-    Args:
-        host: The training loop, whose training starts.
-    """
+    """Names the causes of new alerts."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

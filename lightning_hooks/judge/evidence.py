@@ -97,11 +97,7 @@ class Effects:
 
 
 class Judge:
-    """Says how probable each problem of a window is.
-
-    Args:
-        window: The reports of all monitors.
-    """
+    """Says how probable each problem of a window is."""
 
     def __init__(self, window: Window) -> None:
         self._window = window

@@ -18,9 +18,6 @@ from typing import Any
 def probability(evidence: Iterable[str]) -> float:
     """How probable it is that a training with this evidence is harmed, where one in five is.
 
-    Args:
-        evidence: What holds, by name.
-
     Returns:
         From 0 to 1.
     """

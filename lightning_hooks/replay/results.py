@@ -74,7 +74,7 @@ class ReplayResults:
         if entry is None:
             return alert
         if kind_of(alert.kind).about == "nonfinite":
-            entry = self._ring.guilty(entry, entry.step)
+            entry = self._ring.guilty(entry)
         samples = () if entry.rows is None else entry.rows.samples()
         return dataclasses.replace(alert, samples=tuple(f"rank 0: {sample}" for sample in samples) if several else samples)
 

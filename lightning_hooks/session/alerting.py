@@ -15,12 +15,7 @@ from lightning_hooks.hooks.selection import closest_names
 
 
 class Alerting:
-    """One member's rules, the book of what they find, and its observers.
-
-    Args:
-        functions: Those of ``on_alert``, which are called with each new alert.
-        rules: The rules.
-    """
+    """One member's rules, the book of what they find, and its observers."""
 
     def __init__(self, functions: Iterable[Callable[[Alert], None]], rules: RuleBook) -> None:
         self.rules = rules

@@ -6,18 +6,13 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from lightning_hooks.declare.collector import LoggedStatistics, ReportView
+from lightning_hooks.declare.collector import Figures, LoggedStatistics, ReportView
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import info
 from lightning_hooks.session.settings import Logged, Settings
 from lightning_hooks.statistics.histograms import HistogramTable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    Figures = Mapping[str, Callable[[], Figure]]
 
 T = TypeVar("T")
 
@@ -157,7 +152,7 @@ class MemberLog:
             return bool(self.figures)
         return number & (number - 1) == 0 if self.figures is True else (number + 1) % self.figures == 0
 
-    def fresh(self, figures: Figures) -> dict[str, Callable[[], Figure]]:
+    def fresh(self, figures: Figures) -> Figures:
         """The pictures that were not drawn of this window yet: at the end those of the last window may have been."""
         found = {name: draw for name, draw in figures.items() if self._drawn.get(name) != self._number}
         self._drawn.update(dict.fromkeys(found, self._number))

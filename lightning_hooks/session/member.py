@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lightning_hooks.alerts import Alert, RuleBook, rules_of
+from lightning_hooks.alerts import RULES, Alert, RuleBook
 from lightning_hooks.declare.book import EarlyChecks
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.context import Context
@@ -76,7 +76,7 @@ class Member:
         self.name, self.kind, self.settings = name, kind, settings
         self._new = kind if new is None else new
         settings.check_early(name, kind.checks_early)
-        self.alerting = Alerting(settings.functions, RuleBook(rules_of(kind.report_type), settings.rules, kind.report_type))
+        self.alerting = Alerting(settings.functions, RuleBook(RULES.get(kind.report_type, ()), settings.rules, kind.report_type))
         self.log = MemberLog(name, settings, kind)
         every = 1 if kind.every_step else settings.every_n_steps
         self.sampling = Sampling(name, every, settings.max_overhead, kind.every_step)

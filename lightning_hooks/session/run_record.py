@@ -47,10 +47,10 @@ from lightning_hooks.run_report.lines import (
 from lightning_hooks.run_report.page import write_health
 from lightning_hooks.run_report.recorded import Source
 from lightning_hooks.run_report.run import read_run, run_name
-from lightning_hooks.session.closing import command_for, print_closing, verdict_of
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.sources import Sources
+from lightning_hooks.session.terminal import command_for, print_closing, verdict_of
 from lightning_hooks.sinks import Notice, Sink
 
 MOST_LAYERS = 2000

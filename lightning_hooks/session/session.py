@@ -24,7 +24,6 @@ from lightning_hooks.hooks.tensors import unread
 from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.batches import Batches, BatchPlan
-from lightning_hooks.session.closing import end_event, print_summaries
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.rank_checks import check_ranks_agree, named_to_ranks
@@ -32,7 +31,7 @@ from lightning_hooks.session.run_alerts import RunAlerts
 from lightning_hooks.session.run_record import open_record
 from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.step_probe import StepProbe
-from lightning_hooks.session.terminal import Terminal
+from lightning_hooks.session.terminal import Terminal, end_event, print_summaries
 from lightning_hooks.session.tracker_sink import TrackerSink
 from lightning_hooks.session.windows import merged
 from lightning_hooks.trackers import some

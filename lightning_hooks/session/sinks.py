@@ -14,8 +14,8 @@ from lightning_hooks.declare.warn import Once, info
 from lightning_hooks.hooks.checks import check_bools
 from lightning_hooks.run_report.lines import FOLDER, REPORTS
 from lightning_hooks.run_report.run import run_name
-from lightning_hooks.session.closing import run_report, verdict_of
 from lightning_hooks.session.member import Member
+from lightning_hooks.session.terminal import run_report, verdict_of
 from lightning_hooks.sinks import Sink
 from lightning_hooks.sinks.notebook import LivePage
 from lightning_hooks.sinks.webhook import FORM, VARIABLE, Address, Webhook
@@ -48,7 +48,7 @@ class Sinks:
                 self._disable(sink, error)
 
     def end(self, members: Sequence[Member], end: dict[str, Any]) -> None:
-        """The run of these members has ended, as :func:`~lightning_hooks.session.closing.end_event` says."""
+        """The run of these members has ended, as :func:`~lightning_hooks.session.terminal.end_event` says."""
         with self._ending():
             for member in members:
                 member.history.add(member.report)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from lightning_hooks.alerts import kinds_of
+from lightning_hooks.declare.collector import Figures
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import Once, warn
-from lightning_hooks.session.closing import open_alerts, verdict_of
 from lightning_hooks.session.logged import MOST_PICTURED, evenly
 from lightning_hooks.session.member import Member
+from lightning_hooks.session.terminal import open_alerts, verdict_of
 from lightning_hooks.sinks import Notice, Sink
 from lightning_hooks.trackers.console import markdown_text
 from lightning_hooks.trackers.tracker import Picture
@@ -21,25 +23,16 @@ from lightning_hooks.trackers.tracker import Picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lightning_hooks.declare.collector import Figures
-
 OF_EPOCH = "_epoch"  # what is appended to the tags of an epoch that had several windows
 MOST_ALERTS = 10  # alerts in the verdict
 VERDICT = "Verdict"  # the tag of the verdict: trackers sort by tag, capitals first
 MOST_VERDICTS = 50  # verdicts that are written in a run, next to the last one
 # Of the table of alerts in the trackers
 ALERT_COLUMNS = (
-    "severity",
-    "kind",
-    "site",
-    "value",
-    "threshold",
-    "epoch",
-    "step",
-    "batch",
-    "probability",
+    *("severity", "kind", "site", "value", "threshold", "epoch", "step", "batch", "probability"),
     "what was seen, the likely cause, what to try",
 )
+_CELLS = attrgetter("severity", "kind", "where", "value", "threshold", "epoch", "since_step", "batch", "probability")
 MOST_SHOWN = 200  # rows of that table at one step
 
 
@@ -66,13 +59,8 @@ class TrackerSink(Sink):
             watched = {tag.removesuffix(OF_EPOCH) for tag in watched if tag.endswith(OF_EPOCH)}
         end = OF_EPOCH * of_epoch
         for member, scalars in self._scalars(members):
-            chosen = member.log.chosen(
-                scalars,
-                member.live.n_modules,
-                (alert.site for alert in member.latest_report.alerts),
-                watched,
-                member.live.not_logged_by_default,
-            )
+            live, alerted = member.live, (alert.site for alert in member.latest_report.alerts)
+            chosen = member.log.chosen(scalars, live.n_modules, alerted, watched, live.not_logged_by_default)
             tagged = [{f"{tag}{end}": value for tag, value in tags.items()} if end else tags for tags in (scalars, chosen)]
             self._host.metrics.write(member.name, *tagged)
 
@@ -82,19 +70,7 @@ class TrackerSink(Sink):
         if not serious:
             return
         rows: list[tuple[object, ...]] = [
-            (
-                a.severity,
-                a.kind,
-                a.where,
-                a.value,
-                a.threshold,
-                a.epoch,
-                a.since_step,
-                a.batch,
-                a.probability,
-                f"{a.text} {a.follows}".strip(),
-            )
-            for a in serious[:MOST_SHOWN]
+            (*_CELLS(alert), f"{alert.text} {alert.follows}".strip()) for alert in serious[:MOST_SHOWN]
         ]
         if len(serious) > MOST_SHOWN:
             rows.append(("", "", f"… and {len(serious) - MOST_SHOWN} more", None, None, serious[0].epoch, None, None, None, ""))

@@ -185,12 +185,13 @@ class History:
             import pandas as pd
         except ImportError as error:
             raise ImportError("to_frame() needs pandas: pip install pandas.") from error
-        rows = []
-        for report in [*self._known(), *others]:
-            for table, noun in TABLES.items():
-                for name, stats in getattr(report, table, {}).items():
-                    values = {field.name: getattr(stats, field.name) for field in dataclasses.fields(stats)}
-                    rows.append({"epoch": report.epoch, "step": report.step, "of": noun, "name": name, **values})
+        rows = [
+            {"epoch": report.epoch, "step": report.step, "of": noun, "name": name}
+            | {field.name: getattr(stats, field.name) for field in dataclasses.fields(stats)}
+            for report in [*self._known(), *others]
+            for table, noun in TABLES.items()
+            for name, stats in getattr(report, table, {}).items()
+        ]
         return pd.DataFrame(rows, columns=None if rows else ["epoch", "step", "of", "name"])
 
     def _known(self) -> list[Any]:

@@ -1,7 +1,7 @@
 """The three lines at the end of a fit."""
 
 from lightning_hooks.run_report.verdict import Verdict
-from lightning_hooks.session.closing import closing_lines
+from lightning_hooks.session.terminal import closing_lines
 from tests.support.made_reports import alert
 
 MANY = [alert("dead", f"model.encoder.layers.{i}.act", 0, "critical" if i == 0 else "warning") for i in range(30)]
