@@ -121,9 +121,7 @@ def to_plain(value: Any) -> Any:
         return {key_of(field.name): to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): to_plain(inner) for key, inner in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [to_plain(inner) for inner in value]
-    return value
+    return [to_plain(inner) for inner in value] if isinstance(value, (tuple, list)) else value
 
 
 def from_plain(kind: Any, plain: Any) -> Any:

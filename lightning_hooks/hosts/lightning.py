@@ -274,9 +274,7 @@ class LightningStepAgain(StepAgain):
         sharded = lightning_api.is_sharded(host.trainer, host.model)
         if not host.model.automatic_optimization:
             return "under manual optimisation a step updates the weights"
-        if sharded:
-            return f"under {sharded} ranks hold shards, and wait for each other"
-        return self.why_not_in(host)
+        return f"under {sharded} ranks hold shards, and wait for each other" if sharded else self.why_not_in(host)
 
 
 def _names(iterables: Any, count: int) -> list[str]:

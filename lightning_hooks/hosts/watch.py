@@ -155,11 +155,8 @@ def as_loggers(given: Any) -> list[Any]:
     Raises:
         TypeError: If one is something else.
     """
-    if given is None:
-        return []
-    if isinstance(given, list | tuple):  # a run of MLflow's is iterable, too
-        return [logger for one in given for logger in as_loggers(one)]
-    return [_as_logger(given)]
+    each = given if isinstance(given, list | tuple) else [given]  # a run of MLflow's is iterable, too
+    return [_as_logger(one) for one in each if one is not None]
 
 
 def _as_logger(given: Any) -> Any:

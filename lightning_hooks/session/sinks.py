@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.warn import Once, info
+from lightning_hooks.declare.warn import info
 from lightning_hooks.hooks.checks import check_bools
 from lightning_hooks.run_report.lines import FOLDER, REPORTS
 from lightning_hooks.run_report.run import run_name
@@ -28,7 +27,6 @@ class Sinks:
 
     def __init__(self, *sinks: Sink) -> None:
         self._each = list(sinks)
-        self._warn_once = Once()
 
     def __iter__(self) -> Iterator[Sink]:
         return iter(self._each)
@@ -49,28 +47,15 @@ class Sinks:
 
     def end(self, members: Sequence[Member], end: dict[str, Any]) -> None:
         """The run of these members has ended, as :func:`~lightning_hooks.session.terminal.end_event` says."""
-        with self._ending():
-            for member in members:
-                member.history.add(member.report)
-                member.end = end
-            headline = verdict_of(members).headline
-            for sink in list(self._each):
-                with self._ending(sink):
-                    sink.end(end, headline)
-
-    @contextmanager
-    def _ending(self, sink: Sink | None = None) -> Iterator[None]:
-        """A block at the run's end, in which what its own sinks raise is a warning, once: that end goes first."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001
-            if isinstance(sink, (LivePage, Webhook)):
+        for member in members:
+            member.history.add(member.report)
+            member.end = end
+        headline = verdict_of(members).headline
+        for sink in list(self._each):
+            try:
+                sink.end(end, headline)
+            except Exception as error:  # noqa: BLE001  how the run ended goes first
                 self._disable(sink, error)
-            else:
-                self._warn_once(
-                    f"The end of the run's record raised {type(error).__name__}: {error}. The health report may be "
-                    "incomplete; hooks are removed and training is not affected."
-                )
 
     def _disable(self, sink: Sink, error: Exception) -> None:
         """A sink that raises is called no more. The text of its error is not shown: it may hold an address."""

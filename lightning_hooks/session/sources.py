@@ -9,6 +9,7 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from textwrap import dedent
 from types import FunctionType
@@ -27,7 +28,7 @@ class Sources:
     """The sources of the modules of one model, of which only the classes are kept. Each is computed once."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._types = {name: type(module) for name, module in named_sites(model)}
+        self._types: dict[str, Any] = {name: type(module) for name, module in named_sites(model)}
         self._types |= {name: type(model) for name in contents(model).get("_parameters", ())}  # the root's own parameters
         self._parameters = {clean_name(name) for name, _ in model.named_parameters()}
         self._known: dict[str, Source | None] = {}
@@ -68,6 +69,7 @@ class Sources:
         return None
 
 
+@cache
 def _definition(kind: type[Any]) -> ast.ClassDef | None:
     """The definition of a class in its file; None where there is no such file, or the file has changed since it was imported."""
     try:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import override
 
 from lightning_hooks.alerts import kinds_of
-from lightning_hooks.declare.collector import Figures
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.warn import Once, warn
+from lightning_hooks.declare.warn import Once
 from lightning_hooks.session.logged import MOST_PICTURED, evenly
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.terminal import open_alerts, verdict_of
 from lightning_hooks.sinks import Notice, Sink
 from lightning_hooks.trackers.console import markdown_text
 from lightning_hooks.trackers.tracker import Picture
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OF_EPOCH = "_epoch"  # what is appended to the tags of an epoch that had several windows
 MOST_ALERTS = 10  # alerts in the verdict
@@ -140,29 +136,21 @@ class TrackerSink(Sink):
             if trackers.shows_pictures and log.due(last):
                 folder = f"{prefix}/figures" + f"-{number}" * (number > 1)
                 member.history.add(report)
-                for name, draw in log.fresh(_figures(member, last)).items():
-                    self._draw(f"{folder}/{name}", draw, step)
+                self._draw(member, folder, last)
         trackers.save()
 
-    def _draw(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
+    def _draw(self, member: Member, folder: str, last: bool) -> None:
         try:
-            picture = Picture.of_figure(draw())
+            reports = evenly(list(member.history.reports), MOST_PICTURED)
+            for name, draw in member.log.fresh(member.live.figures(reports, member.log.written, last)).items():
+                picture = Picture.of_figure(draw())
+                self._host.metrics.trackers.picture(f"{folder}/{name}", picture, self._host.metrics.step)
         except Exception as error:  # noqa: BLE001  a picture's trouble is not the training's
-            what = f"The picture {tag} could not be drawn: {type(error).__name__}: {error}. Training goes on."
-            self._warn_once(what, about=tag)
-        else:
-            self._host.metrics.trackers.picture(tag, picture, step)
+            what = f"The pictures of {member.name} could not be drawn: {type(error).__name__}: {error}. Training goes on."
+            self._warn_once(what, about=member.name)
 
 
 def _alert_counts(prefix: str, kinds: Iterable[str], peers: Sequence[Member]) -> dict[str, float]:
     found = {(alert.kind, alert.site) for peer in peers if peer.report for alert in peer.latest_report.alerts}
     counts = {**dict.fromkeys(kinds, 0), **Counter(kind for kind, _ in found)}
     return {f"{prefix}/alerts/{kind}": float(count) for kind, count in counts.items()}
-
-
-def _figures(member: Member, last: bool) -> Figures:
-    try:
-        return member.live.figures(evenly(list(member.history.reports), MOST_PICTURED), member.log.written, last)
-    except Exception as error:  # noqa: BLE001  an error in a figure is not the training's
-        warn(f"The pictures of {member.name} could not be chosen: {type(error).__name__}: {error}.")
-        return {}
